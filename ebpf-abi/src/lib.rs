@@ -1,0 +1,2 @@
+#![no_std]
+//! Placeholder while the workspace is being laid out.

@@ -1,0 +1,13 @@
+//! Weft's contracts on the wire: our own agent API, and Linkerd's proxy API under one name.
+//!
+//! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
+//! the standard library's. Refuses to decide anything: a conversion either succeeds or says what is malformed.
+
+/// The node agent's API, served on its unix socket: pods, traces, status.
+pub mod agent {
+    #![allow(missing_docs, unreachable_pub, reason = "generated; the documentation is in the .proto file")]
+    tonic::include_proto!("weft.agent.v1");
+}
+
+/// Linkerd's proxy API, as published in the crate `linkerd2-proxy-api`.
+pub use linkerd2_proxy_api as linkerd;

@@ -1,0 +1,2 @@
+//! Placeholder while the workspace is being laid out.
+fn main() {}
