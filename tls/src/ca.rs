@@ -1,0 +1,365 @@
+//! The mesh's certificate authority: a root, issuers under it, and leaf certificates signed for workloads.
+//!
+//! Owns the shape of certificates. Refuses to judge who may have one: the identity service does that.
+
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, UnixTime, pem::PemObject};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::{anchors::TrustAnchors, credentials::not_after, crypto_provider, identity::Identity, verify::chains_to};
+
+/// How long generated roots and issuers live: a year, `step`'s and Linkerd's tutorial lifetime for issuers.
+const CA_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Allowed difference between clocks when a CA is made.
+const CA_CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+/// A self-signed root with its key.
+pub struct Root {
+    issuer: rcgen::Issuer<'static, KeyPair>,
+    certificate_pem: String,
+}
+
+/// A certificate authority that signs workload certificates.
+pub struct Issuer {
+    issuer: rcgen::Issuer<'static, KeyPair>,
+    chain: Vec<CertificateDer<'static>>,
+    expiry: SystemTime,
+}
+
+/// An issuer's files: certificate and key, PEM.
+pub struct IssuerPem {
+    /// The certificate.
+    pub certificate: String,
+    /// The private key, PKCS#8.
+    pub key: String,
+}
+
+/// A freshly signed leaf.
+#[derive(Debug)]
+pub struct Issued {
+    /// The certificate, DER.
+    pub leaf_der: Vec<u8>,
+    /// What leads from it to the trust anchors, DER, nearest first.
+    pub intermediates: Vec<Vec<u8>>,
+    /// When it stops being valid.
+    pub not_after: SystemTime,
+}
+
+/// Why an issuer's files are refused.
+#[derive(Debug, thiserror::Error)]
+pub enum IssuerError {
+    /// The certificate is not PEM.
+    #[error("the issuer certificate is not PEM: {0}")]
+    CertificatePem(#[source] rustls::pki_types::pem::Error),
+    /// There is no certificate in the PEM.
+    #[error("the issuer certificate file holds no CERTIFICATE block")]
+    Empty,
+    /// The certificate is not X.509.
+    #[error("the issuer certificate is not X.509: {0}")]
+    Certificate(String),
+    /// The certificate may not sign others.
+    #[error("the issuer certificate is not a CA: create it with the basic constraint CA:TRUE")]
+    NotCa,
+    /// The key is not a private key in PEM.
+    #[error("the issuer key is not a private key in PEM: {0}")]
+    Key(#[source] rcgen::Error),
+    /// The key is another certificate's.
+    #[error("the issuer key does not belong to the issuer certificate")]
+    Mismatch,
+    /// The certificate does not chain to the anchors.
+    #[error("the issuer certificate does not verify against the trust anchors: {0}")]
+    Chain(#[source] rustls::Error),
+    /// rcgen refused.
+    #[error("cannot create a certificate authority: {0}")]
+    Generate(#[source] rcgen::Error),
+}
+
+/// Why a request is not signed.
+#[derive(Debug, thiserror::Error)]
+pub enum SignError {
+    /// The request is not PKCS#10, or its signature is wrong.
+    #[error("the certificate signing request cannot be read: {0}")]
+    Parse(#[source] rcgen::Error),
+    /// The request asks for something else than the identity.
+    #[error("the certificate signing request is refused: {0}")]
+    Content(String),
+    /// rcgen refused.
+    #[error("the issuer cannot sign: {0}")]
+    Sign(#[source] rcgen::Error),
+}
+
+impl Root {
+    /// Makes a root.
+    ///
+    /// # Errors
+    /// When the system gives no randomness.
+    pub fn generate(common_name: &str) -> Result<Self, IssuerError> {
+        let key = new_key()?;
+        let params = ca_params(common_name, BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).map_err(IssuerError::Generate)?;
+        Ok(Self { certificate_pem: certificate.pem(), issuer: rcgen::Issuer::new(params, key) })
+    }
+
+    /// The root's certificate: the mesh's trust anchors.
+    #[must_use]
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// Signs an intermediate that may sign leaves and nothing else.
+    ///
+    /// # Errors
+    /// When the system gives no randomness.
+    pub fn issue_issuer(&self, common_name: &str) -> Result<IssuerPem, IssuerError> {
+        let key = new_key()?;
+        let certificate = ca_params(common_name, BasicConstraints::Constrained(0))
+            .signed_by(&key, &self.issuer)
+            .map_err(IssuerError::Generate)?;
+        Ok(IssuerPem { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+}
+
+impl Issuer {
+    /// Reads an issuer and checks that it is a CA, fits its key and chains to the anchors. The certificate's file may
+    /// hold further intermediates after the issuer's own.
+    ///
+    /// # Errors
+    /// See [`IssuerError`]; whoever has a working issuer should keep it.
+    pub fn from_pem(certificate_pem: &str, key_pem: &str, anchors: &TrustAnchors) -> Result<Self, IssuerError> {
+        let chain = CertificateDer::pem_slice_iter(certificate_pem.as_bytes())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(IssuerError::CertificatePem)?;
+        let own = chain.first().ok_or(IssuerError::Empty)?;
+        let key = KeyPair::from_pem(key_pem).map_err(IssuerError::Key)?;
+
+        let (_, parsed) =
+            X509Certificate::from_der(own).map_err(|error| IssuerError::Certificate(error.to_string()))?;
+        if !parsed.is_ca() {
+            return Err(IssuerError::NotCa);
+        }
+        if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+            return Err(IssuerError::Mismatch);
+        }
+        let mut expiry = not_after(own).map_err(IssuerError::Certificate)?;
+        for certificate in &chain {
+            expiry = expiry.min(not_after(certificate).map_err(IssuerError::Certificate)?);
+        }
+        let issuer = rcgen::Issuer::from_ca_cert_der(own, key).map_err(IssuerError::Generate)?;
+        check_issues_valid_leaves(&issuer, &chain, anchors)?;
+        Ok(Self { issuer, chain, expiry })
+    }
+
+    /// The earliest end of validity in the issuer's chain: no leaf outlives it.
+    #[must_use]
+    pub fn expiry(&self) -> SystemTime {
+        self.expiry
+    }
+
+    /// Signs a request whose one subject alternative name is `name`.
+    ///
+    /// Valid from now minus `skew` to now plus `lifetime` plus `skew`, never longer than the issuer itself. Key usage
+    /// and extended key usage are Linkerd's: digitalSignature, keyEncipherment; serverAuth, clientAuth.
+    ///
+    /// # Errors
+    /// When the request is broken, not ECDSA, or asks for any other name.
+    pub fn sign(
+        &self,
+        csr_der: &[u8],
+        name: &Identity,
+        lifetime: Duration,
+        skew: Duration,
+    ) -> Result<Issued, SignError> {
+        let mut request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr_der))
+            .map_err(SignError::Parse)?;
+        check_request(&request, name)?;
+
+        let now = SystemTime::now();
+        let not_after = (now + lifetime + skew).min(self.expiry);
+        let mut params = CertificateParams::default();
+        params.distinguished_name = request.params.distinguished_name;
+        params.subject_alt_names = request.params.subject_alt_names;
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.not_before = (now - skew).into();
+        params.not_after = not_after.into();
+        request.params = params;
+
+        let leaf = request.signed_by(&self.issuer).map_err(SignError::Sign)?;
+        Ok(Issued {
+            leaf_der: leaf.der().to_vec(),
+            intermediates: self.chain.iter().map(|certificate| certificate.to_vec()).collect(),
+            not_after,
+        })
+    }
+}
+
+/// Issues a leaf for nobody and verifies it as a peer would: that is what makes an issuer usable.
+fn check_issues_valid_leaves(
+    issuer: &rcgen::Issuer<'static, KeyPair>,
+    chain: &[CertificateDer<'static>],
+    anchors: &TrustAnchors,
+) -> Result<(), IssuerError> {
+    let mut params = CertificateParams::new(["probe.invalid".to_owned()]).map_err(IssuerError::Generate)?;
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let probe = params.signed_by(&new_key()?, issuer).map_err(IssuerError::Generate)?;
+    chains_to(probe.der(), chain, anchors, &crypto_provider(), UnixTime::now()).map_err(IssuerError::Chain)
+}
+
+fn check_request(request: &CertificateSigningRequestParams, name: &Identity) -> Result<(), SignError> {
+    let refuse = |why: String| Err(SignError::Content(why));
+    let asked = match request.params.subject_alt_names.as_slice() {
+        [SanType::DnsName(dns)] => dns.as_str(),
+        [SanType::URI(_)] => return refuse("it has a URI name; expected one DNS name".to_owned()),
+        [_] => return refuse("its name is no DNS name".to_owned()),
+        names => return refuse(format!("it has {} names; expected exactly one DNS name", names.len())),
+    };
+    if asked != name.as_str() {
+        return refuse(format!("it asks for {asked}, the requested identity is {name}"));
+    }
+    let common_name = request.params.distinguished_name.get(&DnType::CommonName);
+    if let Some(common_name) = common_name
+        && text_of(common_name) != Some(name.as_str())
+    {
+        return refuse("its common name differs from its DNS name".to_owned());
+    }
+    Ok(())
+}
+
+fn text_of(value: &rcgen::DnValue) -> Option<&str> {
+    match value {
+        rcgen::DnValue::Utf8String(text) => Some(text),
+        rcgen::DnValue::PrintableString(text) => Some(text.as_str()),
+        rcgen::DnValue::Ia5String(text) => Some(text.as_str()),
+        _ => None,
+    }
+}
+
+fn new_key() -> Result<KeyPair, IssuerError> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssuerError::Generate)
+}
+
+fn ca_params(common_name: &str, constraints: BasicConstraints) -> CertificateParams {
+    let now = SystemTime::now();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.is_ca = IsCa::Ca(constraints);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_before = (now - CA_CLOCK_SKEW).into();
+    params.not_after = (now + CA_LIFETIME).into();
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{credentials::Credentials, keys::IdentityKey};
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const SKEW: Duration = Duration::from_secs(10);
+
+    fn authority() -> (Issuer, TrustAnchors) {
+        let root = Root::generate("root").unwrap();
+        let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let pem = root.issue_issuer("issuer").unwrap();
+        (Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap(), anchors)
+    }
+
+    #[test]
+    fn a_signed_request_becomes_credentials() {
+        let (issuer, anchors) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = IdentityKey::generate().unwrap();
+        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, DAY, SKEW).unwrap();
+        let credentials =
+            Credentials::new(name.clone(), &key, issued.leaf_der, issued.intermediates, anchors).unwrap();
+        assert_eq!(credentials.name(), &name);
+        assert!(credentials.expiry() > SystemTime::now() + DAY);
+    }
+
+    #[test]
+    fn a_request_for_somebody_else_is_refused() {
+        let (issuer, _) = authority();
+        let key = IdentityKey::generate().unwrap();
+        let csr = key.csr_der(&"admin.demo".parse().unwrap()).unwrap();
+        let error = issuer.sign(&csr, &"web.demo".parse().unwrap(), DAY, SKEW).unwrap_err();
+        assert!(matches!(error, SignError::Content(_)), "{error}");
+        assert!(matches!(
+            issuer.sign(b"garbage", &"web.demo".parse().unwrap(), DAY, SKEW),
+            Err(SignError::Parse(_))
+        ));
+    }
+
+    #[test]
+    fn no_leaf_outlives_its_issuer() {
+        let (issuer, _) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = IdentityKey::generate().unwrap();
+        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, 10_000 * DAY, SKEW).unwrap();
+        assert_eq!(issued.not_after, issuer.expiry());
+    }
+
+    #[test]
+    fn an_issuer_of_another_mesh_or_with_another_key_is_refused() {
+        let root = Root::generate("root").unwrap();
+        let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer").unwrap();
+        assert!(matches!(
+            Issuer::from_pem(&stranger.certificate, &stranger.key, &anchors),
+            Err(IssuerError::Chain(_))
+        ));
+        let own = root.issue_issuer("issuer").unwrap();
+        assert!(matches!(Issuer::from_pem(&own.certificate, &stranger.key, &anchors), Err(IssuerError::Mismatch)));
+    }
+
+    #[test]
+    fn credentials_of_another_mesh_or_name_are_refused() {
+        let (issuer, _) = authority();
+        let (_, other_anchors) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = IdentityKey::generate().unwrap();
+        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, DAY, SKEW).unwrap();
+        assert!(Credentials::new(name, &key, issued.leaf_der, issued.intermediates, other_anchors).is_err());
+    }
+
+    #[test]
+    fn peers_meet_only_when_the_server_is_who_the_client_wants() {
+        let (issuer, anchors) = authority();
+        let credentials = |name: &str| {
+            let name: Identity = name.parse().unwrap();
+            let key = IdentityKey::generate().unwrap();
+            let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, DAY, SKEW).unwrap();
+            Credentials::new(name, &key, issued.leaf_der, issued.intermediates, anchors.clone()).unwrap()
+        };
+        let (web, client) = (credentials("web.demo"), credentials("client.demo"));
+        assert!(handshake(&client, "web.demo", &web).is_ok());
+        assert!(handshake(&client, "payments.demo", &web).is_err());
+    }
+
+    fn handshake(client: &Credentials, wanted: &str, server: &Credentials) -> Result<(), rustls::Error> {
+        let wanted: Identity = wanted.parse().unwrap();
+        let sni = rustls::pki_types::ServerName::try_from(wanted.as_str().to_owned()).unwrap();
+        let mut client = rustls::ClientConnection::new(client.client_config(&wanted, &[]), sni).unwrap();
+        let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).unwrap();
+            server.read_tls(&mut wire.as_slice()).unwrap();
+            server.process_new_packets()?;
+            wire.clear();
+            server.write_tls(&mut wire).unwrap();
+            client.read_tls(&mut wire.as_slice()).unwrap();
+            client.process_new_packets()?;
+        }
+        let names = server.peer_certificates().unwrap();
+        assert_eq!(crate::credentials::peer_identity(names).unwrap().as_str(), "client.demo");
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What a workload proves itself with, and the rustls configurations that follow from it.
+//!
+//! Credentials are immutable: a renewal makes new ones and the owner swaps the pointer.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rustls::{
+    ClientConfig, ServerConfig,
+    client::Resumption,
+    pki_types::{CertificateDer, UnixTime},
+    server::WebPkiClientVerifier,
+    sign::{CertifiedKey, SingleCertAndKey},
+    version::TLS13,
+};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::{
+    anchors::TrustAnchors,
+    crypto_provider,
+    identity::{Identity, all_in},
+    keys::IdentityKey,
+    verify::{ExactIdentity, chains_to},
+};
+
+/// A certificate with its key, checked against the trust anchors.
+pub struct Credentials {
+    name: Identity,
+    expiry: SystemTime,
+    anchors: TrustAnchors,
+    certified: Arc<CertifiedKey>,
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// The leaf is not X.509.
+    #[error("the leaf certificate is not X.509 DER: {0}")]
+    Parse(String),
+    /// The leaf is for somebody else.
+    #[error("the certificate is for {found}, not for {expected}")]
+    Name {
+        /// Whom it should name.
+        expected: Identity,
+        /// Whom it names.
+        found: String,
+    },
+    /// The chain does not lead to the trust anchors, or the certificate is not valid at this time.
+    #[error("the certificate does not verify against the trust anchors: {0}")]
+    Chain(#[source] rustls::Error),
+    /// Key and certificate do not belong together, or the key is unusable.
+    #[error("key and certificate do not fit: {0}")]
+    Key(#[source] rustls::Error),
+}
+
+impl Credentials {
+    /// Checks name, chain and validity, and binds the certificate to its key.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`]; keep the credentials you have and ask again.
+    pub fn new(
+        name: Identity,
+        key: &IdentityKey,
+        leaf_der: Vec<u8>,
+        intermediates: Vec<Vec<u8>>,
+        anchors: TrustAnchors,
+    ) -> Result<Self, CredentialsError> {
+        let provider = crypto_provider();
+        let leaf = CertificateDer::from(leaf_der);
+        let expiry = not_after(&leaf).map_err(CredentialsError::Parse)?;
+        let names = all_in(&leaf);
+        if !names.contains(&name) {
+            let found = names.first().map_or_else(|| "nobody".to_owned(), Identity::to_string);
+            return Err(CredentialsError::Name { expected: name, found });
+        }
+        let intermediates: Vec<_> = intermediates.into_iter().map(CertificateDer::from).collect();
+        chains_to(&leaf, &intermediates, &anchors, &provider, UnixTime::now()).map_err(CredentialsError::Chain)?;
+
+        let mut chain = vec![leaf];
+        chain.extend(intermediates);
+        let certified = CertifiedKey::from_der(chain, key.to_rustls(), &provider).map_err(CredentialsError::Key)?;
+        Ok(Self { name, expiry, anchors, certified: Arc::new(certified) })
+    }
+
+    /// Whom the certificate names.
+    #[must_use]
+    pub fn name(&self) -> &Identity {
+        &self.name
+    }
+
+    /// When the certificate stops being valid.
+    #[must_use]
+    pub fn expiry(&self) -> SystemTime {
+        self.expiry
+    }
+
+    /// A server's side: TLS 1.3, a client certificate is asked for, may be missing, and must chain when given.
+    ///
+    /// `alpn` in order of preference; empty negotiates none.
+    #[must_use]
+    pub fn server_config(&self, alpn: &[&[u8]]) -> Arc<ServerConfig> {
+        let provider = crypto_provider();
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.anchors.store.clone(), provider.clone())
+            .allow_unauthenticated()
+            .build()
+            .expect("trust anchors are never empty");
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider has TLS 1.3 cipher suites")
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.certified.clone())));
+        config.alpn_protocols = owned(alpn);
+        // Sessions are not resumed in the mesh, so tickets would only cost.
+        config.send_tls13_tickets = 0;
+        Arc::new(config)
+    }
+
+    /// A client's side, towards `server_id` and nobody else: TLS 1.3, own certificate, no resumption.
+    #[must_use]
+    pub fn client_config(&self, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+        let provider = crypto_provider();
+        let verifier =
+            ExactIdentity { anchors: self.anchors.clone(), server_id: server_id.clone(), provider: provider.clone() };
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider has TLS 1.3 cipher suites")
+            .dangerous() // rustls's word for every verifier that is not its own; ours is stricter about names.
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(self.certified.clone())));
+        config.alpn_protocols = owned(alpn);
+        config.resumption = Resumption::disabled();
+        Arc::new(config)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("name", &self.name).field("expiry", &self.expiry).finish_non_exhaustive()
+    }
+}
+
+/// The identity of a peer, from the certificates that it presented: the leaf comes first.
+#[must_use]
+pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<Identity> {
+    certificates.first().and_then(Identity::from_certificate)
+}
+
+/// When a certificate stops being valid.
+pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
+    alpn.iter().map(|protocol| protocol.to_vec()).collect()
+}
