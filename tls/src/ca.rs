@@ -102,7 +102,10 @@ impl Root {
         let key = new_key()?;
         let params = ca_params(common_name, BasicConstraints::Unconstrained);
         let certificate = params.self_signed(&key).map_err(IssuerError::Generate)?;
-        Ok(Self { certificate_pem: certificate.pem(), issuer: rcgen::Issuer::new(params, key) })
+        Ok(Self {
+            certificate_pem: certificate.pem(),
+            issuer: rcgen::Issuer::new(params, key),
+        })
     }
 
     /// The root's certificate: the mesh's trust anchors.
@@ -120,7 +123,10 @@ impl Root {
         let certificate = ca_params(common_name, BasicConstraints::Constrained(0))
             .signed_by(&key, &self.issuer)
             .map_err(IssuerError::Generate)?;
-        Ok(IssuerPem { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(IssuerPem {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     }
 }
 
@@ -278,8 +284,7 @@ mod tests {
         let name: Identity = "web.demo".parse().unwrap();
         let key = IdentityKey::generate().unwrap();
         let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, DAY, SKEW).unwrap();
-        let credentials =
-            Credentials::new(name.clone(), &key, issued.leaf_der, issued.intermediates, anchors).unwrap();
+        let credentials = Credentials::new(name.clone(), &key, issued.leaf_der, issued.intermediates, anchors).unwrap();
         assert_eq!(credentials.name(), &name);
         assert!(credentials.expiry() > SystemTime::now() + DAY);
     }
@@ -302,7 +307,9 @@ mod tests {
         let (issuer, _) = authority();
         let name: Identity = "web.demo".parse().unwrap();
         let key = IdentityKey::generate().unwrap();
-        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, 10_000 * DAY, SKEW).unwrap();
+        let issued = issuer
+            .sign(&key.csr_der(&name).unwrap(), &name, 10_000 * DAY, SKEW)
+            .unwrap();
         assert_eq!(issued.not_after, issuer.expiry());
     }
 
@@ -316,7 +323,10 @@ mod tests {
             Err(IssuerError::Chain(_))
         ));
         let own = root.issue_issuer("issuer").unwrap();
-        assert!(matches!(Issuer::from_pem(&own.certificate, &stranger.key, &anchors), Err(IssuerError::Mismatch)));
+        assert!(matches!(
+            Issuer::from_pem(&own.certificate, &stranger.key, &anchors),
+            Err(IssuerError::Mismatch)
+        ));
     }
 
     #[test]
@@ -359,7 +369,10 @@ mod tests {
             client.process_new_packets()?;
         }
         let names = server.peer_certificates().unwrap();
-        assert_eq!(crate::credentials::peer_identity(names).unwrap().as_str(), "client.demo");
+        assert_eq!(
+            crate::credentials::peer_identity(names).unwrap().as_str(),
+            "client.demo"
+        );
         Ok(())
     }
 }

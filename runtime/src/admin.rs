@@ -1,0 +1,249 @@
+//! The admin server: `/live`, `/ready`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, plaintext.
+
+use std::{collections::HashMap, convert::Infallible, fmt, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::{
+    metrics::{self, Metrics},
+    readiness::Readiness,
+};
+
+/// The largest request body that a route sees, in bytes: enough for a log filter.
+const MAX_BODY_BYTES: usize = 16 * 1024;
+/// How long a client may take to send its request's head.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a route answers.
+pub type AdminResponse = Response<Full<Bytes>>;
+type Handler = Arc<dyn Fn(&AdminRequest) -> AdminResponse + Send + Sync>;
+
+/// A request as a route sees it.
+#[derive(Debug)]
+pub struct AdminRequest {
+    /// Method, URI and headers.
+    pub head: Parts,
+    /// At most 16 KiB.
+    pub body: Bytes,
+    /// Who asks; IPv4-mapped IPv6 addresses are unwrapped.
+    pub peer: SocketAddr,
+}
+
+/// The server, before it serves.
+#[derive(Clone)]
+pub struct Admin {
+    metrics: Metrics,
+    readiness: Readiness,
+    routes: HashMap<&'static str, Vec<(Option<Method>, Handler)>>,
+}
+
+impl Admin {
+    /// Makes a server with the standard routes.
+    #[must_use]
+    pub fn new(metrics: Metrics, readiness: Readiness) -> Self {
+        Self {
+            metrics,
+            readiness,
+            routes: HashMap::new(),
+        }
+    }
+
+    /// Adds a route for one method.
+    #[must_use]
+    pub fn route(
+        self,
+        method: Method,
+        path: &'static str,
+        handler: impl Fn(&AdminRequest) -> AdminResponse + Send + Sync + 'static,
+    ) -> Self {
+        self.add(Some(method), path, Arc::new(handler))
+    }
+
+    /// Adds a route that sees every method.
+    #[must_use]
+    pub fn route_any(
+        self,
+        path: &'static str,
+        handler: impl Fn(&AdminRequest) -> AdminResponse + Send + Sync + 'static,
+    ) -> Self {
+        self.add(None, path, Arc::new(handler))
+    }
+
+    fn add(mut self, method: Option<Method>, path: &'static str, handler: Handler) -> Self {
+        self.routes.entry(path).or_default().push((method, handler));
+        self
+    }
+
+    /// Serves until `shutdown` completes.
+    pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+        let admin = Arc::new(self);
+        tokio::pin!(shutdown);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut shutdown => return,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    tokio::spawn(admin.clone().serve_connection(stream, unmapped(peer)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "admin server cannot accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+        let service = service_fn(move |request| {
+            let admin = self.clone();
+            async move { Ok::<_, Infallible>(admin.handle(request, peer).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT);
+        if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+            tracing::debug!(%error, client.addr = %peer, "admin connection ended");
+        }
+    }
+
+    async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> AdminResponse {
+        let (head, body) = request.into_parts();
+        let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+            return text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large\n");
+        };
+        self.respond(&AdminRequest {
+            head,
+            body: body.to_bytes(),
+            peer,
+        })
+    }
+
+    fn respond(&self, request: &AdminRequest) -> AdminResponse {
+        let path = request.head.uri.path();
+        if let Some(methods) = self.routes.get(path) {
+            let fits = |method: &Option<Method>| method.as_ref().is_none_or(|method| *method == request.head.method);
+            return match methods.iter().find(|(method, _)| fits(method)) {
+                Some((_, handler)) => handler(request),
+                None => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
+            };
+        }
+        if !matches!(path, "/live" | "/ready" | "/metrics") {
+            return text(StatusCode::NOT_FOUND, "not found\n");
+        }
+        if !matches!(request.head.method, Method::GET | Method::HEAD) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n");
+        }
+        match path {
+            "/live" => text(StatusCode::OK, "live\n"),
+            "/ready" => match self.readiness.pending() {
+                pending if pending.is_empty() => text(StatusCode::OK, "ready\n"),
+                pending => text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("not ready: {}\n", pending.join(", ")),
+                ),
+            },
+            _ => {
+                let mut response = text(StatusCode::OK, self.metrics.encode());
+                response.headers_mut().insert(
+                    header::CONTENT_TYPE,
+                    header::HeaderValue::from_static(metrics::CONTENT_TYPE),
+                );
+                response
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("routes", &self.routes.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A plain-text answer.
+#[must_use]
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    response
+}
+
+fn unmapped(peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(peer.ip().to_canonical(), peer.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(admin: &Admin, method: Method, path: &str) -> StatusCode {
+        let (head, ()) = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(())
+            .unwrap()
+            .into_parts();
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        admin
+            .respond(&AdminRequest {
+                head,
+                body: Bytes::new(),
+                peer,
+            })
+            .status()
+    }
+
+    #[test]
+    fn standard_routes_and_added_ones() {
+        let readiness = Readiness::new();
+        let gate = readiness.gate("identity");
+        let admin = Admin::new(Metrics::new(), readiness)
+            .route(Method::POST, "/shutdown", |_| text(StatusCode::OK, "shutdown\n"));
+        assert_eq!(get(&admin, Method::GET, "/live"), StatusCode::OK);
+        assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::SERVICE_UNAVAILABLE);
+        gate.open();
+        assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::OK);
+        assert_eq!(get(&admin, Method::POST, "/ready"), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(get(&admin, Method::POST, "/shutdown"), StatusCode::OK);
+        assert_eq!(get(&admin, Method::GET, "/shutdown"), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(get(&admin, Method::GET, "/nothing"), StatusCode::NOT_FOUND);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_served_over_http() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let admin = Admin::new(Metrics::new(), Readiness::new());
+        tokio::spawn(admin.serve(listener, std::future::pending()));
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains("process_start_time_seconds"), "{answer}");
+    }
+}

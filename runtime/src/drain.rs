@@ -1,0 +1,76 @@
+//! Ending without losing work: everybody is told to stop taking more, and whoever holds work finishes it.
+
+use std::{future::Future, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The side that orders the drain.
+#[derive(Debug)]
+pub struct Drain {
+    watch: Watch,
+}
+
+/// The side that is told. Clones are told together.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    token: CancellationToken,
+    tracker: TaskTracker,
+}
+
+impl Drain {
+    /// Makes both sides.
+    #[expect(
+        clippy::new_ret_no_self,
+        reason = "the two sides are made together, as a channel's are"
+    )]
+    #[must_use]
+    pub fn new() -> (Self, Watch) {
+        let watch = Watch {
+            token: CancellationToken::new(),
+            tracker: TaskTracker::new(),
+        };
+        (Self { watch: watch.clone() }, watch)
+    }
+
+    /// Tells everybody and waits until all tracked work is done. Says whether it was, within the deadline.
+    pub async fn drain(self, deadline: Duration) -> bool {
+        self.watch.token.cancel();
+        self.watch.tracker.close();
+        tokio::time::timeout(deadline, self.watch.tracker.wait()).await.is_ok()
+    }
+}
+
+impl Watch {
+    /// Waits until the drain is ordered. Cancel safe.
+    pub async fn signaled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// Whether the drain is ordered.
+    #[must_use]
+    pub fn is_signaled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Makes the drain wait for this work.
+    pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        self.tracker.track_future(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_for_tracked_work_and_no_longer_than_the_deadline() {
+        let (drain, watch) = Drain::new();
+        let told = watch.clone();
+        tokio::spawn(watch.track(async move { told.signaled().await }));
+        assert!(drain.drain(Duration::from_secs(1)).await);
+
+        let (drain, watch) = Drain::new();
+        tokio::spawn(watch.track(std::future::pending::<()>()));
+        assert!(!drain.drain(Duration::from_secs(1)).await);
+    }
+}

@@ -1,0 +1,86 @@
+//! Whether the process can do its work: every gate is open.
+//!
+//! A component takes a gate by name at start and opens it when it can serve; `/ready` names the gates still shut.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The process's readiness. Clones share the gates.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    gates: Arc<Mutex<Vec<(&'static str, bool)>>>,
+}
+
+/// One component's share of the readiness. Clones are the same gate.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    readiness: Readiness,
+    index: usize,
+}
+
+impl Readiness {
+    /// Makes a readiness without gates: ready until somebody takes one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a gate, shut. Take all gates before the admin server starts, or the process is ready too early.
+    #[must_use]
+    pub fn gate(&self, name: &'static str) -> Gate {
+        let mut gates = self.lock();
+        gates.push((name, false));
+        Gate {
+            readiness: self.clone(),
+            index: gates.len() - 1,
+        }
+    }
+
+    /// The names of the gates that are shut; empty means ready.
+    #[must_use]
+    pub fn pending(&self) -> Vec<&'static str> {
+        self.lock()
+            .iter()
+            .filter(|(_, open)| !open)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(&'static str, bool)>> {
+        // A panic cannot leave the list half changed.
+        self.gates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gate {
+    /// Says that the component can serve.
+    pub fn open(&self) {
+        self.set(true);
+    }
+
+    /// Says that the component can no longer serve.
+    pub fn close(&self) {
+        self.set(false);
+    }
+
+    fn set(&self, open: bool) {
+        self.readiness.lock()[self.index].1 = open;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_only_when_every_gate_is_open() {
+        let readiness = Readiness::new();
+        assert!(readiness.pending().is_empty());
+        let (identity, redirect) = (readiness.gate("identity"), readiness.gate("redirect"));
+        identity.open();
+        assert_eq!(readiness.pending(), ["redirect"]);
+        redirect.open();
+        assert!(readiness.pending().is_empty());
+        identity.close();
+        assert_eq!(readiness.pending(), ["identity"]);
+    }
+}

@@ -1,0 +1,100 @@
+//! Logs: to standard output, plain or JSON, with a level that can change while the process runs.
+
+use std::{fmt, str::FromStr};
+
+use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Plain,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Why logging could not be set up or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter has a syntax error.
+    #[error("`{filter}` is not a log filter: {source}; expected e.g. `info` or `warn,weft=debug`")]
+    Filter {
+        /// The text.
+        filter: String,
+        /// What is wrong with it.
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// The process has a subscriber already.
+    #[error("logging is set up already")]
+    Initialized,
+    /// The subscriber is gone.
+    #[error("logging has ended")]
+    Ended,
+}
+
+/// A log format that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not a log format: expected `plain` or `json`")]
+pub struct ParseLogFormatError(String);
+
+/// The log level in force. Clones are the same level.
+#[derive(Clone)]
+pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
+
+/// Starts logging for the whole process.
+///
+/// # Errors
+/// When the filter does not parse or logging was started before.
+pub fn init(filter: &str, format: LogFormat) -> Result<LogLevel, TelemetryError> {
+    let (filter, handle) = reload::Layer::new(parse(filter)?);
+    let lines = tracing_subscriber::fmt::layer();
+    let registry = tracing_subscriber::registry().with(filter);
+    match format {
+        LogFormat::Plain => registry.with(lines.with_ansi(false)).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+    }
+    .map_err(|_| TelemetryError::Initialized)?;
+    Ok(LogLevel(handle))
+}
+
+impl LogLevel {
+    /// Replaces the filter.
+    ///
+    /// # Errors
+    /// When it does not parse; the old one stays.
+    pub fn set(&self, filter: &str) -> Result<(), TelemetryError> {
+        self.0.reload(parse(filter)?).map_err(|_| TelemetryError::Ended)
+    }
+
+    /// The filter in force.
+    #[must_use]
+    pub fn current(&self) -> String {
+        self.0.with_current(ToString::to_string).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LogLevel").field(&self.current()).finish()
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = ParseLogFormatError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.to_ascii_lowercase().as_str() {
+            "plain" => Ok(Self::Plain),
+            "json" => Ok(Self::Json),
+            _ => Err(ParseLogFormatError(text.to_owned())),
+        }
+    }
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
+    EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {
+        filter: filter.to_owned(),
+        source,
+    })
+}
