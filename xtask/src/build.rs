@@ -1,0 +1,98 @@
+//! Builds our binaries, always with the same selection of packages.
+//!
+//! Cargo unifies the features of dependencies over the packages it is asked to build. Asking for the whole workspace
+//! each time keeps one set of features, hence one build of every dependency, for binaries and tests alike.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    command::{self, step},
+    workspace::Workspace,
+};
+
+/// How to compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For the demo and the tests.
+    Dev,
+    /// For measurements.
+    Release,
+}
+
+/// Builds every binary of the workspace and returns their directory.
+///
+/// # Errors
+/// When something does not compile.
+pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
+    step("build the binaries");
+    let mut cargo = command::cargo();
+    cargo
+        .current_dir(&workspace.root)
+        .args(["build", "--workspace", "--exclude", "weft-xtask", "--bins"]);
+    let directory = match profile {
+        Profile::Dev => "debug",
+        Profile::Release => {
+            cargo.arg("--release");
+            "release"
+        }
+    };
+    command::run(&mut cargo)?;
+    Ok(workspace.binaries(directory))
+}
+
+/// A directory with links to the binaries as they were when it was made, removed when dropped.
+///
+/// Cargo replaces a binary by removing and linking it again. A second run that builds while the first one starts
+/// processes would make the first one miss a file for a moment; its own links cannot go away.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    directory: PathBuf,
+}
+
+impl Snapshot {
+    /// Links what [`binaries`] built.
+    ///
+    /// # Errors
+    /// When the target directory cannot be written or a binary is missing.
+    pub(crate) fn take(workspace: &Workspace, binaries: &std::path::Path) -> Result<Self> {
+        let parent = workspace.target.join("xtask");
+        fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
+        remove_abandoned(&parent);
+        let directory = parent.join(format!("bin-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).with_context(|| format!("create {}", directory.display()))?;
+        let snapshot = Self { directory };
+        for name in workspace.binary_names() {
+            let (from, to) = (binaries.join(&name), snapshot.directory.join(&name));
+            fs::hard_link(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
+        }
+        Ok(snapshot)
+    }
+
+    /// Where the links are.
+    pub(crate) fn directory(&self) -> &std::path::Path {
+        &self.directory
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Removes what runs left that were killed: directories named after processes that are gone.
+fn remove_abandoned(parent: &std::path::Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("bin-"))
+            .and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}

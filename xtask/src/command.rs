@@ -1,0 +1,118 @@
+//! Running other programs: what is run is shown, its noise goes to standard error, its failure names it.
+//!
+//! Standard output belongs to results (`demo --json` ends with an object on it), so children write to standard error
+//! unless the caller takes their output.
+
+use std::{
+    ffi::OsStr,
+    io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// Says on standard error what is being done.
+pub(crate) fn step(what: &str) {
+    eprintln!("==> {what}");
+}
+
+/// Runs to the end with standard output sent to standard error.
+///
+/// # Errors
+/// When the program cannot be started or ends with a failure; the message holds the command line.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    command.stdout(Stdio::from(io::stderr()));
+    run_inheriting(command)
+}
+
+/// Runs to the end with standard output left alone, for commands whose output is the result.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_inheriting(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", line(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and returns standard output.
+///
+/// # Errors
+/// As [`run`]; standard error is part of the message.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("start `{}`", line(command)))?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed ({}): {}", line(command), output.status, reason.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
+}
+
+/// Finds a program by name in PATH and, because root's PATH often lacks them, in the system's `sbin` directories.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .find(|candidate| is_executable(candidate))
+}
+
+/// The PATH of this process with `directory` in front.
+///
+/// # Errors
+/// When `directory` holds a colon.
+pub(crate) fn path_with(directory: &Path) -> Result<std::ffi::OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::iter::once(directory.to_path_buf()).chain(std::env::split_paths(&path));
+    std::env::join_paths(directories).with_context(|| format!("put {} into PATH", directory.display()))
+}
+
+/// The cargo that runs us, so that a rustup override holds for what we start too.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Whether this process may load programs and create namespaces, judged by its effective user.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata()
+        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_command() {
+        let error = run(Command::new("false").arg("--why")).expect_err("false fails");
+        assert!(error.to_string().starts_with("`false --why` failed"), "{error}");
+    }
+
+    #[test]
+    fn a_success_returns_what_was_printed() {
+        assert_eq!(output(Command::new("echo").arg("weft")).expect("echo works"), "weft\n");
+    }
+
+    #[test]
+    fn finds_programs_that_exist_and_no_others() {
+        assert!(find("sh").is_some());
+        assert!(find("weft-no-such-program").is_none());
+    }
+}

@@ -1,0 +1,202 @@
+//! `lint`: what has to pass before a push. Every check runs, then all findings are shown together.
+//!
+//! Checks that read the sources themselves are pure functions over [`Source`] and `cargo metadata`, tested beside their
+//! code; the others are cargo's tools with warnings denied. Warnings are denied here and not in the sources, so that
+//! a newer compiler does not break a build.
+
+mod edges;
+mod lexer;
+mod reach;
+mod sources;
+
+use std::{fmt, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    command::{self, step},
+    ebpf,
+    setup::{
+        self, Scope,
+        toolchain::{Compiler, Toolchain},
+    },
+    workspace::Workspace,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask lint             everything
+  cargo xtask lint --quick     only what needs no compiler: formatting, dependency edges, conventions")]
+pub(crate) struct Args {
+    /// Skip clippy, rustdoc and cargo-deny
+    #[arg(long)]
+    quick: bool,
+}
+
+/// A file of ours.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// Relative to the root of the checkout.
+    pub(crate) path: PathBuf,
+    /// As it is on disk.
+    pub(crate) text: String,
+}
+
+/// Something to correct.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// What it is about: a file, a package.
+    pub(crate) subject: String,
+    /// Counted from 1; absent when it is about the whole subject.
+    pub(crate) line: Option<usize>,
+    pub(crate) message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}: {}", self.subject, self.message),
+            None => write!(f, "{}: {}", self.subject, self.message),
+        }
+    }
+}
+
+/// Runs the checks.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let mut failures = Vec::new();
+    let mut check = |name: &str, result: Result<()>| {
+        if let Err(error) = result {
+            eprintln!("error: {error:#}");
+            failures.push(name.to_owned());
+        }
+    };
+    check("conventions", conventions(&workspace));
+    check("fmt", format(&workspace));
+    if !args.quick {
+        let toolchain = setup::ensure(Scope::Build)?;
+        check("ebpf", ebpf::build(&workspace, &toolchain).map(drop));
+        check("clippy", clippy(&workspace));
+        check("clippy for BPF", clippy_ebpf(&workspace, &toolchain));
+        check("doc", doc(&workspace));
+        check("deny", deny(&workspace));
+    }
+    if !failures.is_empty() {
+        bail!("lint failed: {}", failures.join(", "));
+    }
+    step("lint passed");
+    Ok(())
+}
+
+fn conventions(workspace: &Workspace) -> Result<()> {
+    step("dependency edges and conventions");
+    let sources = read_sources(workspace)?;
+    let mut findings = edges::check(workspace)?;
+    findings.extend(sources.iter().flat_map(sources::check));
+    findings.extend(reach::check(&sources, &reach::roots(workspace)?));
+    for finding in &findings {
+        eprintln!("{finding}");
+    }
+    if !findings.is_empty() {
+        bail!("{} findings against the conventions of CONTRIBUTING.md", findings.len());
+    }
+    Ok(())
+}
+
+/// Every `.rs` file that git knows or would add.
+fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
+    let mut git = Command::new("git");
+    git.args([
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--deduplicate",
+        "*.rs",
+    ]);
+    let listing = command::output(git.current_dir(&workspace.root))?;
+    let existing = listing.lines().filter(|path| workspace.root.join(path).is_file());
+    existing
+        .map(|path| {
+            let text = std::fs::read_to_string(workspace.root.join(path)).with_context(|| format!("read {path}"))?;
+            Ok(Source {
+                path: PathBuf::from(path),
+                text,
+            })
+        })
+        .collect()
+}
+
+fn format(workspace: &Workspace) -> Result<()> {
+    step("cargo fmt");
+    let check = |directory: PathBuf| {
+        command::run(
+            command::cargo()
+                .args(["fmt", "--all", "--", "--check"])
+                .current_dir(directory),
+        )
+    };
+    check(workspace.root.clone())?;
+    check(workspace.ebpf())
+}
+
+fn clippy(workspace: &Workspace) -> Result<()> {
+    step("cargo clippy");
+    let mut cargo = command::cargo();
+    cargo.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    command::run(cargo.current_dir(&workspace.root))
+}
+
+/// Clippy for the kernel programs comes with the compiler that builds them.
+fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
+    step("cargo clippy for the kernel programs");
+    let mut cargo = match &toolchain.compiler {
+        Compiler::Nightly { .. } => ebpf::cargo(workspace, toolchain, "clippy")?,
+        Compiler::System { rustc, .. } => {
+            let driver = rustc.with_file_name("clippy-driver");
+            if !driver.exists() {
+                bail!("no {}: install the package rust-web-clippy", driver.display());
+            }
+            // What `cargo clippy` itself does; the one in PATH would pick the driver of another compiler.
+            let mut cargo = ebpf::cargo(workspace, toolchain, "check")?;
+            cargo
+                .env("RUSTC_WORKSPACE_WRAPPER", driver)
+                .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+            cargo.env("RUSTC_BOOTSTRAP", "1");
+            cargo
+        }
+    };
+    if matches!(toolchain.compiler, Compiler::Nightly { .. }) {
+        cargo.args(["--", "-D", "warnings"]);
+    }
+    command::run(&mut cargo)
+}
+
+fn doc(workspace: &Workspace) -> Result<()> {
+    step("cargo doc");
+    let mut cargo = command::cargo();
+    cargo
+        .args(["doc", "--workspace", "--no-deps"])
+        .env("RUSTDOCFLAGS", "-D warnings");
+    command::run(cargo.current_dir(&workspace.root))
+}
+
+/// Licences and advisories. Bans of crates are checked by [`edges`] too, so that they hold without cargo-deny.
+fn deny(workspace: &Workspace) -> Result<()> {
+    if command::find("cargo-deny").is_none() {
+        step("cargo deny: not installed, skipped (cargo install cargo-deny --locked)");
+        return Ok(());
+    }
+    step("cargo deny");
+    let mut cargo = command::cargo();
+    cargo.args([
+        "deny",
+        "--workspace",
+        "--all-features",
+        "check",
+        "bans",
+        "licenses",
+        "sources",
+    ]);
+    command::run(cargo.current_dir(&workspace.root))
+}

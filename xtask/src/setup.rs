@@ -1,0 +1,102 @@
+//! `setup`: finds what is missing, says what it is and why, and installs it.
+//!
+//! Detection asks for the thing itself (a program, a file, a compiler's version), never for a package, so that a
+//! machine prepared in any other way is accepted. Installing is by apt and cargo; without apt or root it is a message
+//! that says what to run. Nothing is written into the checkout.
+
+pub(crate) mod kernel;
+mod packages;
+pub(crate) mod toolchain;
+
+use anyhow::{Result, bail};
+
+use crate::command::step;
+use toolchain::Toolchain;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask setup              install what is missing
+  cargo xtask setup --check      only report; exit code 1 when something is missing
+
+The kernel programs need a compiler that can build `core` for bpfel-unknown-none, and bpf-linker with the same LLVM:
+  1. rustup toolchain install nightly --profile minimal --component rust-src,clippy; cargo install bpf-linker
+  2. Debian's rustc-web, rust-web-src and llvm-22-dev, and bpf-linker built against them
+Whichever is found is used; where neither is, setup installs the second with apt, else the first with rustup.")]
+pub(crate) struct Args {
+    /// Report without installing
+    #[arg(long)]
+    check: bool,
+}
+
+/// What is going to be done, which decides what must be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Compile.
+    Build,
+    /// Compile, then create pods and load programs: root, kernel features and network tools as well.
+    Run,
+}
+
+/// Installs or reports.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.check {
+        return report();
+    }
+    ensure(Scope::Build)?;
+    install_packages(Scope::Run)?;
+    let problems = kernel::problems();
+    if !problems.is_empty() {
+        bail!(
+            "everything is installed, but nothing can run here: {}",
+            problems.join("; ")
+        );
+    }
+    step("everything is there");
+    Ok(())
+}
+
+/// Makes sure that everything for `scope` is there, installing what is not. Quiet and fast when nothing is missing.
+///
+/// # Errors
+/// When something is missing and cannot be installed; the message says what and what to do.
+pub(crate) fn ensure(scope: Scope) -> Result<Toolchain> {
+    if scope == Scope::Run {
+        // Before minutes of building, not after.
+        let problems = kernel::problems();
+        if !problems.is_empty() {
+            bail!("{}", problems.join("; "));
+        }
+    }
+    install_packages(scope)?;
+    toolchain::ensure()
+}
+
+fn install_packages(scope: Scope) -> Result<()> {
+    packages::install(&packages::missing(scope))
+}
+
+fn report() -> Result<()> {
+    let mut missing = 0;
+    for need in packages::missing(Scope::Run) {
+        missing += 1;
+        println!("missing  {}: {} (apt: {})", need.probe, need.why, need.package);
+    }
+    match toolchain::detect() {
+        Ok(found) => println!("found    {found}"),
+        Err(problem) => {
+            missing += 1;
+            println!("missing  eBPF toolchain: {problem:#}");
+        }
+    }
+    for problem in kernel::problems() {
+        missing += 1;
+        println!("missing  {problem}");
+    }
+    if missing > 0 {
+        bail!(
+            "{missing} of the things that Weft needs are missing; `cargo xtask setup` installs what can be installed"
+        );
+    }
+    println!("found    everything that building, demo, tests and benches need");
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! Programs and libraries of the distribution: what is used, how to notice that it is missing, how to install it.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::Scope;
+use crate::command::{self, step};
+
+/// How to notice that something is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Probe {
+    /// A program in PATH or in the system's `sbin`.
+    Program(&'static str),
+    /// A file at this path.
+    File(&'static str),
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Program(name) => f.write_str(name),
+            Self::File(path) => f.write_str(path),
+        }
+    }
+}
+
+/// Something that the distribution provides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) probe: Probe,
+    /// Debian's and Ubuntu's package.
+    pub(crate) package: &'static str,
+    /// Who uses it, for the message.
+    pub(crate) why: &'static str,
+}
+
+const fn need(probe: Probe, package: &'static str, why: &'static str) -> Need {
+    Need { probe, package, why }
+}
+
+/// What compiling takes: the C parts of our dependencies.
+const BUILD: [Need; 3] = [
+    need(
+        Probe::Program("cc"),
+        "gcc",
+        "links every program and compiles the cryptography (aws-lc)",
+    ),
+    need(
+        Probe::File("/usr/include/stdio.h"),
+        "libc6-dev",
+        "headers of the C library for the same",
+    ),
+    need(
+        Probe::Program("make"),
+        "make",
+        "builds the proxy's memory allocator (jemalloc)",
+    ),
+];
+
+/// What the sandbox, the tests and the benches call.
+const RUN: [Need; 4] = [
+    need(
+        Probe::Program("ip"),
+        "iproute2",
+        "shows and enters the network namespaces of pods",
+    ),
+    need(
+        Probe::Program("nft"),
+        "nftables",
+        "answers Service addresses in the sandbox's node namespace",
+    ),
+    need(
+        Probe::Program("iptables"),
+        "iptables",
+        "is the interception that eBPF is compared with",
+    ),
+    need(
+        Probe::Program("conntrack"),
+        "conntrack",
+        "counts conntrack entries in the tests and benches",
+    ),
+];
+
+/// What is missing for a scope.
+pub(crate) fn missing(scope: Scope) -> Vec<Need> {
+    let run = if scope == Scope::Run { &RUN[..] } else { &[] };
+    missing_among(BUILD.iter().chain(run), is_there)
+}
+
+fn missing_among<'a>(needs: impl Iterator<Item = &'a Need>, is_there: impl Fn(&Probe) -> bool) -> Vec<Need> {
+    needs.filter(|need| !is_there(&need.probe)).cloned().collect()
+}
+
+fn is_there(probe: &Probe) -> bool {
+    match probe {
+        Probe::Program(name) => command::find(name).is_some(),
+        Probe::File(path) => Path::new(path).exists(),
+    }
+}
+
+/// Installs what is missing.
+///
+/// # Errors
+/// Without apt or root, or when apt fails: the message names packages, reasons and the command to run.
+pub(crate) fn install(missing: &[Need]) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for need in missing {
+        step(&format!("missing {}: {}", need.probe, need.why));
+    }
+    apt_install(&missing.iter().map(|need| need.package).collect::<Vec<_>>())?;
+    let still: Vec<_> = missing
+        .iter()
+        .filter(|need| !is_there(&need.probe))
+        .map(|need| need.probe.to_string())
+        .collect();
+    if !still.is_empty() {
+        bail!(
+            "apt installed the packages but {} is still missing: install it by hand",
+            still.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Installs packages by apt, never removing one that is in the way.
+///
+/// # Errors
+/// Without apt or root, and when apt fails.
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    let apt = apt().with_context(|| {
+        format!("install what your distribution calls these Debian packages, then run this again: {list}")
+    })?;
+    if !command::is_root() {
+        bail!("installing needs root; run: sudo apt-get update && sudo apt-get install -y {list}");
+    }
+    step(&format!("apt-get install {list}"));
+    command::run(apt_command(&apt).args(["update", "-qq"]))?;
+    let mut install = apt_command(&apt);
+    install
+        .args(["install", "-y", "-qq", "--no-install-recommends", "--no-remove"])
+        .args(packages);
+    command::run(&mut install)
+}
+
+/// Whether apt could install every one of these packages.
+pub(crate) fn apt_knows(packages: &[&str]) -> bool {
+    let Ok(apt) = apt() else { return false };
+    let known = |apt: &Path| {
+        let mut simulate = apt_command(apt);
+        simulate
+            .args(["install", "-s", "-qq", "--no-install-recommends", "--no-remove"])
+            .args(packages);
+        command::output(&mut simulate).is_ok()
+    };
+    // A new machine has no package lists yet.
+    known(&apt)
+        || (command::is_root() && command::run(apt_command(&apt).args(["update", "-qq"])).is_ok() && known(&apt))
+}
+
+fn apt() -> Result<PathBuf> {
+    command::find("apt-get").context("there is no apt-get")
+}
+
+fn apt_command(apt: &Path) -> Command {
+    let mut command = Command::new(apt);
+    // Another apt, or another run of this program, may hold the lock for a while.
+    command
+        .args(["-o", "DPkg::Lock::Timeout=600"])
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_what_is_missing_and_only_that() {
+        let without_nft = |probe: &Probe| *probe != Probe::Program("nft");
+        let missing = missing_among(RUN.iter(), without_nft);
+        assert_eq!(
+            missing.iter().map(|need| need.package).collect::<Vec<_>>(),
+            ["nftables"]
+        );
+        assert_eq!(missing_among(RUN.iter(), |_| true), []);
+    }
+}

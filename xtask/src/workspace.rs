@@ -1,0 +1,116 @@
+//! Where things are: the checkout, cargo's target directory, the cache for tools; and what `cargo metadata` says.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command;
+
+/// The checkout and its target directory.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// The directory of the root manifest.
+    pub(crate) root: PathBuf,
+    /// Cargo's target directory, as CARGO_TARGET_DIR and cargo's configuration have it.
+    pub(crate) target: PathBuf,
+    /// Our packages without their dependencies, as `cargo metadata --no-deps` prints them.
+    metadata: Value,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    ///
+    /// # Errors
+    /// When a manifest does not parse; cargo's message is part of the error.
+    pub(crate) fn load() -> Result<Self> {
+        let root = root();
+        let metadata = metadata(&root, &["--no-deps"])?;
+        let target = metadata["target_directory"]
+            .as_str()
+            .context("cargo metadata names no target directory")?;
+        Ok(Self {
+            target: PathBuf::from(target),
+            root,
+            metadata,
+        })
+    }
+
+    /// Our packages.
+    pub(crate) fn packages(&self) -> impl Iterator<Item = &Value> {
+        self.metadata["packages"].as_array().into_iter().flatten()
+    }
+
+    /// The directory of the kernel programs, a workspace of its own.
+    pub(crate) fn ebpf(&self) -> PathBuf {
+        self.root.join("ebpf")
+    }
+
+    /// Where binaries of a profile (`debug`, `release`) are built.
+    pub(crate) fn binaries(&self, profile: &str) -> PathBuf {
+        self.target.join(profile)
+    }
+
+    /// The names of our binaries other than this program.
+    pub(crate) fn binary_names(&self) -> Vec<String> {
+        self.targets("bin")
+            .map(|(_, name)| name)
+            .filter(|name| name != "weft-xtask")
+            .collect()
+    }
+
+    /// The integration tests as (package, test).
+    pub(crate) fn integration_tests(&self) -> Vec<(String, String)> {
+        self.targets("test").collect()
+    }
+
+    fn targets(&self, kind: &str) -> impl Iterator<Item = (String, String)> {
+        let of_kind = move |target: &&Value| {
+            target["kind"]
+                .as_array()
+                .is_some_and(|kinds| kinds.iter().any(|k| k == kind))
+        };
+        self.packages().flat_map(move |package| {
+            let targets = package["targets"].as_array().into_iter().flatten();
+            targets
+                .filter(of_kind)
+                .map(|target| (text(&package["name"]), text(&target["name"])))
+        })
+    }
+}
+
+/// Runs `cargo metadata` in a directory.
+///
+/// # Errors
+/// When a manifest does not parse or the lock file does not fit.
+pub(crate) fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
+    let mut cargo = command::cargo();
+    cargo
+        .args(["metadata", "--format-version", "1"])
+        .args(arguments)
+        .current_dir(directory);
+    serde_json::from_str(&command::output(&mut cargo)?).context("read the output of cargo metadata")
+}
+
+/// The string in a JSON value, empty when it is something else.
+pub(crate) fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Where tools that we build are kept: outside the checkout, so that every checkout shares them.
+///
+/// # Errors
+/// When there is neither WEFT_CACHE_DIR nor HOME.
+pub(crate) fn cache_directory() -> Result<PathBuf> {
+    if let Some(directory) = std::env::var_os("WEFT_CACHE_DIR") {
+        return Ok(PathBuf::from(directory));
+    }
+    let home = std::env::var_os("HOME").context("neither WEFT_CACHE_DIR nor HOME is set, so tools have no place")?;
+    Ok(PathBuf::from(home).join(".cache/weft"))
+}
+
+/// The checkout that cargo started us in; where we were built when started by hand.
+fn root() -> PathBuf {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    own.parent().map_or(own.clone(), Path::to_path_buf)
+}
