@@ -28,9 +28,7 @@ pub(crate) enum Profile {
 pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     step("build the binaries");
     let mut cargo = command::cargo();
-    cargo
-        .current_dir(&workspace.root)
-        .args(["build", "--workspace", "--exclude", "weft-xtask", "--bins"]);
+    cargo.current_dir(&workspace.root).args(["build", "--workspace", "--exclude", "weft-xtask", "--bins"]);
     let directory = match profile {
         Profile::Dev => "debug",
         Profile::Release => {
@@ -87,10 +85,7 @@ impl Drop for Snapshot {
 fn remove_abandoned(parent: &std::path::Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("bin-"))
-            .and_then(|pid| pid.parse::<u32>().ok());
+        let owner = name.to_str().and_then(|name| name.strip_prefix("bin-")).and_then(|pid| pid.parse::<u32>().ok());
         if owner.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -43,10 +43,7 @@ pub(crate) fn run_inheriting(command: &mut Command) -> Result<()> {
 /// # Errors
 /// As [`run`]; standard error is part of the message.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("start `{}`", line(command)))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         bail!("`{}` failed ({}): {}", line(command), output.status, reason.trim());
@@ -86,8 +83,7 @@ pub(crate) fn is_root() -> bool {
 
 fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    path.metadata()
-        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 fn line(command: &Command) -> String {

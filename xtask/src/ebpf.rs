@@ -68,10 +68,7 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
     let mut cargo = match &toolchain.compiler {
         Compiler::Nightly { .. } => {
             let mut rustup = Command::new("rustup");
-            rustup
-                .args(["run", "nightly", "cargo"])
-                .env_remove("RUSTUP_TOOLCHAIN")
-                .env_remove("CARGO");
+            rustup.args(["run", "nightly", "cargo"]).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
             rustup
         }
         Compiler::System { rustc, .. } => {
@@ -82,13 +79,8 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         }
     };
     // Settings of a build for the host must not leak into this one.
-    for variable in [
-        "CARGO_TARGET_DIR",
-        "CARGO_BUILD_TARGET",
-        "RUSTFLAGS",
-        "RUSTC_WRAPPER",
-        "RUSTC_WORKSPACE_WRAPPER",
-    ] {
+    for variable in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"]
+    {
         cargo.env_remove(variable);
     }
     let directory = workspace.ebpf();

@@ -106,23 +106,13 @@ fn conventions(workspace: &Workspace) -> Result<()> {
 /// Every `.rs` file that git knows or would add.
 fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
     let mut git = Command::new("git");
-    git.args([
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--deduplicate",
-        "*.rs",
-    ]);
+    git.args(["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.rs"]);
     let listing = command::output(git.current_dir(&workspace.root))?;
     let existing = listing.lines().filter(|path| workspace.root.join(path).is_file());
     existing
         .map(|path| {
             let text = std::fs::read_to_string(workspace.root.join(path)).with_context(|| format!("read {path}"))?;
-            Ok(Source {
-                path: PathBuf::from(path),
-                text,
-            })
+            Ok(Source { path: PathBuf::from(path), text })
         })
         .collect()
 }
@@ -130,11 +120,7 @@ fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
 fn format(workspace: &Workspace) -> Result<()> {
     step("cargo fmt");
     let check = |directory: PathBuf| {
-        command::run(
-            command::cargo()
-                .args(["fmt", "--all", "--", "--check"])
-                .current_dir(directory),
-        )
+        command::run(command::cargo().args(["fmt", "--all", "--", "--check"]).current_dir(directory))
     };
     check(workspace.root.clone())?;
     check(workspace.ebpf())
@@ -175,9 +161,7 @@ fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
 fn doc(workspace: &Workspace) -> Result<()> {
     step("cargo doc");
     let mut cargo = command::cargo();
-    cargo
-        .args(["doc", "--workspace", "--no-deps"])
-        .env("RUSTDOCFLAGS", "-D warnings");
+    cargo.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
     command::run(cargo.current_dir(&workspace.root))
 }
 
@@ -189,14 +173,6 @@ fn deny(workspace: &Workspace) -> Result<()> {
     }
     step("cargo deny");
     let mut cargo = command::cargo();
-    cargo.args([
-        "deny",
-        "--workspace",
-        "--all-features",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
+    cargo.args(["deny", "--workspace", "--all-features", "check", "bans", "licenses", "sources"]);
     command::run(cargo.current_dir(&workspace.root))
 }

@@ -100,9 +100,7 @@ mod tests {
     #[test]
     fn arguments_of_the_demo_reach_it_untouched() {
         let cli = Cli::try_parse_from(["cargo xtask", "demo", "--json", "--keep"]).expect("parses");
-        let Command::Demo(args) = cli.command else {
-            panic!("not the demo: {cli:?}")
-        };
+        let Command::Demo(args) = cli.command else { panic!("not the demo: {cli:?}") };
         assert_eq!(args.arguments, ["--json", "--keep"]);
     }
 }

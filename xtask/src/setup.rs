@@ -46,10 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install_packages(Scope::Run)?;
     let problems = kernel::problems();
     if !problems.is_empty() {
-        bail!(
-            "everything is installed, but nothing can run here: {}",
-            problems.join("; ")
-        );
+        bail!("everything is installed, but nothing can run here: {}", problems.join("; "));
     }
     step("everything is there");
     Ok(())

@@ -45,17 +45,11 @@ enum Level {
 /// Builds and runs the tests of a level.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
-    let scope = if args.level == Level::Unit {
-        Scope::Build
-    } else {
-        Scope::Run
-    };
+    let scope = if args.level == Level::Unit { Scope::Build } else { Scope::Run };
     let toolchain = setup::ensure(scope)?;
     ebpf::build(&workspace, &toolchain)?;
-    let (privileged, plain): (Vec<_>, Vec<_>) = workspace
-        .integration_tests()
-        .into_iter()
-        .partition(|(package, _)| PRIVILEGED.contains(&package.as_str()));
+    let (privileged, plain): (Vec<_>, Vec<_>) =
+        workspace.integration_tests().into_iter().partition(|(package, _)| PRIVILEGED.contains(&package.as_str()));
     if args.level != Level::Netns {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
@@ -66,10 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let binaries = build::binaries(&workspace, Profile::Dev)?;
         let snapshot = Snapshot::take(&workspace, &binaries)?;
         step("tests against the kernel");
-        let selection: Vec<_> = privileged
-            .into_iter()
-            .flat_map(|(_, test)| ["--test".to_owned(), test])
-            .collect();
+        let selection: Vec<_> = privileged.into_iter().flat_map(|(_, test)| ["--test".to_owned(), test]).collect();
         if selection.is_empty() {
             bail!("no integration tests found in {}", PRIVILEGED.join(" and "));
         }
@@ -80,12 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, binaries: Option<&Snapshot>) -> Result<()> {
     let mut cargo = command::cargo();
-    cargo
-        .current_dir(&workspace.root)
-        .args(["test", "--workspace"])
-        .args(selection)
-        .arg("--")
-        .args(&args.filter);
+    cargo.current_dir(&workspace.root).args(["test", "--workspace"]).args(selection).arg("--").args(&args.filter);
     if let Some(snapshot) = binaries {
         cargo.env("WEFT_BIN_DIR", snapshot.directory());
     }

@@ -26,14 +26,8 @@ impl Workspace {
     pub(crate) fn load() -> Result<Self> {
         let root = root();
         let metadata = metadata(&root, &["--no-deps"])?;
-        let target = metadata["target_directory"]
-            .as_str()
-            .context("cargo metadata names no target directory")?;
-        Ok(Self {
-            target: PathBuf::from(target),
-            root,
-            metadata,
-        })
+        let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+        Ok(Self { target: PathBuf::from(target), root, metadata })
     }
 
     /// Our packages.
@@ -53,10 +47,7 @@ impl Workspace {
 
     /// The names of our binaries other than this program.
     pub(crate) fn binary_names(&self) -> Vec<String> {
-        self.targets("bin")
-            .map(|(_, name)| name)
-            .filter(|name| name != "weft-xtask")
-            .collect()
+        self.targets("bin").map(|(_, name)| name).filter(|name| name != "weft-xtask").collect()
     }
 
     /// The integration tests as (package, test).
@@ -65,16 +56,11 @@ impl Workspace {
     }
 
     fn targets(&self, kind: &str) -> impl Iterator<Item = (String, String)> {
-        let of_kind = move |target: &&Value| {
-            target["kind"]
-                .as_array()
-                .is_some_and(|kinds| kinds.iter().any(|k| k == kind))
-        };
+        let of_kind =
+            move |target: &&Value| target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == kind));
         self.packages().flat_map(move |package| {
             let targets = package["targets"].as_array().into_iter().flatten();
-            targets
-                .filter(of_kind)
-                .map(|target| (text(&package["name"]), text(&target["name"])))
+            targets.filter(of_kind).map(|target| (text(&package["name"]), text(&target["name"])))
         })
     }
 }
@@ -85,10 +71,7 @@ impl Workspace {
 /// When a manifest does not parse or the lock file does not fit.
 pub(crate) fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
     let mut cargo = command::cargo();
-    cargo
-        .args(["metadata", "--format-version", "1"])
-        .args(arguments)
-        .current_dir(directory);
+    cargo.args(["metadata", "--format-version", "1"]).args(arguments).current_dir(directory);
     serde_json::from_str(&command::output(&mut cargo)?).context("read the output of cargo metadata")
 }
 

@@ -22,31 +22,11 @@ struct Row {
 
 const TABLE: [Row; 13] = [
     // aya only behind a feature: `OPTIONAL`.
-    Row {
-        package: "weft-ebpf-abi",
-        ours: &[],
-        never: &[],
-    },
-    Row {
-        package: "weft-proto",
-        ours: &[],
-        never: &["kube", "aya"],
-    },
-    Row {
-        package: "weft-k8s-api",
-        ours: &[],
-        never: &["tonic", "aya"],
-    },
-    Row {
-        package: "weft-runtime",
-        ours: &[],
-        never: &["kube", "aya"],
-    },
-    Row {
-        package: "weft-tls",
-        ours: &[],
-        never: &["kube", "aya"],
-    },
+    Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
+    Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
+    Row { package: "weft-k8s-api", ours: &[], never: &["tonic", "aya"] },
+    Row { package: "weft-runtime", ours: &[], never: &["kube", "aya"] },
+    Row { package: "weft-tls", ours: &[], never: &["kube", "aya"] },
     Row {
         package: "weft-agent",
         ours: &["weft-ebpf-abi", "weft-proto", "weft-k8s-api", "weft-runtime"],
@@ -67,26 +47,14 @@ const TABLE: [Row; 13] = [
         ours: &["weft-k8s-api", "weft-proto", "weft-tls"],
         never: &["aya", "weft-agent", "weft-proxy", "weft-control-plane"],
     },
-    Row {
-        package: "weft-cli",
-        ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"],
-        never: &["aya"],
-    },
-    Row {
-        package: "weft-examples",
-        ours: &[],
-        never: &["kube", "aya"],
-    },
+    Row { package: "weft-cli", ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"], never: &["aya"] },
+    Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },
     Row {
         package: "weft-tests",
         ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"],
         never: &["weft-agent", "weft-proxy", "weft-control-plane"],
     },
-    Row {
-        package: "weft-xtask",
-        ours: &[],
-        never: &["tokio"],
-    },
+    Row { package: "weft-xtask", ours: &[], never: &["tokio"] },
 ];
 
 /// Crates that a package may only have behind a feature.
@@ -119,10 +87,8 @@ fn check_host(metadata: &Value) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in graph.members() {
         let Some(row) = TABLE.iter().find(|row| row.package == package.name) else {
-            findings.push(finding(
-                package.name,
-                "has no row in the table of dependency edges (xtask/src/lint/edges.rs)",
-            ));
+            findings
+                .push(finding(package.name, "has no row in the table of dependency edges (xtask/src/lint/edges.rs)"));
             continue;
         };
         let ours = package.direct.iter().filter(|name| name.starts_with("weft-"));
@@ -131,22 +97,13 @@ fn check_host(metadata: &Value) -> Vec<Finding> {
         }
         for (_, optional) in OPTIONAL.iter().filter(|(owner, _)| *owner == package.name) {
             if package.always.contains(*optional) {
-                findings.push(finding(
-                    package.name,
-                    format!("may use {optional} only as an optional dependency"),
-                ));
+                findings.push(finding(package.name, format!("may use {optional} only as an optional dependency")));
             }
         }
-        let never = row
-            .never
-            .iter()
-            .map(|name| (*name, "the table of dependency edges says never"));
+        let never = row.never.iter().map(|name| (*name, "the table of dependency edges says never"));
         for (name, reason) in never.chain(BANNED) {
             if let Some(path) = graph.path(package.id, name) {
-                findings.push(finding(
-                    package.name,
-                    format!("reaches {name} by {}: {reason}", path.join(" -> ")),
-                ));
+                findings.push(finding(package.name, format!("reaches {name} by {}: {reason}", path.join(" -> "))));
             }
         }
     }
@@ -156,9 +113,7 @@ fn check_host(metadata: &Value) -> Vec<Finding> {
 fn check_ebpf(metadata: &Value) -> Vec<Finding> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let direct = packages.flat_map(|package| package["dependencies"].as_array().into_iter().flatten());
-    let names = direct
-        .filter(|dependency| dependency["kind"].is_null())
-        .map(|dependency| text(&dependency["name"]));
+    let names = direct.filter(|dependency| dependency["kind"].is_null()).map(|dependency| text(&dependency["name"]));
     names
         .filter(|name| !EBPF.contains(&name.as_str()))
         .map(|name| finding("weft-ebpf", format!("may not use {name}")))
@@ -166,11 +121,7 @@ fn check_ebpf(metadata: &Value) -> Vec<Finding> {
 }
 
 fn finding(subject: &str, message: impl Into<String>) -> Finding {
-    Finding {
-        subject: subject.to_owned(),
-        line: None,
-        message: message.into(),
-    }
+    Finding { subject: subject.to_owned(), line: None, message: message.into() }
 }
 
 /// A member of the workspace.
@@ -193,22 +144,14 @@ struct Graph<'a> {
 impl<'a> Graph<'a> {
     fn new(metadata: &'a Value) -> Self {
         let packages = metadata["packages"].as_array().into_iter().flatten();
-        let names = packages
-            .filter_map(|package| Some((package["id"].as_str()?, package["name"].as_str()?)))
-            .collect();
+        let names = packages.filter_map(|package| Some((package["id"].as_str()?, package["name"].as_str()?))).collect();
         let nodes = metadata["resolve"]["nodes"].as_array().into_iter().flatten();
-        let edges = nodes
-            .filter_map(|node| Some((node["id"].as_str()?, used_by(node))))
-            .collect();
+        let edges = nodes.filter_map(|node| Some((node["id"].as_str()?, used_by(node)))).collect();
         Self { metadata, names, edges }
     }
 
     fn members(&self) -> impl Iterator<Item = Member<'a>> {
-        let members = self.metadata["workspace_members"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str);
+        let members = self.metadata["workspace_members"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let members: BTreeSet<_> = members.collect();
         let packages = self.metadata["packages"].as_array().into_iter().flatten();
         packages.filter_map(move |package| {
@@ -219,11 +162,7 @@ impl<'a> Graph<'a> {
                 id,
                 name: package["name"].as_str()?,
                 direct: used.iter().map(|dependency| text(&dependency["name"])).collect(),
-                always: used
-                    .iter()
-                    .filter(|d| d["optional"] != true)
-                    .map(|d| text(&d["name"]))
-                    .collect(),
+                always: used.iter().filter(|d| d["optional"] != true).map(|d| text(&d["name"])).collect(),
             })
         })
     }
@@ -269,18 +208,13 @@ mod tests {
     fn metadata(package: &str, direct: &[&str], beneath: &[&str]) -> Value {
         let edge = |name: &&str| json!({"pkg": name, "dep_kinds": [{"kind": null}]});
         let dependency = |name: &&str| json!({"name": name, "kind": null, "optional": false});
-        let crates = direct
-            .iter()
-            .chain(beneath)
-            .map(|name| json!({"id": name, "name": name, "dependencies": []}));
+        let crates = direct.iter().chain(beneath).map(|name| json!({"id": name, "name": name, "dependencies": []}));
         let own = json!({
             "id": package, "name": package, "dependencies": direct.iter().map(dependency).collect::<Vec<_>>(),
         });
         let mut nodes = vec![json!({"id": package, "deps": direct.iter().map(edge).collect::<Vec<_>>()})];
         nodes.extend(
-            direct
-                .iter()
-                .map(|name| json!({"id": name, "deps": beneath.iter().map(edge).collect::<Vec<_>>()})),
+            direct.iter().map(|name| json!({"id": name, "deps": beneath.iter().map(edge).collect::<Vec<_>>()})),
         );
         json!({
             "packages": std::iter::once(own).chain(crates).collect::<Vec<_>>(),
@@ -290,44 +224,29 @@ mod tests {
     }
 
     fn messages(metadata: &Value) -> Vec<String> {
-        check_host(metadata)
-            .into_iter()
-            .map(|finding| finding.message)
-            .collect()
+        check_host(metadata).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]
     fn an_edge_of_the_table_is_allowed() {
-        assert_eq!(
-            messages(&metadata("weft-proxy", &["weft-tls", "tonic"], &["hyper"])),
-            Vec::<String>::new()
-        );
+        assert_eq!(messages(&metadata("weft-proxy", &["weft-tls", "tonic"], &["hyper"])), Vec::<String>::new());
     }
 
     #[test]
     fn an_edge_outside_the_table_is_found() {
-        assert_eq!(
-            messages(&metadata("weft-proxy", &["weft-k8s-api"], &[])),
-            ["may not use weft-k8s-api"]
-        );
+        assert_eq!(messages(&metadata("weft-proxy", &["weft-k8s-api"], &[])), ["may not use weft-k8s-api"]);
     }
 
     #[test]
     fn a_forbidden_crate_is_found_through_others() {
         let found = messages(&metadata("weft-proxy", &["weft-tls"], &["kube"]));
-        assert_eq!(
-            found,
-            ["reaches kube by weft-proxy -> weft-tls -> kube: the table of dependency edges says never"]
-        );
+        assert_eq!(found, ["reaches kube by weft-proxy -> weft-tls -> kube: the table of dependency edges says never"]);
     }
 
     #[test]
     fn a_second_crypto_provider_is_found() {
         let found = messages(&metadata("weft-tls", &["rustls"], &["ring"]));
-        assert_eq!(
-            found,
-            ["reaches ring by weft-tls -> rustls -> ring: aws-lc-rs is the one crypto provider"]
-        );
+        assert_eq!(found, ["reaches ring by weft-tls -> rustls -> ring: aws-lc-rs is the one crypto provider"]);
     }
 
     #[test]

@@ -8,9 +8,7 @@ pub(crate) fn code_only(source: &str) -> String {
     let mut at = 0;
     while at < characters.len() {
         let rest = &characters[at..];
-        let skipped = comment(rest)
-            .or_else(|| string(rest, characters[..at].last()))
-            .or_else(|| character(rest));
+        let skipped = comment(rest).or_else(|| string(rest, characters[..at].last())).or_else(|| character(rest));
         if let Some(length) = skipped {
             code.extend(rest[..length].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
             at += length;
@@ -96,9 +94,7 @@ mod tests {
         ];
         for (name, source, expected) in cases {
             let squeeze = |text: &str| {
-                let lines = text
-                    .lines()
-                    .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+                let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
                 lines.collect::<Vec<_>>().join("\n")
             };
             assert_eq!(squeeze(&code_only(source)), expected, "{name}");
@@ -108,9 +104,6 @@ mod tests {
     #[test]
     fn lines_keep_their_numbers() {
         let source = "/*\n\n*/ let a = \"\n\"; // x\nunsafe {}";
-        assert_eq!(
-            code_only(source).lines().position(|line| line.contains("unsafe")),
-            Some(4)
-        );
+        assert_eq!(code_only(source).lines().position(|line| line.contains("unsafe")), Some(4));
     }
 }

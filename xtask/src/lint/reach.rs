@@ -19,15 +19,10 @@ use crate::workspace::{self, Workspace};
 /// When cargo cannot read the workspace of the kernel programs.
 pub(crate) fn roots(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     let ebpf = workspace::metadata(&workspace.ebpf(), &["--no-deps"])?;
-    let packages = workspace
-        .packages()
-        .chain(ebpf["packages"].as_array().into_iter().flatten());
+    let packages = workspace.packages().chain(ebpf["packages"].as_array().into_iter().flatten());
     let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
     let paths = targets.filter_map(|target| target["src_path"].as_str());
-    Ok(paths
-        .filter_map(|path| Path::new(path).strip_prefix(&workspace.root).ok())
-        .map(Path::to_path_buf)
-        .collect())
+    Ok(paths.filter_map(|path| Path::new(path).strip_prefix(&workspace.root).ok()).map(Path::to_path_buf).collect())
 }
 
 /// The sources that cannot be reached from the roots.
@@ -57,25 +52,15 @@ pub(crate) fn check(sources: &[Source], roots: &[PathBuf]) -> Vec<Finding> {
 fn submodules(source: &Source, is_root: bool) -> Vec<PathBuf> {
     let beside = source.path.parent().unwrap_or(Path::new(""));
     // `foo.rs` has its modules in `foo/`; a root has them beside itself.
-    let own = if is_root {
-        beside.to_path_buf()
-    } else {
-        source.path.with_extension("")
-    };
+    let own = if is_root { beside.to_path_buf() } else { source.path.with_extension("") };
     let mut found = Vec::new();
     for name in declared(&source.text) {
         found.push(own.join(format!("{name}.rs")));
         found.push(own.join(&name).join("mod.rs"));
     }
     // `#[path = "x.rs"]` and `include!("x.rs")` are relative to the file itself.
-    let named = ["#[path = \"", "include!(\""]
-        .iter()
-        .flat_map(|start| source.text.split(start).skip(1));
-    found.extend(
-        named
-            .filter_map(|rest| rest.split('"').next())
-            .map(|name| normal(&beside.join(name))),
-    );
+    let named = ["#[path = \"", "include!(\""].iter().flat_map(|start| source.text.split(start).skip(1));
+    found.extend(named.filter_map(|rest| rest.split('"').next()).map(|name| normal(&beside.join(name))));
     found
 }
 
@@ -84,10 +69,7 @@ fn declared(text: &str) -> Vec<String> {
     let code = code_only(text);
     let words: Vec<&str> = code.split_whitespace().collect();
     let pairs = words.windows(2).filter(|pair| pair[0] == "mod");
-    pairs
-        .filter_map(|pair| pair[1].strip_suffix(';'))
-        .map(|name| name.trim_start_matches("r#").to_owned())
-        .collect()
+    pairs.filter_map(|pair| pair[1].strip_suffix(';')).map(|name| name.trim_start_matches("r#").to_owned()).collect()
 }
 
 /// The path without `a/..`, as git writes it.
@@ -108,16 +90,10 @@ mod tests {
     use super::*;
 
     fn orphans(files: &[(&str, &str)], roots: &[&str]) -> Vec<String> {
-        let file = |(path, text): &(&str, &str)| Source {
-            path: path.into(),
-            text: (*text).to_owned(),
-        };
+        let file = |(path, text): &(&str, &str)| Source { path: path.into(), text: (*text).to_owned() };
         let sources: Vec<_> = files.iter().map(file).collect();
         let roots: Vec<_> = roots.iter().map(PathBuf::from).collect();
-        check(&sources, &roots)
-            .into_iter()
-            .map(|finding| finding.subject)
-            .collect()
+        check(&sources, &roots).into_iter().map(|finding| finding.subject).collect()
     }
 
     #[test]

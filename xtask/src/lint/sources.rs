@@ -10,10 +10,7 @@ const LONGEST_FILE: usize = 600;
 /// Where `unsafe` may stand, with the reason.
 const UNSAFE_ALLOWED: [(&str, &str); 4] = [
     ("ebpf/", "kernel programs handle raw pointers"),
-    (
-        "ebpf-abi/src/",
-        "the `Pod` implementations of what kernel and user space share",
-    ),
+    ("ebpf-abi/src/", "the `Pod` implementations of what kernel and user space share"),
     ("agent/", "raw bpf(2) calls and entering the network namespaces of pods"),
     ("sandbox/src/", "entering namespaces between fork and exec"),
 ];
@@ -25,49 +22,30 @@ const PRINTING_ALLOWED: [&str; 4] = ["cli/", "xtask/", "examples/", "tests/"];
 pub(crate) fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |line: Option<usize>, message: String| {
-        findings.push(Finding {
-            subject: source.path.display().to_string(),
-            line,
-            message,
-        });
+        findings.push(Finding { subject: source.path.display().to_string(), line, message });
     };
     if !source.text.trim_start().starts_with("//!") {
-        find(
-            Some(1),
-            "starts without `//!`: say what the file owns and what it refuses to do".to_owned(),
-        );
+        find(Some(1), "starts without `//!`: say what the file owns and what it refuses to do".to_owned());
     }
     let length = source.text.lines().count();
     if length > LONGEST_FILE {
         find(None, format!("has {length} lines, more than {LONGEST_FILE}: split it"));
     }
     if source.path.file_name() == Some("mod.rs".as_ref()) {
-        find(
-            None,
-            "is a mod.rs: name it after the module and put it beside the module's directory".to_owned(),
-        );
+        find(None, "is a mod.rs: name it after the module and put it beside the module's directory".to_owned());
     }
     let code = code_only(&source.text);
     let lines: Vec<&str> = source.text.lines().collect();
     for (index, line) in code.lines().enumerate() {
         if has_word(line, "unsafe") && is_unsafe_code(line) {
             if !starts_with_any(&source.path, UNSAFE_ALLOWED.iter().map(|(path, _)| *path)) {
-                find(
-                    Some(index + 1),
-                    "unsafe code outside the places that invariant 7 names".to_owned(),
-                );
+                find(Some(index + 1), "unsafe code outside the places that invariant 7 names".to_owned());
             } else if needs_safety(line) && !has_safety(&lines, index) {
-                find(
-                    Some(index + 1),
-                    "unsafe without a `// SAFETY:` line above it".to_owned(),
-                );
+                find(Some(index + 1), "unsafe without a `// SAFETY:` line above it".to_owned());
             }
         }
         if prints(line) && !may_print(&source.path) {
-            find(
-                Some(index + 1),
-                "prints to standard output: log with tracing or write to a handle".to_owned(),
-            );
+            find(Some(index + 1), "prints to standard output: log with tracing or write to a handle".to_owned());
         }
     }
     findings
@@ -95,15 +73,12 @@ fn has_safety(lines: &[&str], index: usize) -> bool {
 fn prints(line: &str) -> bool {
     ["println!", "print!", "dbg!"].iter().any(|name| {
         let word = name.trim_end_matches('!');
-        line.match_indices(name)
-            .any(|(at, _)| !line[..at].ends_with(is_word) && line[at..].starts_with(word))
+        line.match_indices(name).any(|(at, _)| !line[..at].ends_with(is_word) && line[at..].starts_with(word))
     })
 }
 
 fn may_print(path: &Path) -> bool {
-    let main = ["main.rs", "build.rs"]
-        .iter()
-        .any(|name| path.file_name() == Some((*name).as_ref()));
+    let main = ["main.rs", "build.rs"].iter().any(|name| path.file_name() == Some((*name).as_ref()));
     main || starts_with_any(path, PRINTING_ALLOWED.into_iter())
 }
 
@@ -125,13 +100,7 @@ mod tests {
     use super::*;
 
     fn check_file(path: &str, text: &str) -> Vec<String> {
-        check(&Source {
-            path: path.into(),
-            text: text.to_owned(),
-        })
-        .iter()
-        .map(ToString::to_string)
-        .collect()
+        check(&Source { path: path.into(), text: text.to_owned() }).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -144,42 +113,17 @@ mod tests {
     fn each_breach_is_found_where_it_is() {
         let long = format!("//! x\n{}", "\n".repeat(LONGEST_FILE));
         let cases = [
-            (
-                "no module doc",
-                "proxy/src/x.rs",
-                "fn f() {}\n",
-                "proxy/src/x.rs:1: starts without",
-            ),
-            (
-                "too long",
-                "proxy/src/x.rs",
-                long.as_str(),
-                "proxy/src/x.rs: has 601 lines",
-            ),
-            (
-                "mod.rs",
-                "proxy/src/x/mod.rs",
-                "//! x\n",
-                "proxy/src/x/mod.rs: is a mod.rs",
-            ),
+            ("no module doc", "proxy/src/x.rs", "fn f() {}\n", "proxy/src/x.rs:1: starts without"),
+            ("too long", "proxy/src/x.rs", long.as_str(), "proxy/src/x.rs: has 601 lines"),
+            ("mod.rs", "proxy/src/x/mod.rs", "//! x\n", "proxy/src/x/mod.rs: is a mod.rs"),
             (
                 "unsafe elsewhere",
                 "proxy/src/x.rs",
                 "//! x\nfn f() {\n unsafe { g() } }",
                 "proxy/src/x.rs:3: unsafe code",
             ),
-            (
-                "no safety",
-                "ebpf/src/x.rs",
-                "//! x\nfn f() { unsafe { g() } }",
-                "ebpf/src/x.rs:2: unsafe without",
-            ),
-            (
-                "printing",
-                "proxy/src/x.rs",
-                "//! x\nfn f() { println!(); }",
-                "proxy/src/x.rs:2: prints",
-            ),
+            ("no safety", "ebpf/src/x.rs", "//! x\nfn f() { unsafe { g() } }", "ebpf/src/x.rs:2: unsafe without"),
+            ("printing", "proxy/src/x.rs", "//! x\nfn f() { println!(); }", "proxy/src/x.rs:2: prints"),
         ];
         for (name, path, text, expected) in cases {
             let found = check_file(path, text);
@@ -192,20 +136,10 @@ mod tests {
     fn what_is_allowed_somewhere_is_not_found_there() {
         let unsafe_with_reason = "//! x\nfn f() {\n    // SAFETY: g is sound here.\n    unsafe { g() }\n}\n";
         assert_eq!(check_file("ebpf/src/x.rs", unsafe_with_reason), Vec::<String>::new());
-        assert_eq!(
-            check_file("ebpf/src/x.rs", "//! x\n/// # Safety\n/// x\nunsafe fn f() {}\n"),
-            Vec::<String>::new()
-        );
+        assert_eq!(check_file("ebpf/src/x.rs", "//! x\n/// # Safety\n/// x\nunsafe fn f() {}\n"), Vec::<String>::new());
         for path in ["cli/src/x.rs", "proxy/src/main.rs", "proto/build.rs"] {
-            assert_eq!(
-                check_file(path, "//! x\nfn f() { println!(); }"),
-                Vec::<String>::new(),
-                "{path}"
-            );
+            assert_eq!(check_file(path, "//! x\nfn f() { println!(); }"), Vec::<String>::new(), "{path}");
         }
-        assert_eq!(
-            check_file("tls/src/lib.rs", "//! x\n#![forbid(unsafe_code)]\n"),
-            Vec::<String>::new()
-        );
+        assert_eq!(check_file("tls/src/lib.rs", "//! x\n#![forbid(unsafe_code)]\n"), Vec::<String>::new());
     }
 }

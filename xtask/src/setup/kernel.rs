@@ -44,10 +44,7 @@ impl Facts {
             && version < OLDEST_KERNEL
         {
             let (major, minor) = OLDEST_KERNEL;
-            problems.push(format!(
-                "kernel {} is too old: use Linux {major}.{minor} or newer",
-                self.release
-            ));
+            problems.push(format!("kernel {} is too old: use Linux {major}.{minor} or newer", self.release));
         }
         if !self.btf {
             problems.push(
@@ -70,17 +67,12 @@ impl Facts {
     }
 
     fn has_filesystem(&self, name: &str) -> bool {
-        self.filesystems
-            .lines()
-            .any(|line| line.split_whitespace().last() == Some(name))
+        self.filesystems.lines().any(|line| line.split_whitespace().last() == Some(name))
     }
 
     /// In mountinfo the type follows the separator ` - ` (proc_pid_mountinfo(5)).
     fn has_cgroup2(&self) -> bool {
-        self.mounts
-            .lines()
-            .filter_map(|line| line.split_once(" - "))
-            .any(|(_, tail)| tail.starts_with("cgroup2 "))
+        self.mounts.lines().filter_map(|line| line.split_once(" - ")).any(|(_, tail)| tail.starts_with("cgroup2 "))
     }
 }
 
@@ -113,39 +105,19 @@ mod tests {
     fn each_lack_is_one_line_with_a_cure() {
         let cases: [(&str, Facts, &str); 5] = [
             ("user", Facts { root: false, ..good() }, "not root"),
-            (
-                "old kernel",
-                Facts {
-                    release: "5.10.0-28-amd64".to_owned(),
-                    ..good()
-                },
-                "too old",
-            ),
+            ("old kernel", Facts { release: "5.10.0-28-amd64".to_owned(), ..good() }, "too old"),
             ("no BTF", Facts { btf: false, ..good() }, "/sys/kernel/btf/vmlinux"),
-            (
-                "no bpffs",
-                Facts {
-                    filesystems: "\text4\n".to_owned(),
-                    ..good()
-                },
-                "bpf file system",
-            ),
+            ("no bpffs", Facts { filesystems: "\text4\n".to_owned(), ..good() }, "bpf file system"),
             (
                 "cgroup v1 only",
-                Facts {
-                    mounts: "1 2 0:3 / /sys rw - cgroup cgroup rw".to_owned(),
-                    ..good()
-                },
+                Facts { mounts: "1 2 0:3 / /sys rw - cgroup cgroup rw".to_owned(), ..good() },
                 "cgroup2",
             ),
         ];
         for (name, facts, expected) in cases {
             let problems = facts.problems();
             assert_eq!(problems.len(), 1, "{name}: {problems:?}");
-            assert!(
-                problems[0].contains(expected) && !problems[0].contains('\n'),
-                "{name}: {problems:?}"
-            );
+            assert!(problems[0].contains(expected) && !problems[0].contains('\n'), "{name}: {problems:?}");
         }
     }
 

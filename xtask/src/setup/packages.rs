@@ -45,45 +45,17 @@ const fn need(probe: Probe, package: &'static str, why: &'static str) -> Need {
 
 /// What compiling takes: the C parts of our dependencies.
 const BUILD: [Need; 3] = [
-    need(
-        Probe::Program("cc"),
-        "gcc",
-        "links every program and compiles the cryptography (aws-lc)",
-    ),
-    need(
-        Probe::File("/usr/include/stdio.h"),
-        "libc6-dev",
-        "headers of the C library for the same",
-    ),
-    need(
-        Probe::Program("make"),
-        "make",
-        "builds the proxy's memory allocator (jemalloc)",
-    ),
+    need(Probe::Program("cc"), "gcc", "links every program and compiles the cryptography (aws-lc)"),
+    need(Probe::File("/usr/include/stdio.h"), "libc6-dev", "headers of the C library for the same"),
+    need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)"),
 ];
 
 /// What the sandbox, the tests and the benches call.
 const RUN: [Need; 4] = [
-    need(
-        Probe::Program("ip"),
-        "iproute2",
-        "shows and enters the network namespaces of pods",
-    ),
-    need(
-        Probe::Program("nft"),
-        "nftables",
-        "answers Service addresses in the sandbox's node namespace",
-    ),
-    need(
-        Probe::Program("iptables"),
-        "iptables",
-        "is the interception that eBPF is compared with",
-    ),
-    need(
-        Probe::Program("conntrack"),
-        "conntrack",
-        "counts conntrack entries in the tests and benches",
-    ),
+    need(Probe::Program("ip"), "iproute2", "shows and enters the network namespaces of pods"),
+    need(Probe::Program("nft"), "nftables", "answers Service addresses in the sandbox's node namespace"),
+    need(Probe::Program("iptables"), "iptables", "is the interception that eBPF is compared with"),
+    need(Probe::Program("conntrack"), "conntrack", "counts conntrack entries in the tests and benches"),
 ];
 
 /// What is missing for a scope.
@@ -115,16 +87,10 @@ pub(crate) fn install(missing: &[Need]) -> Result<()> {
         step(&format!("missing {}: {}", need.probe, need.why));
     }
     apt_install(&missing.iter().map(|need| need.package).collect::<Vec<_>>())?;
-    let still: Vec<_> = missing
-        .iter()
-        .filter(|need| !is_there(&need.probe))
-        .map(|need| need.probe.to_string())
-        .collect();
+    let still: Vec<_> =
+        missing.iter().filter(|need| !is_there(&need.probe)).map(|need| need.probe.to_string()).collect();
     if !still.is_empty() {
-        bail!(
-            "apt installed the packages but {} is still missing: install it by hand",
-            still.join(", ")
-        );
+        bail!("apt installed the packages but {} is still missing: install it by hand", still.join(", "));
     }
     Ok(())
 }
@@ -144,9 +110,7 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     step(&format!("apt-get install {list}"));
     command::run(apt_command(&apt).args(["update", "-qq"]))?;
     let mut install = apt_command(&apt);
-    install
-        .args(["install", "-y", "-qq", "--no-install-recommends", "--no-remove"])
-        .args(packages);
+    install.args(["install", "-y", "-qq", "--no-install-recommends", "--no-remove"]).args(packages);
     command::run(&mut install)
 }
 
@@ -155,9 +119,7 @@ pub(crate) fn apt_knows(packages: &[&str]) -> bool {
     let Ok(apt) = apt() else { return false };
     let known = |apt: &Path| {
         let mut simulate = apt_command(apt);
-        simulate
-            .args(["install", "-s", "-qq", "--no-install-recommends", "--no-remove"])
-            .args(packages);
+        simulate.args(["install", "-s", "-qq", "--no-install-recommends", "--no-remove"]).args(packages);
         command::output(&mut simulate).is_ok()
     };
     // A new machine has no package lists yet.
@@ -172,9 +134,7 @@ fn apt() -> Result<PathBuf> {
 fn apt_command(apt: &Path) -> Command {
     let mut command = Command::new(apt);
     // Another apt, or another run of this program, may hold the lock for a while.
-    command
-        .args(["-o", "DPkg::Lock::Timeout=600"])
-        .env("DEBIAN_FRONTEND", "noninteractive");
+    command.args(["-o", "DPkg::Lock::Timeout=600"]).env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
 
@@ -186,10 +146,7 @@ mod tests {
     fn reports_what_is_missing_and_only_that() {
         let without_nft = |probe: &Probe| *probe != Probe::Program("nft");
         let missing = missing_among(RUN.iter(), without_nft);
-        assert_eq!(
-            missing.iter().map(|need| need.package).collect::<Vec<_>>(),
-            ["nftables"]
-        );
+        assert_eq!(missing.iter().map(|need| need.package).collect::<Vec<_>>(), ["nftables"]);
         assert_eq!(missing_among(RUN.iter(), |_| true), []);
     }
 }

@@ -38,15 +38,8 @@ const SYSTEM_PACKAGES: [&str; 8] = [
     "libxml2-dev",
 ];
 /// What `rustup` is asked for; clippy is for `lint`.
-const RUSTUP_NIGHTLY: [&str; 7] = [
-    "toolchain",
-    "install",
-    "nightly",
-    "--profile",
-    "minimal",
-    "--component",
-    "rust-src,clippy",
-];
+const RUSTUP_NIGHTLY: [&str; 7] =
+    ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src,clippy"];
 
 /// A compiler for the kernel programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,10 +123,7 @@ fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Result<Toolchain> {
     for compiler in compilers {
         if let Some(linker) = linkers.iter().find(|linker| fits(compiler, linker)) {
             let linker_directory = linker.directory.clone();
-            return Ok(Toolchain {
-                compiler: compiler.clone(),
-                linker_directory,
-            });
+            return Ok(Toolchain { compiler: compiler.clone(), linker_directory });
         }
     }
     match (compilers, linkers) {
@@ -141,18 +131,13 @@ fn choose(compilers: &[Compiler], linkers: &[Linker]) -> Result<Toolchain> {
             "no compiler can build `core` for the kernel: neither rustup's nightly with rust-src nor {SYSTEM_RUSTC} \
              (LLVM {SYSTEM_LLVM}) with rust-web-src"
         ),
-        ([compiler, ..], []) => bail!(
-            "no bpf-linker, neither ours nor in PATH (LLVM {} is wanted)",
-            compiler.llvm()
-        ),
+        ([compiler, ..], []) => bail!("no bpf-linker, neither ours nor in PATH (LLVM {} is wanted)", compiler.llvm()),
         ([compiler, ..], [linker, ..]) => bail!(
             "bpf-linker in {} is {}.{} with LLVM {}, and the compiler's is LLVM {}: `cargo xtask setup` builds one that fits",
             linker.directory.display(),
             linker.version.0,
             linker.version.1,
-            linker
-                .llvm
-                .map_or_else(|| "unknown".to_owned(), |llvm| llvm.to_string()),
+            linker.llvm.map_or_else(|| "unknown".to_owned(), |llvm| llvm.to_string()),
             compiler.llvm()
         ),
     }
@@ -167,10 +152,7 @@ fn nightly() -> Option<Compiler> {
     let ask = |arguments: &[&str]| {
         let mut command = Command::new(&rustup);
         // Without this a missing nightly would be downloaded by asking for it.
-        command
-            .args(["run", "nightly", "rustc"])
-            .args(arguments)
-            .env("RUSTUP_AUTO_INSTALL", "0");
+        command.args(["run", "nightly", "rustc"]).args(arguments).env("RUSTUP_AUTO_INSTALL", "0");
         command::output(command.env_remove("RUSTUP_TOOLCHAIN")).ok()
     };
     let llvm = llvm_major(&ask(&["-vV"])?)?;
@@ -181,16 +163,11 @@ fn system() -> Option<Compiler> {
     let ask = |arguments: &[&str]| command::output(Command::new(SYSTEM_RUSTC).args(arguments)).ok();
     let llvm = llvm_major(&ask(&["-vV"])?)?;
     let usable = llvm >= SYSTEM_LLVM && has_core(ask(&["--print", "sysroot"])?.trim());
-    usable.then(|| Compiler::System {
-        rustc: PathBuf::from(SYSTEM_RUSTC),
-        llvm,
-    })
+    usable.then(|| Compiler::System { rustc: PathBuf::from(SYSTEM_RUSTC), llvm })
 }
 
 fn has_core(sysroot: &str) -> bool {
-    Path::new(sysroot)
-        .join("lib/rustlib/src/rust/library/core/src/lib.rs")
-        .is_file()
+    Path::new(sysroot).join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
 }
 
 /// The major version in the line `LLVM version: 22.1.8` of `rustc -vV`.
@@ -202,22 +179,14 @@ fn llvm_major(version: &str) -> Option<u32> {
 fn linkers() -> Result<Vec<Linker>> {
     let ours = workspace::cache_directory()?.join("tools/bin/bpf-linker");
     let in_path = command::find("bpf-linker");
-    Ok([Some(ours), in_path]
-        .into_iter()
-        .flatten()
-        .filter_map(|program| linker(&program))
-        .collect())
+    Ok([Some(ours), in_path].into_iter().flatten().filter_map(|program| linker(&program)).collect())
 }
 
 fn linker(program: &Path) -> Option<Linker> {
     let version = command::output(Command::new(program).arg("--version")).ok()?;
     let directory = program.parent()?.to_path_buf();
     let records = std::fs::read_to_string(directory.parent()?.join(".crates2.json")).unwrap_or_default();
-    Some(Linker {
-        version: linker_version(&version)?,
-        llvm: linker_llvm(&records),
-        directory,
-    })
+    Some(Linker { version: linker_version(&version)?, llvm: linker_llvm(&records), directory })
 }
 
 /// Major and minor in `bpf-linker 0.13.0`.
@@ -230,17 +199,9 @@ fn linker_version(output: &str) -> Option<(u32, u32)> {
 /// installations (`.crates2.json` beside `bin`).
 fn linker_llvm(records: &str) -> Option<u32> {
     let records: serde_json::Value = serde_json::from_str(records).ok()?;
-    let (_, record) = records["installs"]
-        .as_object()?
-        .iter()
-        .find(|(name, _)| name.starts_with("bpf-linker "))?;
-    let features = record["features"]
-        .as_array()?
-        .iter()
-        .filter_map(serde_json::Value::as_str);
-    features
-        .filter_map(|feature| feature.strip_prefix("llvm-"))
-        .find_map(|major| major.parse().ok())
+    let (_, record) = records["installs"].as_object()?.iter().find(|(name, _)| name.starts_with("bpf-linker "))?;
+    let features = record["features"].as_array()?.iter().filter_map(serde_json::Value::as_str);
+    features.filter_map(|feature| feature.strip_prefix("llvm-")).find_map(|major| major.parse().ok())
 }
 
 fn install_compiler() -> Result<()> {
@@ -269,19 +230,10 @@ fn install_linker(llvm: u32) -> Result<()> {
     }
     let cache = workspace::cache_directory()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-    step(&format!(
-        "build bpf-linker {LINKER_VERSION} with LLVM {llvm} (a few minutes, once)"
-    ));
+    step(&format!("build bpf-linker {LINKER_VERSION} with LLVM {llvm} (a few minutes, once)"));
     let mut install = command::cargo();
     install
-        .args([
-            "install",
-            "bpf-linker",
-            "--version",
-            LINKER_VERSION,
-            "--locked",
-            "--no-default-features",
-        ])
+        .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--no-default-features"])
         .args(["--features", &format!("llvm-{llvm}"), "--force", "--root"])
         .arg(cache.join("tools"))
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
@@ -301,18 +253,11 @@ mod tests {
     use super::*;
 
     fn system(llvm: u32) -> Compiler {
-        Compiler::System {
-            rustc: PathBuf::from(SYSTEM_RUSTC),
-            llvm,
-        }
+        Compiler::System { rustc: PathBuf::from(SYSTEM_RUSTC), llvm }
     }
 
     fn linker(version: (u32, u32), llvm: Option<u32>) -> Linker {
-        Linker {
-            directory: PathBuf::from("/tools/bin"),
-            version,
-            llvm,
-        }
+        Linker { directory: PathBuf::from("/tools/bin"), version, llvm }
     }
 
     #[test]
@@ -329,12 +274,7 @@ mod tests {
         let cases: [(&str, Vec<Compiler>, Vec<Linker>, &str); 4] = [
             ("nothing", vec![], vec![], "rust-src"),
             ("no linker", vec![system(22)], vec![], "no bpf-linker"),
-            (
-                "other LLVM",
-                vec![system(22)],
-                vec![linker((0, 13), Some(23))],
-                "LLVM 23",
-            ),
+            ("other LLVM", vec![system(22)], vec![linker((0, 13), Some(23))], "LLVM 23"),
             ("old linker", vec![system(22)], vec![linker((0, 9), Some(22))], "0.9"),
         ];
         for (name, compilers, linkers, expected) in cases {
@@ -345,10 +285,7 @@ mod tests {
 
     #[test]
     fn reads_versions() {
-        assert_eq!(
-            llvm_major("rustc 1.96.0\nrelease: 1.96.0\nLLVM version: 22.1.8\n"),
-            Some(22)
-        );
+        assert_eq!(llvm_major("rustc 1.96.0\nrelease: 1.96.0\nLLVM version: 22.1.8\n"), Some(22));
         assert_eq!(llvm_major("rustc 1.96.0"), None);
         assert_eq!(linker_version("bpf-linker 0.13.0\n"), Some((0, 13)));
         assert_eq!(linker_version("ld 2.40"), None);
