@@ -1,1 +1,24 @@
-//! Placeholder while the workspace is being laid out.
+//! Small applications that the demo, the tests and the benches run inside pods, as ordinary programs that know
+//! nothing of the mesh:
+//!
+//! - [`server`]: one port that speaks HTTP/1.1, HTTP/2, gRPC and WebSocket, and one whose protocol begins with the server,
+//! - [`client`]: drives a server in one of these protocols and counts what came back,
+//! - [`rawtcp`]: plain TCP for measuring the cost of connections, round trips and bulk transfer,
+//! - [`passthrough`]: a proxy that copies bytes and decides nothing, to measure interception by itself.
+//!
+//! Nothing here is part of the product: no other package may depend on it at run time.
+
+pub mod client;
+pub mod listen;
+pub mod passthrough;
+pub mod rawtcp;
+pub mod server;
+
+/// The messages and services of `proto/echo.proto`.
+#[expect(
+    missing_docs,
+    reason = "generated from proto/echo.proto, which carries the documentation"
+)]
+pub mod echo {
+    tonic::include_proto!("weft.examples.v1");
+}

@@ -1,0 +1,8 @@
+//! Generates the code of the examples' own gRPC service; protox is a compiler in Rust, so no `protoc` is needed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let descriptors = protox::compile(["echo.proto"], ["proto"])?;
+    println!("cargo::rerun-if-changed=proto");
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

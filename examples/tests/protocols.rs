@@ -1,0 +1,156 @@
+//! The example client and server against each other on loopback, each protocol with its opposite: what works without a
+//! mesh is the baseline for what has to work with one.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+use weft_examples::{
+    client::{self, Load, Protocol, Report},
+    server::EchoApp,
+};
+
+fn load(protocol: Protocol, target: String) -> Load {
+    Load {
+        protocol,
+        target,
+        path: "/hello?x=1".to_owned(),
+        count: Some(30),
+        duration: None,
+        concurrency: 3,
+        pause: Duration::ZERO,
+        timeout: Duration::from_secs(5),
+        fresh: false,
+        mapped: false,
+    }
+}
+
+async fn serve(banner: bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    let app = EchoApp {
+        pod: Arc::from("web-0"),
+    };
+    if banner {
+        tokio::spawn(app.serve_banner(listener));
+    } else {
+        tokio::spawn(app.serve_http(listener));
+    }
+    target
+}
+
+fn assert_all_answered(report: &Report) {
+    assert_eq!((report.requests, report.failures), (30, 0), "{report:?}");
+    assert_eq!(report.by_backend.get("web-0"), Some(&30));
+    assert!(report.peer_addr_ok);
+    assert_eq!(report.local_ips, ["127.0.0.1"]);
+    assert_eq!(report.seen_peer_ips, ["127.0.0.1"]);
+    assert!(report.latency_ms.p50 > 0.0 && report.latency_ms.p50 <= report.latency_ms.max);
+}
+
+#[tokio::test]
+async fn every_protocol_is_answered_on_kept_connections() {
+    let (http, banner) = (serve(false).await, serve(true).await);
+    for protocol in [
+        Protocol::Http1,
+        Protocol::Http2,
+        Protocol::Grpc,
+        Protocol::WebSocket,
+        Protocol::Banner,
+    ] {
+        let target = if protocol == Protocol::Banner { &banner } else { &http };
+        let report = client::drive(load(protocol, target.clone())).await;
+        assert_all_answered(&report);
+        assert_eq!(report.connections, 3, "{protocol:?}");
+    }
+}
+
+#[tokio::test]
+async fn fresh_opens_a_connection_for_every_request() {
+    let http = serve(false).await;
+    for protocol in [Protocol::Http1, Protocol::Http2, Protocol::Grpc, Protocol::WebSocket] {
+        let report = client::drive(Load {
+            fresh: true,
+            ..load(protocol, http.clone())
+        })
+        .await;
+        assert_all_answered(&report);
+        assert_eq!(report.connections, 30, "{protocol:?}");
+    }
+}
+
+#[tokio::test]
+async fn mapped_dials_ipv4_through_an_ipv6_socket() {
+    let http = serve(false).await;
+    let report = client::drive(Load {
+        mapped: true,
+        ..load(Protocol::Http1, http)
+    })
+    .await;
+    assert_eq!(report.failures, 0, "{report:?}");
+    assert!(report.peer_addr_ok);
+    assert_eq!(report.local_ips, ["::ffff:127.0.0.1"]);
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_a_failure_in_every_protocol() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    for protocol in [
+        Protocol::Http1,
+        Protocol::Http2,
+        Protocol::Grpc,
+        Protocol::WebSocket,
+        Protocol::Banner,
+    ] {
+        let report = client::drive(load(protocol, target.clone())).await;
+        assert_eq!((report.requests, report.failures), (30, 30), "{protocol:?}");
+        assert!(
+            report.errors.keys().all(|error| error.starts_with("connect: ")),
+            "{report:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_says_no_is_counted_by_status() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = stream.write_all(answer).await;
+        }
+    });
+    for protocol in [Protocol::Http1, Protocol::WebSocket] {
+        let report = client::drive(Load {
+            fresh: true,
+            concurrency: 1,
+            ..load(protocol, target.clone())
+        })
+        .await;
+        assert_eq!(report.failures, 30, "{report:?}");
+        assert!(report.errors.contains_key("status 403"), "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_duration_ends_the_load() {
+    let http = serve(false).await;
+    let load = Load {
+        count: None,
+        duration: Some(Duration::from_millis(50)),
+        ..load(Protocol::Http1, http)
+    };
+    let report = client::drive(load).await;
+    assert!(report.requests > 0 && report.failures == 0, "{report:?}");
+}
+
+#[tokio::test]
+async fn a_probe_tells_both_ends_and_the_kernels_answers() {
+    let http = serve(false).await;
+    let probe = client::probe(&http, false).await.unwrap();
+    assert_eq!(probe.dialled, http);
+    assert_eq!(probe.peer, http);
+    assert!(probe.local.starts_with("127.0.0.1:"));
+}
