@@ -1,1 +1,17 @@
-//! Placeholder while the workspace is being laid out.
+//! The Kubernetes side of Weft that needs no cluster: names, types and pure rules shared by the control plane, the
+//! sandbox, the agent and the CLI.
+//!
+//! ```text
+//! text --manifest--> Object --inject--> Pod with the proxy
+//!                      |--policy------> what a Server, an AuthorizationPolicy, an authentication says
+//! ```
+//!
+//! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
+//! files. There is no network, no clock and no environment.
+
+pub mod field;
+pub mod inject;
+pub mod labels;
+pub mod manifest;
+pub mod policy;
+pub mod ports;

@@ -1,0 +1,138 @@
+//! What a mesh's owner decides for every injected pod.
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::EnvVar;
+
+use crate::{
+    policy::DefaultPolicy,
+    ports::{PortSet, default_opaque_ports},
+};
+
+/// Settings of injection, the part of Helm values that concerns the proxy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InjectConfig {
+    /// Image of the proxy.
+    pub proxy_image: String,
+    /// Version of the proxy, for annotations.
+    pub proxy_version: String,
+    /// Command of the container; empty means the image's entry point.
+    pub proxy_command: Vec<String>,
+    /// Arguments of the container.
+    pub proxy_args: Vec<String>,
+    /// Pull policy of the image.
+    pub image_pull_policy: String,
+    /// Group id of the proxy; none leaves it to the image.
+    pub proxy_gid: Option<i64>,
+    /// Namespace of the control plane.
+    pub control_plane_namespace: String,
+    /// Domain of the cluster's DNS names.
+    pub cluster_domain: String,
+    /// Trust domain of identities.
+    pub trust_domain: String,
+    /// Trust anchors, PEM.
+    pub trust_anchors_pem: String,
+    /// Where the proxy finds the control plane.
+    pub control_plane: ControlPlaneAddrs,
+    /// Networks in which destinations are looked up, and that the `cluster-*` policies admit.
+    pub cluster_networks: Vec<IpNet>,
+    /// Policy of ports without a Server, where the pod has no annotation.
+    pub default_inbound_policy: DefaultPolicy,
+    /// Ports that are opaque where nothing else is said.
+    pub default_opaque_ports: PortSet,
+    /// Whether the proxy listens on IPv6, too.
+    pub ipv6: bool,
+    /// The proxy's log filter.
+    pub log_level: String,
+    /// The proxy's log format, `plain` or `json`.
+    pub log_format: String,
+    /// Further environment, behind everything else.
+    pub extra_env: Vec<EnvVar>,
+}
+
+/// Addresses of the control plane's services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlPlaneAddrs {
+    /// Destination service.
+    pub destination: ControlService,
+    /// Policy service.
+    pub policy: ControlService,
+    /// Identity service.
+    pub identity: ControlService,
+}
+
+/// One control plane service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlService {
+    /// `host:port` that the proxy dials; a loopback host is dialled in plain text.
+    pub addr: String,
+    /// Mesh identity of the server.
+    pub name: String,
+}
+
+impl ControlPlaneAddrs {
+    /// The addresses in a cluster: headless Services, and identities of the ServiceAccounts behind them.
+    pub fn in_cluster(namespace: &str, cluster_domain: &str, trust_domain: &str) -> Self {
+        let service = |service: &str, port: u16, account: &str| ControlService {
+            addr: format!("{service}.{namespace}.svc.{cluster_domain}.:{port}"),
+            name: format!("{account}.{namespace}.serviceaccount.identity.{namespace}.{trust_domain}"),
+        };
+        Self {
+            destination: service("linkerd-dst-headless", 8086, "linkerd-destination"),
+            policy: service("linkerd-policy", 8090, "linkerd-destination"),
+            identity: service("linkerd-identity-headless", 8080, "linkerd-identity"),
+        }
+    }
+
+    /// The same services in the pod's own network namespace, for the control plane's own proxies.
+    #[must_use]
+    pub fn on_localhost(&self) -> Self {
+        let local = |service: &ControlService| ControlService {
+            addr: format!("localhost.:{}", service.addr.rsplit(':').next().unwrap_or_default()),
+            name: service.name.clone(),
+        };
+        Self { destination: local(&self.destination), policy: local(&self.policy), identity: local(&self.identity) }
+    }
+}
+
+impl InjectConfig {
+    /// Linkerd's Helm defaults, for a control plane in namespace `linkerd` of a `cluster.local` cluster.
+    pub fn new(
+        proxy_image: impl Into<String>,
+        proxy_version: impl Into<String>,
+        trust_anchors_pem: impl Into<String>,
+    ) -> Self {
+        Self {
+            proxy_image: proxy_image.into(),
+            proxy_version: proxy_version.into(),
+            proxy_command: Vec::new(),
+            proxy_args: Vec::new(),
+            image_pull_policy: "IfNotPresent".to_owned(),
+            proxy_gid: None,
+            control_plane_namespace: "linkerd".to_owned(),
+            cluster_domain: "cluster.local".to_owned(),
+            trust_domain: "cluster.local".to_owned(),
+            trust_anchors_pem: trust_anchors_pem.into(),
+            control_plane: ControlPlaneAddrs::in_cluster("linkerd", "cluster.local", "cluster.local"),
+            cluster_networks: default_cluster_networks(),
+            default_inbound_policy: DefaultPolicy::AllUnauthenticated,
+            default_opaque_ports: default_opaque_ports(),
+            ipv6: false,
+            log_level: "warn,linkerd=info,hickory=error".to_owned(),
+            log_format: "plain".to_owned(),
+            extra_env: Vec::new(),
+        }
+    }
+}
+
+/// Linkerd's default cluster networks: the private ranges (RFC 1918), carrier-grade NAT (RFC 6598), and `fd00::/8`.
+pub fn default_cluster_networks() -> Vec<IpNet> {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    [
+        IpNet::new_assert(Ipv4Addr::new(10, 0, 0, 0).into(), 8),
+        IpNet::new_assert(Ipv4Addr::new(100, 64, 0, 0).into(), 10),
+        IpNet::new_assert(Ipv4Addr::new(172, 16, 0, 0).into(), 12),
+        IpNet::new_assert(Ipv4Addr::new(192, 168, 0, 0).into(), 16),
+        IpNet::new_assert(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0).into(), 8),
+    ]
+    .to_vec()
+}

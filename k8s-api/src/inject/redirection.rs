@@ -1,0 +1,70 @@
+//! What the node agent must know of a meshed pod: which connections its proxy gets and which pass by.
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::annotations::{InjectError, Settings};
+use crate::{labels, ports::PortSet};
+
+/// Redirection of one pod, as `linkerd-init`'s arguments would say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirection {
+    /// Where outbound connections go.
+    pub outbound_port: u16,
+    /// Where inbound connections go.
+    pub inbound_port: u16,
+    /// User id in the pod whose outbound connections are the proxy's own.
+    pub proxy_uid: i64,
+    /// Inbound ports that pass by, the proxy's own control and admin ports among them.
+    pub skip_inbound_ports: PortSet,
+    /// Outbound ports that pass by.
+    pub skip_outbound_ports: PortSet,
+    /// Source networks whose inbound connections pass by.
+    pub skip_subnets: Vec<IpNet>,
+}
+
+/// What applies to pods that say nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedirectionDefaults {
+    /// Inbound ports that pass by.
+    pub skip_inbound_ports: PortSet,
+    /// Outbound ports that pass by.
+    pub skip_outbound_ports: PortSet,
+    /// Source networks that pass by.
+    pub skip_subnets: Vec<IpNet>,
+}
+
+impl Default for RedirectionDefaults {
+    /// Linkerd's Helm defaults: 4567 and 4568, Galera's replication.
+    fn default() -> Self {
+        let galera: PortSet = [4567, 4568].into_iter().collect();
+        Self { skip_inbound_ports: galera.clone(), skip_outbound_ports: galera, skip_subnets: Vec::new() }
+    }
+}
+
+impl Redirection {
+    /// The redirection that an injected pod asks for by its annotations.
+    ///
+    /// # Errors
+    /// When an annotation cannot be read; the pod must then not be started, rather than bypass the mesh.
+    pub fn of(pod: &Pod, defaults: &RedirectionDefaults) -> Result<Self, InjectError> {
+        let (settings, errors) = pod.metadata.annotations.as_ref().map(Settings::read).unwrap_or_default();
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error);
+        }
+        let mut skip_inbound_ports = settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone());
+        for own in
+            [settings.control_port.unwrap_or(labels::CONTROL_PORT), settings.admin_port.unwrap_or(labels::ADMIN_PORT)]
+        {
+            skip_inbound_ports.insert(own..=own);
+        }
+        Ok(Self {
+            outbound_port: settings.outbound_port.unwrap_or(labels::OUTBOUND_PORT),
+            inbound_port: settings.inbound_port.unwrap_or(labels::INBOUND_PORT),
+            proxy_uid: settings.uid.unwrap_or(labels::PROXY_UID),
+            skip_inbound_ports,
+            skip_outbound_ports: settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone()),
+            skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),
+        })
+    }
+}

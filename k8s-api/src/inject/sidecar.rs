@@ -1,0 +1,188 @@
+//! The proxy's container and volumes.
+
+use k8s_openapi::{
+    api::core::v1::{
+        Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSpec, Probe, ProjectedVolumeSource,
+        ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection, Volume, VolumeMount,
+        VolumeProjection,
+    },
+    apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
+};
+
+use super::{
+    annotations::Settings,
+    config::InjectConfig,
+    env::{self, PodPorts},
+};
+use crate::{labels, ports::PortSet};
+
+/// Name of the volume for the proxy's key.
+const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
+/// Name of the volume with the proxy's token.
+const TOKEN_VOLUME: &str = "linkerd-identity-token";
+/// Lifetime that the token asks for, Linkerd's.
+const TOKEN_SECONDS: i64 = 86_400;
+/// Containers by which a pod is recognised as meshed already.
+const SIDECARS: [&str; 4] = ["linkerd-proxy", "istio-proxy", "linkerd-init", "istio-init"];
+/// Image prefixes by which a pod is recognised as meshed already.
+const SIDECAR_IMAGES: [&str; 4] =
+    ["cr.l5d.io/linkerd/proxy:", "gcr.io/istio-release/proxyv2:", "docker.io/istio/proxyv2:", "istio/proxyv2:"];
+
+/// Whether the pod has a proxy.
+pub(super) fn exists(pod: &Pod) -> bool {
+    containers(pod).any(|container| {
+        let image = container.image.as_deref().unwrap_or_default();
+        SIDECARS.contains(&container.name.as_str()) || SIDECAR_IMAGES.iter().any(|prefix| image.starts_with(prefix))
+    })
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+/// Containers that serve while the pod runs: the application's and native sidecars.
+fn serving(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| {
+        let sidecars = spec
+            .init_containers
+            .iter()
+            .flatten()
+            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        sidecars.chain(&spec.containers)
+    })
+}
+
+/// TCP ports that the pod's containers declare.
+pub(super) fn container_ports(pod: &Pod) -> Vec<u16> {
+    let declared = serving(pod).flat_map(|container| container.ports.iter().flatten());
+    let tcp = declared.filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+    let numbers: PortSet = tcp.filter_map(|port| u16::try_from(port.container_port).ok()).collect();
+    numbers.iter().collect()
+}
+
+/// Ports of HTTP probes that are given as numbers; named ones are declared ports anyway.
+fn probe_ports(pod: &Pod) -> impl Iterator<Item = u16> {
+    let probes =
+        serving(pod).flat_map(|c| [&c.liveness_probe, &c.readiness_probe, &c.startup_probe].into_iter().flatten());
+    probes.filter_map(|probe| match probe.http_get.as_ref()?.port {
+        IntOrString::Int(port) => u16::try_from(port).ok(),
+        IntOrString::String(_) => None,
+    })
+}
+
+fn named_ports(pod: &Pod, name: &str) -> Vec<u16> {
+    let declared = serving(pod).flat_map(|container| container.ports.iter().flatten());
+    let named = declared.filter(|port| port.name.as_deref() == Some(name));
+    named.filter_map(|port| u16::try_from(port.container_port).ok()).collect()
+}
+
+/// Adds the proxy before every other init container, and its volumes.
+pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, ingress: bool) {
+    let opaque = match &settings.opaque_ports {
+        Some(list) => list.resolve(|name| named_ports(pod, name)),
+        None => config.default_opaque_ports.clone(),
+    };
+    let inbound = container_ports(pod).into_iter().chain(probe_ports(pod)).collect();
+    let mut proxy = container(config, settings, &PodPorts { inbound, opaque }, ingress);
+    let spec = pod.spec.get_or_insert_with(PodSpec::default);
+    let first = spec.containers.first().and_then(|container| container.security_context.as_ref());
+    if let (Some(own), Some(first)) = (&mut proxy.security_context, first) {
+        own.capabilities.clone_from(&first.capabilities);
+    }
+    spec.init_containers.get_or_insert_default().insert(0, proxy);
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.push(end_entity_volume());
+    volumes.push(token_volume());
+}
+
+fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) -> Container {
+    let admin = settings.admin_port.unwrap_or(labels::ADMIN_PORT);
+    let inbound = settings.inbound_port.unwrap_or(labels::INBOUND_PORT);
+    let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
+    Container {
+        name: labels::PROXY_CONTAINER.to_owned(),
+        image: Some(image(config, settings)),
+        image_pull_policy: Some(settings.image_pull_policy.clone().unwrap_or_else(|| config.image_pull_policy.clone())),
+        command: some(&config.proxy_command),
+        args: some(&config.proxy_args),
+        env: Some(env::env(config, settings, ports, ingress)),
+        ports: Some(vec![port("linkerd-proxy", inbound), port("linkerd-admin", admin)]),
+        liveness_probe: Some(Probe { initial_delay_seconds: Some(10), ..probe("/live", admin) }),
+        readiness_probe: Some(Probe { initial_delay_seconds: Some(2), ..probe("/ready", admin) }),
+        // The kubelet starts the next container when this succeeds: 120 tries, one a second, are Linkerd's two minutes.
+        startup_probe: Some(Probe { period_seconds: Some(1), failure_threshold: Some(120), ..probe("/ready", admin) }),
+        restart_policy: Some("Always".to_owned()),
+        resources: resources(settings),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            run_as_non_root: Some(true),
+            run_as_user: Some(settings.uid.unwrap_or(labels::PROXY_UID)),
+            run_as_group: settings.gid.or(config.proxy_gid),
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+            ..SecurityContext::default()
+        }),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        volume_mounts: Some(vec![mount(END_ENTITY_VOLUME, env::IDENTITY_DIR), mount(TOKEN_VOLUME, env::TOKEN_DIR)]),
+        ..Container::default()
+    }
+}
+
+/// An annotated version replaces the tag of an image that is not annotated itself.
+fn image(config: &InjectConfig, settings: &Settings) -> String {
+    let image = settings.image.as_ref().unwrap_or(&config.proxy_image);
+    let Some(version) = &settings.version else { return image.clone() };
+    let name = match image.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => image,
+    };
+    format!("{name}:{version}")
+}
+
+fn resources(settings: &Settings) -> Option<ResourceRequirements> {
+    let list = |cpu: &Option<String>, memory: &Option<String>| {
+        let pairs = [("cpu", cpu), ("memory", memory)];
+        let set = pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), Quantity(value.clone()?))));
+        Some(set.collect::<std::collections::BTreeMap<_, _>>()).filter(|set| !set.is_empty())
+    };
+    let requests = list(&settings.cpu.0, &settings.memory.0);
+    let limits = list(&settings.cpu.1, &settings.memory.1);
+    (requests.is_some() || limits.is_some()).then(|| ResourceRequirements {
+        requests,
+        limits,
+        ..ResourceRequirements::default()
+    })
+}
+
+fn port(name: &str, number: u16) -> ContainerPort {
+    ContainerPort { name: Some(name.to_owned()), container_port: number.into(), ..ContainerPort::default() }
+}
+
+fn probe(path: &str, port: u16) -> Probe {
+    let action =
+        HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(port.into()), ..HTTPGetAction::default() };
+    Probe { http_get: Some(action), ..Probe::default() }
+}
+
+fn mount(name: &str, path: &str) -> VolumeMount {
+    VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), ..VolumeMount::default() }
+}
+
+fn end_entity_volume() -> Volume {
+    let memory = EmptyDirVolumeSource { medium: Some("Memory".to_owned()), ..EmptyDirVolumeSource::default() };
+    Volume { name: END_ENTITY_VOLUME.to_owned(), empty_dir: Some(memory), ..Volume::default() }
+}
+
+fn token_volume() -> Volume {
+    let token = ServiceAccountTokenProjection {
+        audience: Some(labels::IDENTITY_AUDIENCE.to_owned()),
+        expiration_seconds: Some(TOKEN_SECONDS),
+        path: env::TOKEN_FILE.to_owned(),
+        ..ServiceAccountTokenProjection::default()
+    };
+    let source = VolumeProjection { service_account_token: Some(token), ..VolumeProjection::default() };
+    let projected = ProjectedVolumeSource { sources: Some(vec![source]), ..ProjectedVolumeSource::default() };
+    Volume { name: TOKEN_VOLUME.to_owned(), projected: Some(projected), ..Volume::default() }
+}

@@ -1,0 +1,119 @@
+//! Labels, annotations and well-known names.
+//!
+//! They are Linkerd's (`linkerd2:pkg/k8s/labels.go`), so that dashboards, policies and habits carry over; what Weft adds
+//! is prefixed `weft.io/`.
+
+/// Name of the proxy's container, read by discovery, by the CLI and by stock tools.
+pub const PROXY_CONTAINER: &str = "linkerd-proxy";
+/// Name of the init container with which other meshes install iptables rules; Weft never adds one.
+pub const INIT_CONTAINER: &str = "linkerd-init";
+/// The user id of the proxy, Linkerd's default.
+pub const PROXY_UID: i64 = 2102;
+
+/// Port of the proxy's outbound listener.
+pub const OUTBOUND_PORT: u16 = 4140;
+/// Port of the proxy's inbound listener.
+pub const INBOUND_PORT: u16 = 4143;
+/// Port of the proxy's tap server.
+pub const CONTROL_PORT: u16 = 4190;
+/// Port of the proxy's admin server.
+pub const ADMIN_PORT: u16 = 4191;
+
+/// Audience of the projected service-account token that the identity service accepts.
+pub const IDENTITY_AUDIENCE: &str = "identity.l5d.io";
+
+/// Pod label: the control plane's namespace; its presence makes a pod meshed.
+pub const CONTROL_PLANE_NS: &str = "linkerd.io/control-plane-ns";
+/// Pod label: the pod's own namespace.
+pub const WORKLOAD_NS: &str = "linkerd.io/workload-ns";
+/// Pod label: which part of the control plane a pod is (`destination`, `identity`, ...).
+pub const CONTROL_PLANE_COMPONENT: &str = "linkerd.io/control-plane-component";
+/// Prefix of the pod label that names the owner, as in `linkerd.io/proxy-deployment: web`.
+pub const PROXY_OWNER_PREFIX: &str = "linkerd.io/proxy-";
+
+/// Annotation of pods and namespaces: `enabled`, `disabled` or `ingress`.
+pub const INJECT: &str = "linkerd.io/inject";
+/// Annotation: who injected the proxy.
+pub const CREATED_BY: &str = "linkerd.io/created-by";
+/// Annotation: version of the injected proxy.
+pub const PROXY_VERSION: &str = "linkerd.io/proxy-version";
+/// Annotation: SHA-256 of the trust anchors that the proxy was given, in hexadecimal.
+pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
+
+/// Prefix of the annotations that a pod takes over from its namespace.
+pub const CONFIG_PREFIX: &str = "config.linkerd.io/";
+/// Annotation: ports the proxies treat as opaque TCP (numbers, ranges, port names).
+pub const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
+/// Annotation: ports whose inbound connections bypass the proxy.
+pub const SKIP_INBOUND_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
+/// Annotation: ports whose outbound connections bypass the proxy.
+pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
+/// Annotation: source networks whose inbound connections bypass the proxy.
+pub const SKIP_SUBNETS: &str = "config.linkerd.io/skip-subnets";
+/// Annotation: policy for ports that no Server selects.
+pub const DEFAULT_INBOUND_POLICY: &str = "config.linkerd.io/default-inbound-policy";
+/// Annotation: ports that only mesh identities may use under the default policy.
+pub const REQUIRE_IDENTITY_PORTS: &str = "config.linkerd.io/proxy-require-identity-inbound-ports";
+/// Annotation: replaces the list of the pod's inbound ports.
+pub const POD_INBOUND_PORTS: &str = "config.linkerd.io/pod-inbound-ports";
+/// Annotation: the proxy's image.
+pub const PROXY_IMAGE: &str = "config.linkerd.io/proxy-image";
+/// Annotation: the proxy's version (image tag).
+pub const CONFIG_PROXY_VERSION: &str = "config.linkerd.io/proxy-version";
+/// Annotation: pull policy of the proxy's image.
+pub const IMAGE_PULL_POLICY: &str = "config.linkerd.io/image-pull-policy";
+/// Annotation: user id of the proxy.
+pub const PROXY_UID_ANNOTATION: &str = "config.linkerd.io/proxy-uid";
+/// Annotation: group id of the proxy.
+pub const PROXY_GID_ANNOTATION: &str = "config.linkerd.io/proxy-gid";
+/// Annotation: port of the tap server.
+pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";
+/// Annotation: port of the inbound listener.
+pub const INBOUND_PORT_ANNOTATION: &str = "config.linkerd.io/inbound-port";
+/// Annotation: port of the outbound listener.
+pub const OUTBOUND_PORT_ANNOTATION: &str = "config.linkerd.io/outbound-port";
+/// Annotation: port of the admin server.
+pub const ADMIN_PORT_ANNOTATION: &str = "config.linkerd.io/admin-port";
+/// Annotation: the proxy's log filter.
+pub const LOG_LEVEL: &str = "config.linkerd.io/proxy-log-level";
+/// Annotation: the proxy's log format, `plain` or `json`.
+pub const LOG_FORMAT: &str = "config.linkerd.io/proxy-log-format";
+/// Annotation: access log, `apache` or `json`.
+pub const ACCESS_LOG: &str = "config.linkerd.io/access-log";
+/// Annotation: serve `/shutdown` on the admin port.
+pub const ADMIN_SHUTDOWN: &str = "config.linkerd.io/proxy-admin-shutdown";
+/// Annotation: how long a draining proxy waits.
+pub const SHUTDOWN_GRACE_PERIOD: &str = "config.linkerd.io/shutdown-grace-period";
+/// Annotation: how long the proxy tries to reach the application.
+pub const INBOUND_CONNECT_TIMEOUT: &str = "config.linkerd.io/proxy-inbound-connect-timeout";
+/// Annotation: how long the proxy tries to reach another endpoint.
+pub const OUTBOUND_CONNECT_TIMEOUT: &str = "config.linkerd.io/proxy-outbound-connect-timeout";
+/// Annotation: idle time after which inbound policies are forgotten.
+pub const INBOUND_CACHE_TIMEOUT: &str = "config.linkerd.io/proxy-inbound-discovery-cache-unused-timeout";
+/// Annotation: idle time after which outbound discovery is forgotten.
+pub const OUTBOUND_CACHE_TIMEOUT: &str = "config.linkerd.io/proxy-outbound-discovery-cache-unused-timeout";
+/// Annotation: wait for inbound protocol detection without limit.
+pub const DISABLE_INBOUND_DETECT_TIMEOUT: &str = "config.linkerd.io/proxy-disable-inbound-protocol-detect-timeout";
+/// Annotation: wait for outbound protocol detection without limit.
+pub const DISABLE_OUTBOUND_DETECT_TIMEOUT: &str = "config.linkerd.io/proxy-disable-outbound-protocol-detect-timeout";
+/// Annotation: profile lookups for every name, not only those of the cluster.
+pub const ENABLE_EXTERNAL_PROFILES: &str = "config.linkerd.io/enable-external-profiles";
+/// Annotation: whether the proxy is a native sidecar.
+pub const NATIVE_SIDECAR: &str = "config.linkerd.io/proxy-enable-native-sidecar";
+/// Annotation: CPU that the proxy asks for.
+pub const PROXY_CPU_REQUEST: &str = "config.linkerd.io/proxy-cpu-request";
+/// Annotation: CPU that the proxy may use at most.
+pub const PROXY_CPU_LIMIT: &str = "config.linkerd.io/proxy-cpu-limit";
+/// Annotation: memory that the proxy asks for.
+pub const PROXY_MEMORY_REQUEST: &str = "config.linkerd.io/proxy-memory-request";
+/// Annotation: memory that the proxy may use at most.
+pub const PROXY_MEMORY_LIMIT: &str = "config.linkerd.io/proxy-memory-limit";
+/// Annotation: further environment of the proxy, a JSON list of Kubernetes `EnvVar`s.
+pub const PROXY_ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
+
+/// EndpointSlice label that names the Service, `discovery.k8s.io`'s.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Pod label that tells the ReplicaSets of one Deployment apart.
+pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
+/// Node label with the node's zone.
+pub const ZONE: &str = "topology.kubernetes.io/zone";

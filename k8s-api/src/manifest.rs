@@ -1,0 +1,170 @@
+//! Reading Kubernetes manifests: text in, typed objects and errors that name file, line and field out.
+//!
+//! One bad document never hides the others: every document of every file is read by itself. What Weft has no use for is
+//! returned as [`Ignored`] with its kind, so that the caller can say so. Nothing is applied here.
+//!
+//! ```text
+//! file --documents--> text of one document --kind--> Object --check--> Located | ManifestError
+//! ```
+
+mod check;
+mod documents;
+mod locate;
+mod object;
+mod read;
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use object::{Object, ObjectRef};
+pub use read::parse;
+
+/// What a set of manifests contained.
+#[derive(Clone, Debug, Default)]
+pub struct Manifests {
+    /// Good objects, in the order of files and documents.
+    pub objects: Vec<Located>,
+    /// Documents that could not be used, one error for each problem.
+    pub errors: Vec<ManifestError>,
+    /// Objects of kinds that Weft does not read.
+    pub ignored: Vec<Ignored>,
+}
+
+/// An object and where it was read.
+#[derive(Clone, Debug)]
+pub struct Located {
+    /// The object; its namespace is filled in where its kind has one.
+    pub object: Object,
+    /// The file.
+    pub file: Arc<Path>,
+    /// First line of the document, from 1.
+    pub line: usize,
+}
+
+/// An object that was skipped because Weft does not read its kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ignored {
+    /// API group and version, such as `batch/v1`.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Name, where it has one.
+    pub name: Option<String>,
+    /// The file.
+    pub file: Arc<Path>,
+    /// First line of the document, from 1.
+    pub line: usize,
+}
+
+/// A document, or a field of it, that cannot be used.
+#[derive(Clone, Debug)]
+pub struct ManifestError {
+    /// The file.
+    pub file: Arc<Path>,
+    /// Line of the field, or of the document where the field is unknown; from 1, and absent when the file is unreadable.
+    pub line: Option<usize>,
+    /// Column, from 1.
+    pub column: Option<usize>,
+    /// The object, as far as it could be read.
+    pub object: Option<ObjectRef>,
+    /// Path of the field, such as `spec.replicas`; empty for the document as a whole.
+    pub field: String,
+    /// What was found and what was expected.
+    pub problem: String,
+    /// The object where it has the right types and only its meaning is wrong, for readers that must fail closed: what is
+    /// unreadable in it denies. To be used only where no good version of the object is known.
+    pub restrictive: Option<Box<Object>>,
+}
+
+impl std::error::Error for ManifestError {}
+
+impl fmt::Display for ManifestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+            if let Some(column) = self.column {
+                write!(f, ":{column}")?;
+            }
+        }
+        f.write_str(": ")?;
+        if let Some(object) = &self.object {
+            write!(f, "{object}: ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.problem)
+    }
+}
+
+/// Whether a file's name marks it as a manifest: `*.yaml`, `*.yml` or `*.json`, and not hidden.
+pub fn is_manifest(path: &Path) -> bool {
+    let hidden = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| name.starts_with('.'));
+    let known = path.extension().and_then(|ext| ext.to_str()).is_some_and(|ext| matches!(ext, "yaml" | "yml" | "json"));
+    known && !hidden
+}
+
+/// Reads every manifest under `dir`, recursively and in the order of paths.
+///
+/// # Errors
+/// When `dir` itself cannot be listed. A file that cannot be read becomes one of [`Manifests::errors`].
+pub fn load_dir(dir: &Path) -> io::Result<Manifests> {
+    let mut all = Manifests::default();
+    for file in files(dir)? {
+        all.append(load_file(&file));
+    }
+    Ok(all)
+}
+
+/// Paths of the manifests under `dir`, recursively, sorted.
+///
+/// # Errors
+/// When `dir` itself cannot be listed; a directory inside it that vanished meanwhile is left out.
+pub fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path).unwrap_or_default());
+        } else if is_manifest(&path) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads one file; an unreadable one is reported in [`Manifests::errors`].
+pub fn load_file(file: &Path) -> Manifests {
+    match std::fs::read_to_string(file) {
+        Ok(text) => parse(file, &text),
+        Err(error) => Manifests {
+            errors: vec![ManifestError {
+                file: file.into(),
+                line: None,
+                column: None,
+                object: None,
+                field: String::new(),
+                problem: format!("read: {error}, expected a readable UTF-8 file"),
+                restrictive: None,
+            }],
+            ..Manifests::default()
+        },
+    }
+}
+
+impl Manifests {
+    /// Adds what another set contained, behind this one.
+    pub fn append(&mut self, other: Self) {
+        self.objects.extend(other.objects);
+        self.errors.extend(other.errors);
+        self.ignored.extend(other.ignored);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! The kinds that Weft reads, as one closed enum.
+
+use std::fmt;
+
+use k8s_openapi::{
+    api::{
+        apps::v1::{Deployment, ReplicaSet},
+        core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::de::DeserializeOwned;
+
+use crate::policy::{AuthorizationPolicy, MeshTLSAuthentication, NetworkAuthentication, Server};
+
+/// Which object: kind, namespace (where its kind has one) and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectRef {
+    /// Kind.
+    pub kind: String,
+    /// Namespace; absent for kinds that have none.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind, self.name),
+            None => write!(f, "{} {}", self.kind, self.name),
+        }
+    }
+}
+
+/// Declares the enum and its per-kind tables in one place: variant, API group, whether it is namespaced.
+macro_rules! objects {
+    ($($(#[$doc:meta])* $kind:ident, $group:literal, $namespaced:literal;)*) => {
+        /// A typed object.
+        #[derive(Clone, Debug, PartialEq)]
+        #[expect(clippy::large_enum_variant, reason = "a Pod is the common case")]
+        pub enum Object { $($(#[$doc])* $kind($kind),)* }
+
+        impl Object {
+            /// The kind's name.
+            pub fn kind(&self) -> &'static str {
+                match self { $(Self::$kind(_) => stringify!($kind),)* }
+            }
+
+            /// The object's metadata.
+            pub fn metadata(&self) -> &ObjectMeta {
+                match self { $(Self::$kind(object) => &object.metadata,)* }
+            }
+
+            /// The object's metadata, to be changed.
+            pub fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                match self { $(Self::$kind(object) => &mut object.metadata,)* }
+            }
+        }
+
+        /// Whether objects of a kind that Weft reads live in namespaces; `None` for every other kind.
+        pub(super) fn namespaced(group: &str, kind: &str) -> Option<bool> {
+            match (group, kind) { $(($group, stringify!($kind)) => Some($namespaced),)* _ => None }
+        }
+
+        /// Reads an object of a kind that Weft reads, by `read`.
+        pub(super) fn read<R: Reader>(group: &str, kind: &str, read: &R) -> Option<Result<Object, R::Error>> {
+            match (group, kind) {
+                $(($group, stringify!($kind)) => Some(read.read::<$kind>().map(Object::$kind)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+objects! {
+    /// A Namespace.
+    Namespace, "", false;
+    /// A Node.
+    Node, "", false;
+    /// A Pod.
+    Pod, "", true;
+    /// A Service.
+    Service, "", true;
+    /// A ServiceAccount.
+    ServiceAccount, "", true;
+    /// A ConfigMap.
+    ConfigMap, "", true;
+    /// A Secret.
+    Secret, "", true;
+    /// A Deployment.
+    Deployment, "apps", true;
+    /// A ReplicaSet.
+    ReplicaSet, "apps", true;
+    /// An EndpointSlice.
+    EndpointSlice, "discovery.k8s.io", true;
+    /// A Server.
+    Server, "policy.linkerd.io", true;
+    /// An AuthorizationPolicy.
+    AuthorizationPolicy, "policy.linkerd.io", true;
+    /// A MeshTLSAuthentication.
+    MeshTLSAuthentication, "policy.linkerd.io", true;
+    /// A NetworkAuthentication.
+    NetworkAuthentication, "policy.linkerd.io", true;
+}
+
+/// How text becomes one typed object.
+pub(super) trait Reader {
+    /// What goes wrong.
+    type Error;
+    /// Reads an object of type `K`.
+    fn read<K: DeserializeOwned>(&self) -> Result<K, Self::Error>;
+}
+
+impl Object {
+    /// Kind, namespace and name; objects are the same object when these are.
+    pub fn reference(&self) -> ObjectRef {
+        let metadata = self.metadata();
+        ObjectRef {
+            kind: self.kind().to_owned(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+}

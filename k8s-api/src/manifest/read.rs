@@ -1,0 +1,260 @@
+//! One document's way from text to a typed object.
+
+use std::{path::Path, sync::Arc};
+
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{
+    Ignored, Located, ManifestError, Manifests, Object, ObjectRef, check, documents, locate,
+    object::{self, Reader},
+};
+use crate::field::FieldPath;
+
+/// Namespace of objects that name none, Kubernetes' own default.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Reads every document of `text`. `file` is only named in errors, and its extension says whether the text is JSON.
+pub fn parse(file: &Path, text: &str) -> Manifests {
+    let json = file.extension().is_some_and(|extension| extension == "json");
+    let mut out = Manifests::default();
+    let file: Arc<Path> = file.into();
+    if json {
+        Document { file, json, text, lines_before: 0 }.read(&mut out);
+        return out;
+    }
+    for document in documents::split(text) {
+        Document { file: file.clone(), json, text: document.text, lines_before: document.lines_before }.read(&mut out);
+    }
+    out
+}
+
+/// The part of every object that says what it is.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    api_version: Option<String>,
+    kind: Option<String>,
+    metadata: Option<HeaderMetadata>,
+    items: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+struct HeaderMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+}
+
+/// A `List` as `kubectl get -o yaml` writes it.
+#[derive(Deserialize)]
+struct List {
+    items: Vec<serde_json::Value>,
+}
+
+struct Document<'a> {
+    file: Arc<Path>,
+    json: bool,
+    text: &'a str,
+    lines_before: usize,
+}
+
+/// A failed read: position, field and message.
+struct Failure {
+    at: Option<(usize, usize)>,
+    field: String,
+    problem: String,
+}
+
+impl Reader for Document<'_> {
+    type Error = Failure;
+
+    fn read<K: DeserializeOwned>(&self) -> Result<K, Failure> {
+        if self.json {
+            let mut deserializer = serde_json::Deserializer::from_str(self.text);
+            let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+                let inner = error.inner();
+                let suffix = format!(" at line {} column {}", inner.line(), inner.column());
+                Failure::new(
+                    Some((inner.line(), inner.column())),
+                    error.path().to_string(),
+                    &inner.to_string(),
+                    &suffix,
+                )
+            })?;
+            return match deserializer.end() {
+                Ok(()) => Ok(value),
+                Err(error) => Err(Failure {
+                    at: Some((error.line(), error.column())),
+                    field: String::new(),
+                    problem: "text after the object, expected one JSON value".to_owned(),
+                }),
+            };
+        }
+        serde_path_to_error::deserialize(serde_yaml_ng::Deserializer::from_str(self.text)).map_err(|error| {
+            let at = error.inner().location().map(|location| (location.line(), location.column()));
+            let suffix = at.map_or_else(String::new, |(line, column)| format!(" at line {line} column {column}"));
+            Failure::new(at, error.path().to_string(), &error.inner().to_string(), &suffix)
+        })
+    }
+}
+
+/// Reads from a value that was parsed before: an item of a list.
+struct Item(serde_json::Value);
+
+impl Reader for Item {
+    type Error = Failure;
+
+    fn read<K: DeserializeOwned>(&self) -> Result<K, Failure> {
+        serde_path_to_error::deserialize(self.0.clone())
+            .map_err(|error| Failure::new(None, error.path().to_string(), &error.inner().to_string(), ""))
+    }
+}
+
+impl Failure {
+    /// Strips from the parser's message what is reported in fields of its own.
+    fn new(at: Option<(usize, usize)>, path: String, message: &str, suffix: &str) -> Self {
+        let field = if path == "." { String::new() } else { path };
+        let message = message.strip_suffix(suffix).unwrap_or(message);
+        let problem = message.strip_prefix(&format!("{field}: ")).unwrap_or(message);
+        Self { at, field, problem: problem.to_owned() }
+    }
+}
+
+impl Document<'_> {
+    fn read(self, out: &mut Manifests) {
+        if !self.json && self.text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return;
+        }
+        let header = match Reader::read::<Option<Header>>(&self) {
+            Ok(Some(header)) => header,
+            Ok(None) => return,
+            Err(failure) => return out.errors.push(self.error(failure, None)),
+        };
+        let missing = |field: &str| Failure {
+            at: None,
+            field: field.to_owned(),
+            problem: "missing, expected a Kubernetes object with apiVersion and kind".to_owned(),
+        };
+        let Some(api_version) = header.api_version else {
+            return out.errors.push(self.error(missing("apiVersion"), None));
+        };
+        let Some(kind) = header.kind else { return out.errors.push(self.error(missing("kind"), None)) };
+        if kind == "List" && header.items.is_some() {
+            return self.read_list(out);
+        }
+        let group = group_of(&api_version);
+        let metadata = header.metadata.unwrap_or_default();
+        let Some(namespaced) = object::namespaced(group, &kind) else {
+            let (file, line) = (self.file.clone(), self.first_line());
+            return out.ignored.push(Ignored { api_version, kind, name: metadata.name, file, line });
+        };
+        let reference = reference(&kind, namespaced, &metadata);
+        let read = object::read(group, &kind, &self);
+        self.finish(read, reference, None, out);
+    }
+
+    /// Items have no text of their own, so their errors carry the position of the list.
+    fn read_list(&self, out: &mut Manifests) {
+        let list = match Reader::read::<List>(self) {
+            Ok(list) => list,
+            Err(failure) => return out.errors.push(self.error(failure, None)),
+        };
+        for (index, item) in list.items.into_iter().enumerate() {
+            let under = FieldPath::of("items").index(index);
+            let text = |pointer: &str| item.pointer(pointer).and_then(|value| value.as_str()).map(str::to_owned);
+            let (Some(api_version), Some(kind)) = (text("/apiVersion"), text("/kind")) else {
+                let problem = "missing apiVersion or kind, expected a Kubernetes object".to_owned();
+                out.errors
+                    .push(self.error(Failure { at: self.locate(&under), field: under.to_string(), problem }, None));
+                continue;
+            };
+            let metadata = HeaderMetadata { name: text("/metadata/name"), namespace: text("/metadata/namespace") };
+            let Some(namespaced) = object::namespaced(group_of(&api_version), &kind) else {
+                let (file, line) = (self.file.clone(), self.first_line());
+                out.ignored.push(Ignored { api_version, kind, name: metadata.name, file, line });
+                continue;
+            };
+            let reference = reference(&kind, namespaced, &metadata);
+            let read = object::read(group_of(&api_version), &kind, &Item(item));
+            self.finish(read, reference, Some(under), out);
+        }
+    }
+
+    fn finish(
+        &self,
+        read: Option<Result<Object, Failure>>,
+        reference: Option<ObjectRef>,
+        under: Option<FieldPath>,
+        out: &mut Manifests,
+    ) {
+        let outer = under.unwrap_or_default();
+        let mut object = match read {
+            Some(Ok(object)) => object,
+            Some(Err(mut failure)) => {
+                if !outer.0.is_empty() {
+                    failure.at = self.locate(&outer);
+                    failure.field = format!("{outer}.{}", failure.field);
+                }
+                return out.errors.push(self.error(failure, reference));
+            }
+            None => return,
+        };
+        let Some(reference) = reference else {
+            let field = FieldPath::of("metadata.name").under(outer);
+            let problem = "missing, expected the object's name".to_owned();
+            return out
+                .errors
+                .push(self.error(Failure { at: self.locate(&field), field: field.to_string(), problem }, None));
+        };
+        object.metadata_mut().namespace.clone_from(&reference.namespace);
+        let found = check::check(&object);
+        if found.is_empty() {
+            return out.objects.push(Located { object, file: self.file.clone(), line: self.first_line() });
+        }
+        for invalid in found {
+            let field = invalid.field.under(outer.clone());
+            let failure = Failure { at: self.locate(&field), field: field.to_string(), problem: invalid.problem };
+            let mut error = self.error(failure, Some(reference.clone()));
+            error.restrictive = Some(Box::new(object.clone()));
+            out.errors.push(error);
+        }
+    }
+
+    fn locate(&self, field: &FieldPath) -> Option<(usize, usize)> {
+        locate::locate(self.text, self.json, field)
+    }
+
+    fn first_line(&self) -> usize {
+        let leading =
+            self.text.lines().take_while(|line| line.trim().is_empty() || line.trim_start().starts_with('#')).count();
+        self.lines_before + leading + 1
+    }
+
+    fn error(&self, failure: Failure, object: Option<ObjectRef>) -> ManifestError {
+        let line = failure.at.map_or_else(|| self.first_line(), |(line, _)| line + self.lines_before);
+        ManifestError {
+            file: self.file.clone(),
+            line: Some(line),
+            column: failure.at.map(|(_, column)| column),
+            object,
+            field: failure.field,
+            problem: failure.problem,
+            restrictive: None,
+        }
+    }
+}
+
+fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+fn reference(kind: &str, namespaced: bool, metadata: &HeaderMetadata) -> Option<ObjectRef> {
+    let namespace = || {
+        metadata
+            .namespace
+            .clone()
+            .filter(|namespace| !namespace.is_empty())
+            .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
+    };
+    let name = metadata.name.clone().filter(|name| !name.is_empty())?;
+    Some(ObjectRef { kind: kind.to_owned(), namespace: namespaced.then(namespace), name })
+}

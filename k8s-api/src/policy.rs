@@ -1,0 +1,22 @@
+//! Linkerd's policy resources and what may be said about them without a cluster.
+//!
+//! The structs are the custom resources of group `policy.linkerd.io`; [`validate`] holds the rules that the admission
+//! webhook, the manifest reader and the CLI share. Decisions (who may connect) belong to the control plane.
+
+mod authorization;
+mod default;
+mod mesh_tls;
+mod network;
+mod selector;
+mod server;
+pub mod validate;
+
+pub use authorization::{AuthorizationPolicy, AuthorizationPolicySpec, NamespacedTargetRef, TargetRef};
+pub use default::{DefaultPolicy, DefaultPolicyError};
+pub use mesh_tls::{IdentityMatch, IdentityMatchError, MeshTLSAuthentication, MeshTLSAuthenticationSpec};
+pub use network::{Cidr, CidrError, Network, NetworkAuthentication, NetworkAuthenticationSpec};
+pub use selector::selects;
+pub use server::{ProxyProtocol, Server, ServerSpec};
+
+/// API group of the policy resources.
+pub const GROUP: &str = "policy.linkerd.io";

@@ -1,0 +1,227 @@
+//! Port numbers, ranges and names as annotations and Services write them: `4190,4191,8000-8100,postgres`.
+//!
+//! Parses and answers membership; which ports a name stands for is the caller's knowledge and passed in.
+
+use std::{fmt, num::NonZeroU16, ops::RangeInclusive, str::FromStr};
+
+/// Linkerd's default opaque ports: SMTP, submission, MySQL, Galera, PostgreSQL, Redis, ElasticSearch, memcached.
+pub const DEFAULT_OPAQUE_PORTS: &str = "25,587,3306,4444,5432,6379,9300,11211";
+
+/// Ports, as a sorted list of disjoint, non-adjacent ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PortSet(Vec<(u16, u16)>);
+
+/// Ports as written: numbers, ranges, and names that a container or a Service defines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortList {
+    numbers: PortSet,
+    names: Vec<String>,
+}
+
+/// An entry of a port list is neither a port, nor a range, nor (where allowed) a port name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad port {entry:?}, expected {expected}")]
+pub struct PortError {
+    /// The entry as written.
+    pub entry: String,
+    /// What would have been accepted.
+    pub expected: &'static str,
+}
+
+const NUMBERS: &str = "ports 1-65535 or ranges such as 8000-8100, separated by commas";
+const NUMBERS_OR_NAMES: &str = "ports 1-65535, ranges such as 8000-8100 or port names, separated by commas";
+
+impl PortSet {
+    /// Whether `port` is in the set.
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
+
+    /// Whether no port is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds every port of `range`; an empty range adds nothing.
+    pub fn insert(&mut self, range: RangeInclusive<u16>) {
+        if range.is_empty() {
+            return;
+        }
+        self.0.push((*range.start(), *range.end()));
+        self.0.sort_unstable();
+        let mut merged: Vec<(u16, u16)> = Vec::with_capacity(self.0.len());
+        for (first, last) in self.0.drain(..) {
+            match merged.last_mut() {
+                Some((_, end)) if first <= end.saturating_add(1) => *end = (*end).max(last),
+                _ => merged.push((first, last)),
+            }
+        }
+        self.0 = merged;
+    }
+
+    /// The ranges in ascending order.
+    pub fn ranges(&self) -> impl Iterator<Item = RangeInclusive<u16>> + '_ {
+        self.0.iter().map(|(first, last)| *first..=*last)
+    }
+
+    /// Every port in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
+        self.ranges().flatten()
+    }
+}
+
+impl FromIterator<u16> for PortSet {
+    fn from_iter<I: IntoIterator<Item = u16>>(ports: I) -> Self {
+        let mut set = Self::default();
+        for port in ports {
+            set.insert(port..=port);
+        }
+        set
+    }
+}
+
+impl FromStr for PortSet {
+    type Err = PortError;
+
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        let list = parse(text, NUMBERS)?;
+        match list.names.into_iter().next() {
+            Some(entry) => Err(PortError { entry, expected: NUMBERS }),
+            None => Ok(list.numbers),
+        }
+    }
+}
+
+impl fmt::Display for PortSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (first, last)) in self.0.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            if first == last { write!(f, "{comma}{first}")? } else { write!(f, "{comma}{first}-{last}")? }
+        }
+        Ok(())
+    }
+}
+
+impl PortList {
+    /// Turns names into numbers: `named(name)` gives every port that a name stands for. Unknown names match nothing, as
+    /// with Linkerd.
+    pub fn resolve(&self, mut named: impl FnMut(&str) -> Vec<u16>) -> PortSet {
+        let mut set = self.numbers.clone();
+        for name in &self.names {
+            for port in named(name) {
+                set.insert(port..=port);
+            }
+        }
+        set
+    }
+
+    /// Whether the list covers a port by its number or by its name.
+    pub fn covers(&self, port: u16, name: Option<&str>) -> bool {
+        self.numbers.contains(port) || name.is_some_and(|name| self.names.iter().any(|n| n == name))
+    }
+}
+
+impl FromStr for PortList {
+    type Err = PortError;
+
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        parse(text, NUMBERS_OR_NAMES)
+    }
+}
+
+impl From<PortSet> for PortList {
+    fn from(numbers: PortSet) -> Self {
+        Self { numbers, names: Vec::new() }
+    }
+}
+
+/// Linkerd's default opaque ports, see [`DEFAULT_OPAQUE_PORTS`].
+pub fn default_opaque_ports() -> PortSet {
+    [25, 587, 3306, 4444, 5432, 6379, 9300, 11211].into_iter().collect()
+}
+
+fn parse(text: &str, expected: &'static str) -> Result<PortList, PortError> {
+    let mut list = PortList::default();
+    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let bad = || PortError { entry: entry.to_owned(), expected };
+        if is_port_name(entry) {
+            list.names.push(entry.to_owned());
+            continue;
+        }
+        let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
+        let first: NonZeroU16 = first.trim().parse().map_err(|_| bad())?;
+        let last: NonZeroU16 = last.trim().parse().map_err(|_| bad())?;
+        if last < first {
+            return Err(bad());
+        }
+        list.numbers.insert(first.get()..=last.get());
+    }
+    Ok(list)
+}
+
+/// Whether `name` is a port name (RFC 6335 section 5.1 as Kubernetes applies it): at most 15 lower-case letters, digits
+/// and single inner hyphens, with at least one letter.
+pub fn is_port_name(name: &str) -> bool {
+    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=15).contains(&name.len())
+        && name.chars().all(ok)
+        && name.contains(|c: char| c.is_ascii_lowercase())
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+        && !name.contains("--")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(text: &str, expected: Result<&str, &str>) {
+        let got = text.parse::<PortSet>().map(|set| set.to_string()).map_err(|error| error.entry);
+        assert_eq!(got, expected.map(str::to_owned).map_err(str::to_owned), "{text:?}");
+    }
+
+    #[test]
+    fn reads_ports_and_ranges() {
+        for (text, expected) in [
+            ("", Ok("")),
+            ("4190,4191", Ok("4190-4191")),
+            (" 8000-8100 , 80,", Ok("80,8000-8100")),
+            ("1-65535", Ok("1-65535")),
+            ("10-20,15-30", Ok("10-30")),
+            ("0", Err("0")),
+            ("65536", Err("65536")),
+            ("20-10", Err("20-10")),
+            ("1-2-3", Err("1-2-3")),
+            ("http", Err("http")),
+            ("80,-5", Err("-5")),
+        ] {
+            check(text, expected);
+        }
+    }
+
+    #[test]
+    fn names_stand_for_the_ports_the_caller_knows() {
+        let list: PortList = "80,postgres,no-such".parse().unwrap();
+        let ports = list.resolve(|name| if name == "postgres" { vec![5432, 5433] } else { vec![] });
+        assert_eq!(ports.to_string(), "80,5432-5433");
+        assert!(list.covers(9, Some("postgres")) && !list.covers(9, None) && !list.covers(9, Some("other")));
+        assert!("80,Not_A_Name".parse::<PortList>().is_err());
+    }
+
+    #[test]
+    fn the_default_list_is_the_documented_one() {
+        assert_eq!(DEFAULT_OPAQUE_PORTS.parse::<PortSet>().unwrap(), default_opaque_ports());
+    }
+
+    proptest! {
+        #[test]
+        fn printing_and_parsing_agree(ranges in proptest::collection::vec((1u16.., 1u16..), 0..8)) {
+            let mut set = PortSet::default();
+            for (a, b) in ranges {
+                set.insert(a.min(b)..=a.max(b));
+            }
+            prop_assert_eq!(set.to_string().parse::<PortSet>().unwrap(), set);
+        }
+    }
+}
