@@ -1,2 +1,49 @@
+//! What Weft's kernel programs and user space share.
+//!
+//! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`]) and the decision about a
+//! connection ([`verdict`]), which is one pure function per direction: the kernel programs call it, and so may anybody
+//! who wants to know what would happen. Refuses to use `std`, to allocate, and to know about maps or programs.
+//!
+//! Layouts are `repr(C)` with explicit padding, little-endian hosts only (x86-64, arm64). They only ever grow new maps:
+//! a changed layout gets a new [`LAYOUT`] and with it a new pin directory.
 #![no_std]
-//! Placeholder while the workspace is being laid out.
+
+pub mod address;
+pub mod counter;
+pub mod event;
+pub mod pod;
+pub mod socket;
+pub mod verdict;
+
+#[cfg(feature = "user")]
+mod user;
+
+/// The version of all layouts in this crate together with the names of maps and pins.
+pub const LAYOUT: u32 = 1;
+
+/// Names of the maps, which are the names of their pins too.
+pub mod map {
+    /// Hash: netns cookie (u64) to [`crate::pod::Pod`].
+    pub const PODS: &str = "PODS";
+    /// Hash: [`crate::pod::PortBlockKey`] to [`crate::pod::PortBlock`].
+    pub const PORTS: &str = "PORTS";
+    /// Longest prefix: [`crate::pod::Subnet`] to u8 (unused).
+    pub const SUBNETS: &str = "SUBNETS";
+    /// Socket storage: [`crate::socket::SocketState`].
+    pub const SOCKETS: &str = "SOCKETS";
+    /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`].
+    pub const FLOWS: &str = "FLOWS";
+    /// Socket hash: [`crate::socket::ListenerKey`] to a listening socket.
+    pub const LISTENERS: &str = "LISTENERS";
+    /// Ring buffer of [`crate::event::Event`].
+    pub const EVENTS: &str = "EVENTS";
+    /// Per-CPU array of u64, indexed by [`crate::counter`].
+    pub const STATS: &str = "STATS";
+    /// Array of one [`crate::event::Config`].
+    pub const CONFIG: &str = "CONFIG";
+    /// Ring buffer of aya-log's records.
+    pub const LOGS: &str = "AYA_LOGS";
+
+    /// All maps that outlive an agent.
+    pub const ALL: [&str; 10] = [PODS, PORTS, SUBNETS, SOCKETS, FLOWS, LISTENERS, EVENTS, STATS, CONFIG, LOGS];
+}

@@ -1,0 +1,21 @@
+//! Indices of the per-CPU counters: one for each direction and verdict, then those of what must not happen.
+
+use crate::verdict::{Direction, Verdict};
+
+/// Events that found no room in the ring buffer.
+pub const EVENTS_DROPPED: u32 = (Direction::ALL.len() * Verdict::ALL.len()) as u32;
+/// Connections accepted on a proxy's outbound port that no redirected client announced.
+pub const FLOW_MISSES: u32 = EVENTS_DROPPED + 1;
+/// Redirected connections whose source could not be bound to the pod's address.
+pub const BIND_FAILURES: u32 = EVENTS_DROPPED + 2;
+/// Listeners of a proxy that could not be recorded.
+pub const LISTENERS_LOST: u32 = EVENTS_DROPPED + 3;
+/// How many counters there are.
+pub const COUNT: u32 = EVENTS_DROPPED + 4;
+
+/// The counter of a verdict.
+#[inline(always)]
+#[must_use]
+pub const fn of(direction: Direction, verdict: Verdict) -> u32 {
+    direction as u32 * Verdict::ALL.len() as u32 + verdict as u32
+}

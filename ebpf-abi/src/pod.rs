@@ -1,0 +1,159 @@
+//! What the kernel knows about a meshed pod: its entry and its rules. Refuses names and Kubernetes' vocabulary.
+
+use crate::address::Address;
+
+/// How many own addresses a pod may have; more are treated as other hosts' addresses.
+pub const ADDRESSES: usize = 8;
+
+/// Pods per node. Kubernetes' own limit is 110 by default; large nodes run some hundreds.
+pub const MAX_PODS: u32 = 4096;
+
+/// Outbound connections are redirected.
+pub const OUTBOUND: u32 = 1 << 0;
+/// Inbound connections are steered: the sk_lookup program is attached to the pod's namespace.
+pub const INBOUND: u32 = 1 << 1;
+/// Some outbound ports are skipped; without it nobody looks.
+pub const SKIPS_OUTBOUND_PORTS: u32 = 1 << 2;
+/// Some inbound ports are skipped.
+pub const SKIPS_INBOUND_PORTS: u32 = 1 << 3;
+/// Some clients' subnets are skipped.
+pub const SKIPS_SUBNETS: u32 = 1 << 4;
+
+/// A meshed pod, by its network namespace's cookie.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// The pod's own addresses; the rest is [`Address::UNSPECIFIED`].
+    pub addresses: [Address; ADDRESSES],
+    /// The source of redirected IPv4 connections, or unspecified.
+    pub source_v4: Address,
+    /// The source of redirected IPv6 connections, or unspecified.
+    pub source_v6: Address,
+    /// A digest of everything that was asked for this pod, so that asking again changes nothing.
+    pub rules: u64,
+    /// Counts rule changes from 1; part of the keys of the pod's rules, so that a change is one write.
+    pub generation: u32,
+    /// [`OUTBOUND`] and the other bits.
+    pub flags: u32,
+    /// The proxy's user as the host sees it.
+    pub proxy_uid: u32,
+    /// Where the proxy accepts the pod's outbound connections, on loopback.
+    pub outbound_port: u16,
+    /// Where the proxy accepts connections to the pod.
+    pub inbound_port: u16,
+}
+
+impl Pod {
+    /// Whether the address is one of the pod's own.
+    #[inline(always)]
+    #[must_use]
+    pub fn owns(&self, address: &Address) -> bool {
+        let mut at = 0;
+        while at < ADDRESSES {
+            if self.addresses[at] == *address && !address.is_unspecified() {
+                return true;
+            }
+            at += 1;
+        }
+        false
+    }
+
+    /// Whether a flag is set.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Ports in one [`PortBlock`].
+pub const BLOCK_PORTS: u16 = 512;
+
+/// One block of a pod's skipped ports. Sparse: a block without a skipped port has no entry.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortBlockKey {
+    /// The pod.
+    pub netns_cookie: u64,
+    /// The generation of the pod's rules.
+    pub generation: u32,
+    /// [`crate::verdict::Direction`] as a number.
+    pub direction: u16,
+    /// The port divided by [`BLOCK_PORTS`].
+    pub block: u16,
+}
+
+/// One bit for each of [`BLOCK_PORTS`] ports.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortBlock {
+    /// Port `n` of the block is bit `n % 64` of word `n / 64`.
+    pub words: [u64; 8],
+}
+
+impl PortBlock {
+    /// Whether a port, given in full, is in the block that it belongs to.
+    #[inline(always)]
+    #[must_use]
+    pub const fn contains(&self, port: u16) -> bool {
+        let bit = port % BLOCK_PORTS;
+        self.words[(bit / 64) as usize & 7] >> (bit % 64) & 1 == 1
+    }
+
+    /// Adds a port, given in full.
+    pub const fn insert(&mut self, port: u16) {
+        let bit = port % BLOCK_PORTS;
+        self.words[(bit / 64) as usize] |= 1 << (bit % 64);
+    }
+}
+
+/// A skipped subnet of one pod: the data part of a longest-prefix key.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subnet {
+    /// The pod, as bytes because longest-prefix keys are packed.
+    pub netns_cookie: [u8; 8],
+    /// The generation of the pod's rules.
+    pub generation: [u8; 4],
+    /// [`Address::octets`].
+    pub address: [u8; 16],
+}
+
+impl Subnet {
+    /// Bits before the address: a prefix of an IPv6 subnet has these and its own length, of an IPv4 subnet 96 more.
+    pub const HEAD_BITS: u32 = 96;
+
+    /// The key for a lookup or, with a shorter prefix, for an entry.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(netns_cookie: u64, generation: u32, address: &Address) -> Self {
+        Self {
+            netns_cookie: netns_cookie.to_ne_bytes(),
+            generation: generation.to_ne_bytes(),
+            address: address.octets(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_holds_exactly_its_ports() {
+        let mut block = PortBlock::default();
+        for port in [4190, 4191] {
+            block.insert(port);
+        }
+        let found: [bool; 4] = [4189, 4190, 4191, 4192].map(|port| block.contains(port));
+        assert_eq!(found, [false, true, true, false]);
+    }
+
+    #[test]
+    fn the_last_port_has_a_place() {
+        let mut block = PortBlock::default();
+        block.insert(65535);
+        assert!(block.contains(65535));
+        assert!(!block.contains(65534));
+    }
+}

@@ -1,0 +1,101 @@
+//! What the kernel remembers about a socket, and what it hands over from a client's socket to the proxy's. Refuses to
+//! outlive the socket: only the hand-over has an entry of its own, and it lives from the SYN to the handshake's end.
+
+use crate::{address::Address, event::COMMAND_BYTES};
+
+/// Where the proxy of a pod that nobody enrolled yet listens: Linkerd's default inbound port.
+pub const DEFAULT_INBOUND_PORT: u16 = 4143;
+
+/// What a socket is to us.
+pub mod kind {
+    /// A client whose connection was redirected; the original destination is where it wanted to go.
+    pub const CLIENT: u8 = 1;
+    /// Accepted by the proxy; the original destination came from the client's socket.
+    pub const ACCEPTED: u8 = 2;
+    /// Bound to a proxy's inbound port by `uid`, about to listen.
+    pub const BOUND: u8 = 3;
+}
+
+/// The value of the socket storage.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SocketState {
+    /// The original destination.
+    pub destination: Address,
+    /// Its port.
+    pub port: u16,
+    /// One of [`kind`].
+    pub kind: u8,
+    /// Unused.
+    pub pad: u8,
+    /// The calling user as the host sees it.
+    pub uid: u32,
+    /// The calling process.
+    pub pid: u32,
+    /// The calling thread's name, filled only while somebody watches.
+    pub command: [u8; COMMAND_BYTES],
+}
+
+/// A redirected connection between its SYN and its handshake's end: the client's end of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    /// Loopback addresses and ports repeat in every pod, so the namespace is part of the key.
+    pub netns_cookie: u64,
+    /// The client's address.
+    pub address: Address,
+    /// The client's port.
+    pub port: u32,
+    /// Unused.
+    pub pad: u32,
+}
+
+/// Where a connection was meant to go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// The original destination.
+    pub destination: Address,
+    /// Its port.
+    pub port: u32,
+}
+
+/// Connections between SYN and accept on one node at a time; each takes a few microseconds.
+pub const MAX_FLOWS: u32 = 16384;
+
+/// How many sockets of one SO_REUSEPORT group are remembered. The kernel spreads connections over the whole group
+/// whichever member it is given, so this only has to outlast members that close one by one.
+pub const LISTENER_SLOTS: u8 = 8;
+
+/// Listening sockets on one node.
+pub const MAX_LISTENERS: u32 = 16384;
+
+/// A listener of a proxy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerKey {
+    /// The pod.
+    pub netns_cookie: u64,
+    /// Who bound it, so that an application cannot take the proxy's place.
+    pub uid: u32,
+    /// The port it listens on.
+    pub port: u16,
+    /// 4 or 6.
+    pub family: u8,
+    /// Below [`LISTENER_SLOTS`].
+    pub slot: u8,
+}
+
+/// The private socket option by which a proxy learns that its pod is intercepted.
+pub mod attest {
+    /// The level; no protocol uses it ("WE").
+    pub const LEVEL: i32 = 0x5745;
+    /// The option.
+    pub const OPTION: i32 = 1;
+    /// Bytes of the answer: flags u32, generation u32, netns cookie u64, in host order.
+    pub const BYTES: usize = 16;
+    /// Bit of the answer's flags: outbound redirection is in force.
+    pub const OUTBOUND: u32 = crate::pod::OUTBOUND;
+    /// Bit of the answer's flags: inbound steering is in force.
+    pub const INBOUND: u32 = crate::pod::INBOUND;
+}

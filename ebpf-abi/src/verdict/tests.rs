@@ -1,0 +1,153 @@
+//! The truth tables. Rows are named after linkerd-init's behaviour, which they have to match.
+
+extern crate std;
+
+use core::net::IpAddr;
+use std::collections::BTreeSet;
+
+use super::{Verdict::*, *};
+use crate::pod::ADDRESSES;
+
+const PROXY: u32 = 2102;
+const APP: u32 = 1000;
+
+fn address(text: &str) -> Address {
+    text.parse::<IpAddr>().unwrap().into()
+}
+
+/// A dual-stack pod with a secondary address.
+fn pod() -> Pod {
+    let mut addresses = [Address::UNSPECIFIED; ADDRESSES];
+    addresses[0] = address("10.244.0.5");
+    addresses[1] = address("fd00:10:244::5");
+    addresses[2] = address("192.168.7.5");
+    Pod {
+        addresses,
+        source_v4: addresses[0],
+        source_v6: addresses[1],
+        rules: 0,
+        generation: 1,
+        flags: 0,
+        proxy_uid: PROXY,
+        outbound_port: 4140,
+        inbound_port: 4143,
+    }
+}
+
+fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
+    let skipped = [4567, 4568, 25];
+    verdict_outbound(&pod(), uid, &address(destination), || skipped.contains(&port))
+}
+
+fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
+    let skipped = [4190, 4191, 4567, 4568];
+    let client = address(client);
+    let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
+    verdict_inbound(
+        &pod(),
+        &client,
+        &address(local),
+        || skipped.contains(&port),
+        || from_skipped_subnet,
+        || listening,
+    )
+}
+
+#[test]
+fn outbound_truth_table() {
+    for (row, uid, destination, port, expected) in [
+        ("remote pod", APP, "10.244.0.9", 8080, Redirect),
+        ("service address", APP, "10.96.0.40", 80, Redirect),
+        ("internet", APP, "93.184.216.34", 443, Redirect),
+        ("cloud metadata", APP, "169.254.169.254", 80, Redirect),
+        ("dns over tcp", APP, "10.96.0.10", 53, Redirect),
+        ("root is an application like any other", 0, "10.244.0.9", 8080, Redirect),
+        ("nobody is an application like any other", 65534, "1.1.1.1", 20001, Redirect),
+        ("native ipv6", APP, "fd00:10:244::9", 8080, Redirect),
+        ("v4-mapped obeys the ipv4 rules", APP, "::ffff:10.244.0.9", 8080, Redirect),
+        ("neighbour of the pod's own address", APP, "10.244.0.6", 8080, Redirect),
+        ("client in a skipped inbound subnet does not matter outbound", APP, "10.9.0.7", 8080, Redirect),
+        ("inbound-only skipped port", APP, "10.244.0.9", 4191, Redirect),
+        ("loopback", APP, "127.0.0.1", 8080, PassLoopback),
+        ("all of 127/8", APP, "127.9.9.9", 8080, PassLoopback),
+        ("the proxy's outbound listener, dialled by hand", APP, "127.0.0.1", 4140, PassLoopback),
+        ("v4-mapped loopback", APP, "::ffff:127.0.0.1", 8080, PassLoopback),
+        ("ipv6 loopback", APP, "::1", 8080, PassLoopback),
+        ("inaddr_any means this host", APP, "0.0.0.0", 8080, PassLoopback),
+        ("in6addr_any means this host", APP, "::", 8080, PassLoopback),
+        ("v4-mapped inaddr_any", APP, "::ffff:0.0.0.0", 8080, PassLoopback),
+        ("own address", APP, "10.244.0.5", 8080, PassOwnAddress),
+        ("own address, v4-mapped", APP, "::ffff:10.244.0.5", 8080, PassOwnAddress),
+        ("own ipv6 address", APP, "fd00:10:244::5", 8080, PassOwnAddress),
+        ("own secondary address", APP, "192.168.7.5", 8080, PassOwnAddress),
+        ("own address at the proxy's inbound port", APP, "10.244.0.5", 4143, PassOwnAddress),
+        ("skipped port", APP, "10.244.0.9", 4567, PassSkipPort),
+        ("skipped port over ipv6", APP, "fd00:10:244::9", 4568, PassSkipPort),
+        ("skipped port of an external host", APP, "93.184.216.34", 25, PassSkipPort),
+        ("proxy to a remote pod", PROXY, "10.244.0.9", 4143, PassProxy),
+        ("proxy to its own application", PROXY, "10.244.0.5", 8080, PassProxy),
+        ("proxy over ipv6", PROXY, "fd00:10:244::9", 4143, PassProxy),
+        ("proxy to loopback", PROXY, "127.0.0.1", 8080, PassProxy),
+    ] {
+        assert_eq!(outbound(uid, destination, port), expected, "{row}");
+    }
+}
+
+#[test]
+fn inbound_truth_table() {
+    for (row, client, local, port, listening, expected) in [
+        ("remote pod", "10.244.0.9", "10.244.0.5", 8080, true, Redirect),
+        ("kubelet probe", "10.244.0.1", "10.244.0.5", 8080, true, Redirect),
+        ("the proxy's own port", "10.244.0.9", "10.244.0.5", 4143, true, Redirect),
+        ("the proxy's outbound port from outside", "10.244.0.9", "10.244.0.5", 4140, true, Redirect),
+        ("ipv6", "fd00:10:244::9", "fd00:10:244::5", 8080, true, Redirect),
+        ("secondary address", "192.168.7.9", "192.168.7.5", 8080, true, Redirect),
+        ("address that nobody enrolled", "10.244.0.9", "172.16.0.5", 8080, true, Redirect),
+        ("proxy down", "10.244.0.9", "10.244.0.5", 8080, false, DenyNoListener),
+        ("proxy down, ipv6", "fd00:10:244::9", "fd00:10:244::5", 8080, false, DenyNoListener),
+        ("proxy down, its own port", "10.244.0.9", "10.244.0.5", 4143, false, DenyNoListener),
+        ("admin port", "10.244.0.9", "10.244.0.5", 4191, true, PassSkipPort),
+        ("tap port", "10.244.0.9", "10.244.0.5", 4190, true, PassSkipPort),
+        ("skipped port while the proxy is down", "10.244.0.9", "10.244.0.5", 4567, false, PassSkipPort),
+        ("skipped subnet", "10.9.0.7", "10.244.0.5", 8080, true, PassSkipSubnet),
+        ("skipped ipv6 subnet", "fd99::7", "fd00:10:244::5", 8080, true, PassSkipSubnet),
+        ("skipped subnet while the proxy is down", "10.9.0.7", "10.244.0.5", 8080, false, PassSkipSubnet),
+        ("over loopback", "127.0.0.1", "127.0.0.1", 8080, true, PassLoopback),
+        ("over ipv6 loopback", "::1", "::1", 8080, true, PassLoopback),
+        ("redirected client of this pod", "10.244.0.5", "127.0.0.1", 4140, true, PassLoopback),
+        ("own address to itself", "10.244.0.5", "10.244.0.5", 8080, true, PassOwnAddress),
+        ("own address to another own address", "192.168.7.5", "10.244.0.5", 8080, true, PassOwnAddress),
+        ("own ipv6 address to itself", "fd00:10:244::5", "fd00:10:244::5", 8080, false, PassOwnAddress),
+        ("own address that nobody enrolled", "172.16.0.5", "172.16.0.5", 8080, true, PassOwnAddress),
+    ] {
+        assert_eq!(inbound(client, local, port, listening), expected, "{row}");
+    }
+}
+
+#[test]
+fn a_pod_without_ipv6_owns_no_unspecified_address() {
+    let mut pod = pod();
+    pod.addresses = [Address::UNSPECIFIED; ADDRESSES];
+    assert!(!pod.owns(&Address::UNSPECIFIED));
+    assert!(!pod.owns(&address("0.0.0.0")));
+}
+
+#[test]
+fn a_decided_connection_costs_no_lookup() {
+    let never = || unreachable!("the rules before have decided");
+    let _ = verdict_outbound(&pod(), PROXY, &address("10.244.0.9"), never);
+    let _ = verdict_outbound(&pod(), APP, &address("127.0.0.1"), || unreachable!("loopback has decided"));
+}
+
+#[test]
+fn numbers_and_labels_name_exactly_one_verdict() {
+    let labels: BTreeSet<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
+    assert_eq!(labels.len(), Verdict::ALL.len());
+    for (index, verdict) in Verdict::ALL.into_iter().enumerate() {
+        assert_eq!(verdict as usize, index);
+        assert_eq!(Verdict::from_index(index as u8), Some(verdict));
+        assert_eq!(Verdict::from_label(verdict.label()), Some(verdict));
+    }
+    assert_eq!(Verdict::from_index(Verdict::ALL.len() as u8), None);
+    assert_eq!(Verdict::from_label("nonsense"), None);
+}

@@ -1,0 +1,130 @@
+//! The maps, and the few ways in which the programs touch them. Refuses decisions.
+
+use core::ptr;
+
+use aya_ebpf::{
+    bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock},
+    btf_maps::SkStorage,
+    helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get},
+    macros::{btf_map, map},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SockHash, lpm_trie::Key},
+};
+use weft_ebpf_abi::{
+    address::Address,
+    counter,
+    event::{Config, RING_BYTES},
+    pod::{self, BLOCK_PORTS, Pod, PortBlock, PortBlockKey, Subnet},
+    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, SocketState},
+    verdict::{Direction, Verdict},
+};
+
+#[map]
+static PODS: HashMap<u64, Pod> = HashMap::with_max_entries(pod::MAX_PODS, BPF_F_NO_PREALLOC);
+#[map]
+static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::MAX_PODS * 64, BPF_F_NO_PREALLOC);
+#[map]
+static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_PODS * 16, BPF_F_NO_PREALLOC);
+#[btf_map]
+static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+#[map]
+pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MAX_FLOWS, 0);
+#[map]
+pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+#[map]
+static STATS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
+#[map]
+static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
+
+/// The entry of a network namespace, if a meshed pod lives in it.
+#[inline(always)]
+pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
+    // SAFETY: the map is not preallocated, so an entry that is replaced meanwhile stays intact until the program ends.
+    unsafe { PODS.get_ptr(netns_cookie).map(|pod| &*pod) }
+}
+
+/// Whether the pod's rules skip a port.
+#[inline(always)]
+pub(crate) fn skips_port(pod: &Pod, netns_cookie: u64, direction: Direction, port: u16) -> bool {
+    let flag = match direction {
+        Direction::Outbound => pod::SKIPS_OUTBOUND_PORTS,
+        Direction::Inbound => pod::SKIPS_INBOUND_PORTS,
+    };
+    if !pod.has(flag) {
+        return false;
+    }
+    let key = PortBlockKey {
+        netns_cookie,
+        generation: pod.generation,
+        direction: direction as u16,
+        block: port / BLOCK_PORTS,
+    };
+    // SAFETY: as in `pod`.
+    unsafe { PORTS.get_ptr(key).is_some_and(|block| (*block).contains(port)) }
+}
+
+/// Whether the pod's rules skip connections from an address.
+#[inline(always)]
+pub(crate) fn skips_subnet(pod: &Pod, netns_cookie: u64, client: &Address) -> bool {
+    if !pod.has(pod::SKIPS_SUBNETS) {
+        return false;
+    }
+    let key = Key::new(Subnet::HEAD_BITS + 128, Subnet::new(netns_cookie, pod.generation, client));
+    SUBNETS.get(key).is_some()
+}
+
+/// Counts a verdict.
+#[inline(always)]
+pub(crate) fn count(direction: Direction, verdict: Verdict) {
+    count_at(counter::of(direction, verdict));
+}
+
+/// Adds one to a counter.
+#[inline(always)]
+pub(crate) fn count_at(index: u32) {
+    if let Some(counter) = STATS.get_ptr_mut(index) {
+        // SAFETY: the slot is this CPU's, and programs of these types do not preempt one another on it for long enough
+        // to matter for a statistic.
+        unsafe { *counter += 1 };
+    }
+}
+
+/// Whether somebody wants events.
+#[inline(always)]
+pub(crate) fn watched() -> bool {
+    CONFIG.get(0).is_some_and(|config| config.trace != 0)
+}
+
+/// What is remembered about a socket.
+#[inline(always)]
+pub(crate) fn socket(sk: *mut bpf_sock) -> Option<&'static SocketState> {
+    // SAFETY: the helper checks the socket; aya's wrapper takes sock_addr contexts only, so it is called directly.
+    let state = unsafe { bpf_sk_storage_get((&raw const SOCKETS).cast_mut().cast(), sk.cast(), ptr::null_mut(), 0) };
+    // SAFETY: null or a value that lives as long as the socket, which the caller's context holds.
+    unsafe { state.cast::<SocketState>().as_ref() }
+}
+
+/// Remembers something about a socket in place of what was remembered; false without memory.
+#[inline(always)]
+pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
+    let flags = BPF_SK_STORAGE_GET_F_CREATE as u64;
+    // SAFETY: as in `socket`.
+    let slot =
+        unsafe { bpf_sk_storage_get((&raw const SOCKETS).cast_mut().cast(), sk.cast(), ptr::null_mut(), flags) };
+    // SAFETY: as in `socket`; the socket's owner is in a system call on it.
+    match unsafe { slot.cast::<SocketState>().as_mut() } {
+        Some(slot) => {
+            *slot = *state;
+            true
+        }
+        None => false,
+    }
+}
+
+/// Forgets a socket.
+#[inline(always)]
+pub(crate) fn forget(sk: *mut bpf_sock) {
+    // SAFETY: as in `socket`. Nothing to forget is fine.
+    unsafe { bpf_sk_storage_delete((&raw const SOCKETS).cast_mut().cast(), sk.cast()) };
+}

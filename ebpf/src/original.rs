@@ -1,0 +1,170 @@
+//! getsockopt: answers SO_ORIGINAL_DST in enrolled namespaces, and the private option by which a proxy learns that its
+//! pod is intercepted. Everything else, and everything that fails, keeps the kernel's own answer.
+
+use core::ptr::{read_volatile, write_volatile};
+
+use aya_ebpf::{
+    EbpfContext as _, bindings::bpf_sockopt, helpers::generated::bpf_get_netns_cookie, macros::cgroup_sockopt,
+    programs::SockoptContext,
+};
+use weft_ebpf_abi::{
+    address::Address,
+    pod::{INBOUND, OUTBOUND, Pod},
+    socket::{attest, kind},
+};
+
+use crate::maps;
+
+const SOL_IP: i32 = 0;
+const SOL_IPV6: i32 = 41;
+/// The same number at both levels (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
+const SO_ORIGINAL_DST: i32 = 80;
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+const SOCK_STREAM: u32 = 1;
+
+#[cgroup_sockopt(getsockopt)]
+pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
+    let context = ctx.sockopt;
+    // SAFETY: the verifier checks every access to the context, here and below.
+    let (level, option) =
+        unsafe { (read_volatile(&raw const (*context).level), read_volatile(&raw const (*context).optname)) };
+    let answered = match (level, option) {
+        (SOL_IP | SOL_IPV6, SO_ORIGINAL_DST) => original_destination(&ctx, level),
+        (attest::LEVEL, attest::OPTION) => attestation(&ctx),
+        _ => false,
+    };
+    if !answered {
+        // Leave the kernel's answer alone. Without this, older kernels fail every answer longer than a page.
+        // SAFETY: as above.
+        unsafe { write_volatile(&raw mut (*context).optlen, 0) };
+    }
+    1
+}
+
+/// The pod of the socket's namespace.
+#[inline(always)]
+fn pod(ctx: &SockoptContext) -> Option<(u64, &'static Pod)> {
+    // SAFETY: the helper takes this kind of context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    maps::pod(netns_cookie).map(|pod| (netns_cookie, pod))
+}
+
+#[inline(always)]
+fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
+    let context = ctx.sockopt;
+    if pod(ctx).is_none() {
+        return false;
+    }
+    // SAFETY: as above. All fields are read before any branch: a branch between two of them becomes arithmetic on the
+    // pointer, which the verifier refuses.
+    let (sk, retval, family, v4, v6, local_port) = unsafe {
+        let sk = read_volatile(&raw const (*context).__bindgen_anon_1.sk);
+        let words = [
+            read_volatile(&raw const (*sk).src_ip6[0]),
+            read_volatile(&raw const (*sk).src_ip6[1]),
+            read_volatile(&raw const (*sk).src_ip6[2]),
+            read_volatile(&raw const (*sk).src_ip6[3]),
+        ];
+        (
+            sk,
+            read_volatile(&raw const (*context).retval),
+            read_volatile(&raw const (*sk).family),
+            read_volatile(&raw const (*sk).src_ip4),
+            Address { words },
+            read_volatile(&raw const (*sk).src_port),
+        )
+    };
+    let (address, port) = match maps::socket(sk) {
+        Some(state) if state.kind != kind::BOUND => (state.destination, state.port),
+        // Connection tracking knows better when the connection came through iptables.
+        _ if retval == 0 => return false,
+        // Steered sockets keep the address that the client dialled as their local one.
+        _ => (if family == AF_INET { Address::v4(v4) } else { v6 }, local_port as u16),
+    };
+    // The level decides, never the socket: a dual-stack listener is asked at SOL_IP for its IPv4 connections.
+    match (level, address.as_v4()) {
+        (SOL_IP, Some(word_be)) => answer_v4(context, word_be, port),
+        (SOL_IPV6, None) => answer_v6(context, &address, port),
+        _ => false,
+    }
+}
+
+/// Writes a `sockaddr_in`.
+#[inline(always)]
+fn answer_v4(context: *mut bpf_sockopt, word_be: u32, port: u16) -> bool {
+    const BYTES: usize = 16;
+    let Some(value) = buffer::<BYTES>(context) else { return false };
+    // SAFETY: the buffer has these bytes; its alignment is not known to the compiler's satisfaction, hence words of two.
+    unsafe {
+        write_volatile(value.cast::<u16>(), AF_INET as u16);
+        write_volatile(value.add(2).cast::<u16>(), port.to_be());
+        write_volatile(value.add(4).cast::<u32>(), word_be);
+        write_volatile(value.add(8).cast::<u32>(), 0);
+        write_volatile(value.add(12).cast::<u32>(), 0);
+    }
+    succeed(context, BYTES);
+    true
+}
+
+/// Writes a `sockaddr_in6`.
+#[inline(always)]
+fn answer_v6(context: *mut bpf_sockopt, address: &Address, port: u16) -> bool {
+    const BYTES: usize = 28;
+    let Some(value) = buffer::<BYTES>(context) else { return false };
+    // SAFETY: the buffer has these bytes.
+    unsafe {
+        write_volatile(value.cast::<u16>(), AF_INET6 as u16);
+        write_volatile(value.add(2).cast::<u16>(), port.to_be());
+        write_volatile(value.add(4).cast::<u32>(), 0);
+        write_volatile(value.add(8).cast::<u32>(), address.words[0]);
+        write_volatile(value.add(12).cast::<u32>(), address.words[1]);
+        write_volatile(value.add(16).cast::<u32>(), address.words[2]);
+        write_volatile(value.add(20).cast::<u32>(), address.words[3]);
+        write_volatile(value.add(24).cast::<u32>(), 0);
+    }
+    succeed(context, BYTES);
+    true
+}
+
+/// Tells a proxy what is in force for its pod.
+#[inline(always)]
+fn attestation(ctx: &SockoptContext) -> bool {
+    let context = ctx.sockopt;
+    let Some((netns_cookie, pod)) = pod(ctx) else { return false };
+    // SAFETY: as above.
+    let socket_type = unsafe { read_volatile(&raw const (*(*context).__bindgen_anon_1.sk).type_) };
+    if socket_type != SOCK_STREAM {
+        return false;
+    }
+    let Some(value) = buffer::<{ attest::BYTES }>(context) else { return false };
+    // SAFETY: the buffer has these bytes.
+    unsafe {
+        write_volatile(value.cast::<u32>(), pod.flags & (OUTBOUND | INBOUND));
+        write_volatile(value.add(4).cast::<u32>(), pod.generation);
+        write_volatile(value.add(8).cast::<u64>(), netns_cookie);
+    }
+    succeed(context, attest::BYTES);
+    true
+}
+
+/// The option buffer, if the caller made it large enough.
+#[inline(always)]
+fn buffer<const BYTES: usize>(context: *mut bpf_sockopt) -> Option<*mut u8> {
+    // SAFETY: as above; the comparison is what the verifier needs to see.
+    unsafe {
+        let value = read_volatile(&raw const (*context).__bindgen_anon_2.optval).cast::<u8>();
+        let end = read_volatile(&raw const (*context).__bindgen_anon_3.optval_end).cast::<u8>();
+        (value.add(BYTES) <= end).then_some(value)
+    }
+}
+
+/// Turns whatever the kernel said into success. Two separate stores: merged, the verifier refuses them.
+#[inline(always)]
+fn succeed(context: *mut bpf_sockopt, bytes: usize) {
+    // SAFETY: as above.
+    unsafe {
+        write_volatile(&raw mut (*context).optlen, bytes as i32);
+        write_volatile(&raw mut (*context).retval, 0);
+    }
+}

@@ -1,0 +1,169 @@
+//! sock_ops: the hand-over of the original destination from the client's socket to the proxy's, and the list of
+//! listeners. On failure the proxy gets no original destination and drops the connection, or inbound has no listener
+//! and is refused.
+
+use core::ptr::read_volatile;
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{bpf_sock, bpf_sock_ops},
+    helpers::generated::{bpf_get_netns_cookie, bpf_sock_hash_update},
+    macros::sock_ops,
+    programs::SockOpsContext,
+};
+use aya_log_ebpf::debug;
+use weft_ebpf_abi::{
+    address::Address,
+    counter,
+    event::COMMAND_BYTES,
+    socket::{Flow, FlowKey, LISTENER_SLOTS, ListenerKey, SocketState, kind},
+    verdict::{Direction, Verdict},
+};
+
+use crate::{
+    maps,
+    trace::{self, Caller, End},
+};
+
+// include/uapi/linux/bpf.h
+const TCP_CONNECT: u32 = 3;
+const PASSIVE_ESTABLISHED: u32 = 5;
+const TCP_LISTEN: u32 = 11;
+
+const AF_INET: u32 = 2;
+const BPF_NOEXIST: u64 = 1;
+
+#[sock_ops]
+pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
+    // SAFETY: the verifier checks every access to the context.
+    let sk = unsafe { read_volatile(&raw const (*ctx.ops).__bindgen_anon_2.sk) };
+    if !sk.is_null() {
+        match ctx.op() {
+            TCP_CONNECT => announce(&ctx, sk),
+            PASSIVE_ESTABLISHED => take_over(&ctx, sk),
+            TCP_LISTEN => record_listener(&ctx, sk),
+            _ => {}
+        }
+    }
+    1
+}
+
+/// The SYN is about to leave: the source port is known, so the proxy's end of the connection can be told in advance.
+#[inline(always)]
+fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    let Some(client) = maps::socket(sk) else { return };
+    if client.kind != kind::CLIENT {
+        return;
+    }
+    // SAFETY: the helper takes this kind of context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let (local, remote) = ends(ctx.ops);
+    let key = FlowKey { netns_cookie, address: local.address, port: u32::from(local.port), pad: 0 };
+    let flow = Flow { destination: client.destination, port: u32::from(client.port) };
+    // The map evicts the oldest; without an entry the proxy drops the connection.
+    let _ = maps::FLOWS.insert(key, flow, 0);
+    if maps::watched() {
+        let caller = Caller { pid: client.pid, uid: client.uid, command: client.command };
+        let original = End { address: client.destination, port: client.port };
+        trace::emit(netns_cookie, Direction::Outbound, Verdict::Redirect, &caller, local, original, remote);
+    }
+}
+
+/// The proxy's end is established: what the client announced becomes the accepted socket's own.
+#[inline(always)]
+fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    // SAFETY: the helper takes this kind of context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let Some(pod) = maps::pod(netns_cookie) else { return };
+    if ctx.local_port() != u32::from(pod.outbound_port) {
+        return;
+    }
+    let (_, remote) = ends(ctx.ops);
+    let key = FlowKey { netns_cookie, address: remote.address, port: u32::from(remote.port), pad: 0 };
+    let Some(flow) = maps::FLOWS.get_ptr(key) else {
+        maps::count_at(counter::FLOW_MISSES);
+        debug!(ctx, "flow miss netns {} port {}", netns_cookie, remote.port);
+        return;
+    };
+    // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of thousands.
+    let flow = unsafe { *flow };
+    let state = SocketState {
+        destination: flow.destination,
+        port: flow.port as u16,
+        kind: kind::ACCEPTED,
+        pad: 0,
+        uid: 0,
+        pid: 0,
+        command: [0; COMMAND_BYTES],
+    };
+    maps::remember(sk, &state);
+    let _ = maps::FLOWS.remove(key);
+}
+
+/// A socket bound to a proxy's inbound port listens now. Every member of an SO_REUSEPORT group takes a slot of its own.
+#[inline(always)]
+fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    let Some(bound) = maps::socket(sk) else { return };
+    if bound.kind != kind::BOUND {
+        return;
+    }
+    // SAFETY: the helper takes this kind of context.
+    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let family = if ctx.family() == AF_INET { 4 } else { 6 };
+    let mut key = ListenerKey { netns_cookie, uid: bound.uid, port: bound.port, family, slot: 0 };
+    while key.slot < LISTENER_SLOTS {
+        // SAFETY: the key outlives the call; the operation allows this helper (sock_map_op_okay).
+        let result = unsafe {
+            bpf_sock_hash_update(
+                ctx.ops,
+                (&raw const maps::LISTENERS).cast_mut().cast(),
+                (&raw mut key).cast(),
+                BPF_NOEXIST,
+            )
+        };
+        if result == 0 {
+            debug!(ctx, "listener netns {} uid {} family {} slot {}", netns_cookie, key.uid, family, key.slot);
+            return;
+        }
+        key.slot += 1;
+    }
+    maps::count_at(counter::LISTENERS_LOST);
+}
+
+/// The local and the remote end of a TCP socket.
+#[inline(always)]
+fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
+    // SAFETY: the verifier checks every access to the context.
+    unsafe {
+        // The local port is in host order, the remote one in the upper half of a network-order word.
+        let local_port = read_volatile(&raw const (*ops).local_port) as u16;
+        let remote_port = u32::from_be(read_volatile(&raw const (*ops).remote_port)) as u16;
+        let local_v4 = Address::v4(read_volatile(&raw const (*ops).local_ip4));
+        if read_volatile(&raw const (*ops).family) == AF_INET {
+            let remote = Address::v4(read_volatile(&raw const (*ops).remote_ip4));
+            return (End { address: local_v4, port: local_port }, End { address: remote, port: remote_port });
+        }
+        let remote = Address {
+            words: [
+                read_volatile(&raw const (*ops).remote_ip6[0]),
+                read_volatile(&raw const (*ops).remote_ip6[1]),
+                read_volatile(&raw const (*ops).remote_ip6[2]),
+                read_volatile(&raw const (*ops).remote_ip6[3]),
+            ],
+        };
+        // On a v4-mapped connection the IPv4 form is the one that is always filled.
+        let local = if remote.is_v4() {
+            local_v4
+        } else {
+            Address {
+                words: [
+                    read_volatile(&raw const (*ops).local_ip6[0]),
+                    read_volatile(&raw const (*ops).local_ip6[1]),
+                    read_volatile(&raw const (*ops).local_ip6[2]),
+                    read_volatile(&raw const (*ops).local_ip6[3]),
+                ],
+            }
+        };
+        (End { address: local, port: local_port }, End { address: remote, port: remote_port })
+    }
+}
