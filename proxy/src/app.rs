@@ -1,0 +1,229 @@
+//! Starts the proxy's parts in order, keeps them running, and drains them.
+//!
+//! ```text
+//! main thread ("control"): admin, identity, control-plane streams, attestation, signals
+//! worker threads:          outbound and inbound accept loops and all connections, one current-thread runtime each
+//! ```
+//!
+//! Workers accept when there are credentials. They share what [`Shared`] holds and nothing else. Only this file starts
+//! long-lived tasks.
+
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{oneshot, watch};
+use weft_runtime::drain::{self, Drain};
+use weft_runtime::metrics::Metrics;
+use weft_runtime::readiness::Readiness;
+use weft_runtime::tasks::Tasks;
+use weft_runtime::telemetry::{self, LogFormat, LogLevel};
+use weft_tls::anchors::TrustAnchors;
+use weft_tls::credentials::Credentials;
+use weft_tls::keys::IdentityKey;
+
+use crate::config::Config;
+use crate::control::{ControlClient, Trust};
+use crate::discover::Discover;
+use crate::dns::Dns;
+use crate::listen::{self, Listener};
+use crate::metrics::ProxyMetrics;
+use crate::policy::Policies;
+use crate::{admin, attest, identity, inbound, outbound};
+
+/// How often the log says that there is no certificate yet.
+const IDENTITY_WARNING: Duration = Duration::from_secs(15);
+
+/// What every part of the proxy may use. Immutable but for the snapshots behind its receivers.
+pub(crate) struct Shared {
+    /// The settings.
+    pub(crate) config: Config,
+    /// The proxy's metric families.
+    pub(crate) metrics: ProxyMetrics,
+    /// This proxy's certificate; `None` until the first was issued.
+    pub(crate) credentials: watch::Receiver<Option<Arc<Credentials>>>,
+    /// Told when the proxy ends; tracks what has to finish before.
+    pub(crate) drain: drain::Watch,
+    /// The control thread's runtime, where control-plane streams run.
+    pub(crate) control: Handle,
+}
+
+/// A setting whose content turned out to be unusable only when it was used; the process exits with 64.
+#[derive(Debug, thiserror::Error)]
+#[error("{variable} cannot be used: {reason}")]
+pub(crate) struct UnusableSetting {
+    /// The variable's full name.
+    pub(crate) variable: &'static str,
+    /// What is wrong with what it names.
+    pub(crate) reason: String,
+}
+
+struct Sockets {
+    /// Per worker, the outbound listeners.
+    outbound: Vec<Vec<StdListener>>,
+    /// Per worker, the inbound listener.
+    inbound: Vec<StdListener>,
+    admin: StdListener,
+}
+
+/// Runs until a signal, `POST /shutdown`, or the unexpected end of a part.
+///
+/// # Errors
+/// What failed at the start, or which part ended.
+pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+    weft_tls::install_crypto_provider();
+    let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
+    let log = telemetry::init(&config.log, format).map_err(|error| unusable("LINKERD2_PROXY_LOG", &error))?;
+    let anchors = TrustAnchors::from_pem(&config.identity.trust_anchors)
+        .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
+    let (key, csr) = IdentityKey::load_or_create(&config.identity.dir, &config.identity.local_name)
+        .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_DIR", &error))?;
+    let sockets = bind(&config)?;
+    let runtime = Builder::new_current_thread().enable_all().build().context("build the control runtime")?;
+    runtime.block_on(supervise(config, log, sockets, identity::Bootstrap { anchors, key, csr }))
+}
+
+fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSetting {
+    let mut reason = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        reason.push_str(": ");
+        reason.push_str(&error.to_string());
+        source = error.source();
+    }
+    UnusableSetting { variable, reason }
+}
+
+/// Binds everything before anything runs, so that a taken port ends the process at once.
+fn bind(config: &Config) -> anyhow::Result<Sockets> {
+    let workers = config.cores.get();
+    let mut outbound: Vec<Vec<StdListener>> = (0..workers).map(|_| Vec::new()).collect();
+    for addr in &config.outbound.listen {
+        let bound = listen::bind(*addr, workers).with_context(|| format!("listen for outbound on {addr}"))?;
+        for (worker, listener) in outbound.iter_mut().zip(bound) {
+            worker.push(listener);
+        }
+    }
+    let addr = config.inbound.listen;
+    let inbound = listen::bind(addr, workers).with_context(|| format!("listen for inbound on {addr}"))?;
+    let addr = config.admin.listen;
+    let admin = listen::bind(addr, 1).with_context(|| format!("listen for admin on {addr}"))?.remove(0);
+    Ok(Sockets { outbound, inbound, admin })
+}
+
+async fn supervise(
+    config: Config,
+    log: LogLevel,
+    sockets: Sockets,
+    bootstrap: identity::Bootstrap,
+) -> anyhow::Result<()> {
+    let registry = Metrics::new();
+    let metrics = registry.register(ProxyMetrics::register);
+    let readiness = Readiness::new();
+    let identity_gate = readiness.gate("identity");
+    let (credentials_tx, credentials) = watch::channel(None);
+    let (drain, watch) = Drain::new();
+    let grace_period = config.shutdown_grace_period;
+    let shared = Arc::new(Shared { config, metrics, credentials, drain: watch, control: Handle::current() });
+    let config = &shared.config;
+    let dns = Dns::new(shared.metrics.dns_resolutions.clone()).context("read the system's DNS configuration")?;
+    let client = |addr: &crate::config::ControlAddr, trust| ControlClient::new(addr.clone(), trust, dns.clone());
+    let trusted = Trust::Credentials(shared.credentials.clone());
+    let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
+    let identity_client = client(&config.identity.control, certifier);
+    let policy_client = client(&config.policy.control, trusted.clone());
+    let destination_client = client(&config.destination.control, trusted);
+
+    let mut tasks = Tasks::new();
+    let (shutdown_tx, shutdown_rx) = watch::channel(false);
+    let admin_listener = tokio::net::TcpListener::from_std(sockets.admin).context("register the admin listener")?;
+    let admin = admin::Admin { registry: registry.clone(), readiness: readiness.clone(), log, shutdown: shutdown_tx };
+    tasks.spawn("admin", admin::run(Arc::clone(&shared), admin, admin_listener));
+    if config.require_redirect {
+        tasks.spawn("attest", attest::run(readiness.gate("redirect")));
+    }
+    let certify =
+        identity::Certifier { bootstrap, client: identity_client, credentials: credentials_tx, gate: identity_gate };
+    tasks.spawn("identity", identity::run(Arc::clone(&shared), certify, registry.clone()));
+    tasks.spawn("identity-warning", warn_without_identity(shared.credentials.clone()));
+
+    let discover = Discover::new(&shared, destination_client, policy_client.clone());
+    let policies = Policies::new(&shared, policy_client);
+    for (index, (outbound, inbound)) in sockets.outbound.into_iter().zip(sockets.inbound).enumerate() {
+        let worker = Worker { shared: Arc::clone(&shared), discover: discover.clone(), policies: policies.clone() };
+        tasks.spawn("worker", worker.start(index, outbound, inbound));
+    }
+
+    let ended = tasks.run_until(stop(shutdown_rx)).await;
+    if ended.is_ok() {
+        tracing::info!("draining");
+        if !drain.drain(grace_period).await {
+            tracing::warn!("connections were still open when the grace period was over");
+        }
+    }
+    ended
+}
+
+async fn stop(mut shutdown: watch::Receiver<bool>) {
+    tokio::select! {
+        () = weft_runtime::signal::shutdown() => {}
+        Ok(_) = shutdown.wait_for(|stop| *stop) => {}
+    }
+}
+
+async fn warn_without_identity(mut credentials: watch::Receiver<Option<Arc<Credentials>>>) -> anyhow::Result<()> {
+    loop {
+        let issued = async { credentials.wait_for(Option::is_some).await.is_ok() };
+        if tokio::time::timeout(IDENTITY_WARNING, issued).await.is_ok() {
+            return std::future::pending().await;
+        }
+        tracing::warn!("waiting for identity to be initialized: is the identity controller reachable?");
+    }
+}
+
+/// One data-plane thread.
+struct Worker {
+    shared: Arc<Shared>,
+    discover: Discover,
+    policies: Policies,
+}
+
+impl Worker {
+    /// Runs the worker on a thread of its own and ends with it.
+    async fn start(self, index: usize, outbound: Vec<StdListener>, inbound: StdListener) -> anyhow::Result<()> {
+        let (ended_tx, ended_rx) = oneshot::channel();
+        std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                let runtime = Builder::new_current_thread().enable_all().build().context("build a worker's runtime");
+                let ended = runtime.and_then(|runtime| runtime.block_on(self.serve(outbound, inbound)));
+                // Nobody listens only when the process ends anyway.
+                let _ = ended_tx.send(ended);
+            })
+            .context("start a worker thread")?;
+        ended_rx.await.context("a worker thread panicked")?
+    }
+
+    async fn serve(self, outbound: Vec<StdListener>, inbound: StdListener) -> anyhow::Result<()> {
+        let mut credentials = self.shared.credentials.clone();
+        let config = &self.shared.config;
+        let inbound = Listener::new(inbound, config.inbound.accept).context("register the inbound listener")?;
+        let mut listeners = Vec::new();
+        for listener in outbound {
+            listeners.push(Listener::new(listener, config.outbound.accept).context("register an outbound listener")?);
+        }
+        tokio::select! {
+            issued = credentials.wait_for(Option::is_some) => {
+                issued.context("identity ended")?;
+            }
+            () = self.shared.drain.signaled() => return std::future::pending().await,
+        }
+        let outbound = outbound::run(Arc::clone(&self.shared), self.discover.clone(), listeners);
+        let inbound = inbound::run(Arc::clone(&self.shared), self.policies.clone(), inbound);
+        tokio::join!(outbound, inbound);
+        // Both stop accepting when the drain is ordered; connections finish on this runtime until the process ends.
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,341 @@
+//! The proxy's settings, parsed once from the `LINKERD2_PROXY_*` environment that the injector writes.
+//!
+//! Owns the names, defaults and meaning of every variable. Refuses to read the process environment itself: it is given a
+//! lookup function, so that parsing is pure and the rest of the program never consults the environment. An error names the
+//! variable and what was expected, and never repeats a value, because some of them are secrets.
+
+mod env;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use weft_tls::identity::Identity;
+
+pub(crate) use env::{ConfigError, Source};
+
+/// Everything the proxy was told at start.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Data-plane worker threads. Linkerd's default: 1.
+    pub(crate) cores: NonZeroUsize,
+    /// What the outbound listeners do.
+    pub(crate) outbound: OutboundConfig,
+    /// What the inbound listener does.
+    pub(crate) inbound: InboundConfig,
+    /// The admin server.
+    pub(crate) admin: AdminConfig,
+    /// Who this proxy is and who certifies it.
+    pub(crate) identity: IdentityConfig,
+    /// Where discovery is served.
+    pub(crate) destination: DestinationConfig,
+    /// Where policy is served.
+    pub(crate) policy: PolicyConfig,
+    /// HTTP/2 settings for both directions.
+    pub(crate) http2: Http2Config,
+    /// How long in-flight work may take after SIGTERM. Linkerd's default: 2 min.
+    pub(crate) shutdown_grace_period: Duration,
+    /// Filter directives for the log (`LINKERD2_PROXY_LOG`).
+    pub(crate) log: String,
+    /// Whether log lines are JSON.
+    pub(crate) log_json: bool,
+    /// Whether readiness waits until the kernel attests that both directions are redirected (`WEFT_PROXY_REQUIRE_REDIRECT`).
+    pub(crate) require_redirect: bool,
+}
+
+/// Socket options of one side of a connection; `None` leaves the kernel's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SocketConfig {
+    /// Idle time before TCP keepalive probes.
+    pub(crate) keepalive: Option<Duration>,
+    /// TCP_USER_TIMEOUT.
+    pub(crate) user_timeout: Option<Duration>,
+}
+
+/// Settings of the outbound side.
+#[derive(Clone, Debug)]
+pub(crate) struct OutboundConfig {
+    /// Listeners; at most one per family.
+    pub(crate) listen: Vec<SocketAddr>,
+    /// How long protocol detection waits when policy gives no timeout.
+    pub(crate) detect_timeout: Duration,
+    /// How long a connection attempt to an endpoint may take.
+    pub(crate) connect_timeout: Duration,
+    /// Accepted sockets.
+    pub(crate) accept: SocketConfig,
+    /// Sockets to endpoints.
+    pub(crate) connect: SocketConfig,
+    /// Smallest pause after a failed connection attempt.
+    pub(crate) backoff_min: Duration,
+    /// Largest pause after failed connection attempts.
+    pub(crate) backoff_max: Duration,
+    /// How long a request waits for a ready endpoint before it fails.
+    pub(crate) failfast_timeout: Duration,
+    /// How long an unused destination stays cached.
+    pub(crate) discovery_idle_timeout: Duration,
+    /// How long an idle HTTP/1 connection to an endpoint is kept.
+    pub(crate) http1_idle_timeout: Duration,
+    /// Idle HTTP/1 connections kept per endpoint and worker.
+    pub(crate) max_idle_connections: usize,
+    /// Requests in flight per worker; beyond it they are shed.
+    pub(crate) max_in_flight: usize,
+    /// Whether `l5d-proxy-error` is shown to the application.
+    pub(crate) informational_headers: bool,
+    /// Whether connections to loopback are allowed. Never set from the environment: tests alone need it, because for a sidecar
+    /// a loopback target is its own listener.
+    pub(crate) allow_loopback: bool,
+}
+
+/// Settings of the inbound side.
+#[derive(Clone, Debug)]
+pub(crate) struct InboundConfig {
+    /// The listener.
+    pub(crate) listen: SocketAddr,
+    /// How long detection waits when policy gives no timeout, and how long TLS and transport headers may take.
+    pub(crate) detect_timeout: Duration,
+    /// How long a connection attempt to the application may take.
+    pub(crate) connect_timeout: Duration,
+    /// Accepted sockets.
+    pub(crate) accept: SocketConfig,
+    /// Sockets to the application.
+    pub(crate) connect: SocketConfig,
+    /// How long an idle HTTP/1 connection to the application is kept.
+    pub(crate) http1_idle_timeout: Duration,
+    /// Idle HTTP/1 connections kept per port and worker.
+    pub(crate) max_idle_connections: usize,
+    /// Requests in flight per worker; beyond it they are shed.
+    pub(crate) max_in_flight: usize,
+    /// How long an unused port's policy stays cached.
+    pub(crate) discovery_idle_timeout: Duration,
+    /// Which policy a port has until the controller answers.
+    pub(crate) default_policy: DefaultPolicy,
+    /// Ports whose policy is watched from the start.
+    pub(crate) ports: Vec<u16>,
+    /// Ports that the default policy treats as opaque.
+    pub(crate) opaque_ports: Vec<u16>,
+    /// The pod's own addresses; empty means that any original destination is accepted.
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+/// What a port without a server resource allows (`config.linkerd.io/default-inbound-policy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DefaultPolicy {
+    /// Nobody.
+    Deny,
+    /// Any meshed client.
+    AllAuthenticated,
+    /// Anybody.
+    AllUnauthenticated,
+    /// Meshed clients from the cluster's networks.
+    ClusterAuthenticated,
+    /// Anybody from the cluster's networks.
+    ClusterUnauthenticated,
+    /// Anybody, with a log line for what would have been denied.
+    Audit,
+}
+
+/// Settings of the admin server.
+#[derive(Clone, Debug)]
+pub(crate) struct AdminConfig {
+    /// Where it listens.
+    pub(crate) listen: SocketAddr,
+    /// Whether `POST /shutdown` works.
+    pub(crate) shutdown_endpoint: bool,
+}
+
+/// Settings of identity bootstrap.
+#[derive(Clone, Debug)]
+pub(crate) struct IdentityConfig {
+    /// Who this proxy is.
+    pub(crate) local_name: Identity,
+    /// Where `key.p8` and `csr.der` live.
+    pub(crate) dir: PathBuf,
+    /// The service-account token, read at every attempt.
+    pub(crate) token_file: PathBuf,
+    /// The mesh's trust anchors as PEM.
+    pub(crate) trust_anchors: String,
+    /// The certificate authority.
+    pub(crate) control: ControlAddr,
+    /// Shortest time between renewals.
+    pub(crate) min_refresh: Duration,
+    /// Longest time between renewals.
+    pub(crate) max_refresh: Duration,
+}
+
+/// Settings of the destination client.
+#[derive(Clone, Debug)]
+pub(crate) struct DestinationConfig {
+    /// The destination controller.
+    pub(crate) control: ControlAddr,
+    /// Sent with every lookup as `context_token`.
+    pub(crate) context: String,
+    /// Networks whose addresses have profiles.
+    pub(crate) networks: Vec<IpNet>,
+}
+
+/// Settings of the policy client.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyConfig {
+    /// The policy controller.
+    pub(crate) control: ControlAddr,
+    /// This workload, as the policy controller wants it named.
+    pub(crate) workload: String,
+    /// The cluster's networks, for the `cluster-*` default policies.
+    pub(crate) cluster_networks: Vec<IpNet>,
+}
+
+/// HTTP/2 flow control and liveness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Http2Config {
+    /// Initial stream window in bytes. Linkerd's default: 65,535.
+    pub(crate) stream_window: u32,
+    /// Initial connection window in bytes. Linkerd's default: 1 MiB.
+    pub(crate) connection_window: u32,
+    /// Server keepalive of the outbound side.
+    pub(crate) outbound_keepalive: Option<Keepalive>,
+    /// Server keepalive of the inbound side.
+    pub(crate) inbound_keepalive: Option<Keepalive>,
+}
+
+/// HTTP/2 PING keepalive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keepalive {
+    /// Time between pings.
+    pub(crate) interval: Duration,
+    /// How long an answer may take.
+    pub(crate) timeout: Duration,
+}
+
+/// One control-plane service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ControlAddr {
+    /// A DNS name or an IP address.
+    pub(crate) host: String,
+    /// The port, unless an SRV record says otherwise.
+    pub(crate) port: u16,
+    /// Who must answer; `None` only for loopback, which is spoken to in plaintext.
+    pub(crate) identity: Option<Identity>,
+}
+
+impl Config {
+    /// Parses all settings from `source`, which answers a variable's value by its full name.
+    ///
+    /// # Errors
+    /// The first variable that is missing or malformed. The process should print it and exit with 64.
+    pub(crate) fn parse(source: Source<'_>) -> Result<Self, ConfigError> {
+        let env = env::Env::new(source);
+        let informational_headers = !env.flag("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS")?.unwrap_or(false);
+        env.refuse("IDENTITY_DISABLED", "identity is mandatory; unset it")?;
+        let admin_listen = env.socket_addr("ADMIN_LISTEN_ADDR")?.unwrap_or(localhost(4191));
+        let mut ports = env.ports("INBOUND_PORTS")?;
+        if !ports.contains(&admin_listen.port()) {
+            ports.push(admin_listen.port());
+        }
+        let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
+        Ok(Self {
+            cores: env.cores()?,
+            outbound: OutboundConfig {
+                listen: env.outbound_listen()?,
+                detect_timeout: env.duration("OUTBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
+                connect_timeout: env.duration("OUTBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_secs(1)),
+                accept: env.socket("OUTBOUND_ACCEPT")?,
+                connect: env.socket("OUTBOUND_CONNECT")?,
+                backoff_min: env.duration("OUTBOUND_CONNECT_EXP_BACKOFF_MIN")?.unwrap_or(Duration::from_millis(100)),
+                backoff_max: env.duration("OUTBOUND_CONNECT_EXP_BACKOFF_MAX")?.unwrap_or(Duration::from_secs(60)),
+                failfast_timeout: env.duration("OUTBOUND_HTTP_FAILFAST_TIMEOUT")?.unwrap_or(Duration::from_secs(3)),
+                discovery_idle_timeout: env
+                    .duration("OUTBOUND_DISCOVERY_IDLE_TIMEOUT")?
+                    .unwrap_or(Duration::from_secs(5)),
+                http1_idle_timeout: env
+                    .duration("OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
+                    .unwrap_or(Duration::from_secs(3)),
+                max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
+                max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
+                informational_headers,
+                allow_loopback: false,
+            },
+            inbound: InboundConfig {
+                listen: env
+                    .socket_addr("INBOUND_LISTEN_ADDR")?
+                    .unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143))),
+                detect_timeout: env.duration("INBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
+                connect_timeout: env.duration("INBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_millis(300)),
+                accept: env.socket("INBOUND_ACCEPT")?,
+                connect: env.socket("INBOUND_CONNECT")?,
+                http1_idle_timeout: env
+                    .duration("INBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT")?
+                    .unwrap_or(Duration::from_secs(3)),
+                max_idle_connections: max_idle,
+                max_in_flight: env.number("INBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
+                discovery_idle_timeout: env
+                    .duration("INBOUND_DISCOVERY_IDLE_TIMEOUT")?
+                    .unwrap_or(Duration::from_secs(90)),
+                default_policy: env.default_policy()?,
+                ports,
+                opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
+                ips: env.ips("INBOUND_IPS")?,
+            },
+            admin: AdminConfig {
+                listen: admin_listen,
+                shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
+            },
+            identity: IdentityConfig {
+                local_name: env.local_name()?,
+                dir: env.path("IDENTITY_DIR")?,
+                token_file: env.path("IDENTITY_TOKEN_FILE")?,
+                trust_anchors: env.required("IDENTITY_TRUST_ANCHORS", "the mesh's trust anchors as PEM")?,
+                control: env.control("IDENTITY_SVC")?,
+                min_refresh: env.duration("IDENTITY_MIN_REFRESH")?.unwrap_or(Duration::from_secs(10)),
+                max_refresh: env.duration("IDENTITY_MAX_REFRESH")?.unwrap_or(Duration::from_secs(24 * 3600)),
+            },
+            destination: DestinationConfig {
+                control: env.control("DESTINATION_SVC")?,
+                context: env.string("DESTINATION_CONTEXT").unwrap_or_default(),
+                networks: env.networks("DESTINATION_PROFILE_NETWORKS")?,
+            },
+            policy: PolicyConfig {
+                control: env.control("POLICY_SVC")?,
+                workload: env.required("POLICY_WORKLOAD", "this workload's name for the policy controller")?,
+                cluster_networks: env.networks("POLICY_CLUSTER_NETWORKS")?,
+            },
+            http2: Http2Config {
+                stream_window: env.number("HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535),
+                connection_window: env.number("HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?.unwrap_or(1 << 20),
+                outbound_keepalive: env.http2_keepalive("OUTBOUND_SERVER_HTTP2")?,
+                inbound_keepalive: env.http2_keepalive("INBOUND_SERVER_HTTP2")?,
+            },
+            shutdown_grace_period: env.duration("SHUTDOWN_GRACE_PERIOD")?.unwrap_or(Duration::from_secs(120)),
+            log: env
+                .string("LOG")
+                .unwrap_or_else(|| "warn,linkerd=info,weft=info,weft_proxy=info,hickory=error".to_owned()),
+            log_json: env.log_json()?,
+            require_redirect: env.require_redirect()?,
+        })
+    }
+
+    /// Whether `ip` is one of the pod's own addresses.
+    pub(crate) fn is_local(&self, ip: IpAddr) -> bool {
+        self.inbound.ips.contains(&ip)
+    }
+}
+
+impl ControlAddr {
+    /// Whether the service is in this pod, and so is spoken to in plaintext.
+    pub(crate) fn is_loopback(&self) -> bool {
+        is_loopback_host(&self.host)
+    }
+}
+
+fn is_loopback_host(host: &str) -> bool {
+    host.trim_end_matches('.').eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn localhost(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+#[cfg(test)]
+mod tests;

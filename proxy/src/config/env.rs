@@ -1,0 +1,292 @@
+//! Reads single values out of the environment's strings: one function per kind of value, one error for all of them.
+//!
+//! Owns syntax (durations, address lists, port ranges); refuses to know what a variable is for beyond its group.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use weft_tls::identity::Identity;
+
+use super::{ControlAddr, DefaultPolicy, Keepalive, SocketConfig, is_loopback_host, localhost};
+
+/// Answers the value of a variable by its full name.
+pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+const PREFIX: &str = "LINKERD2_PROXY_";
+const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
+
+/// A variable that cannot be used. The value itself is never part of the message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// A required variable is absent or empty.
+    #[error("{variable} is not set: expected {expected}")]
+    Missing {
+        /// The variable's full name.
+        variable: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A variable's value cannot be read.
+    #[error("{variable} is invalid: expected {expected}")]
+    Invalid {
+        /// The variable's full name.
+        variable: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A variable that must not be set.
+    #[error("{variable} is set: {reason}")]
+    Refused {
+        /// The variable's full name.
+        variable: String,
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+}
+
+/// The environment with the prefix taken off.
+pub(super) struct Env<'a>(Source<'a>);
+
+impl<'a> Env<'a> {
+    pub(super) fn new(source: Source<'a>) -> Self {
+        Self(source)
+    }
+
+    /// A variable's value; blank counts as unset, as in Linkerd.
+    pub(super) fn string(&self, name: &str) -> Option<String> {
+        (self.0)(&format!("{PREFIX}{name}")).filter(|value| !value.trim().is_empty())
+    }
+
+    pub(super) fn required(&self, name: &str, expected: &'static str) -> Result<String, ConfigError> {
+        self.string(name).ok_or_else(|| ConfigError::Missing { variable: format!("{PREFIX}{name}"), expected })
+    }
+
+    pub(super) fn refuse(&self, name: &str, reason: &'static str) -> Result<(), ConfigError> {
+        match self.string(name) {
+            None => Ok(()),
+            Some(_) => Err(ConfigError::Refused { variable: format!("{PREFIX}{name}"), reason }),
+        }
+    }
+
+    fn parse<T>(
+        &self,
+        name: &str,
+        expected: &'static str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.string(name) else { return Ok(None) };
+        match read(value.trim()) {
+            Some(parsed) => Ok(Some(parsed)),
+            None => Err(invalid(name, expected)),
+        }
+    }
+
+    pub(super) fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+        self.parse(name, "a duration such as 500ms, 10s, 2m, 1h, 1d or 0", duration)
+    }
+
+    pub(super) fn number<N: FromStr>(&self, name: &str) -> Result<Option<N>, ConfigError> {
+        self.parse(name, "a whole number", |value| value.parse().ok())
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        self.parse(name, "true or false", boolean)
+    }
+
+    pub(super) fn socket_addr(&self, name: &str) -> Result<Option<SocketAddr>, ConfigError> {
+        self.parse(name, "an address such as 0.0.0.0:4143 or [::]:4143", |value| value.parse().ok())
+    }
+
+    pub(super) fn path(&self, name: &str) -> Result<PathBuf, ConfigError> {
+        self.required(name, "a path").map(PathBuf::from)
+    }
+
+    pub(super) fn ports(&self, name: &str) -> Result<Vec<u16>, ConfigError> {
+        self.parse(name, "ports such as 80,443,8000-8100", ports).map(Option::unwrap_or_default)
+    }
+
+    pub(super) fn ips(&self, name: &str) -> Result<Vec<IpAddr>, ConfigError> {
+        self.parse(name, "IP addresses separated by commas", list).map(Option::unwrap_or_default)
+    }
+
+    pub(super) fn networks(&self, name: &str) -> Result<Vec<IpNet>, ConfigError> {
+        self.parse(name, "networks such as 10.0.0.0/8,fd00::/8", list).map(Option::unwrap_or_default)
+    }
+
+    pub(super) fn socket(&self, group: &str) -> Result<SocketConfig, ConfigError> {
+        Ok(SocketConfig {
+            keepalive: self.duration(&format!("{group}_KEEPALIVE"))?.filter(|d| !d.is_zero()),
+            user_timeout: self.duration(&format!("{group}_USER_TIMEOUT"))?.filter(|d| !d.is_zero()),
+        })
+    }
+
+    pub(super) fn http2_keepalive(&self, group: &str) -> Result<Option<Keepalive>, ConfigError> {
+        let interval = self.duration(&format!("{group}_KEEP_ALIVE_INTERVAL"))?;
+        let timeout = self.duration(&format!("{group}_KEEP_ALIVE_TIMEOUT"))?;
+        Ok(match (interval, timeout) {
+            (Some(interval), Some(timeout)) if !interval.is_zero() => Some(Keepalive { interval, timeout }),
+            _ => None,
+        })
+    }
+
+    /// Workers: the larger of CORES_MIN (or the older CORES) and what CORES_MAX or CORES_MAX_RATIO grant, at most the machine's.
+    pub(super) fn cores(&self) -> Result<NonZeroUsize, ConfigError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let count = "a whole number of at least 1";
+        let positive = |value: &str| value.parse::<NonZeroUsize>().ok();
+        let min = match self.parse("CORES_MIN", count, positive)? {
+            Some(min) => Some(min),
+            None => self.parse("CORES", count, positive)?,
+        };
+        let max = self.parse("CORES_MAX", count, positive)?;
+        let ratio = self.parse("CORES_MAX_RATIO", "a ratio above 0 and at most 1", |value| {
+            value.parse::<f64>().ok().filter(|ratio| *ratio > 0.0 && *ratio <= 1.0)
+        })?;
+        let of_ratio = ratio.and_then(|ratio| NonZeroUsize::new((available.get() as f64 * ratio).round() as usize));
+        let cores = max.or(of_ratio).unwrap_or(NonZeroUsize::MIN).max(min.unwrap_or(NonZeroUsize::MIN));
+        Ok(cores.min(available))
+    }
+
+    pub(super) fn outbound_listen(&self) -> Result<Vec<SocketAddr>, ConfigError> {
+        let expected = "one address, or an IPv4 and an IPv6 one separated by a comma";
+        let many: Option<Vec<SocketAddr>> = self.parse("OUTBOUND_LISTEN_ADDRS", expected, list)?;
+        match many {
+            Some(addrs) if addrs.len() <= 2 && (addrs.len() < 2 || addrs[0].is_ipv4() != addrs[1].is_ipv4()) => {
+                Ok(addrs)
+            }
+            Some(_) => Err(invalid("OUTBOUND_LISTEN_ADDRS", expected)),
+            None => Ok(vec![self.socket_addr("OUTBOUND_LISTEN_ADDR")?.unwrap_or(localhost(4140))]),
+        }
+    }
+
+    pub(super) fn default_policy(&self) -> Result<DefaultPolicy, ConfigError> {
+        let expected =
+            "deny, audit, all-authenticated, all-unauthenticated, cluster-authenticated or cluster-unauthenticated";
+        let policy = self.parse("INBOUND_DEFAULT_POLICY", expected, |value| {
+            Some(match value {
+                "deny" => DefaultPolicy::Deny,
+                "audit" => DefaultPolicy::Audit,
+                "all-authenticated" => DefaultPolicy::AllAuthenticated,
+                "all-unauthenticated" => DefaultPolicy::AllUnauthenticated,
+                "cluster-authenticated" => DefaultPolicy::ClusterAuthenticated,
+                "cluster-unauthenticated" => DefaultPolicy::ClusterUnauthenticated,
+                _ => return None,
+            })
+        })?;
+        Ok(policy.unwrap_or(DefaultPolicy::AllUnauthenticated))
+    }
+
+    pub(super) fn control(&self, group: &str) -> Result<ControlAddr, ConfigError> {
+        let name = format!("{group}_ADDR");
+        let expected = "an address such as linkerd-dst-headless.linkerd.svc.cluster.local.:8086";
+        let value = self.required(&name, expected)?;
+        let (host, port) = host_port(value.trim()).ok_or_else(|| invalid(&name, expected))?;
+        let identity = self.identity(&format!("{group}_NAME"))?;
+        if identity.is_none() && !is_loopback_host(&host) {
+            return Err(ConfigError::Missing {
+                variable: format!("{PREFIX}{group}_NAME"),
+                expected: "the identity of a service that is not on loopback",
+            });
+        }
+        Ok(ControlAddr { host, port, identity })
+    }
+
+    fn identity(&self, name: &str) -> Result<Option<Identity>, ConfigError> {
+        self.parse(name, "a DNS name or a URI", |value| value.parse().ok())
+    }
+
+    pub(super) fn local_name(&self) -> Result<Identity, ConfigError> {
+        let local = self.identity("IDENTITY_LOCAL_NAME")?;
+        let server = self.identity("IDENTITY_SERVER_ID")?;
+        let _sni = self.identity("IDENTITY_SERVER_NAME")?;
+        local.or(server).ok_or(ConfigError::Missing {
+            variable: format!("{PREFIX}IDENTITY_LOCAL_NAME"),
+            expected: "this workload's identity, a DNS name",
+        })
+    }
+
+    pub(super) fn log_json(&self) -> Result<bool, ConfigError> {
+        let json = self.parse("LOG_FORMAT", "plain or json", |value| match value.to_ascii_lowercase().as_str() {
+            "plain" => Some(false),
+            "json" => Some(true),
+            _ => None,
+        })?;
+        Ok(json.unwrap_or(false))
+    }
+
+    pub(super) fn require_redirect(&self) -> Result<bool, ConfigError> {
+        match (self.0)(REQUIRE_REDIRECT).filter(|value| !value.trim().is_empty()) {
+            None => Ok(false),
+            Some(value) => boolean(value.trim())
+                .ok_or(ConfigError::Invalid { variable: REQUIRE_REDIRECT.to_owned(), expected: "true or false" }),
+        }
+    }
+}
+
+fn invalid(name: &str, expected: &'static str) -> ConfigError {
+    ConfigError::Invalid { variable: format!("{PREFIX}{name}"), expected }
+}
+
+/// Linkerd's durations: a whole number with `ms`, `s`, `m`, `h` or `d`; a bare `0` needs no unit.
+fn duration(value: &str) -> Option<Duration> {
+    if value == "0" {
+        return Some(Duration::ZERO);
+    }
+    let digits = value.find(|c: char| !c.is_ascii_digit())?;
+    let number: u64 = value[..digits].parse().ok()?;
+    let millis = match &value[digits..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    number.checked_mul(millis).map(Duration::from_millis)
+}
+
+fn boolean(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" => Some(true),
+        "false" | "0" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn list<T: FromStr>(value: &str) -> Option<Vec<T>> {
+    value.split(',').map(str::trim).filter(|item| !item.is_empty()).map(|item| item.parse().ok()).collect()
+}
+
+fn ports(value: &str) -> Option<Vec<u16>> {
+    let mut ports = Vec::new();
+    for item in value.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        match item.split_once('-') {
+            None => ports.push(item.parse().ok()?),
+            Some((first, last)) => {
+                let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+                if first > last {
+                    return None;
+                }
+                ports.extend(first..=last);
+            }
+        }
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    (!ports.contains(&0)).then_some(ports)
+}
+
+fn host_port(value: &str) -> Option<(String, u16)> {
+    let (host, port) = value.rsplit_once(':')?;
+    let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
+    let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(v6) => v6.parse::<IpAddr>().ok()?.to_string(),
+        None if host.is_empty() || host.contains([':', '/', ' ']) => return None,
+        None => host.to_owned(),
+    };
+    Some((host, port))
+}

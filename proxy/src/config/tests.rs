@@ -1,0 +1,119 @@
+//! Tests of the settings' defaults and of what a malformed variable is answered with.
+
+use std::collections::HashMap;
+
+use super::*;
+
+fn minimal() -> HashMap<String, String> {
+    [
+        ("LINKERD2_PROXY_DESTINATION_SVC_ADDR", "127.0.0.1:8086"),
+        ("LINKERD2_PROXY_POLICY_SVC_ADDR", "localhost.:8090"),
+        ("LINKERD2_PROXY_IDENTITY_SVC_ADDR", "127.0.0.1:8080"),
+        ("LINKERD2_PROXY_POLICY_WORKLOAD", "ns:pod"),
+        ("LINKERD2_PROXY_IDENTITY_DIR", "/run/identity"),
+        ("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", "/run/token"),
+        ("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", "anchors"),
+        ("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", "web.ns.serviceaccount.identity.linkerd.cluster.local"),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect()
+}
+
+fn parse(changes: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let mut env = minimal();
+    for (name, value) in changes {
+        env.insert((*name).to_owned(), (*value).to_owned());
+    }
+    Config::parse(&|name| env.get(name).cloned())
+}
+
+#[test]
+fn defaults_are_linkerds() {
+    let config = parse(&[]).unwrap();
+    assert_eq!(config.outbound.listen, vec!["127.0.0.1:4140".parse().unwrap()]);
+    assert_eq!(config.inbound.listen, "0.0.0.0:4143".parse().unwrap());
+    assert_eq!(config.admin.listen, "127.0.0.1:4191".parse().unwrap());
+    assert_eq!(config.outbound.detect_timeout, Duration::from_secs(10));
+    assert_eq!(config.inbound.connect_timeout, Duration::from_millis(300));
+    assert_eq!(config.shutdown_grace_period, Duration::from_secs(120));
+    assert_eq!(config.inbound.default_policy, DefaultPolicy::AllUnauthenticated);
+    assert_eq!(config.inbound.ports, vec![4191]);
+    assert_eq!(config.http2.connection_window, 1 << 20);
+    assert!(!config.require_redirect);
+    assert!(!config.outbound.allow_loopback);
+    assert!(config.policy.control.is_loopback());
+}
+
+#[test]
+fn reads_what_the_injector_writes() {
+    let config = parse(&[
+        ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "127.0.0.1:4140,[::1]:4140"),
+        ("LINKERD2_PROXY_OUTBOUND_CONNECT_KEEPALIVE", "10000ms"),
+        ("LINKERD2_PROXY_INBOUND_ACCEPT_USER_TIMEOUT", "30s"),
+        ("LINKERD2_PROXY_INBOUND_IPS", "10.1.2.3,fd00::3"),
+        ("LINKERD2_PROXY_INBOUND_PORTS", "80,8000-8002"),
+        ("LINKERD2_PROXY_DESTINATION_PROFILE_NETWORKS", "10.0.0.0/8,fd00::/8"),
+        ("LINKERD2_PROXY_INBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "10s"),
+        ("LINKERD2_PROXY_INBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "3s"),
+        ("LINKERD2_PROXY_DESTINATION_SVC_ADDR", "linkerd-dst-headless.linkerd.svc.cluster.local.:8086"),
+        (
+            "LINKERD2_PROXY_DESTINATION_SVC_NAME",
+            "linkerd-destination.linkerd.serviceaccount.identity.linkerd.cluster.local",
+        ),
+        ("WEFT_PROXY_REQUIRE_REDIRECT", "true"),
+    ])
+    .unwrap();
+    assert_eq!(config.outbound.listen.len(), 2);
+    assert_eq!(config.outbound.connect.keepalive, Some(Duration::from_secs(10)));
+    assert_eq!(config.inbound.accept.user_timeout, Some(Duration::from_secs(30)));
+    assert_eq!(config.inbound.ports, vec![80, 8000, 8001, 8002, 4191]);
+    assert!(config.is_local("fd00::3".parse().unwrap()));
+    assert!(!config.is_local("10.1.2.4".parse().unwrap()));
+    assert_eq!(config.http2.inbound_keepalive.unwrap().timeout, Duration::from_secs(3));
+    assert!(!config.destination.control.is_loopback());
+    assert!(config.require_redirect);
+}
+
+#[test]
+fn blank_means_unset() {
+    assert_eq!(
+        parse(&[("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", " ")]).unwrap().outbound.connect_timeout,
+        Duration::from_secs(1)
+    );
+}
+
+#[test]
+fn errors_name_the_variable_and_never_the_value() {
+    for (variable, value) in [
+        ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1.5s"),
+        ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "15"),
+        ("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "secret-host"),
+        ("LINKERD2_PROXY_INBOUND_DEFAULT_POLICY", "allow"),
+        ("LINKERD2_PROXY_INBOUND_PORTS", "80,9-1"),
+        ("LINKERD2_PROXY_INBOUND_IPS", "10.0.0"),
+        ("LINKERD2_PROXY_DESTINATION_PROFILE_NETWORKS", "10.0.0.0/99"),
+        ("LINKERD2_PROXY_POLICY_SVC_ADDR", "policy"),
+        ("LINKERD2_PROXY_CORES", "0"),
+        ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "127.0.0.1:1,127.0.0.2:2"),
+        ("LINKERD2_PROXY_LOG_FORMAT", "xml"),
+        ("WEFT_PROXY_REQUIRE_REDIRECT", "maybe"),
+    ] {
+        let message = parse(&[(variable, value)]).unwrap_err().to_string();
+        assert!(message.starts_with(variable), "{variable}: {message}");
+        assert!(!message.contains(value) || value == "15" || value == "0", "{variable}: {message}");
+    }
+}
+
+#[test]
+fn a_missing_name_is_an_error_only_off_loopback() {
+    let error = parse(&[("LINKERD2_PROXY_POLICY_SVC_ADDR", "policy.linkerd.svc:8090")]).unwrap_err();
+    assert!(error.to_string().starts_with("LINKERD2_PROXY_POLICY_SVC_NAME is not set"), "{error}");
+    parse(&[("LINKERD2_PROXY_POLICY_SVC_ADDR", "[::1]:8090")]).unwrap();
+}
+
+#[test]
+fn identity_cannot_be_disabled() {
+    let error = parse(&[("LINKERD2_PROXY_IDENTITY_DISABLED", "1")]).unwrap_err();
+    assert!(error.to_string().contains("mandatory"), "{error}");
+}

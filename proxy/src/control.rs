@@ -1,0 +1,259 @@
+//! gRPC connections to the control plane: one HTTP/2 connection per service, made when needed and made anew when it is lost.
+//!
+//! Plaintext inside the pod (loopback), else mTLS with the service's identity and the credentials of the moment. Owns connecting
+//! and pacing. Refuses to know what is asked: streams and their recovery belong to who opens them.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rand::Rng as _;
+use rand::seq::SliceRandom as _;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, watch};
+use tokio_rustls::TlsConnector;
+use weft_tls::anchors::TrustAnchors;
+use weft_tls::credentials::{Credentials, bootstrap_client_config};
+use weft_tls::identity::Identity;
+
+use crate::config::{ControlAddr, SocketConfig};
+use crate::dns::{Dns, ResolveError};
+use crate::io::{Io, Stream};
+use crate::listen::set_options;
+
+/// How long one address may take to connect, TLS included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pings on idle connections, so that a vanished controller is noticed: what Linkerd's chart sets.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+/// First and longest pause between attempts: Linkerd's for control-plane clients.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+type Credentialed = watch::Receiver<Option<Arc<Credentials>>>;
+
+/// Why a controller cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    /// Its name has no address.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// No address of it can be connected to.
+    #[error("connect to {service}")]
+    Connect {
+        /// The service's address as configured.
+        service: String,
+        /// The last address's failure.
+        #[source]
+        source: io::Error,
+    },
+    /// The request did not get through.
+    #[error("send a request to {service}")]
+    Send {
+        /// The service's address as configured.
+        service: String,
+        /// hyper's reason.
+        #[source]
+        source: hyper::Error,
+    },
+    /// The proxy is ending.
+    #[error("the proxy has no credentials and will get none")]
+    Credentials,
+}
+
+/// How connections prove themselves.
+#[derive(Clone)]
+pub(crate) enum Trust {
+    /// Waits for the proxy's own certificate.
+    Credentials(Credentialed),
+    /// Does without one until there is one: for the service that issues it.
+    Bootstrap(TrustAnchors, Credentialed),
+}
+
+/// A client for tonic. Clones share the connection.
+#[derive(Clone)]
+pub(crate) struct ControlClient {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    addr: ControlAddr,
+    authority: Authority,
+    trust: Trust,
+    dns: Dns,
+    connection: Mutex<Option<http2::SendRequest<tonic::body::Body>>>,
+}
+
+impl ControlClient {
+    /// Makes a client; nothing is connected until the first request.
+    pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns) -> Self {
+        let host = addr.host.trim_end_matches('.');
+        let authority =
+            if host.contains(':') { format!("[{host}]:{}", addr.port) } else { format!("{host}:{}", addr.port) };
+        let authority = authority.parse().unwrap_or_else(|_| Authority::from_static("control.invalid"));
+        Self { inner: Arc::new(Inner { addr, authority, trust, dns, connection: Mutex::new(None) }) }
+    }
+}
+
+impl Inner {
+    async fn send(
+        &self,
+        mut request: http::Request<tonic::body::Body>,
+    ) -> Result<http::Response<Incoming>, ControlError> {
+        let mut parts = std::mem::take(request.uri_mut()).into_parts();
+        parts.scheme = Some(Scheme::HTTP);
+        parts.authority = Some(self.authority.clone());
+        parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+        let mut sender = self.connection().await?;
+        sender.send_request(request).await.map_err(|source| ControlError::Send { service: self.service(), source })
+    }
+
+    /// The shared connection, made anew if it is gone. Whoever comes meanwhile waits for the same attempt.
+    async fn connection(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
+        let mut connection = self.connection.lock().await;
+        if let Some(sender) = connection.as_mut() {
+            if !sender.is_closed() && sender.ready().await.is_ok() {
+                return Ok(sender.clone());
+            }
+            *connection = None;
+        }
+        let sender = self.connect().await?;
+        *connection = Some(sender.clone());
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
+        let mut addrs = self.dns.resolve(&self.addr.host, self.addr.port).await?;
+        addrs.shuffle(&mut rand::rng());
+        let tls = self.tls().await?;
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for addr in addrs {
+            let attempt = async {
+                let stream = TcpStream::connect(addr).await?;
+                set_options(&stream, SocketConfig::default())?;
+                let stream = match &tls {
+                    None => Stream::Plain(stream),
+                    Some((connector, name)) => Stream::Client(Box::new(connector.connect(name.clone(), stream).await?)),
+                };
+                let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+                    .timer(TokioTimer::new())
+                    .keep_alive_interval(KEEPALIVE.0)
+                    .keep_alive_timeout(KEEPALIVE.1)
+                    .keep_alive_while_idle(true)
+                    .handshake(TokioIo::new(Io::new(stream)))
+                    .await
+                    .map_err(io::Error::other)?;
+                tokio::spawn(async move {
+                    if let Err(error) = connection.await {
+                        tracing::debug!(%error, %addr, "control-plane connection ended");
+                    }
+                });
+                Ok(sender)
+            };
+            match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
+                Ok(Ok(sender)) => return Ok(sender),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = io::ErrorKind::TimedOut.into(),
+            }
+        }
+        Err(ControlError::Connect { service: self.service(), source: last })
+    }
+
+    async fn tls(&self) -> Result<Option<(TlsConnector, ServerName<'static>)>, ControlError> {
+        if self.addr.is_loopback() {
+            return Ok(None);
+        }
+        let Some(identity) = &self.addr.identity else { return Err(ControlError::Credentials) };
+        let config = match &self.trust {
+            Trust::Bootstrap(anchors, credentials) => {
+                let credentials = credentials.borrow().clone();
+                match credentials {
+                    Some(credentials) => credentials.client_config(identity, &[]),
+                    None => bootstrap_client_config(anchors, identity, &[]),
+                }
+            }
+            Trust::Credentials(credentials) => {
+                let mut credentials = credentials.clone();
+                let known = credentials.wait_for(Option::is_some).await.map_err(|_| ControlError::Credentials)?.clone();
+                known.ok_or(ControlError::Credentials)?.client_config(identity, &[])
+            }
+        };
+        let name = server_name(identity).ok_or(ControlError::Credentials)?;
+        Ok(Some((TlsConnector::from(config), name)))
+    }
+
+    fn service(&self) -> String {
+        format!("{}:{}", self.addr.host, self.addr.port)
+    }
+}
+
+/// The name that a client asks for in TLS when the server has this identity; URIs cannot be asked for.
+pub(crate) fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
+    match identity {
+        Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
+        Identity::Uri(_) => None,
+    }
+}
+
+impl tower::Service<http::Request<tonic::body::Body>> for ControlClient {
+    type Response = http::Response<Incoming>;
+    type Error = ControlError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ControlError>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), ControlError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let inner = Arc::clone(&self.inner);
+        Box::pin(async move { inner.send(request).await })
+    }
+}
+
+/// Pauses between attempts that grow from 100 ms to 10 s, each spread by half, so that proxies do not return all at once.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    /// Starts with the shortest pause.
+    pub(crate) fn new() -> Self {
+        Self { next: BACKOFF.0 }
+    }
+
+    /// Begins anew after a success.
+    pub(crate) fn reset(&mut self) {
+        self.next = BACKOFF.0;
+    }
+
+    /// Waits for the next pause.
+    pub(crate) async fn pause(&mut self) {
+        let pause = self.next.mul_f64(rand::rng().random_range(0.75..1.25));
+        self.next = (self.next * 2).min(BACKOFF.1);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_to_their_limit_and_begin_anew() {
+        let mut backoff = Backoff::new();
+        for _ in 0..20 {
+            backoff.pause().await;
+        }
+        assert_eq!(backoff.next, BACKOFF.1);
+        backoff.reset();
+        assert_eq!(backoff.next, BACKOFF.0);
+    }
+}

@@ -1,0 +1,221 @@
+//! What a client speaks, judged by its first bytes: HTTP/1, HTTP/2, TLS and for whom, or something else.
+//!
+//! Owns reading ahead and judging. What was read is kept in the stream's read-ahead buffer, so that nobody downstream notices.
+//! Refuses to act on the result.
+
+mod client_hello;
+
+use std::io;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::TcpStream;
+
+use crate::io::Io;
+
+use client_hello::{Hello, parse_client_hello};
+
+/// Bytes read to tell HTTP from the rest: Linkerd's.
+const HTTP_BYTES: usize = 1024;
+/// Bytes peeked at for TLS: a typical ClientHello fits.
+const PEEK_BYTES: usize = 512;
+/// Bytes read for TLS at most, when a ClientHello is larger than was peeked.
+const TLS_BYTES: usize = 8192;
+/// How HTTP/2 with prior knowledge begins (RFC 9113 section 3.4), as far as is needed to know it.
+const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
+
+/// The result of HTTP detection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detected {
+    /// HTTP/1.
+    Http1,
+    /// HTTP/2 with prior knowledge.
+    Http2,
+    /// Bytes, but not HTTP's.
+    NotHttp,
+    /// No byte came in time: the server speaks first, or nobody does.
+    TimedOut,
+}
+
+/// Why detection failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DetectError {
+    /// The client closed without a byte.
+    #[error("the client closed the connection before it sent anything")]
+    Closed,
+    /// The connection failed.
+    #[error("read the connection's first bytes")]
+    Read(#[source] io::Error),
+    /// TLS was begun and not finished.
+    #[error("the client did not finish its TLS ClientHello in time")]
+    TimedOut,
+}
+
+impl Detected {
+    /// The value of the metric label `result`.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Http1 => "http/1",
+            Self::Http2 => "http/2",
+            Self::NotHttp => "not_http",
+            Self::TimedOut => "read_timeout",
+        }
+    }
+}
+
+/// Judges by one read whether a client speaks HTTP.
+///
+/// # Errors
+/// When the connection ends or fails before its first byte.
+pub(crate) async fn http<S: AsyncRead + Unpin>(
+    mut stream: Io<S>,
+    timeout: Duration,
+) -> Result<(Detected, Io<S>), DetectError> {
+    let mut buffer = BytesMut::with_capacity(HTTP_BYTES);
+    let read = match tokio::time::timeout(timeout, stream.read_buf(&mut buffer)).await {
+        Ok(read) => read.map_err(DetectError::Read)?,
+        Err(_) => return Ok((Detected::TimedOut, stream)),
+    };
+    if read == 0 {
+        return Err(DetectError::Closed);
+    }
+    let detected = judge_http(&buffer);
+    stream.read_again(buffer.freeze());
+    Ok((detected, stream))
+}
+
+fn judge_http(bytes: &[u8]) -> Detected {
+    if bytes.len() < H2_PREFACE.len() {
+        return Detected::NotHttp;
+    }
+    if bytes.starts_with(H2_PREFACE) {
+        return Detected::Http2;
+    }
+    let mut request = httparse::Request::new(&mut []);
+    match request.parse(bytes) {
+        // The request line was parsed when the first header did not fit into no room.
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => Detected::Http1,
+        Err(_) => Detected::NotHttp,
+    }
+}
+
+/// Finds the server name that a TLS client asks for; `None` if it is not TLS or names none.
+///
+/// Usually peeks, so that a TLS implementation later reads the socket itself.
+///
+/// # Errors
+/// When the connection ends or fails, or a ClientHello was begun and is not complete in time.
+pub(crate) async fn tls(stream: TcpStream, timeout: Duration) -> Result<(Option<String>, Io<TcpStream>), DetectError> {
+    match tokio::time::timeout(timeout, tls_unbounded(stream)).await {
+        Ok(result) => result,
+        Err(_) => Err(DetectError::TimedOut),
+    }
+}
+
+async fn tls_unbounded(stream: TcpStream) -> Result<(Option<String>, Io<TcpStream>), DetectError> {
+    let mut peeked = [0_u8; PEEK_BYTES];
+    let length = stream.peek(&mut peeked).await.map_err(DetectError::Read)?;
+    if length == 0 {
+        return Err(DetectError::Closed);
+    }
+    let mut stream = Io::new(stream);
+    match parse_client_hello(&peeked[..length]) {
+        Hello::NotTls => return Ok((None, stream)),
+        Hello::Complete(name) => return Ok((name, stream)),
+        Hello::Incomplete => {}
+    }
+    let mut buffer = BytesMut::with_capacity(TLS_BYTES);
+    let name = loop {
+        let read = stream.read_buf(&mut buffer).await.map_err(DetectError::Read)?;
+        match parse_client_hello(&buffer) {
+            Hello::Complete(name) => break name,
+            Hello::NotTls => break None,
+            Hello::Incomplete if read == 0 || buffer.len() >= TLS_BYTES => break None,
+            Hello::Incomplete => {}
+        }
+    };
+    stream.read_again(buffer.freeze());
+    Ok((name, stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn judges_http_by_its_first_bytes() {
+        for (bytes, expected) in [
+            (&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..], Detected::Http1),
+            (b"GET / HTTP/1.0\r\n\r\n", Detected::Http1),
+            (b"POST /a/long/path/with", Detected::Http1),
+            (b"GET / HTTP/1.1\r\na: b\r\nc: d\r\n", Detected::Http1),
+            (b"CONNECT a:443 HTTP/1.1\r\n\r\n", Detected::Http1),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Detected::Http2),
+            (b"GET / HT", Detected::NotHttp),
+            (b"SSH-2.0-OpenSSH_9.0\r\n", Detected::NotHttp),
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\0\0\0\0", Detected::NotHttp),
+            (b"*1\r\n$4\r\nPING\r\n\r\n", Detected::NotHttp),
+        ] {
+            assert_eq!(judge_http(bytes), expected, "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[tokio::test]
+    async fn detected_bytes_are_read_again() {
+        let (mut client, server) = duplex(1024);
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        drop(client);
+        let (detected, mut stream) = http(Io::new(server), Duration::from_secs(1)).await.unwrap();
+        assert_eq!(detected, Detected::Http1);
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"GET / HTTP/1.1\r\n\r\n");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_times_out_and_an_end_is_an_error() {
+        let (client, server) = duplex(1024);
+        let (detected, _stream) = http(Io::new(server), Duration::from_secs(10)).await.unwrap();
+        assert_eq!(detected, Detected::TimedOut);
+        drop(client);
+        let (client, server) = duplex(1024);
+        drop(client);
+        assert!(matches!(http(Io::new(server), Duration::from_secs(10)).await, Err(DetectError::Closed)));
+    }
+
+    #[tokio::test]
+    async fn plaintext_is_not_consumed_by_tls_detection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        client.write_all(b"hello").await.unwrap();
+        let (name, mut stream) = tls(server, Duration::from_secs(5)).await.unwrap();
+        assert_eq!(name, None);
+        let mut read = [0; 5];
+        stream.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"hello");
+    }
+
+    #[tokio::test]
+    async fn a_client_hello_in_pieces_is_read_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let hello = client_hello::tests::hello("web.demo");
+        let (first, second) = hello.split_at(20);
+        client.write_all(first).await.unwrap();
+        let detect = tokio::spawn(tls(server, Duration::from_secs(5)));
+        tokio::task::yield_now().await;
+        client.write_all(second).await.unwrap();
+        let (name, mut stream) = detect.await.unwrap().unwrap();
+        assert_eq!(name.as_deref(), Some("web.demo"));
+        let mut read = vec![0; hello.len()];
+        stream.read_exact(&mut read).await.unwrap();
+        assert!(read == hello);
+    }
+}

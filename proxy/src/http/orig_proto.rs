@@ -1,0 +1,163 @@
+//! HTTP/1 that travels between proxies as HTTP/2, with `l5d-orig-proto` saying what it was.
+//!
+//! ```text
+//! app --HTTP/1--> outbound: upgrade_request --HTTP/2--> inbound: downgrade_request --HTTP/1--> app
+//! app <--HTTP/1-- outbound: downgrade_response <------- inbound: upgrade_response <----------- app
+//! ```
+//!
+//! Refuses requests that upgrade their connection: those stay HTTP/1 (see [`super::headers::wants_upgrade`]).
+
+use http::header::HOST;
+use http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Version};
+
+use super::headers::{ORIG_PROTO, strip_for_http2, strip_hop_by_hop};
+
+/// What an HTTP/1 request was before it became HTTP/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OrigProto {
+    /// HTTP/1.0 or HTTP/1.1.
+    pub(crate) version: Version,
+    /// Whether the target was in absolute form (`GET http://host/path`).
+    pub(crate) absolute_form: bool,
+}
+
+/// Turns an HTTP/1 request into the HTTP/2 one that carries it.
+pub(crate) fn upgrade_request<B>(request: &mut Request<B>) {
+    let absolute = request.uri().scheme().is_some();
+    let value = match (request.version(), absolute) {
+        (Version::HTTP_10, false) => "HTTP/1.0",
+        (Version::HTTP_10, true) => "HTTP/1.0; absolute-form",
+        (_, false) => "HTTP/1.1",
+        (_, true) => "HTTP/1.1; absolute-form",
+    };
+    strip_for_http2(request.headers_mut());
+    request.headers_mut().insert(ORIG_PROTO, HeaderValue::from_static(value));
+    *request.version_mut() = Version::HTTP_2;
+}
+
+/// Takes a carried request's header off and restores version and form; `None` if it is native HTTP/2.
+pub(crate) fn downgrade_request<B>(request: &mut Request<B>) -> Option<OrigProto> {
+    let value = request.headers_mut().remove(ORIG_PROTO)?;
+    let orig = parse(&value)?;
+    *request.version_mut() = orig.version;
+    if !orig.absolute_form {
+        to_origin_form(request);
+    }
+    Some(orig)
+}
+
+/// Marks an HTTP/1 application's response for the way back and makes it HTTP/2.
+pub(crate) fn upgrade_response<B>(response: &mut Response<B>) {
+    let value = if response.version() == Version::HTTP_10 { "HTTP/1.0" } else { "HTTP/1.1" };
+    strip_for_http2(response.headers_mut());
+    response.headers_mut().insert(ORIG_PROTO, HeaderValue::from_static(value));
+    *response.version_mut() = Version::HTTP_2;
+}
+
+/// Restores what the application on this side expects of the response to its HTTP/1 request.
+pub(crate) fn downgrade_response<B>(response: &mut Response<B>) {
+    let orig = response.headers_mut().remove(ORIG_PROTO).and_then(|value| parse(&value));
+    *response.version_mut() = orig.map_or(Version::HTTP_11, |orig| orig.version);
+    strip_hop_by_hop(response.headers_mut());
+}
+
+fn parse(value: &HeaderValue) -> Option<OrigProto> {
+    let (version, form) = match value.to_str().ok()?.split_once(';') {
+        Some((version, form)) => (version, form.trim()),
+        None => (value.to_str().ok()?, ""),
+    };
+    let version = match version.trim() {
+        "HTTP/1.1" => Version::HTTP_11,
+        "HTTP/1.0" => Version::HTTP_10,
+        _ => return None,
+    };
+    Some(OrigProto { version, absolute_form: form == "absolute-form" })
+}
+
+/// Moves a target's authority into `Host`, where HTTP/1 servers look for it.
+pub(crate) fn to_origin_form<B>(request: &mut Request<B>) {
+    if let Some(authority) = request.uri().authority() {
+        if !request.headers().contains_key(HOST) {
+            if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
+                request.headers_mut().insert(HOST, host);
+            }
+        }
+    }
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::from(path);
+}
+
+/// Gives a request the scheme and authority that an HTTP/2 client needs; the authority comes from the target, else from
+/// `Host`, else is `fallback`.
+pub(crate) fn to_absolute_form<B>(request: &mut Request<B>, fallback: Option<&Authority>) {
+    if request.uri().scheme().is_some() && request.uri().authority().is_some() {
+        return;
+    }
+    let authority =
+        request.uri().authority().cloned().or_else(|| host(request.headers())).or_else(|| fallback.cloned());
+    let Some(authority) = authority else { return };
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.scheme = Some(Scheme::HTTP);
+    parts.authority = Some(authority);
+    parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+}
+
+/// The authority that `Host` names.
+pub(crate) fn host(headers: &HeaderMap) -> Option<Authority> {
+    Authority::try_from(headers.get(HOST)?.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(target: &str, version: Version) -> Request<()> {
+        Request::builder().uri(target).version(version).header("host", "web.demo").body(()).unwrap()
+    }
+
+    #[test]
+    fn a_request_survives_the_way_there() {
+        for (target, version, value, arrives) in [
+            ("/a?b=c", Version::HTTP_11, "HTTP/1.1", "/a?b=c"),
+            ("/", Version::HTTP_10, "HTTP/1.0", "/"),
+            ("http://web.demo/x", Version::HTTP_11, "HTTP/1.1; absolute-form", "http://web.demo/x"),
+        ] {
+            let mut request = request(target, version);
+            request.headers_mut().insert("transfer-encoding", HeaderValue::from_static("chunked"));
+            upgrade_request(&mut request);
+            assert_eq!(request.headers()["l5d-orig-proto"], value);
+            assert_eq!(request.version(), Version::HTTP_2);
+            assert!(!request.headers().contains_key("transfer-encoding"));
+            to_absolute_form(&mut request, None);
+            assert_eq!(request.uri().authority().unwrap(), "web.demo");
+            let orig = downgrade_request(&mut request).unwrap();
+            assert_eq!((orig.version, request.version()), (version, version));
+            assert_eq!(request.uri().to_string(), arrives);
+            assert!(!request.headers().contains_key("l5d-orig-proto"));
+            assert_eq!(request.headers()["host"], "web.demo");
+        }
+    }
+
+    #[test]
+    fn native_http2_stays_as_it_is() {
+        let mut request = Request::builder().version(Version::HTTP_2).uri("http://web.demo/x").body(()).unwrap();
+        assert_eq!(downgrade_request(&mut request), None);
+        assert_eq!(request.uri(), "http://web.demo/x");
+    }
+
+    #[test]
+    fn a_response_survives_the_way_back() {
+        let mut response =
+            Response::builder().version(Version::HTTP_11).header("connection", "close").body(()).unwrap();
+        upgrade_response(&mut response);
+        assert_eq!(response.headers()["l5d-orig-proto"], "HTTP/1.1");
+        assert!(!response.headers().contains_key("connection"));
+        downgrade_response(&mut response);
+        assert_eq!(response.version(), Version::HTTP_11);
+        assert!(response.headers().is_empty());
+    }
+}

@@ -1,0 +1,257 @@
+//! Failures as responses: which status, for HTTP and for gRPC, and whether the connection closes.
+//!
+//! The table is Linkerd's (`linkerd/app/core/src/errors/respond.rs`). Refuses to send anything: it makes responses.
+
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
+
+use super::body::Body;
+use super::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc};
+
+/// What went wrong with one request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    /// A bug, or policy that cannot be used.
+    #[error("{0}")]
+    Internal(&'static str),
+    /// The server cannot be reached or does not answer as it should.
+    #[error("{0}")]
+    BadGateway(String),
+    /// No endpoint was ready in time.
+    #[error("service in fail-fast")]
+    FailFast,
+    /// Connecting took too long.
+    #[error("connect timed out")]
+    ConnectTimeout,
+    /// A timeout that policy set.
+    #[error("request timed out")]
+    Timeout,
+    /// Too many requests at once.
+    #[error("load shed: too many requests in flight")]
+    LoadShed,
+    /// Policy denies the request.
+    #[error("unauthorized request on route")]
+    Unauthorized,
+    /// A rate limit is exceeded.
+    #[error("rate limit exceeded")]
+    RateLimited,
+    /// The request would run in a circle.
+    #[error("gateway loop detected")]
+    Loop,
+    /// No route matches.
+    #[error("no route found for request")]
+    NoRoute,
+    /// A route injects a failure.
+    #[error("{message}")]
+    Injected {
+        /// The HTTP status, or the gRPC code with `grpc`.
+        code: u16,
+        /// Whether `code` is gRPC's.
+        grpc: bool,
+        /// The message that policy gives.
+        message: String,
+    },
+    /// A route redirects.
+    #[error("redirected")]
+    Redirect {
+        /// The status of the redirect.
+        status: StatusCode,
+        /// The new location.
+        location: HeaderValue,
+    },
+    /// The request is malformed.
+    #[error("bad request")]
+    BadRequest,
+}
+
+/// What a response must fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestKind {
+    /// The version that the client speaks.
+    pub(crate) version: Version,
+    /// Whether it is gRPC.
+    pub(crate) grpc: bool,
+    /// Whether it came as HTTP/1 carried over HTTP/2.
+    pub(crate) orig_proto: bool,
+    /// Whether `l5d-proxy-error` may be shown.
+    pub(crate) show_error: bool,
+}
+
+impl RequestKind {
+    /// Reads the kind off a request's head.
+    pub(crate) fn new(version: Version, headers: &HeaderMap, orig_proto: bool, show_error: bool) -> Self {
+        Self { version, grpc: is_grpc(version, headers), orig_proto, show_error }
+    }
+}
+
+impl Failure {
+    /// The HTTP status.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::BadGateway(_) => StatusCode::BAD_GATEWAY,
+            Self::FailFast | Self::ConnectTimeout | Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unauthorized => StatusCode::FORBIDDEN,
+            Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::Injected { code, grpc: false, .. } => {
+                StatusCode::from_u16(*code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+            }
+            Self::Injected { grpc: true, .. } => StatusCode::OK,
+            Self::Redirect { status, .. } => *status,
+            Self::BadRequest => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The gRPC code.
+    pub(crate) fn grpc_code(&self) -> u16 {
+        match self {
+            Self::Internal(_) | Self::BadRequest => 13,
+            Self::BadGateway(_) | Self::LoadShed => 14,
+            Self::FailFast | Self::ConnectTimeout | Self::Timeout => 4,
+            Self::Unauthorized => 7,
+            Self::RateLimited => 8,
+            Self::Loop => 10,
+            Self::NoRoute | Self::Redirect { .. } => 5,
+            Self::Injected { code, grpc: true, .. } => *code,
+            Self::Injected { grpc: false, .. } => 9,
+        }
+    }
+
+    /// Whether the client's connection closes, because what it leads to may be gone.
+    pub(crate) fn closes(&self) -> bool {
+        match self {
+            Self::Internal(_)
+            | Self::BadGateway(_)
+            | Self::FailFast
+            | Self::ConnectTimeout
+            | Self::LoadShed
+            | Self::Loop
+            | Self::BadRequest => true,
+            Self::Timeout
+            | Self::Unauthorized
+            | Self::RateLimited
+            | Self::NoRoute
+            | Self::Injected { .. }
+            | Self::Redirect { .. } => false,
+        }
+    }
+
+    /// The value of the metric label `error`.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Internal(_) => "unexpected",
+            Self::BadGateway(_) => "io",
+            Self::FailFast => "fail_fast",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::Timeout => "request_timeout",
+            Self::LoadShed => "load_shed",
+            Self::Unauthorized => "unauthorized",
+            Self::RateLimited => "rate_limited",
+            Self::Loop => "gateway_loop",
+            Self::NoRoute => "no_route",
+            Self::Injected { .. } => "injected",
+            Self::Redirect { .. } => "redirect",
+            Self::BadRequest => "bad_request",
+        }
+    }
+
+    /// The response for a request of this kind.
+    pub(crate) fn respond(&self, kind: RequestKind) -> Response<Body> {
+        let mut response = Response::new(Body::Empty);
+        let message = header_value(&self.to_string());
+        *response.version_mut() = kind.version;
+        let headers = response.headers_mut();
+        if kind.grpc {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            headers.insert("grpc-status", HeaderValue::from(self.grpc_code()));
+            headers.insert("grpc-message", grpc_message(&self.to_string()));
+        } else {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+            if let Self::Redirect { location, .. } = self {
+                headers.insert(http::header::LOCATION, location.clone());
+            }
+        }
+        if kind.show_error && !matches!(self, Self::Redirect { .. }) {
+            headers.insert(PROXY_ERROR, message);
+        }
+        if self.closes() && kind.orig_proto {
+            headers.insert(PROXY_CONNECTION_L5D, HeaderValue::from_static("close"));
+        } else if self.closes() && kind.version < Version::HTTP_2 {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if !kind.grpc {
+            *response.status_mut() = self.status();
+        }
+        response
+    }
+}
+
+fn header_value(text: &str) -> HeaderValue {
+    let visible: String = text.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    HeaderValue::from_str(&visible).unwrap_or(HeaderValue::from_static("error"))
+}
+
+/// Percent-encodes as gRPC's protocol wants messages.
+fn grpc_message(text: &str) -> HeaderValue {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    header_value(&encoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(version: Version, grpc: bool, orig_proto: bool) -> RequestKind {
+        RequestKind { version, grpc, orig_proto, show_error: true }
+    }
+
+    #[test]
+    fn every_class_has_linkerds_status_code_and_close() {
+        for (failure, status, code, closes) in [
+            (Failure::Internal("x"), 500, 13, true),
+            (Failure::BadGateway("x".into()), 502, 14, true),
+            (Failure::FailFast, 504, 4, true),
+            (Failure::ConnectTimeout, 504, 4, true),
+            (Failure::Timeout, 504, 4, false),
+            (Failure::LoadShed, 503, 14, true),
+            (Failure::Unauthorized, 403, 7, false),
+            (Failure::RateLimited, 429, 8, false),
+            (Failure::Loop, 508, 10, true),
+            (Failure::NoRoute, 404, 5, false),
+            (Failure::Injected { code: 418, grpc: false, message: "x".into() }, 418, 9, false),
+            (Failure::Injected { code: 3, grpc: true, message: "x".into() }, 200, 3, false),
+        ] {
+            let http = failure.respond(kind(Version::HTTP_11, false, false));
+            assert_eq!(http.status(), status, "{failure:?}");
+            assert_eq!(http.headers().contains_key("connection"), closes, "{failure:?}");
+            let grpc = failure.respond(kind(Version::HTTP_2, true, false));
+            assert_eq!(grpc.status(), 200, "{failure:?}");
+            assert_eq!(grpc.headers()["grpc-status"], code.to_string(), "{failure:?}");
+            assert!(!grpc.headers().contains_key("connection"));
+        }
+    }
+
+    #[test]
+    fn carried_http1_is_told_to_close_by_the_mesh_header() {
+        let response = Failure::FailFast.respond(kind(Version::HTTP_2, false, true));
+        assert_eq!(response.headers()["l5d-proxy-connection"], "close");
+        assert!(!response.headers().contains_key("connection"));
+    }
+
+    #[test]
+    fn the_reason_is_hidden_when_it_should_be() {
+        let hidden = RequestKind { show_error: false, ..kind(Version::HTTP_11, false, false) };
+        assert!(!Failure::FailFast.respond(hidden).headers().contains_key("l5d-proxy-error"));
+        let shown = Failure::FailFast.respond(kind(Version::HTTP_11, false, false));
+        assert_eq!(shown.headers()["l5d-proxy-error"], "service in fail-fast");
+    }
+}

@@ -1,0 +1,188 @@
+//! Byte streams of the data path: one type for plain and TLS connections, bytes that were read ahead, counters, and the
+//! copy in both directions.
+//!
+//! Owns moving bytes. Refuses to know protocols.
+
+mod copy;
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::metrics::TransportMetrics;
+
+pub(crate) use copy::copy_bidirectional;
+
+/// A connection to a client or an endpoint, with or without TLS.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    /// No TLS, or TLS that is not ours.
+    Plain(TcpStream),
+    /// We are the TLS client. Boxed: its session state is far larger than a socket.
+    Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+    /// We are the TLS server; what was read for detection is replayed beneath TLS.
+    Server(Box<tokio_rustls::server::TlsStream<Io<TcpStream>>>),
+}
+
+/// A stream with bytes that were read ahead and are read again first, and with counters of what passes.
+#[derive(Debug)]
+pub(crate) struct Io<S> {
+    inner: S,
+    read_ahead: Bytes,
+    metrics: Option<Arc<TransportMetrics>>,
+}
+
+impl<S> Io<S> {
+    /// Wraps a stream of which nothing was read.
+    pub(crate) fn new(inner: S) -> Self {
+        Self { inner, read_ahead: Bytes::new(), metrics: None }
+    }
+
+    /// Puts bytes in front of what is read next, before what is there already.
+    pub(crate) fn read_again(&mut self, bytes: Bytes) {
+        if self.read_ahead.is_empty() {
+            self.read_ahead = bytes;
+        } else {
+            let mut all = BytesMut::with_capacity(bytes.len() + self.read_ahead.len());
+            all.extend_from_slice(&bytes);
+            all.extend_from_slice(&self.read_ahead);
+            self.read_ahead = all.freeze();
+        }
+    }
+
+    /// Counts bytes in `metrics` from here on; opening is counted now and closing when the stream is dropped.
+    #[must_use]
+    pub(crate) fn with_metrics(mut self, metrics: Arc<TransportMetrics>) -> Self {
+        metrics.opened();
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// The stream beneath.
+    pub(crate) fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Records why the connection ends, for `tcp_close_total{errno}`.
+    pub(crate) fn closed_by(&mut self, error: &io::Error) {
+        if let Some(metrics) = self.metrics.take() {
+            metrics.closed(Some(error));
+        }
+    }
+}
+
+impl<S> Drop for Io<S> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.metrics.take() {
+            metrics.closed(None);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        if this.read_ahead.is_empty() {
+            ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        } else {
+            let length = this.read_ahead.len().min(buf.remaining());
+            buf.put_slice(&this.read_ahead[..length]);
+            this.read_ahead.advance(length);
+            if this.read_ahead.is_empty() {
+                this.read_ahead = Bytes::new();
+            }
+        }
+        if let Some(metrics) = &this.metrics {
+            metrics.read((buf.filled().len() - before) as u64);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = ready!(Pin::new(&mut this.inner).poll_write(cx, buf))?;
+        if let Some(metrics) = &this.metrics {
+            metrics.written(written as u64);
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, bufs))?;
+        if let Some(metrics) = &this.metrics {
+            metrics.written(written as u64);
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+}
+
+macro_rules! each {
+    ($self:expr, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Stream::Plain($stream) => $call,
+            Stream::Client($stream) => $call,
+            Stream::Server($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        each!(self, stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Client(stream) => stream.is_write_vectored(),
+            Self::Server(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,190 @@
+//! Copies bytes between two streams until both directions have ended.
+//!
+//! Owns half-close and buffers. A connection on which nothing moves holds no buffer: each is taken from the thread's pool when
+//! bytes can be read and given back once they are written.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes moved at once: four TLS records, and what a socket buffer typically holds.
+const BUFFER: usize = 64 * 1024;
+
+/// Buffers that a thread keeps for reuse.
+const POOLED: usize = 16;
+
+thread_local! {
+    static POOL: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Copies both ways, passing each side's end on as a half-close, and returns when both have ended.
+///
+/// # Errors
+/// The first read or write that fails; what the other direction still held is lost, as it is for TCP itself.
+pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut forth, mut back) = (Direction::new(), Direction::new());
+    poll_fn(|cx| {
+        let forth = forth.poll_copy(cx, a, b)?;
+        let back = back.poll_copy(cx, b, a)?;
+        if forth.is_ready() && back.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await
+}
+
+struct Direction {
+    buffer: Option<Box<[u8]>>,
+    start: usize,
+    end: usize,
+    unflushed: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Copying,
+    ShuttingDown,
+    Done,
+}
+
+impl Direction {
+    fn new() -> Self {
+        Self { buffer: None, start: 0, end: 0, unflushed: false, state: State::Copying }
+    }
+
+    fn poll_copy<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> Poll<io::Result<()>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        while self.state == State::Copying {
+            if self.start == self.end {
+                match self.poll_fill(cx, from)? {
+                    Poll::Ready(0) => self.state = State::ShuttingDown,
+                    Poll::Ready(_) => {}
+                    Poll::Pending => {
+                        if self.unflushed {
+                            ready!(Pin::new(&mut *to).poll_flush(cx))?;
+                            self.unflushed = false;
+                        }
+                        return Poll::Pending;
+                    }
+                }
+            } else {
+                ready!(self.poll_drain(cx, to))?;
+            }
+        }
+        if self.state == State::ShuttingDown {
+            match ready!(Pin::new(to).poll_shutdown(cx)) {
+                // The other side may have gone already; then there is nobody left to tell.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
+                result => result?,
+            }
+            self.state = State::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads into the buffer; answers the number of bytes, 0 at the end.
+    fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, from: &mut R) -> Poll<io::Result<usize>> {
+        let mut buffer = self.buffer.take().unwrap_or_else(take_buffer);
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(from).poll_read(cx, &mut read);
+        let length = read.filled().len();
+        match polled {
+            Poll::Ready(Ok(())) if length > 0 => {
+                (self.start, self.end) = (0, length);
+                self.buffer = Some(buffer);
+                Poll::Ready(Ok(length))
+            }
+            ended => {
+                give_buffer(buffer);
+                ended.map_ok(|()| 0)
+            }
+        }
+    }
+
+    /// Writes all that the buffer holds.
+    fn poll_drain<W: AsyncWrite + Unpin>(&mut self, cx: &mut Context<'_>, to: &mut W) -> Poll<io::Result<()>> {
+        let buffer = self.buffer.as_deref().unwrap_or_default();
+        while self.start < self.end {
+            let written = ready!(Pin::new(&mut *to).poll_write(cx, &buffer[self.start..self.end]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.start += written;
+            self.unflushed = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Direction {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            give_buffer(buffer);
+        }
+    }
+}
+
+fn take_buffer() -> Box<[u8]> {
+    POOL.with_borrow_mut(Vec::pop).unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice())
+}
+
+fn give_buffer(buffer: Box<[u8]>) {
+    POOL.with_borrow_mut(|pool| {
+        if pool.len() < POOLED {
+            pool.push(buffer);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_end_is_passed_on_while_the_other_direction_lives() {
+        let (mut client, mut near) = duplex(16);
+        let (mut far, mut server) = duplex(16);
+        let copy = tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await });
+        client.write_all(b"question").await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut question = Vec::new();
+        server.read_to_end(&mut question).await.unwrap();
+        assert_eq!(question, b"question");
+        server.write_all(b"a longer answer than the pipe holds").await.unwrap();
+        drop(server);
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"a longer answer than the pipe holds");
+        copy.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn large_transfers_arrive_whole() {
+        let (mut client, mut near) = duplex(1000);
+        let (mut far, mut server) = duplex(777);
+        tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await });
+        let sent: Vec<u8> = (0..300_000_u32).map(|i| i as u8).collect();
+        let expected = sent.clone();
+        tokio::spawn(async move {
+            client.write_all(&sent).await.unwrap();
+            client.shutdown().await.unwrap();
+            std::future::pending::<()>().await;
+            drop(client);
+        });
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).await.unwrap();
+        assert!(received == expected);
+    }
+}

@@ -1,0 +1,160 @@
+//! Listeners: binding them, one per worker, and accepting from them.
+//!
+//! Owns socket options of listeners and accepted connections, and the limit on open ones. Refuses to know what a
+//! connection is for.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::SocketConfig;
+
+/// Connections waiting to be accepted per listener: what the kernel grants by default (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
+
+/// Connections that one worker serves at a time; beyond it the kernel's backlog holds them.
+const MAX_CONNECTIONS: usize = 100_000;
+
+/// How long accepting rests when the process has run out of file descriptors.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+/// One worker's listening socket.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    listener: TcpListener,
+    options: SocketConfig,
+    permits: Arc<Semaphore>,
+}
+
+/// An accepted connection. Dropping it frees its permit.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    /// The socket, with its options set.
+    pub(crate) stream: TcpStream,
+    /// The client.
+    pub(crate) peer: SocketAddr,
+    /// Held as long as the connection lives.
+    pub(crate) permit: OwnedSemaphorePermit,
+}
+
+/// Binds `count` sockets to one address, so that the kernel spreads connections over workers.
+///
+/// # Errors
+/// The address is in use or not of this host.
+pub(crate) fn bind(addr: SocketAddr, count: usize) -> io::Result<Vec<StdListener>> {
+    let first = bind_one(addr, count > 1)?;
+    let bound = first.local_addr()?;
+    let mut listeners = vec![first];
+    for _ in 1..count {
+        listeners.push(bind_one(bound, true)?);
+    }
+    Ok(listeners)
+}
+
+fn bind_one(addr: SocketAddr, shared: bool) -> io::Result<StdListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if shared {
+        socket.set_reuse_port(true)?;
+    }
+    if addr.is_ipv6() {
+        // [::] serves both families; a specific address serves its own.
+        socket.set_only_v6(!addr.ip().is_unspecified())?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+impl Listener {
+    /// Takes a bound socket into the current runtime.
+    pub(crate) fn new(listener: StdListener, options: SocketConfig) -> io::Result<Self> {
+        Ok(Self {
+            listener: TcpListener::from_std(listener)?,
+            options,
+            permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        })
+    }
+
+    /// The next connection. Failures of single connections are logged and passed over.
+    pub(crate) async fn accept(&self) -> Accepted {
+        loop {
+            // The semaphore is never closed, so an error cannot occur; waiting forever is what it would mean.
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
+                return std::future::pending().await;
+            };
+            match self.listener.accept().await {
+                Ok((stream, peer)) => match set_options(&stream, self.options) {
+                    Ok(()) => return Accepted { stream, peer, permit },
+                    Err(error) => {
+                        tracing::debug!(%error, src.addr = %peer, "connection was gone before its options were set")
+                    }
+                },
+                Err(error) if is_of_connection(&error) => {
+                    tracing::debug!(%error, "connection was gone before it was accepted")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections, pausing: are file descriptors exhausted?");
+                    tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+fn is_of_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionRefused | ConnectionAborted | ConnectionReset)
+}
+
+/// Disables Nagle's algorithm and sets keepalive and user timeout.
+pub(crate) fn set_options(stream: &TcpStream, options: SocketConfig) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    if let Some(idle) = options.keepalive {
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle))?;
+    }
+    if options.user_timeout.is_some() {
+        socket.set_tcp_user_timeout(options.user_timeout)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn workers_share_one_address() {
+        let listeners = bind("127.0.0.1:0".parse().unwrap(), 2).unwrap();
+        assert_eq!(listeners[0].local_addr().unwrap(), listeners[1].local_addr().unwrap());
+    }
+
+    #[tokio::test]
+    async fn accepted_connections_have_their_options() {
+        let bound = bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+        let addr = bound.local_addr().unwrap();
+        let options =
+            SocketConfig { keepalive: Some(Duration::from_secs(10)), user_timeout: Some(Duration::from_secs(30)) };
+        let listener = Listener::new(bound, options).unwrap();
+        let client = TcpStream::connect(addr).await.unwrap();
+        let accepted = listener.accept().await;
+        assert_eq!(accepted.peer, client.local_addr().unwrap());
+        assert!(accepted.stream.nodelay().unwrap());
+        let socket = SockRef::from(&accepted.stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn a_taken_address_is_an_error() {
+        let first = bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+        assert!(bind(first.local_addr().unwrap(), 1).is_err());
+    }
+}

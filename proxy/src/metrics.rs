@@ -1,0 +1,258 @@
+//! The proxy's metric families, under Linkerd's names, and the handles that the data path counts with.
+//!
+//! Owns names and label keys. Labels are looked up once per connection, endpoint or route; what counts afterwards is an atomic
+//! addition. Refuses to know when something happens.
+
+mod histogram;
+mod http;
+mod transport;
+
+use std::borrow::Cow;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use histogram::LatencyMs;
+pub(crate) use http::HttpMetrics;
+pub(crate) use transport::TransportMetrics;
+
+/// A set of labels. Keys come from code, except the `dst_*` ones, which come from the destination controller.
+pub(crate) type Labels = Vec<(Cow<'static, str>, Cow<'static, str>)>;
+
+/// A family of counters.
+pub(crate) type Counters = Family<Labels, Counter>;
+
+/// All families. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProxyMetrics {
+    tcp_open: Counters,
+    tcp_open_connections: Family<Labels, Gauge>,
+    tcp_read_bytes: Counters,
+    tcp_write_bytes: Counters,
+    tcp_close: Counters,
+    requests: Counters,
+    responses: Counters,
+    response_latency: Family<Labels, LatencyMs>,
+    /// `inbound_http_authz_allow_total`.
+    pub(crate) inbound_http_allow: Counters,
+    /// `inbound_http_authz_deny_total`.
+    pub(crate) inbound_http_deny: Counters,
+    /// `inbound_http_route_not_found_total`.
+    pub(crate) inbound_http_route_not_found: Counters,
+    /// `inbound_http_local_ratelimit_total`.
+    pub(crate) inbound_http_ratelimit: Counters,
+    /// `inbound_tcp_authz_allow_total`.
+    pub(crate) inbound_tcp_allow: Counters,
+    /// `inbound_tcp_authz_deny_total`.
+    pub(crate) inbound_tcp_deny: Counters,
+    /// `inbound_tcp_authz_terminate_total`.
+    pub(crate) inbound_tcp_terminate: Counters,
+    /// `inbound_tcp_transport_header_connections_total`.
+    pub(crate) inbound_transport_header: Counters,
+    /// `inbound_tcp_errors_total`.
+    pub(crate) inbound_tcp_errors: Counters,
+    /// `inbound_http_errors_total`.
+    pub(crate) inbound_http_errors: Counters,
+    /// `inbound_tcp_detect_http_results_total`.
+    pub(crate) inbound_detect_results: Counters,
+    /// `outbound_tcp_errors_total`.
+    pub(crate) outbound_tcp_errors: Counters,
+    /// `outbound_http_errors_total`.
+    pub(crate) outbound_http_errors: Counters,
+    /// `outbound_tcp_detect_http_results_total`.
+    pub(crate) outbound_detect_results: Counters,
+    /// `outbound_tcp_protocol_connections_total`.
+    pub(crate) outbound_protocol_connections: Counters,
+    /// `outbound_tcp_route_open_total`.
+    pub(crate) outbound_tcp_route_open: Counters,
+    /// `outbound_tcp_route_close_total`.
+    pub(crate) outbound_tcp_route_close: Counters,
+    /// `outbound_http_route_request_statuses_total`.
+    pub(crate) outbound_route_statuses: Counters,
+    /// `outbound_http_route_backend_requests_total`.
+    pub(crate) outbound_backend_requests: Counters,
+    /// `outbound_http_balancer_endpoints`, by `endpoint_state`.
+    pub(crate) outbound_balancer_endpoints: Family<Labels, Gauge>,
+    /// `control_dns_resolutions_total`.
+    pub(crate) dns_resolutions: Counters,
+}
+
+/// Which way a connection goes, for the label `direction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From another workload to the application.
+    Inbound,
+    /// From the application to another workload.
+    Outbound,
+}
+
+/// Which end of the proxy a connection is, for the label `peer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// The connection that was accepted.
+    Src,
+    /// The connection that was made.
+    Dst,
+}
+
+impl Direction {
+    /// The label's value.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Inbound => "inbound",
+            Self::Outbound => "outbound",
+        }
+    }
+}
+
+impl Peer {
+    /// The label's value.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Src => "src",
+            Self::Dst => "dst",
+        }
+    }
+}
+
+/// One label.
+pub(crate) fn label(
+    key: impl Into<Cow<'static, str>>,
+    value: impl Into<Cow<'static, str>>,
+) -> (Cow<'static, str>, Cow<'static, str>) {
+    (key.into(), value.into())
+}
+
+/// The labels `target_addr`, `target_ip` and `target_port`.
+pub(crate) fn target_labels(addr: std::net::SocketAddr) -> Labels {
+    vec![
+        label("target_addr", addr.to_string()),
+        label("target_ip", addr.ip().to_string()),
+        label("target_port", addr.port().to_string()),
+    ]
+}
+
+impl ProxyMetrics {
+    /// Makes the families and puts them into a registry. Counters get `_total` from the encoder.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let mut counters = |name: &'static str, help: &'static str, family: &Counters| {
+            registry.register(name, help, family.clone());
+        };
+        counters("tcp_open", "Opened connections", &metrics.tcp_open);
+        counters("tcp_read_bytes", "Bytes read from peers", &metrics.tcp_read_bytes);
+        counters("tcp_write_bytes", "Bytes written to peers", &metrics.tcp_write_bytes);
+        counters("tcp_close", "Closed connections", &metrics.tcp_close);
+        counters("request", "HTTP requests", &metrics.requests);
+        counters("response", "HTTP responses", &metrics.responses);
+        counters("inbound_http_authz_allow", "Requests allowed by policy", &metrics.inbound_http_allow);
+        counters("inbound_http_authz_deny", "Requests denied by policy", &metrics.inbound_http_deny);
+        counters(
+            "inbound_http_route_not_found",
+            "Requests that no route matches",
+            &metrics.inbound_http_route_not_found,
+        );
+        counters("inbound_http_local_ratelimit", "Requests seen by rate limits", &metrics.inbound_http_ratelimit);
+        counters("inbound_tcp_authz_allow", "Connections allowed by policy", &metrics.inbound_tcp_allow);
+        counters("inbound_tcp_authz_deny", "Connections denied by policy", &metrics.inbound_tcp_deny);
+        counters(
+            "inbound_tcp_authz_terminate",
+            "Connections ended because policy changed",
+            &metrics.inbound_tcp_terminate,
+        );
+        counters(
+            "inbound_tcp_transport_header_connections",
+            "Connections with a transport header",
+            &metrics.inbound_transport_header,
+        );
+        counters("inbound_tcp_errors", "Inbound connections that failed", &metrics.inbound_tcp_errors);
+        counters("inbound_http_errors", "Inbound requests that failed", &metrics.inbound_http_errors);
+        counters("inbound_tcp_detect_http_results", "Results of HTTP detection", &metrics.inbound_detect_results);
+        counters("outbound_tcp_errors", "Outbound connections that failed", &metrics.outbound_tcp_errors);
+        counters("outbound_http_errors", "Outbound requests that failed", &metrics.outbound_http_errors);
+        counters("outbound_tcp_detect_http_results", "Results of HTTP detection", &metrics.outbound_detect_results);
+        counters(
+            "outbound_tcp_protocol_connections",
+            "Outbound connections by protocol",
+            &metrics.outbound_protocol_connections,
+        );
+        counters("outbound_tcp_route_open", "Opened connections of opaque routes", &metrics.outbound_tcp_route_open);
+        counters("outbound_tcp_route_close", "Closed connections of opaque routes", &metrics.outbound_tcp_route_close);
+        counters(
+            "outbound_http_route_request_statuses",
+            "Responses of HTTP routes by status",
+            &metrics.outbound_route_statuses,
+        );
+        counters(
+            "outbound_http_route_backend_requests",
+            "Requests sent to a route's backends",
+            &metrics.outbound_backend_requests,
+        );
+        counters("control_dns_resolutions", "DNS lookups of control-plane services", &metrics.dns_resolutions);
+        registry.register("tcp_open_connections", "Open connections", metrics.tcp_open_connections.clone());
+        registry.register(
+            "response_latency_ms",
+            "Milliseconds from a request's arrival to its response's end",
+            metrics.response_latency.clone(),
+        );
+        registry.register(
+            "outbound_http_balancer_endpoints",
+            "Endpoints of a balancer by state",
+            metrics.outbound_balancer_endpoints.clone(),
+        );
+        metrics
+    }
+
+    /// The handles of one kind of connection. `labels` follow `direction` and `peer`.
+    pub(crate) fn transport(&self, direction: Direction, peer: Peer, labels: &Labels) -> TransportMetrics {
+        let mut all = vec![label("direction", direction.label()), label("peer", peer.label())];
+        all.extend(labels.iter().cloned());
+        TransportMetrics::new(self, all)
+    }
+
+    /// The handles of HTTP on one kind of connection. `labels` follow `direction`.
+    pub(crate) fn http(&self, direction: Direction, labels: &Labels) -> HttpMetrics {
+        let mut all = vec![label("direction", direction.label())];
+        all.extend(labels.iter().cloned());
+        HttpMetrics::new(self, all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn families_have_linkerds_names() {
+        let mut registry = Registry::default();
+        let metrics = ProxyMetrics::register(&mut registry);
+        let labels = target_labels("10.0.0.1:80".parse().unwrap());
+        let transport = metrics.transport(Direction::Outbound, Peer::Dst, &labels);
+        transport.opened();
+        transport.read(7);
+        transport.closed(None);
+        let http = metrics.http(Direction::Inbound, &labels);
+        http.request();
+        http.response(200, true, None, Duration::from_millis(3));
+        metrics.inbound_http_deny.get_or_create(&vec![]).inc();
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let target = r#"target_addr="10.0.0.1:80",target_ip="10.0.0.1",target_port="80""#;
+        for line in [
+            format!(r#"tcp_open_total{{direction="outbound",peer="dst",{target}}} 1"#),
+            format!(r#"tcp_open_connections{{direction="outbound",peer="dst",{target}}} 0"#),
+            format!(r#"tcp_read_bytes_total{{direction="outbound",peer="dst",{target}}} 7"#),
+            format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno=""}} 1"#),
+            format!(r#"request_total{{direction="inbound",{target}}} 1"#),
+            format!(r#"response_total{{direction="inbound",{target},status_code="200",classification="success"}} 1"#),
+            format!(r#"response_latency_ms_bucket{{le="3.0",direction="inbound",{target},status_code="200"}} 1"#),
+            "inbound_http_authz_deny_total 1".to_owned(),
+        ] {
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+    }
+}
