@@ -153,6 +153,27 @@ impl fmt::Debug for Credentials {
     }
 }
 
+/// A client's side before there are credentials: the server is checked as ever, and no certificate of one's own is shown.
+/// For the one request that brings the first certificate.
+#[must_use]
+pub fn bootstrap_client_config(anchors: &TrustAnchors, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+    let provider = crypto_provider();
+    let verifier = ExactIdentity {
+        anchors: anchors.clone(),
+        server_id: server_id.clone(),
+        provider: provider.clone(),
+    };
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider has TLS 1.3 cipher suites")
+        .dangerous() // As in `Credentials::client_config`.
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    config.alpn_protocols = owned(alpn);
+    config.resumption = Resumption::disabled();
+    Arc::new(config)
+}
+
 /// The identity of a peer, from the certificates that it presented: the leaf comes first.
 #[must_use]
 pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<Identity> {
