@@ -9,7 +9,7 @@ mod lexer;
 mod reach;
 mod sources;
 
-use std::{fmt, path::PathBuf, process::Command};
+use std::{fmt, fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -103,27 +103,36 @@ fn conventions(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Every `.rs` file that git knows or would add.
+/// Every `.rs` file in the checkout, outside target directories and hidden ones.
 fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
-    let mut git = Command::new("git");
-    git.args(["ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.rs"]);
-    let listing = command::output(git.current_dir(&workspace.root))?;
-    let existing = listing.lines().filter(|path| workspace.root.join(path).is_file());
-    existing
-        .map(|path| {
-            let text = std::fs::read_to_string(workspace.root.join(path)).with_context(|| format!("read {path}"))?;
-            Ok(Source { path: PathBuf::from(path), text })
-        })
-        .collect()
+    let mut sources = Vec::new();
+    let mut open = vec![workspace.root.clone()];
+    while let Some(directory) = open.pop() {
+        let entries = fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                open.push(path);
+            } else if path.is_file() && name.ends_with(".rs") {
+                let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+                let path = path.strip_prefix(&workspace.root).unwrap_or(&path).to_path_buf();
+                sources.push(Source { path, text });
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(sources)
 }
 
 fn format(workspace: &Workspace) -> Result<()> {
     step("cargo fmt");
     let check = |directory: PathBuf| {
-        command::run(command::cargo().args(["fmt", "--all", "--", "--check"]).current_dir(directory))
+        let mut cargo = command::cargo();
+        command::run(cargo.args(["fmt", "--all", "--", "--check", "-l"]).current_dir(directory))
     };
-    check(workspace.root.clone())?;
-    check(workspace.ebpf())
+    check(workspace.root.clone()).context("run cargo fmt --all")?;
+    check(workspace.ebpf()).context("run cargo fmt --all in ebpf")
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {
