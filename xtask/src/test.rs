@@ -71,7 +71,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, binaries: Option<&Snapshot>) -> Result<()> {
     let mut cargo = command::cargo();
-    cargo.current_dir(&workspace.root).args(["test", "--workspace"]).args(selection).arg("--").args(&args.filter);
+    cargo
+        .current_dir(&workspace.root)
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .args(selection)
+        .arg("--")
+        .args(&args.filter);
     if let Some(snapshot) = binaries {
         cargo.env("WEFT_BIN_DIR", snapshot.directory());
     }
