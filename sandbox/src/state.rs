@@ -1,0 +1,155 @@
+//! What is there: written by the daemon to `state.json` after every change, read by everybody else.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+
+/// A running sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// What it was told.
+    pub config: Config,
+    /// The daemon.
+    pub daemon_pid: u32,
+    /// The agent, while it runs. Changes when the agent is started again.
+    pub agent_pid: Option<u32>,
+    /// The agent's gRPC socket, when the sandbox has an agent.
+    pub agent_socket: Option<PathBuf>,
+    /// The node's network namespace.
+    pub node_netns: PathBuf,
+    /// The cgroup2 directory of all pods.
+    pub kubepods: PathBuf,
+    /// Whether everything that the manifests ask for runs and is ready.
+    pub ready: bool,
+    /// Every pod, the control plane's included.
+    pub pods: Vec<PodState>,
+    /// Every Service.
+    pub services: Vec<ServiceState>,
+    /// What is wrong with the manifests: one line each, with file, line and field. The rest runs.
+    pub manifest_errors: Vec<String>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PodState {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its unique id.
+    pub uid: String,
+    /// The pod's addresses, IPv4 first.
+    pub ips: Vec<IpAddr>,
+    /// Its network namespace, a file under /run/netns.
+    pub netns: PathBuf,
+    /// Its cgroup2 directory; each container has one below.
+    pub cgroup: PathBuf,
+    /// Whether it has a proxy.
+    pub meshed: bool,
+    /// Whether it is ready: every container started, the sidecar and the probes say yes.
+    pub ready: bool,
+    /// Why it is not, if it is not.
+    pub message: String,
+    /// Its containers, sidecars first.
+    pub containers: Vec<ContainerState>,
+    /// When its parts were done.
+    pub times: PodTimes,
+}
+
+/// A container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ContainerState {
+    /// Its name.
+    pub name: String,
+    /// Its process, while it runs.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// How its last process ended, e.g. `exit 64`, `signal 9`.
+    pub last_exit: Option<String>,
+    /// Its output.
+    pub log: PathBuf,
+}
+
+/// Milliseconds since the pod was decided upon; none while it has not happened.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct PodTimes {
+    /// The network namespace has its addresses.
+    pub network_ms: Option<f64>,
+    /// The agent has both directions in place.
+    pub enrolled_ms: Option<f64>,
+    /// The sidecar's startup probe succeeded.
+    pub sidecar_ready_ms: Option<f64>,
+    /// The pod became ready.
+    pub ready_ms: Option<f64>,
+}
+
+/// A Service.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceState {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its cluster IP; none when it is headless.
+    pub cluster_ip: Option<IpAddr>,
+    /// `port/protocol` each, as in kubectl.
+    pub ports: Vec<String>,
+    /// Ready endpoints.
+    pub endpoints: usize,
+}
+
+impl State {
+    /// The pod with this name, which may be given as `NAMESPACE/NAME`, or as a prefix that only one pod has.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> Option<&PodState> {
+        let (namespace, name) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, name),
+        };
+        let here = || self.pods.iter().filter(move |pod| namespace.is_none_or(|namespace| pod.namespace == namespace));
+        let mut exact = here().filter(|pod| pod.name == name);
+        if let (Some(pod), None) = (exact.next(), exact.next()) {
+            return Some(pod);
+        }
+        let mut similar = here().filter(|pod| pod.name.starts_with(name));
+        match (similar.next(), similar.next()) {
+            (Some(pod), None) => Some(pod),
+            _ => None,
+        }
+    }
+
+    /// Reads a state file.
+    ///
+    /// # Errors
+    /// When there is none (`NotFound`: no such sandbox), or it cannot be read.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
+    }
+
+    /// Replaces the state file in one step.
+    ///
+    /// # Errors
+    /// When the directory is not writable.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        write_atomically(path, &serde_json::to_vec_pretty(self)?)
+    }
+}
+
+/// Writes a file so that readers see the old content or the new, never a part.
+///
+/// # Errors
+/// When the directory is not writable.
+pub fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
+    // The leading dot keeps directory watchers from taking the half-written file for a manifest.
+    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{file_name}.new"));
+    fs::write(&temporary, content)?;
+    fs::rename(&temporary, path)
+}
