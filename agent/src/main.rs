@@ -1,2 +1,136 @@
-//! Placeholder while the workspace is being laid out.
-fn main() {}
+//! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, tells what the kernel decides.
+//!
+//! ```text
+//! sandbox, kubernetes ──Enrol──> api ──> datapath ──> pins, programs ──bpf(2)──> kernel
+//! weft trace <──events── api <── trace hub <──ring buffer─────────────────────────┘
+//! ```
+//!
+//! [`datapath`] is synchronous and does what it is told; [`app`] starts the asynchronous edges. Refuses to be needed: the
+//! kernel goes on without it, and another agent takes over what is pinned.
+
+mod api;
+mod app;
+mod bpf;
+mod datapath;
+mod host;
+mod metrics;
+mod netns;
+mod pins;
+mod programs;
+mod rules;
+mod status;
+mod trace;
+
+use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser, Subcommand};
+use weft_runtime::telemetry::{self, LogFormat};
+
+use crate::{pins::Pins, status::Output};
+
+const SOCKET: &str = "/run/weft/agent.sock";
+/// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node changes over.
+const PIN_DIR: &str = "/sys/fs/bpf/weft/v1";
+
+#[derive(Debug, Parser)]
+#[command(name = "weft-agent", version, about = "Weft's node agent", after_help = "Examples:
+  weft-agent run                                     serve this node until SIGTERM; redirection outlives the agent
+  weft-agent run --cgroup /sys/fs/cgroup/kubepods --metrics-addr 127.0.0.1:9650
+  weft-agent status -o json                          ask the running agent
+  weft-agent unload                                  stop redirecting and remove everything, also without an agent")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Puts the kernel programs in force, or takes over those that are, and serves the API
+    Run(RunArgs),
+    /// Detaches and removes everything that is pinned; needs no running agent
+    Unload {
+        /// The pin directory
+        #[arg(long, default_value = PIN_DIR)]
+        pin_dir: PathBuf,
+    },
+    /// Asks a running agent for its pods and counters
+    Status {
+        /// The agent's socket
+        #[arg(long, default_value = SOCKET)]
+        socket: PathBuf,
+        /// Output format
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Prints a completion script
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArgs {
+    /// Unix socket for the API; created with its directory, replaced if left over
+    #[arg(long, default_value = SOCKET)]
+    socket: PathBuf,
+    /// Where maps and links are pinned: a directory on a bpffs, created if missing
+    #[arg(long, default_value = PIN_DIR)]
+    pin_dir: PathBuf,
+    /// cgroup2 directory to attach to [default: Kubernetes' pods if there are any, else the cgroup2 root]
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
+    /// Serve Prometheus metrics on this address [default: no metrics]
+    #[arg(long)]
+    metrics_addr: Option<SocketAddr>,
+    /// Have the kernel programs log each step; costs time on each connection
+    #[arg(long)]
+    debug_log: bool,
+    /// What to log, e.g. `info` or `weft_agent=debug`
+    #[arg(long, env = "WEFT_LOG", default_value = "info")]
+    log: String,
+    /// How to log: `plain` or `json`
+    #[arg(long, env = "WEFT_LOG_FORMAT", default_value = "plain")]
+    log_format: LogFormat,
+}
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "weft-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start tokio");
+    match command {
+        Command::Run(args) => {
+            let filter = if args.debug_log && args.log == "info" { "debug".to_owned() } else { args.log };
+            telemetry::init(&filter, args.log_format)?;
+            runtime()?.block_on(app::run(app::Config {
+                socket: args.socket,
+                pin_dir: args.pin_dir,
+                cgroup: args.cgroup,
+                metrics_addr: args.metrics_addr,
+                debug_log: args.debug_log,
+            }))
+        }
+        Command::Unload { pin_dir } => {
+            let message = if Pins::new(&pin_dir).unload()? { "unloaded" } else { "nothing to unload:" };
+            writeln!(std::io::stderr(), "{message} {}", pin_dir.display()).context("write to standard error")
+        }
+        Command::Status { socket, output } => {
+            let text = runtime()?.block_on(status::run(&socket, output))?;
+            std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
+        }
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "weft-agent", &mut std::io::stdout());
+            Ok(())
+        }
+    }
+}

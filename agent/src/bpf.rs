@@ -1,0 +1,161 @@
+//! The few bpf(2) calls that aya 0.14 does not offer for every program type: links that can be pinned, found again,
+//! asked where they are attached, and given another program without a gap.
+//!
+//! Owns all `unsafe` of the agent that has to do with bpf(2). Refuses to know programs, pods and paths' meaning.
+//! Structures are the kernel's (include/uapi/linux/bpf.h); links need Linux 5.7, netns links 5.9.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+
+/// Where in the kernel a program is attached (`enum bpf_attach_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum AttachType {
+    SockOps = 3,
+    Connect4 = 10,
+    Connect6 = 11,
+    PostBind4 = 12,
+    PostBind6 = 13,
+    GetSockopt = 21,
+    GetPeerName4 = 29,
+    GetPeerName6 = 30,
+    SkLookup = 36,
+}
+
+/// A program's attachment. Dropping it detaches the program unless it is pinned.
+#[derive(Debug)]
+pub(crate) struct Link(OwnedFd);
+
+#[repr(C)]
+#[derive(Default)]
+struct ObjectAttr {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkCreateAttr {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdateAttr {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+/// The head of `struct bpf_link_info`: the union's first eight bytes are the cgroup's id or, in their lower half, the
+/// network namespace's inode.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    prog_id: u32,
+    pad: u32,
+    target: u64,
+    attach_type: u32,
+    rest: [u32; 9],
+}
+
+fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: `attr` is the structure of this command, alive and of the given size; pointers in it are to memory that
+    // the callers below keep alive over the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(result).unwrap_or_default()) }
+}
+
+fn bpf_fd<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attr)?;
+    // SAFETY: the command returned a new file descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn raw(fd: BorrowedFd<'_>) -> u32 {
+    // File descriptors are never negative.
+    fd.as_raw_fd().cast_unsigned()
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+impl Link {
+    /// Attaches a program to a cgroup or a network namespace.
+    pub(crate) fn create(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Self> {
+        let mut attr = LinkCreateAttr {
+            prog_fd: raw(program),
+            target_fd: raw(target),
+            attach_type: attach_type as u32,
+            flags: 0,
+        };
+        bpf_fd(BPF_LINK_CREATE, &mut attr).map(Self)
+    }
+
+    /// Opens a pinned link; `None` if there is no such pin.
+    pub(crate) fn open(pin: &Path) -> io::Result<Option<Self>> {
+        let path = c_path(pin)?;
+        let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, ..ObjectAttr::default() };
+        match bpf_fd(BPF_OBJ_GET, &mut attr) {
+            Ok(fd) => Ok(Some(Self(fd))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pins the link: from now on the pin keeps the program attached.
+    pub(crate) fn pin(&self, pin: &Path) -> io::Result<()> {
+        let path = c_path(pin)?;
+        let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, bpf_fd: raw(self.0.as_fd()), file_flags: 0 };
+        bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+    }
+
+    /// Puts another program in place of the attached one, without a moment of neither.
+    pub(crate) fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let mut attr =
+            LinkUpdateAttr { link_fd: raw(self.0.as_fd()), new_prog_fd: raw(program), ..LinkUpdateAttr::default() };
+        bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+    }
+
+    /// What the link is attached to: a cgroup's id (its inode number) or a network namespace's inode number; 0 when
+    /// that is gone.
+    pub(crate) fn target(&self, attach_type: AttachType) -> io::Result<u64> {
+        let mut info = LinkInfo::default();
+        let mut attr = InfoAttr {
+            bpf_fd: raw(self.0.as_fd()),
+            info_len: u32::try_from(size_of::<LinkInfo>()).unwrap_or_default(),
+            info: (&raw mut info) as u64,
+        };
+        bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+        Ok(if attach_type == AttachType::SkLookup { info.target & u64::from(u32::MAX) } else { info.target })
+    }
+}

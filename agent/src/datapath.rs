@@ -1,0 +1,327 @@
+//! The datapath's state in the kernel: which pods are enrolled with which rules, and what was counted.
+//!
+//! Synchronous and without decisions: it carries out [`Rules`] in an order in which every crash leaves the pod refused
+//! or intercepted, never open. It keeps nothing in memory that the pins do not know, except pods' names for traces.
+//!
+//! ```text
+//! enrol:    rules of the new generation -> entry (outbound in force) -> link -> entry (inbound too) -> old rules go
+//! withdraw: link -> entry -> rules
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    maps::{
+        Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf,
+        lpm_trie::{Key, LpmTrie},
+    },
+};
+use weft_ebpf_abi::{
+    address::Address,
+    counter,
+    event::Config,
+    map,
+    pod::{self, Pod, PortBlock, PortBlockKey, Subnet},
+    verdict::{Direction, Verdict},
+};
+
+use crate::{
+    netns::{Netns, NetnsError},
+    pins::{Pins, PinsError},
+    programs::{Programs, ProgramsError},
+    rules::{PodName, Rules},
+};
+
+/// What the agent holds in the kernel.
+pub(crate) struct Datapath {
+    pins: Pins,
+    programs: Programs,
+    cgroup: PathBuf,
+    entries: HashMap<MapData, u64, Pod>,
+    ports: HashMap<MapData, PortBlockKey, PortBlock>,
+    subnets: LpmTrie<MapData, Subnet, u8>,
+    stats: PerCpuArray<MapData, u64>,
+    config: Array<MapData, Config>,
+    names: BTreeMap<u64, PodName>,
+}
+
+/// Why the datapath could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DatapathError {
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
+    #[error("cannot open the cgroup {path}: {source}")]
+    Cgroup { path: String, source: std::io::Error },
+    #[error("cannot open map {name}: {source}")]
+    OpenMap { name: &'static str, source: MapError },
+    #[error("cannot write map {name} (is it full?): {source}")]
+    WriteMap { name: &'static str, source: MapError },
+    #[error("cannot read map {name}: {source}")]
+    ReadMap { name: &'static str, source: MapError },
+}
+
+/// A pod as the kernel has it.
+#[derive(Debug)]
+pub(crate) struct Enrolled {
+    pub(crate) name: Option<PodName>,
+    pub(crate) cookie: u64,
+    pub(crate) generation: u32,
+    pub(crate) outbound: bool,
+    pub(crate) inbound: bool,
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+fn open_map<T>(pins: &Pins, name: &'static str, wrap: impl FnOnce(MapData) -> Result<T, MapError>) -> Result<T, DatapathError> {
+    MapData::from_pin(pins.map(name)).and_then(wrap).map_err(|source| DatapathError::OpenMap { name, source })
+}
+
+fn writing(name: &'static str) -> impl Fn(MapError) -> DatapathError {
+    move |source| DatapathError::WriteMap { name, source }
+}
+
+fn reading(name: &'static str) -> impl Fn(MapError) -> DatapathError {
+    move |source| DatapathError::ReadMap { name, source }
+}
+
+/// Removing what is not there is fine.
+fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+impl Datapath {
+    /// Takes over what is pinned, loads what is missing and attaches it to the cgroup.
+    ///
+    /// The second value is the loaded object, for reading its log records.
+    pub(crate) fn open(pin_dir: &Path, cgroup: &Path, debug_log: bool) -> Result<(Self, Ebpf), DatapathError> {
+        let directory = File::open(cgroup)
+            .map_err(|source| DatapathError::Cgroup { path: cgroup.display().to_string(), source })?;
+        let pins = Pins::new(pin_dir);
+        pins.prepare()?;
+        let programs = Programs::new(pins.clone(), debug_log);
+        let mut ebpf = programs.open(0)?;
+        let mut datapath = Self {
+            cgroup: cgroup.to_path_buf(),
+            entries: open_map(&pins, map::PODS, |data| HashMap::try_from(Map::HashMap(data)))?,
+            ports: open_map(&pins, map::PORTS, |data| HashMap::try_from(Map::HashMap(data)))?,
+            subnets: open_map(&pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
+            stats: open_map(&pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
+            config: open_map(&pins, map::CONFIG, |data| Array::try_from(Map::Array(data)))?,
+            names: BTreeMap::new(),
+            programs,
+            pins,
+        };
+        // Whoever watched the last agent is gone.
+        datapath.set_watched(false)?;
+        let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
+        datapath.collect_garbage()?;
+        for (cookie, name) in datapath.pins.pods()? {
+            if replaced {
+                datapath.programs.update_pod(cookie)?;
+            }
+            if let Some(name) = name {
+                datapath.names.insert(cookie, name);
+            }
+        }
+        if replaced {
+            let digest = datapath.programs.digest();
+            datapath.pins.set_programs(&digest)?;
+        }
+        Ok((datapath, ebpf))
+    }
+
+    /// Puts a pod's rules in force, in both directions. The same rules again change nothing.
+    ///
+    /// Returns the namespace's cookie and the rules' generation.
+    pub(crate) fn enrol(&mut self, rules: &Rules) -> Result<(u64, u32), DatapathError> {
+        let netns = Netns::open(&rules.netns_path)?;
+        let cookie = netns.cookie;
+        // A pod of the same name in another namespace is a predecessor.
+        let predecessors: Vec<u64> =
+            self.names.iter().filter(|(other, name)| **other != cookie && **name == rules.pod).map(|(other, _)| *other).collect();
+        for predecessor in predecessors {
+            self.remove(predecessor)?;
+        }
+        let old = self.entry(cookie)?;
+        let next = rules.entry(old.map_or(1, |old| old.generation.wrapping_add(1)));
+        let unchanged = old.filter(|old| old.rules == next.rules);
+        let mut entry = unchanged.unwrap_or(next);
+        if unchanged.is_none() {
+            self.write_rules(cookie, entry.generation, rules)?;
+            // The inbound bit of a pod that already had it stays: its link reads the new entry at once.
+            entry.flags |= pod::OUTBOUND | old.map_or(0, |old| old.flags & pod::INBOUND);
+            self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;
+        }
+        self.pins.add_pod(cookie, &rules.pod)?;
+        self.names.insert(cookie, rules.pod.clone());
+        self.programs.attach_pod(cookie, &netns.file)?;
+        if !entry.has(pod::INBOUND) {
+            entry.flags |= pod::INBOUND;
+            self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;
+        }
+        if let (None, Some(old)) = (unchanged, old) {
+            self.remove_rules(cookie, Some(old.generation))?;
+        }
+        Ok((cookie, entry.generation))
+    }
+
+    /// Forgets a pod; an unknown one is fine.
+    pub(crate) fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
+        let cookies: Vec<u64> =
+            self.names.iter().filter(|(_, name)| *name == pod).map(|(cookie, _)| *cookie).collect();
+        cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
+    }
+
+    /// Forgets pods whose network namespace is gone. Returns how many.
+    pub(crate) fn collect_garbage(&mut self) -> Result<usize, DatapathError> {
+        let mut cookies: Vec<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
+        // An entry without a directory is left over from a crash in `remove`.
+        for key in self.entries.keys() {
+            let cookie = key.map_err(reading(map::PODS))?;
+            if !cookies.contains(&cookie) {
+                cookies.push(cookie);
+            }
+        }
+        let mut removed = 0;
+        for cookie in cookies {
+            if self.programs.is_gone(cookie)? {
+                self.remove(cookie)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The pods in the kernel.
+    pub(crate) fn pods(&self) -> Result<Vec<Enrolled>, DatapathError> {
+        let mut pods = Vec::new();
+        for item in self.entries.iter() {
+            let (cookie, entry) = item.map_err(reading(map::PODS))?;
+            pods.push(Enrolled {
+                name: self.names.get(&cookie).cloned(),
+                cookie,
+                generation: entry.generation,
+                outbound: entry.has(pod::OUTBOUND),
+                inbound: entry.has(pod::INBOUND) && !self.programs.is_gone(cookie)?,
+                ips: entry.addresses.into_iter().filter(|a| *a != Address::UNSPECIFIED).map(IpAddr::from).collect(),
+            });
+        }
+        pods.sort_by(|a, b| a.name.cmp(&b.name).then(a.cookie.cmp(&b.cookie)));
+        Ok(pods)
+    }
+
+    /// Who lives in a network namespace.
+    pub(crate) fn name(&self, cookie: u64) -> Option<&PodName> {
+        self.names.get(&cookie)
+    }
+
+    /// How often a verdict was given since the maps were made.
+    pub(crate) fn verdicts(&self, direction: Direction, verdict: Verdict) -> Result<u64, DatapathError> {
+        self.counter(counter::of(direction, verdict))
+    }
+
+    /// A counter of [`counter`], summed over all CPUs.
+    pub(crate) fn counter(&self, index: u32) -> Result<u64, DatapathError> {
+        let values = self.stats.get(&index, 0).map_err(reading(map::STATS))?;
+        Ok(values.iter().sum())
+    }
+
+    /// Has the kernel produce events, or stop it.
+    pub(crate) fn set_watched(&mut self, watched: bool) -> Result<(), DatapathError> {
+        let config = Config { trace: u32::from(watched), pad: 0 };
+        self.config.set(0, config, 0).map_err(writing(map::CONFIG))
+    }
+
+    /// The events' ring buffer. It has one reader at a time.
+    pub(crate) fn events(&self) -> Result<RingBuf<MapData>, DatapathError> {
+        open_map(&self.pins, map::EVENTS, |data| RingBuf::try_from(Map::RingBuf(data)))
+    }
+
+    /// The digest of the programs in force.
+    pub(crate) fn digest(&self) -> String {
+        self.programs.digest()
+    }
+
+    /// The cgroup that they are attached to.
+    pub(crate) fn cgroup(&self) -> &Path {
+        &self.cgroup
+    }
+
+    /// Where everything is pinned.
+    pub(crate) fn pin_dir(&self) -> &Path {
+        self.pins.root()
+    }
+
+    fn entry(&self, cookie: u64) -> Result<Option<Pod>, DatapathError> {
+        match self.entries.get(&cookie, 0) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(reading(map::PODS)(error)),
+        }
+    }
+
+    fn remove(&mut self, cookie: u64) -> Result<(), DatapathError> {
+        self.pins.remove_pod(cookie)?;
+        absent_is_fine(self.entries.remove(&cookie)).map_err(writing(map::PODS))?;
+        self.remove_rules(cookie, None)?;
+        self.names.remove(&cookie);
+        Ok(())
+    }
+
+    fn write_rules(&mut self, cookie: u64, generation: u32, rules: &Rules) -> Result<(), DatapathError> {
+        for (direction, blocks) in [(Direction::Outbound, &rules.outbound), (Direction::Inbound, &rules.inbound)] {
+            for (block, ports) in blocks {
+                let key = PortBlockKey { netns_cookie: cookie, generation, direction: direction as u16, block: *block };
+                self.ports.insert(key, ports, 0).map_err(writing(map::PORTS))?;
+            }
+        }
+        for subnet in &rules.subnets {
+            let data = Subnet::new(cookie, generation, &Address::from(subnet.addr()));
+            let mapped_bits = if subnet.addr().is_ipv4() { 96 } else { 0 };
+            let bits = Subnet::HEAD_BITS + mapped_bits + u32::from(subnet.prefix_len());
+            self.subnets.insert(&Key::new(bits, data), 1, 0).map_err(writing(map::SUBNETS))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a pod's rules of one generation, or of all.
+    fn remove_rules(&mut self, cookie: u64, generation: Option<u32>) -> Result<(), DatapathError> {
+        let mut ports = Vec::new();
+        for key in self.ports.keys() {
+            let key = key.map_err(reading(map::PORTS))?;
+            if key.netns_cookie == cookie && generation.is_none_or(|generation| key.generation == generation) {
+                ports.push(key);
+            }
+        }
+        for key in ports {
+            absent_is_fine(self.ports.remove(&key)).map_err(writing(map::PORTS))?;
+        }
+        let mut subnets = Vec::new();
+        for key in self.subnets.keys() {
+            let key = key.map_err(reading(map::SUBNETS))?;
+            let data = key.data();
+            if data.netns_cookie == cookie.to_ne_bytes()
+                && generation.is_none_or(|generation| data.generation == generation.to_ne_bytes())
+            {
+                subnets.push(key);
+            }
+        }
+        for key in subnets {
+            absent_is_fine(self.subnets.remove(&key)).map_err(writing(map::SUBNETS))?;
+        }
+        Ok(())
+    }
+}

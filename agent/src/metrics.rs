@@ -1,0 +1,98 @@
+//! The agent's metrics, read from the kernel's maps when somebody scrapes. Owns their names.
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{
+        counter::ConstCounter,
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::Registry,
+};
+use weft_ebpf_abi::{
+    counter,
+    verdict::{Direction, Verdict},
+};
+
+use crate::{app::Shared, datapath::DatapathError};
+
+/// Registers everything.
+pub(crate) fn register(registry: &mut Registry, datapath: Shared) {
+    let info = Family::<[(&'static str, String); 1], Gauge>::default();
+    info.get_or_create(&[("programs", datapath.lock().digest())]).set(1);
+    registry.register("weft_agent_programs_info", "The digest of the attached programs", info);
+    registry.register_collector(Box::new(Datapath(datapath)));
+}
+
+struct Datapath(Shared);
+
+impl std::fmt::Debug for Datapath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Datapath")
+    }
+}
+
+impl Collector for Datapath {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let sample = match self.sample() {
+            Ok(sample) => sample,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the datapath's counters");
+                return Ok(());
+            }
+        };
+        let mut verdicts = encoder.encode_descriptor(
+            "weft_agent_verdicts",
+            "Connections of meshed pods by what the kernel decided, since the maps were made",
+            None,
+            prometheus_client::metrics::MetricType::Counter,
+        )?;
+        for (direction, verdict, count) in sample.verdicts {
+            let labels = [("direction", direction.label()), ("verdict", verdict.label())];
+            ConstCounter::new(count).encode(verdicts.encode_family(&labels)?)?;
+        }
+        for (name, help, count) in [
+            ("weft_agent_events_dropped", "Trace events that found no room", sample.events_dropped),
+            ("weft_agent_flow_misses", "Connections to a proxy that nobody announced", sample.flow_misses),
+            ("weft_agent_bind_failures", "Redirected connections without the pod's source address", sample.bind_failures),
+            ("weft_agent_listeners_lost", "Listeners of proxies that could not be recorded", sample.listeners_lost),
+        ] {
+            let metric = ConstCounter::new(count);
+            let metric_encoder = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
+            metric.encode(metric_encoder)?;
+        }
+        let pods = ConstGauge::new(sample.pods);
+        let pods_encoder = encoder.encode_descriptor("weft_agent_pods", "Enrolled pods", None, pods.metric_type())?;
+        pods.encode(pods_encoder)
+    }
+}
+
+struct Sample {
+    verdicts: Vec<(Direction, Verdict, u64)>,
+    events_dropped: u64,
+    flow_misses: u64,
+    bind_failures: u64,
+    listeners_lost: u64,
+    pods: i64,
+}
+
+impl Datapath {
+    fn sample(&self) -> Result<Sample, DatapathError> {
+        let datapath = self.0.lock();
+        let mut verdicts = Vec::new();
+        for direction in Direction::ALL {
+            for verdict in Verdict::ALL {
+                verdicts.push((direction, verdict, datapath.verdicts(direction, verdict)?));
+            }
+        }
+        Ok(Sample {
+            verdicts,
+            events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
+            flow_misses: datapath.counter(counter::FLOW_MISSES)?,
+            bind_failures: datapath.counter(counter::BIND_FAILURES)?,
+            listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
+            pods: i64::try_from(datapath.pods()?.len()).unwrap_or(i64::MAX),
+        })
+    }
+}

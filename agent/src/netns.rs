@@ -1,0 +1,78 @@
+//! Entering a network namespace to ask for its cookie. Owns the `unsafe` of that question; refuses to stay inside: the
+//! entering thread is thrown away.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    thread,
+};
+
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::socket::{AddressFamily, SockFlag, SockType, socket},
+};
+
+/// A pod's network namespace.
+#[derive(Debug)]
+pub(crate) struct Netns {
+    /// Keeps the namespace alive while it is being enrolled.
+    pub(crate) file: File,
+    /// The kernel's identity of it, never reused until reboot. Linux 5.14.
+    pub(crate) cookie: u64,
+}
+
+/// Why a namespace could not be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetnsError {
+    #[error("no network namespace at {path}: {source}")]
+    Open { path: String, source: io::Error },
+    #[error("{path} is not a network namespace, or the agent may not enter it (needs CAP_SYS_ADMIN): {source}")]
+    Enter { path: String, source: io::Error },
+    #[error("cannot ask the network namespace {path} for its cookie (needs Linux 5.14): {source}")]
+    Cookie { path: String, source: io::Error },
+}
+
+impl Netns {
+    /// Opens a namespace by a path that refers to it, such as /run/netns/NAME or /proc/PID/ns/net.
+    ///
+    /// # Errors
+    /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
+    pub(crate) fn open(path: &Path) -> Result<Self, NetnsError> {
+        let text = path.display().to_string();
+        let file = File::open(path).map_err(|source| NetnsError::Open { path: text.clone(), source })?;
+        // setns changes the calling thread for good, so the question gets a thread of its own.
+        let socket = thread::scope(|scope| {
+            let enter = || -> Result<OwnedFd, NetnsError> {
+                setns(&file, CloneFlags::CLONE_NEWNET)
+                    .map_err(|errno| NetnsError::Enter { path: text.clone(), source: errno.into() })?;
+                socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+                    .map_err(|errno| NetnsError::Cookie { path: text.clone(), source: errno.into() })
+            };
+            scope.spawn(enter).join()
+        });
+        let socket = match socket {
+            Ok(socket) => socket?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let cookie = netns_cookie(&socket).map_err(|source| NetnsError::Cookie { path: text, source })?;
+        Ok(Self { file, cookie })
+    }
+}
+
+fn netns_cookie(socket: &OwnedFd) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
+    // SAFETY: the option is eight bytes long, and both pointers are to live variables of that size and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}

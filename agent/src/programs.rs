@@ -1,0 +1,190 @@
+//! The embedded kernel programs: loading them over pinned maps, attaching them by links. Refuses to know pods beyond the
+//! cookie that an sk_lookup instance is made for.
+
+use std::{fs::File, io, os::fd::AsFd, os::unix::fs::MetadataExt};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    programs::{
+        CgroupSock, CgroupSockAddr, CgroupSockopt, Program, ProgramError, ProgramFd, SkLookup, SockOps,
+    },
+};
+use weft_ebpf_abi::map;
+
+use crate::{
+    bpf::{AttachType, Link},
+    pins::{Pins, PinsError},
+};
+
+/// The object that `cargo xtask ebpf` built.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/weft-ebpf"));
+/// Tells builds of the object apart.
+const DIGEST: &str = env!("WEFT_EBPF_DIGEST");
+
+/// A program that is attached to the cgroup: its name in the object, of its pin, and the hook.
+struct CgroupProgram {
+    name: &'static str,
+    pin: &'static str,
+    hook: AttachType,
+}
+
+/// In the order of attachment: whoever answers for a redirected connection is there before anything is redirected.
+const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
+    CgroupProgram { name: "weft_post_bind4", pin: "post_bind4", hook: AttachType::PostBind4 },
+    CgroupProgram { name: "weft_post_bind6", pin: "post_bind6", hook: AttachType::PostBind6 },
+    CgroupProgram { name: "weft_sock_ops", pin: "sock_ops", hook: AttachType::SockOps },
+    CgroupProgram { name: "weft_getsockopt", pin: "getsockopt", hook: AttachType::GetSockopt },
+    CgroupProgram { name: "weft_getpeername4", pin: "getpeername4", hook: AttachType::GetPeerName4 },
+    CgroupProgram { name: "weft_getpeername6", pin: "getpeername6", hook: AttachType::GetPeerName6 },
+    CgroupProgram { name: "weft_connect4", pin: "connect4", hook: AttachType::Connect4 },
+    CgroupProgram { name: "weft_connect6", pin: "connect6", hook: AttachType::Connect6 },
+];
+
+/// Why programs could not be put in force.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProgramsError {
+    #[error("cannot load the kernel programs: {0}")]
+    Load(#[source] Box<EbpfError>),
+    #[error("the kernel refused program {name}: {source}")]
+    Verify { name: &'static str, source: Box<ProgramError> },
+    #[error("the embedded object has no program {name}: rebuild it with `cargo xtask ebpf`")]
+    Missing { name: &'static str },
+    #[error("cannot attach {name}: {source}")]
+    Attach { name: &'static str, source: io::Error },
+    #[error("cannot pin {path}: {source}")]
+    Pin { path: String, source: io::Error },
+    #[error("the programs pinned in {pin_dir} are attached to another cgroup: run `weft-agent unload` first")]
+    OtherCgroup { pin_dir: String },
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+}
+
+/// Everything about the programs that a start settles.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pins: Pins,
+    debug_log: bool,
+}
+
+impl Programs {
+    pub(crate) fn new(pins: Pins, debug_log: bool) -> Self {
+        Self { pins, debug_log }
+    }
+
+    /// What the attached programs are called: two agents with the same digest need not replace anything.
+    pub(crate) fn digest(&self) -> String {
+        if self.debug_log { format!("{DIGEST}+debug") } else { DIGEST.to_owned() }
+    }
+
+    /// Parses the object, creates the maps or finds their pins. The programs are not loaded yet.
+    pub(crate) fn open(&self, netns_cookie: u64) -> Result<Ebpf, ProgramsError> {
+        // The records' level is a constant to the verifier, which removes the code of a level that is off.
+        let level = if self.debug_log { aya_log::Level::Trace as u8 } else { 0 };
+        let mut loader = EbpfLoader::new();
+        for name in map::ALL {
+            loader.map_pin_path(name, self.pins.map(name));
+        }
+        loader
+            .override_global(aya_log::LEVEL, &level, true)
+            .override_global("NETNS_COOKIE", &netns_cookie, true)
+            .load(OBJECT)
+            .map_err(|error| ProgramsError::Load(Box::new(error)))
+    }
+
+    /// Puts the cgroup programs in force: attaches what is missing, replaces what is of another build in place.
+    ///
+    /// Returns whether anything changed; then the pods' programs are to be replaced too.
+    pub(crate) fn attach(&self, ebpf: &mut Ebpf, cgroup: &File) -> Result<bool, ProgramsError> {
+        let current = self.pins.programs()?.is_some_and(|digest| digest == self.digest());
+        let cgroup_id = cgroup
+            .metadata()
+            .map_err(|source| ProgramsError::Attach { name: CGROUP_PROGRAMS[0].name, source })?
+            .ino();
+        let mut changed = false;
+        for CgroupProgram { name, pin, hook } in CGROUP_PROGRAMS {
+            let path = self.pins.link(pin);
+            let failed = |source| ProgramsError::Attach { name, source };
+            let attached = match Link::open(&path).map_err(failed)? {
+                None => None,
+                Some(link) => match link.target(hook).map_err(failed)? {
+                    id if id == cgroup_id => Some(link),
+                    // The cgroup was removed; the link holds on to nothing.
+                    0 => {
+                        std::fs::remove_file(&path).map_err(failed)?;
+                        None
+                    }
+                    _ => {
+                        return Err(ProgramsError::OtherCgroup { pin_dir: self.pins.root().display().to_string() });
+                    }
+                },
+            };
+            match attached {
+                Some(_) if current => {}
+                Some(link) => {
+                    link.update(load(ebpf, name)?.as_fd()).map_err(failed)?;
+                    changed = true;
+                }
+                None => {
+                    let program = load(ebpf, name)?;
+                    let link = Link::create(program.as_fd(), cgroup.as_fd(), hook).map_err(failed)?;
+                    link.pin(&path)
+                        .map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed || !current)
+    }
+
+    /// Steers a pod's inbound connections, unless that is already so. True if the link is new.
+    pub(crate) fn attach_pod(&self, netns_cookie: u64, netns: &File) -> Result<bool, ProgramsError> {
+        const NAME: &str = "weft_sk_lookup";
+        let path = self.pins.pod_link(netns_cookie);
+        let failed = |source| ProgramsError::Attach { name: NAME, source };
+        if let Some(link) = Link::open(&path).map_err(failed)?
+            && link.target(AttachType::SkLookup).map_err(failed)? != 0
+        {
+            return Ok(false);
+        }
+        let program = load(&mut self.open(netns_cookie)?, NAME)?;
+        let link = Link::create(program.as_fd(), netns.as_fd(), AttachType::SkLookup).map_err(failed)?;
+        link.pin(&path).map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
+        Ok(true)
+    }
+
+    /// Replaces a pod's sk_lookup program by this build's.
+    pub(crate) fn update_pod(&self, netns_cookie: u64) -> Result<(), ProgramsError> {
+        const NAME: &str = "weft_sk_lookup";
+        let failed = |source| ProgramsError::Attach { name: NAME, source };
+        if let Some(link) = Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
+            let program = load(&mut self.open(netns_cookie)?, NAME)?;
+            link.update(program.as_fd()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a pod's network namespace is gone, as its link knows. A pod without a link counts as gone.
+    pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<bool, ProgramsError> {
+        let failed = |source| ProgramsError::Attach { name: "weft_sk_lookup", source };
+        match Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
+            None => Ok(true),
+            Some(link) => Ok(link.target(AttachType::SkLookup).map_err(failed)? == 0),
+        }
+    }
+}
+
+/// Has the kernel verify a program.
+fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, ProgramsError> {
+    let program = ebpf.program_mut(name).ok_or(ProgramsError::Missing { name })?;
+    let verified = match program {
+        Program::CgroupSockAddr(program) => CgroupSockAddr::load(program),
+        Program::CgroupSock(program) => CgroupSock::load(program),
+        Program::CgroupSockopt(program) => CgroupSockopt::load(program),
+        Program::SockOps(program) => SockOps::load(program),
+        Program::SkLookup(program) => SkLookup::load(program),
+        _ => return Err(ProgramsError::Missing { name }),
+    };
+    verified
+        .and_then(|()| program.fd()?.try_clone().map_err(ProgramError::IOError))
+        .map_err(|source| ProgramsError::Verify { name, source: Box::new(source) })
+}

@@ -1,0 +1,97 @@
+//! `weft-agent status`: asks a running agent and prints its answer. The one place of the agent that writes to standard
+//! output.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use tonic::transport::Endpoint;
+use weft_proto::agent::{Direction, PodStatus, StatusRequest, StatusResponse, status_client::StatusClient};
+
+/// How to print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+/// Asks and prints.
+pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
+    let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?
+        .connect()
+        .await
+        .with_context(|| format!("no agent answers on {}: is `weft-agent run` running there?", socket.display()))?;
+    let status = StatusClient::new(channel).get(StatusRequest {}).await.context("the agent refused")?.into_inner();
+    Ok(match output {
+        Output::Json => format!("{}\n", json(&status)),
+        Output::Table => table(&status),
+    })
+}
+
+fn name(pod: &PodStatus) -> String {
+    pod.pod.as_ref().map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name))
+}
+
+fn direction(number: i32) -> &'static str {
+    match Direction::try_from(number) {
+        Ok(Direction::Outbound) => "outbound",
+        Ok(Direction::Inbound) => "inbound",
+        _ => "unknown",
+    }
+}
+
+fn json(status: &StatusResponse) -> Value {
+    let pods: Vec<_> = status
+        .pods
+        .iter()
+        .map(|pod| {
+            json!({
+                "pod": name(pod), "netns_cookie": pod.netns_cookie, "outbound": pod.outbound, "inbound": pod.inbound,
+                "generation": pod.generation, "ips": pod.ips,
+            })
+        })
+        .collect();
+    let verdicts: Vec<_> = status
+        .verdicts
+        .iter()
+        .map(|count| {
+            json!({"direction": direction(count.direction), "verdict": count.verdict, "count": count.count})
+        })
+        .collect();
+    json!({
+        "version": status.version, "programs": status.programs, "cgroup": status.cgroup, "pin_dir": status.pin_dir,
+        "pods": pods, "verdicts": verdicts, "events_dropped": status.events_dropped,
+        "flow_misses": status.flow_misses,
+    })
+}
+
+fn table(status: &StatusResponse) -> String {
+    let new_table = |header: &[&str]| {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header(header);
+        table
+    };
+    let mut pods = new_table(&["POD", "OUTBOUND", "INBOUND", "GENERATION", "COOKIE", "ADDRESSES"]);
+    let word = |in_force: bool| if in_force { "yes" } else { "no" };
+    for pod in &status.pods {
+        pods.add_row([
+            name(pod),
+            word(pod.outbound).into(),
+            word(pod.inbound).into(),
+            pod.generation.to_string(),
+            pod.netns_cookie.to_string(),
+            pod.ips.join(" "),
+        ]);
+    }
+    let mut verdicts = new_table(&["DIRECTION", "VERDICT", "COUNT"]);
+    for count in status.verdicts.iter().filter(|count| count.count > 0) {
+        verdicts.add_row([direction(count.direction).to_owned(), count.verdict.clone(), count.count.to_string()]);
+    }
+    format!(
+        "version {}, programs {}\ncgroup {}\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
+        status.version, status.programs, status.cgroup, status.pin_dir, status.events_dropped, status.flow_misses
+    )
+}

@@ -1,0 +1,249 @@
+//! The kernel's events on their way to whoever watches. The kernel produces them, and this reads them, only while
+//! somebody does. Refuses to hold anything back for a slow watcher: it misses events and is told how many.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use aya::maps::{MapData, RingBuf};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{Notify, broadcast},
+};
+use weft_ebpf_abi::{
+    address::Address,
+    counter,
+    event::Event as KernelEvent,
+    verdict::{Direction, Verdict},
+};
+use weft_proto::agent::{self, Event, WatchRequest};
+
+use crate::{
+    app::Shared,
+    datapath::{Datapath, DatapathError},
+};
+
+/// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
+const BACKLOG: usize = 4096;
+
+/// Distributes events.
+#[derive(Clone)]
+pub(crate) struct Hub {
+    events: broadcast::Sender<Arc<Event>>,
+    watchers: Arc<Notify>,
+}
+
+impl Hub {
+    pub(crate) fn new() -> Self {
+        Self { events: broadcast::Sender::new(BACKLOG), watchers: Arc::new(Notify::new()) }
+    }
+
+    /// From now on.
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
+        let receiver = self.events.subscribe();
+        self.watchers.notify_one();
+        receiver
+    }
+
+    /// Reads the kernel's events while there are watchers, forever.
+    ///
+    /// # Errors
+    /// When the kernel's side cannot be switched or read.
+    pub(crate) async fn run(self, datapath: Shared) -> anyhow::Result<()> {
+        loop {
+            self.watchers.notified().await;
+            if self.events.receiver_count() == 0 {
+                continue;
+            }
+            let events = {
+                let mut datapath = datapath.lock();
+                let mut events = datapath.events()?;
+                // What an earlier watcher left behind.
+                while events.next().is_some() {}
+                datapath.set_watched(true)?;
+                events
+            };
+            tracing::debug!("trace begins");
+            let ended = self.pump(events, &datapath).await;
+            datapath.lock().set_watched(false)?;
+            tracing::debug!("trace ends");
+            ended?;
+        }
+    }
+
+    async fn pump(&self, events: RingBuf<MapData>, datapath: &Shared) -> anyhow::Result<()> {
+        let mut events = AsyncFd::with_interest(events, Interest::READABLE)?;
+        let mut dropped = datapath.lock().counter(counter::EVENTS_DROPPED)?;
+        loop {
+            let mut guard = tokio::select! {
+                () = self.events.closed() => return Ok(()),
+                guard = events.readable_mut() => guard?,
+            };
+            let offset_ns = wall_clock_offset_ns();
+            {
+                let datapath = datapath.lock();
+                let ring = guard.get_inner_mut();
+                while let Some(bytes) = ring.next() {
+                    let Some(event) = KernelEvent::from_bytes(&bytes) else { continue };
+                    drop(bytes);
+                    let total = datapath.counter(counter::EVENTS_DROPPED)?;
+                    let dropped_before = total.saturating_sub(dropped);
+                    dropped = total;
+                    if let Some(event) = describe(&event, &datapath, offset_ns, dropped_before) {
+                        // Fails without receivers; then the next round ends.
+                        let _ = self.events.send(Arc::new(event));
+                    }
+                }
+            }
+            guard.clear_ready();
+        }
+    }
+}
+
+/// What to add to CLOCK_MONOTONIC to get the time of day. Taken anew for each batch, because the latter may be set.
+fn wall_clock_offset_ns() -> i128 {
+    let ns = |id| {
+        let time = clock_gettime(id);
+        i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+    };
+    ns(ClockId::Realtime) - ns(ClockId::Monotonic)
+}
+
+/// The kernel's event in the API's words; `None` when a newer kernel side says something unknown.
+fn describe(event: &KernelEvent, datapath: &Datapath, offset_ns: i128, dropped_before: u64) -> Option<Event> {
+    let verdict = Verdict::from_index(event.verdict)?;
+    let direction = Direction::from_index(event.direction)?;
+    let command: Vec<u8> = event.command.iter().copied().take_while(|byte| *byte != 0).collect();
+    Some(Event {
+        time_unix_ns: u64::try_from(i128::from(event.time_ns) + offset_ns).unwrap_or_default(),
+        pod: datapath.name(event.netns_cookie).map(Into::into),
+        netns_cookie: event.netns_cookie,
+        direction: api_direction(direction).into(),
+        pid: event.pid,
+        command: String::from_utf8_lossy(&command).into_owned(),
+        uid: event.uid,
+        source: end(event.source, event.source_port),
+        original_destination: end(event.original, event.original_port),
+        new_destination: end(event.new, event.new_port),
+        verdict: verdict.label().to_owned(),
+        dropped_before,
+    })
+}
+
+fn end(address: Address, port: u16) -> String {
+    SocketAddr::new(IpAddr::from(address), port).to_string()
+}
+
+/// The API's word for a direction.
+pub(crate) fn api_direction(direction: Direction) -> agent::Direction {
+    match direction {
+        Direction::Outbound => agent::Direction::Outbound,
+        Direction::Inbound => agent::Direction::Inbound,
+    }
+}
+
+/// Which events a watcher wants.
+#[derive(Clone, Debug)]
+pub(crate) struct Filter(WatchRequest);
+
+impl Filter {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// A sentence about the field that can match nothing.
+    pub(crate) fn parse(request: WatchRequest) -> Result<Self, String> {
+        if !request.verdict.is_empty() && Verdict::from_label(&request.verdict).is_none() {
+            let known: Vec<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
+            return Err(format!("verdict: {:?} is none of {}", request.verdict, known.join(", ")));
+        }
+        if request.port > u32::from(u16::MAX) {
+            return Err(format!("port: {} is not a port", request.port));
+        }
+        if agent::Direction::try_from(request.direction).is_err() {
+            return Err(format!("direction: {} is neither 1 (outbound) nor 2 (inbound)", request.direction));
+        }
+        Ok(Self(request))
+    }
+
+    /// Whether everything that is set matches.
+    pub(crate) fn matches(&self, event: &Event) -> bool {
+        let wanted = &self.0;
+        let pod = event.pod.clone().unwrap_or_default();
+        (wanted.namespace.is_empty() || wanted.namespace == pod.namespace)
+            && (wanted.pod.is_empty() || wanted.pod == pod.name)
+            && (wanted.direction == 0 || wanted.direction == event.direction)
+            && (wanted.verdict.is_empty() || wanted.verdict == event.verdict)
+            && (wanted.port == 0
+                || [&event.original_destination, &event.new_destination]
+                    .into_iter()
+                    .any(|end| end.rsplit_once(':').is_some_and(|(_, port)| *port == wanted.port.to_string())))
+    }
+}
+
+/// Keeps the datapath free of pods whose namespaces are gone, forever.
+pub(crate) async fn collect_garbage(datapath: Shared) -> anyhow::Result<()> {
+    /// Nothing waits for it: a dead namespace costs a map entry.
+    const PERIOD: Duration = Duration::from_secs(15);
+    let mut ticks = tokio::time::interval(PERIOD);
+    loop {
+        ticks.tick().await;
+        let datapath = datapath.clone();
+        let collected = tokio::task::spawn_blocking(move || datapath.lock().collect_garbage()).await?;
+        match collected {
+            Ok(0) => {}
+            Ok(pods) => tracing::info!(pods, "forgot pods whose network namespaces are gone"),
+            Err(error @ DatapathError::Pins(_)) => return Err(error.into()),
+            Err(error) => tracing::warn!(%error, "cannot look for pods that are gone"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::PodRef;
+
+    use super::*;
+
+    fn event() -> Event {
+        Event {
+            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
+            direction: agent::Direction::Outbound.into(),
+            original_destination: "[fd00::9]:8080".into(),
+            new_destination: "[::1]:4140".into(),
+            verdict: "redirect".into(),
+            ..Event::default()
+        }
+    }
+
+    #[test]
+    fn everything_that_is_set_must_match() {
+        let rows: [(&str, WatchRequest, bool); 9] = [
+            ("nothing set", WatchRequest::default(), true),
+            ("namespace", WatchRequest { namespace: "shop".into(), ..Default::default() }, true),
+            ("other namespace", WatchRequest { namespace: "sho".into(), ..Default::default() }, false),
+            ("pod", WatchRequest { pod: "web-0".into(), ..Default::default() }, true),
+            ("original port", WatchRequest { port: 8080, ..Default::default() }, true),
+            ("new port", WatchRequest { port: 4140, ..Default::default() }, true),
+            ("part of a port", WatchRequest { port: 80, ..Default::default() }, false),
+            ("other direction", WatchRequest { direction: 2, ..Default::default() }, false),
+            ("other verdict", WatchRequest { verdict: "pass_proxy".into(), ..Default::default() }, false),
+        ];
+        for (row, request, expected) in rows {
+            assert_eq!(Filter::parse(request).unwrap().matches(&event()), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_can_match_nothing_is_refused() {
+        for request in [
+            WatchRequest { verdict: "redirected".into(), ..Default::default() },
+            WatchRequest { port: 70000, ..Default::default() },
+            WatchRequest { direction: 3, ..Default::default() },
+        ] {
+            assert!(Filter::parse(request.clone()).is_err(), "{request:?}");
+        }
+    }
+}
