@@ -4,6 +4,7 @@
 //! code; the others are cargo's tools with warnings denied. Warnings are denied here and not in the sources, so that
 //! a newer compiler does not break a build.
 
+mod documents;
 mod edges;
 mod lexer;
 mod reach;
@@ -90,10 +91,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn conventions(workspace: &Workspace) -> Result<()> {
     step("dependency edges and conventions");
-    let sources = read_sources(workspace)?;
+    let sources = read(workspace, ".rs")?;
+    let documents = read(workspace, ".md")?;
     let mut findings = edges::check(workspace)?;
     findings.extend(sources.iter().flat_map(sources::check));
     findings.extend(reach::check(&sources, &reach::roots(workspace)?));
+    findings.extend(documents::check(&documents, &sources, |path| workspace.root.join(path).exists()));
     for finding in &findings {
         eprintln!("{finding}");
     }
@@ -103,8 +106,8 @@ fn conventions(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Every `.rs` file in the checkout, outside target directories and hidden ones.
-fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
+/// Every file with this ending in the checkout, outside target directories and hidden ones.
+fn read(workspace: &Workspace, ending: &str) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     let mut open = vec![workspace.root.clone()];
     while let Some(directory) = open.pop() {
@@ -114,7 +117,7 @@ fn read_sources(workspace: &Workspace) -> Result<Vec<Source>> {
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             if path.is_dir() && name != "target" && !name.starts_with('.') {
                 open.push(path);
-            } else if path.is_file() && name.ends_with(".rs") {
+            } else if path.is_file() && name.ends_with(ending) {
                 let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
                 let path = path.strip_prefix(&workspace.root).unwrap_or(&path).to_path_buf();
                 sources.push(Source { path, text });
@@ -182,6 +185,16 @@ fn deny(workspace: &Workspace) -> Result<()> {
     }
     step("cargo deny");
     let mut cargo = command::cargo();
-    cargo.args(["deny", "--workspace", "--all-features", "check", "bans", "licenses", "sources"]);
+    cargo.args([
+        "deny",
+        "--log-level",
+        "error",
+        "--workspace",
+        "--all-features",
+        "check",
+        "bans",
+        "licenses",
+        "sources",
+    ]);
     command::run(cargo.current_dir(&workspace.root))
 }
