@@ -138,11 +138,17 @@ fn invalid(rule: InvalidRule) -> Status {
 }
 
 fn failed(error: DatapathError) -> Status {
-    tracing::warn!(%error, "refused");
+    let text = chain(&error);
+    tracing::warn!(error = text, "refused");
     match &error {
         DatapathError::Netns(NetnsError::Open { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Status::not_found(error.to_string())
+            Status::not_found(text)
         }
-        _ => Status::failed_precondition(error.to_string()),
+        _ => Status::failed_precondition(text),
     }
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

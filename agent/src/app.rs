@@ -11,10 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use aya::Ebpf;
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    net::{TcpListener, UnixListener},
-};
+use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use weft_proto::agent::{pods_server::PodsServer, status_server::StatusServer, trace_server::TraceServer};
@@ -22,6 +19,7 @@ use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal,
 
 use crate::{
     api::{Pods, StatusService, Trace},
+    bpf,
     datapath::Datapath,
     host, metrics,
     trace::{self, Hub},
@@ -116,7 +114,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
 /// Passes the programs' log records on, forever.
 async fn kernel_log(mut ebpf: Ebpf) -> Result<()> {
     let logger = aya_log::EbpfLogger::init(&mut ebpf).context("cannot read the programs' log")?;
-    let mut logger = AsyncFd::with_interest(logger, Interest::READABLE)?;
+    let mut logger = bpf::readable(logger)?;
     loop {
         let mut guard = logger.readable_mut().await?;
         guard.get_inner_mut().flush();

@@ -14,6 +14,8 @@ use std::{
     path::Path,
 };
 
+use tokio::io::{Interest, unix::AsyncFd};
+
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
@@ -85,6 +87,13 @@ struct LinkInfo {
     target: u64,
     attach_type: u32,
     rest: [u32; 9],
+}
+
+/// Lets an async task wait until something that owns a map's descriptor has records.
+pub(crate) fn readable<T: AsFd + AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: aya's ring buffers and loggers own their descriptor, name the same one always, and live as long as the
+    // registration, which owns them.
+    unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
 }
 
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {

@@ -60,13 +60,13 @@ pub(crate) enum DatapathError {
     Pins(#[from] PinsError),
     #[error(transparent)]
     Programs(#[from] ProgramsError),
-    #[error("cannot open the cgroup {path}: {source}")]
+    #[error("cannot open the cgroup {path}")]
     Cgroup { path: String, source: std::io::Error },
-    #[error("cannot open map {name}: {source}")]
+    #[error("cannot open map {name}")]
     OpenMap { name: &'static str, source: MapError },
-    #[error("cannot write map {name} (is it full?): {source}")]
+    #[error("cannot write map {name} (is it full?)")]
     WriteMap { name: &'static str, source: MapError },
-    #[error("cannot read map {name}: {source}")]
+    #[error("cannot read map {name}")]
     ReadMap { name: &'static str, source: MapError },
 }
 

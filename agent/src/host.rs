@@ -19,7 +19,7 @@ pub(crate) enum HostError {
     NotCgroup2 { path: String },
     #[error("{path} is not on a bpffs: mount one, for example `mount -t bpf bpffs {hint}`, or pass another --pin-dir")]
     NoBpffs { path: String, hint: String },
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Read { path: &'static str, source: io::Error },
 }
 

@@ -38,7 +38,7 @@ impl Collector for Datapath {
         let sample = match self.sample() {
             Ok(sample) => sample,
             Err(error) => {
-                tracing::warn!(%error, "cannot read the datapath's counters");
+                tracing::warn!(error = crate::api::chain(&error), "cannot read the datapath's counters");
                 return Ok(());
             }
         };

@@ -26,11 +26,11 @@ pub(crate) struct Netns {
 /// Why a namespace could not be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NetnsError {
-    #[error("no network namespace at {path}: {source}")]
+    #[error("no network namespace at {path}")]
     Open { path: String, source: io::Error },
-    #[error("{path} is not a network namespace, or the agent may not enter it (needs CAP_SYS_ADMIN): {source}")]
+    #[error("{path} is not a network namespace, or the agent may not enter it (needs CAP_SYS_ADMIN)")]
     Enter { path: String, source: io::Error },
-    #[error("cannot ask the network namespace {path} for its cookie (needs Linux 5.14): {source}")]
+    #[error("cannot ask the network namespace {path} for its cookie (needs Linux 5.14)")]
     Cookie { path: String, source: io::Error },
 }
 

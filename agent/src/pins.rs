@@ -30,11 +30,11 @@ pub(crate) struct Pins {
 /// What went wrong with the pin directory.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PinsError {
-    #[error("cannot create {path}: {source}")]
+    #[error("cannot create {path}")]
     Create { path: String, source: io::Error },
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Read { path: String, source: io::Error },
-    #[error("cannot remove {path}: {source}")]
+    #[error("cannot remove {path}")]
     Remove { path: String, source: io::Error },
     #[error(
         "{path} has layout {found}, this agent knows up to {LAYOUT}: run the newer agent, or unload with it first"

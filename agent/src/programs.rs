@@ -43,15 +43,15 @@ const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
 /// Why programs could not be put in force.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProgramsError {
-    #[error("cannot load the kernel programs: {0}")]
+    #[error("cannot load the kernel programs")]
     Load(#[source] Box<EbpfError>),
-    #[error("the kernel refused program {name}: {source}")]
+    #[error("the kernel refused program {name}")]
     Verify { name: &'static str, source: Box<ProgramError> },
     #[error("the embedded object has no program {name}: rebuild it with `cargo xtask ebpf`")]
     Missing { name: &'static str },
-    #[error("cannot attach {name}: {source}")]
+    #[error("cannot attach {name}")]
     Attach { name: &'static str, source: io::Error },
-    #[error("cannot pin {path}: {source}")]
+    #[error("cannot pin {path}")]
     Pin { path: String, source: io::Error },
     #[error("the programs pinned in {pin_dir} are attached to another cgroup: run `weft-agent unload` first")]
     OtherCgroup { pin_dir: String },

@@ -9,10 +9,7 @@ use std::{
 
 use aya::maps::{MapData, RingBuf};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    sync::{Notify, broadcast},
-};
+use tokio::sync::{Notify, broadcast};
 use weft_ebpf_abi::{
     address::Address,
     counter,
@@ -23,6 +20,7 @@ use weft_proto::agent::{self, Event, WatchRequest};
 
 use crate::{
     app::Shared,
+    bpf,
     datapath::{Datapath, DatapathError},
 };
 
@@ -75,7 +73,7 @@ impl Hub {
     }
 
     async fn pump(&self, events: RingBuf<MapData>, datapath: &Shared) -> anyhow::Result<()> {
-        let mut events = AsyncFd::with_interest(events, Interest::READABLE)?;
+        let mut events = bpf::readable(events)?;
         let mut dropped = datapath.lock().counter(counter::EVENTS_DROPPED)?;
         loop {
             let mut guard = tokio::select! {
@@ -196,7 +194,7 @@ pub(crate) async fn collect_garbage(datapath: Shared) -> anyhow::Result<()> {
             Ok(0) => {}
             Ok(pods) => tracing::info!(pods, "forgot pods whose network namespaces are gone"),
             Err(error @ DatapathError::Pins(_)) => return Err(error.into()),
-            Err(error) => tracing::warn!(%error, "cannot look for pods that are gone"),
+            Err(error) => tracing::warn!(error = crate::api::chain(&error), "cannot look for pods that are gone"),
         }
     }
 }

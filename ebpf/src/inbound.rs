@@ -71,24 +71,17 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
 /// Gives the connection to a listener of the proxy. The kernel then spreads over the listener's SO_REUSEPORT group.
 #[inline(always)]
 fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, v4: bool) -> bool {
-    let mut key = ListenerKey { netns_cookie, uid: pod.proxy_uid, port: pod.inbound_port, family: 4, slot: 0 };
-    if v4 && assign(ctx, &mut key) {
-        return true;
-    }
     // A dual-stack listener serves IPv4 as well; the kernel refuses it if it is IPv6 only.
-    key.family = 6;
-    assign(ctx, &mut key)
+    (v4 && assign(ctx, netns_cookie, pod, 4)) || assign(ctx, netns_cookie, pod, 6)
 }
 
 #[inline(always)]
-fn assign(ctx: &SkLookupContext, key: &mut ListenerKey) -> bool {
-    key.slot = 0;
-    while key.slot < LISTENER_SLOTS {
-        let context = SkLookupContext::new(ctx.lookup);
-        if maps::LISTENERS.redirect_sk_lookup(context, *key, 0).is_ok() {
+fn assign(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, family: u8) -> bool {
+    for slot in 0..LISTENER_SLOTS {
+        let key = ListenerKey { netns_cookie, uid: pod.proxy_uid, port: pod.inbound_port, family, slot };
+        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, 0).is_ok() {
             return true;
         }
-        key.slot += 1;
     }
     false
 }

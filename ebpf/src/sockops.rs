@@ -110,8 +110,10 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     // SAFETY: the helper takes this kind of context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     let family = if ctx.family() == AF_INET { 4 } else { 6 };
-    let mut key = ListenerKey { netns_cookie, uid: bound.uid, port: bound.port, family, slot: 0 };
-    while key.slot < LISTENER_SLOTS {
+    let (uid, port) = (bound.uid, bound.port);
+    // Counting in the key itself would hide the count from the verifier, which then sees an endless loop.
+    for slot in 0..LISTENER_SLOTS {
+        let mut key = ListenerKey { netns_cookie, uid, port, family, slot };
         // SAFETY: the key outlives the call; the operation allows this helper (sock_map_op_okay).
         let result = unsafe {
             bpf_sock_hash_update(
@@ -122,10 +124,9 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
             )
         };
         if result == 0 {
-            debug!(ctx, "listener netns {} uid {} family {} slot {}", netns_cookie, key.uid, family, key.slot);
+            debug!(ctx, "listener netns {} uid {} family {} slot {}", netns_cookie, uid, family, slot);
             return;
         }
-        key.slot += 1;
     }
     maps::count_at(counter::LISTENERS_LOST);
 }
