@@ -1,0 +1,279 @@
+//! The command line, parsed once into what the parts need.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use weft_k8s_api::{inject, policy::DefaultPolicy, ports};
+use weft_runtime::telemetry::LogFormat;
+
+use crate::index::{Cluster, TransportMode};
+
+/// Weft's control plane: tells proxies who they are, where services are, and who may connect.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Everything in one process, from a directory of manifests:
+    weft-control-plane all --dir manifests --identity-issuer-dir issuer \\
+      --identity-trust-anchors ca.pem --token-key token.pub.pem
+  Discovery and policy alone:
+    weft-control-plane destination --dir manifests
+    weft-control-plane policy --dir manifests --default-inbound-policy deny
+  Shell completions:
+    weft-control-plane completions bash > /etc/bash_completion.d/weft-control-plane";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    #[command(flatten)]
+    Run(RunCommand),
+    /// Prints completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Which services to run.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunCommand {
+    /// Runs every service in one process.
+    All {
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        #[command(flatten)]
+        source: SourceArgs,
+        #[command(flatten)]
+        destination: DestinationArgs,
+        #[command(flatten)]
+        policy: PolicyArgs,
+        #[command(flatten)]
+        identity: IdentityArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Runs discovery: Destination.Get and GetProfile.
+    Destination {
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        #[command(flatten)]
+        source: SourceArgs,
+        #[command(flatten)]
+        destination: DestinationArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Runs policy: InboundServerPolicies and OutboundPolicies.
+    Policy {
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        #[command(flatten)]
+        source: SourceArgs,
+        #[command(flatten)]
+        policy: PolicyArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Runs the certificate authority: Identity.Certify.
+    Identity {
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        #[command(flatten)]
+        identity: IdentityArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+}
+
+/// Logging.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LogArgs {
+    /// Log filter, such as `info` or `warn,weft_control_plane=debug`.
+    #[arg(long, global = true, default_value = "info")]
+    pub(crate) log_level: String,
+    /// Log format, `plain` or `json`.
+    #[arg(long, global = true, default_value = "plain")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// The mesh.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct ClusterArgs {
+    /// Namespace of the control plane.
+    #[arg(long, default_value = "linkerd")]
+    pub(crate) controller_namespace: String,
+    /// Trust domain of identities.
+    #[arg(long, alias = "identity-trust-domain", default_value = "cluster.local")]
+    pub(crate) trust_domain: String,
+    /// Domain of the cluster's DNS names.
+    #[arg(long, default_value = "cluster.local")]
+    pub(crate) cluster_domain: String,
+    /// The cluster's networks.
+    #[arg(long, value_delimiter = ',', default_values_t = inject::default_cluster_networks())]
+    pub(crate) cluster_networks: Vec<IpNet>,
+    /// Ports that are opaque unless a manifest says otherwise.
+    #[arg(long, default_value = ports::DEFAULT_OPAQUE_PORTS)]
+    pub(crate) default_opaque_ports: ports::PortSet,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct SourceArgs {
+    /// Kind of the source.
+    #[arg(long, default_value = "file")]
+    pub(crate) source: SourceKind,
+    /// Directory of manifests (*.yaml, *.yml, *.json), watched with everything below it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Kinds of sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SourceKind {
+    /// A directory of manifests.
+    File,
+}
+
+/// Discovery.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct DestinationArgs {
+    /// Address of the destination service.
+    #[arg(long, default_value = "0.0.0.0:8086")]
+    pub(crate) destination_addr: SocketAddr,
+    /// How proxies reach meshed endpoints.
+    #[arg(long, default_value = "transport-header")]
+    pub(crate) outbound_transport_mode: TransportModeArg,
+    /// Announce IPv6 endpoints; pods with both families are then reached by IPv6.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) enable_ipv6: bool,
+}
+
+/// Names of [`TransportMode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportModeArg {
+    /// By the inbound port and a transport header.
+    TransportHeader,
+    /// By the application's port.
+    Transparent,
+}
+
+/// Policy.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct PolicyArgs {
+    /// Address of the policy services.
+    #[arg(long, default_value = "0.0.0.0:8090")]
+    pub(crate) policy_addr: SocketAddr,
+    /// Policy of ports that no Server selects.
+    #[arg(long, default_value_t = DefaultPolicy::AllUnauthenticated)]
+    pub(crate) default_inbound_policy: DefaultPolicy,
+    /// Networks from which probes come.
+    #[arg(long, value_delimiter = ',', default_value = "0.0.0.0/0,::/0")]
+    pub(crate) probe_networks: Vec<IpNet>,
+}
+
+/// Certificate authority.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct IdentityArgs {
+    /// Address of the identity service.
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    pub(crate) identity_addr: SocketAddr,
+    /// Directory of the issuer: crt.pem and key.pem, or tls.crt and tls.key; watched.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) identity_issuer_dir: PathBuf,
+    /// Trust anchors, PEM; read once.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) identity_trust_anchors: PathBuf,
+    /// Public key of whoever signs service account tokens, PEM.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_key: PathBuf,
+    /// How long certificates are valid, such as 24h or 90s.
+    #[arg(long, default_value = "24h", value_parser = duration)]
+    pub(crate) identity_issuance_lifetime: Duration,
+    /// By how much clocks may differ, such as 20s.
+    #[arg(long, default_value = "20s", value_parser = duration)]
+    pub(crate) identity_clock_skew_allowance: Duration,
+}
+
+/// Administration.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct AdminArgs {
+    /// Address of /live, /ready and /metrics.
+    #[arg(long, default_value = "0.0.0.0:9990")]
+    pub(crate) admin_addr: SocketAddr,
+    /// How long to wait for streams and calls at the end.
+    #[arg(long, default_value = "5s", value_parser = duration)]
+    pub(crate) shutdown_grace_period: Duration,
+}
+
+impl ClusterArgs {
+    /// Settings of the index; a part that is not run has its defaults.
+    pub(crate) fn cluster(&self, destination: Option<&DestinationArgs>, policy: Option<&PolicyArgs>) -> Cluster {
+        let mode = destination.map_or(TransportModeArg::TransportHeader, |args| args.outbound_transport_mode);
+        Cluster {
+            control_namespace: self.controller_namespace.clone(),
+            cluster_domain: self.cluster_domain.trim_end_matches('.').to_owned(),
+            trust_domain: self.trust_domain.clone(),
+            networks: self.cluster_networks.clone(),
+            probe_networks: policy.map(|args| args.probe_networks.clone()).unwrap_or_default(),
+            default_policy: policy.map_or(DefaultPolicy::Deny, |args| args.default_inbound_policy),
+            default_opaque_ports: self.default_opaque_ports.clone(),
+            transport_mode: match mode {
+                TransportModeArg::TransportHeader => TransportMode::TransportHeader,
+                TransportModeArg::Transparent => TransportMode::Transparent,
+            },
+            ipv6: destination.is_some_and(|args| args.enable_ipv6),
+        }
+    }
+}
+
+/// An integer and a unit, the proxy's own syntax.
+fn duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected an integer and a unit ms, s, m, h or d, such as 500ms or 24h".to_owned();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().map_err(|_| expected())?;
+    let unit_ms = match &text[digits.len()..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(expected()),
+    };
+    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn durations() {
+        for (text, expected) in [
+            ("24h", Some(86_400_000)),
+            ("90s", Some(90_000)),
+            ("5ms", Some(5)),
+            ("1d", Some(86_400_000)),
+            ("5", None),
+            ("h", None),
+            ("1y", None),
+            ("-1s", None),
+        ] {
+            assert_eq!(duration(text).ok(), expected.map(Duration::from_millis), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Snapshots as messages of the destination API.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use weft_proto::linkerd::{
+    destination::{
+        DestinationProfile, Http2ClientParams, ProtocolHint, RetryBudget, TlsIdentity, WeightedAddr,
+        http2_client_params::KeepAlive, protocol_hint, tls_identity,
+    },
+    meta::{Metadata, Resource, metadata},
+};
+
+use crate::index::{Endpoint, EndpointProfile, Hint, ServiceProfile};
+
+/// Weight of every endpoint; proxies ignore it, Linkerd sends this.
+const WEIGHT: u32 = 10_000;
+/// How often proxies ping idle and busy HTTP/2 connections, Linkerd's chart default.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long they wait for the answer.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Linkerd's default retry budget: a fifth of the requests, at least 10 a second, counted over 10 s.
+const RETRY_RATIO: f32 = 0.2;
+const MIN_RETRIES_PER_SECOND: u32 = 10;
+const RETRY_TTL: Duration = Duration::from_secs(10);
+
+/// An endpoint.
+pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
+    WeightedAddr {
+        addr: Some(endpoint.addr.into()),
+        weight: WEIGHT,
+        metric_labels: map(&endpoint.labels),
+        tls_identity: endpoint.identity.as_deref().map(tls_identity),
+        protocol_hint: protocol_hint(endpoint),
+        http2: endpoint.http2.then(|| Http2ClientParams {
+            keep_alive: Some(KeepAlive {
+                interval: KEEP_ALIVE_INTERVAL.try_into().ok(),
+                timeout: KEEP_ALIVE_TIMEOUT.try_into().ok(),
+                while_idle: true,
+            }),
+            ..Http2ClientParams::default()
+        }),
+        ..WeightedAddr::default()
+    }
+}
+
+/// The profile of one endpoint.
+pub(super) fn endpoint_profile(profile: &EndpointProfile) -> DestinationProfile {
+    DestinationProfile {
+        endpoint: Some(weighted_addr(&profile.endpoint)),
+        opaque_protocol: profile.opaque,
+        retry_budget: Some(retry_budget()),
+        ..DestinationProfile::default()
+    }
+}
+
+/// The profile of a Service; of an undeclared port, an empty message.
+pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
+    let ServiceProfile::Declared { service, port, name, opaque } = profile else {
+        return DestinationProfile::default();
+    };
+    let parent = Resource {
+        group: "core".to_owned(),
+        kind: "Service".to_owned(),
+        name: service.name.clone(),
+        namespace: service.namespace.clone(),
+        section: String::new(),
+        port: (*port).into(),
+    };
+    DestinationProfile {
+        fully_qualified_name: name.clone(),
+        opaque_protocol: *opaque,
+        retry_budget: Some(retry_budget()),
+        parent_ref: Some(Metadata { kind: Some(metadata::Kind::Resource(parent)) }),
+        ..DestinationProfile::default()
+    }
+}
+
+/// Labels.
+pub(super) fn map(labels: &BTreeMap<String, String>) -> HashMap<String, String> {
+    labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+fn tls_identity(name: &str) -> TlsIdentity {
+    let identity = || tls_identity::DnsLikeIdentity { name: name.to_owned() };
+    TlsIdentity { server_name: Some(identity()), strategy: Some(tls_identity::Strategy::DnsLikeIdentity(identity())) }
+}
+
+fn protocol_hint(endpoint: &Endpoint) -> Option<ProtocolHint> {
+    let protocol = match endpoint.hint {
+        Hint::Unknown => return None,
+        Hint::H2 => protocol_hint::Protocol::H2(protocol_hint::H2 {}),
+        Hint::Opaque => protocol_hint::Protocol::Opaque(protocol_hint::Opaque {}),
+    };
+    let opaque_transport =
+        endpoint.transport_port.map(|port| protocol_hint::OpaqueTransport { inbound_port: port.into() });
+    Some(ProtocolHint { opaque_transport, protocol: Some(protocol) })
+}
+
+fn retry_budget() -> RetryBudget {
+    RetryBudget {
+        retry_ratio: RETRY_RATIO,
+        min_retries_per_second: MIN_RETRIES_PER_SECOND,
+        ttl: RETRY_TTL.try_into().ok(),
+    }
+}

@@ -1,0 +1,101 @@
+//! The identity service: a certificate for whoever proves to be a service account.
+//!
+//! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, token, name, certificate signing
+//! request, issuer. Nothing of a request is logged but names.
+
+pub(crate) mod issuer;
+mod tokens;
+
+use std::time::{Duration, SystemTime};
+
+use tonic::{Request, Response, Status};
+use weft_proto::linkerd::identity::{CertifyRequest, CertifyResponse, identity_server};
+use weft_tls::{ca::SignError, identity::Identity};
+
+use crate::metrics::{GrpcMetrics, Method};
+use issuer::CurrentIssuer;
+pub(crate) use tokens::Tokens;
+
+const CERTIFY: Method =
+    Method { grpc_service: "io.linkerd.proxy.identity.Identity", grpc_method: "Certify", grpc_type: "unary" };
+
+/// The service.
+pub(crate) struct Certifier {
+    /// Signs.
+    pub(crate) issuer: CurrentIssuer,
+    /// Says whose token it is.
+    pub(crate) tokens: Tokens,
+    /// Namespace of the control plane, a part of every name.
+    pub(crate) control_namespace: String,
+    /// Trust domain, the other part.
+    pub(crate) trust_domain: String,
+    /// How long certificates are valid.
+    pub(crate) lifetime: Duration,
+    /// By how much clocks may differ: certificates are valid earlier and later by this.
+    pub(crate) clock_skew: Duration,
+    /// Counts calls.
+    pub(crate) metrics: GrpcMetrics,
+}
+
+#[tonic::async_trait]
+impl identity_server::Identity for Certifier {
+    async fn certify(&self, request: Request<CertifyRequest>) -> Result<Response<CertifyResponse>, Status> {
+        let call = self.metrics.start(CERTIFY);
+        let request = request.into_inner();
+        let result = self.issue(&request).await;
+        match &result {
+            Ok(_) => tracing::info!(identity = request.identity, "issued a certificate"),
+            Err(status) => {
+                tracing::warn!(identity = request.identity, code = ?status.code(), reason = status.message(), "refused a certificate")
+            }
+        }
+        call.end_with(result.map(Response::new))
+    }
+}
+
+impl Certifier {
+    async fn issue(&self, request: &CertifyRequest) -> Result<CertifyResponse, Status> {
+        if request.identity.is_empty() {
+            return Err(Status::invalid_argument("missing identity"));
+        }
+        if request.token.is_empty() {
+            return Err(Status::invalid_argument("missing token"));
+        }
+        if request.certificate_signing_request.is_empty() {
+            return Err(Status::invalid_argument("missing certificate signing request"));
+        }
+        let account = self.tokens.review(&request.token).await?;
+        let name = Identity::for_service_account(
+            &account.name,
+            &account.namespace,
+            &self.control_namespace,
+            &self.trust_domain,
+        )
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        if name.as_str() != request.identity {
+            return Err(Status::failed_precondition(format!(
+                "requested identity did not match provided token: requested={}; found={name}",
+                request.identity
+            )));
+        }
+        let issuer = self.issuer.get();
+        if issuer.expiry() <= SystemTime::now() {
+            return Err(Status::unknown("the issuer certificate has expired"));
+        }
+        let issued = issuer.sign(&request.certificate_signing_request, &name, self.lifetime, self.clock_skew).map_err(
+            |error| match &error {
+                SignError::Parse(_) => Status::invalid_argument(error.to_string()),
+                SignError::Content(_) => Status::failed_precondition(error.to_string()),
+                SignError::Sign(_) => Status::internal(error.to_string()),
+            },
+        )?;
+        Ok(CertifyResponse {
+            leaf_certificate: issued.leaf_der,
+            intermediate_certificates: issued.intermediates,
+            valid_until: Some(issued.not_after.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+//! Whose token is it: a closed set of ways to find out.
+
+use tonic::Status;
+use weft_tls::tokens::{ServiceAccount, TokenError, TokenVerifier};
+
+/// Audience that a token must be made for.
+const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
+
+/// How tokens are checked.
+pub(crate) enum Tokens {
+    /// By the public key of whoever signs tokens here: the sandbox.
+    LocalKey(TokenVerifier),
+}
+
+impl Tokens {
+    /// Says whose token it is.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is no token of a service account, `FailedPrecondition` for one that is not genuine.
+    #[expect(clippy::unused_async, reason = "reviewing a token may ask the Kubernetes API")]
+    pub(crate) async fn review(&self, token: &[u8]) -> Result<ServiceAccount, Status> {
+        let token = std::str::from_utf8(token).map_err(|_| Status::invalid_argument("the token is not UTF-8"))?;
+        let account = match self {
+            Self::LocalKey(verifier) => verifier.verify(token.trim_end(), AUDIENCE).map_err(|error| match error {
+                TokenError::Invalid(_) => {
+                    Status::failed_precondition("authentication token could not be authenticated")
+                }
+                TokenError::Subject(_) => Status::invalid_argument(error.to_string()),
+            })?,
+        };
+        for part in [&account.namespace, &account.name] {
+            if !is_label(part) {
+                return Err(Status::invalid_argument(format!("{part:?} in the token is no DNS label")));
+            }
+        }
+        Ok(account)
+    }
+}
+
+/// RFC 1123 section 2.1: names become labels of the identity, so a dot in one would forge another.
+fn is_label(text: &str) -> bool {
+    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&text.len()) && text.chars().all(ok) && !text.starts_with('-') && !text.ends_with('-')
+}

@@ -1,0 +1,233 @@
+//! What the control plane knows, and who wants to hear about which part of it.
+//!
+//! ```text
+//! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per subscription
+//! ```
+//!
+//! Everything here is synchronous. A lookup touches only what matches: pods by address, services by cluster address,
+//! slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest snapshot, so a slow
+//! stream never blocks an update. The gRPC edge turns snapshots into messages; nothing of gRPC is known here.
+
+mod cluster;
+mod endpoints;
+mod inbound;
+mod outbound;
+mod profile;
+mod records;
+mod selection;
+mod store;
+mod watches;
+mod workload;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+pub(crate) use cluster::{Cluster, TransportMode};
+pub(crate) use endpoints::{Endpoint, Endpoints, EndpointsKey, Hint};
+pub(crate) use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
+pub(crate) use outbound::{OutboundPolicy, OutboundProtocol};
+pub(crate) use profile::{EndpointProfile, ServiceProfile};
+pub(crate) use records::Key;
+
+use crate::source::Event;
+use records::{PodRecord, ServiceRecord};
+use store::Store;
+use watches::Watches;
+
+/// Why a lookup by address has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AddressError {
+    /// Several Services claim the address.
+    #[error("services {0} share the cluster address {1}")]
+    AmbiguousService(String, IpAddr),
+    /// Several running pods claim the address.
+    #[error("pods {0} share the address {1}")]
+    AmbiguousPod(String, IpAddr),
+}
+
+/// The index, shared by the gRPC services. Every call locks for a moment and never waits.
+#[derive(Clone)]
+pub(crate) struct SharedIndex(Arc<Mutex<Index>>);
+
+/// Store, subscriptions, and what to recompute.
+struct Index {
+    cluster: Arc<Cluster>,
+    store: Store,
+    dirty: Dirty,
+    endpoints: Watches<Key, EndpointsKey, Arc<Endpoints>>,
+    service_profiles: Watches<Key, u16, Arc<ServiceProfile>>,
+    endpoint_profiles: Watches<IpAddr, u16, Arc<EndpointProfile>>,
+    inbound: Watches<Key, u16, Option<Arc<InboundServer>>>,
+    outbound: Watches<IpAddr, u16, Option<Arc<OutboundPolicy>>>,
+    outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
+}
+
+/// What changed since the last publication.
+#[derive(Default)]
+struct Dirty {
+    services: HashSet<Key>,
+    addresses: HashSet<IpAddr>,
+    pods: HashSet<Key>,
+    all_endpoints: bool,
+}
+
+impl SharedIndex {
+    /// An empty index.
+    pub(crate) fn new(cluster: Cluster) -> Self {
+        Self(Arc::new(Mutex::new(Index {
+            cluster: Arc::new(cluster),
+            store: Store::default(),
+            dirty: Dirty::default(),
+            endpoints: Watches::default(),
+            service_profiles: Watches::default(),
+            endpoint_profiles: Watches::default(),
+            inbound: Watches::default(),
+            outbound: Watches::default(),
+            outbound_names: Watches::default(),
+        })))
+    }
+
+    /// Applies a batch and then tells the subscribers whom it concerns. Says whether the batch completed the start.
+    pub(crate) fn apply(&self, batch: Vec<Event>) -> bool {
+        let mut index = self.0.lock();
+        let mut synced = false;
+        for event in batch {
+            match event {
+                Event::Apply(object) => index.apply(*object),
+                Event::Delete(reference) => index.delete(&reference),
+                Event::Synced => synced = true,
+            }
+        }
+        index.publish();
+        synced
+    }
+
+    /// What never changes about the cluster.
+    pub(crate) fn cluster(&self) -> Arc<Cluster> {
+        self.0.lock().cluster.clone()
+    }
+
+    /// The Service with this name, if there is one.
+    pub(crate) fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {
+        self.0.lock().store.service(key)
+    }
+
+    /// The Service that owns a cluster address.
+    ///
+    /// # Errors
+    /// When there are several.
+    pub(crate) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AddressError> {
+        self.0.lock().store.service_by_ip(ip)
+    }
+
+    /// The node's zone, where it is known.
+    pub(crate) fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
+        self.0.lock().store.pod_of_service(service, hostname)
+    }
+
+    /// The endpoints of a Service's port; follows the Service through deletion and re-creation.
+    pub(crate) fn watch_endpoints(&self, service: &Key, key: EndpointsKey) -> watch::Receiver<Arc<Endpoints>> {
+        let mut index = self.0.lock();
+        let Index { endpoints, store, cluster, .. } = &mut *index;
+        endpoints.subscribe(service, key, |key| Arc::new(endpoints::compute(store, cluster, service, key)))
+    }
+
+    /// The profile of a Service's port.
+    pub(crate) fn watch_service_profile(&self, service: &Key, port: u16) -> watch::Receiver<Arc<ServiceProfile>> {
+        let mut index = self.0.lock();
+        let Index { service_profiles, store, cluster, .. } = &mut *index;
+        service_profiles.subscribe(service, port, |port| Arc::new(profile::service(store, cluster, service, *port)))
+    }
+
+    /// The profile of an address that is no Service's.
+    ///
+    /// # Errors
+    /// When several pods have the address.
+    pub(crate) fn watch_endpoint_profile(
+        &self,
+        addr: SocketAddr,
+    ) -> Result<watch::Receiver<Arc<EndpointProfile>>, AddressError> {
+        let mut index = self.0.lock();
+        index.store.pod_by_addr(addr)?;
+        let Index { endpoint_profiles, store, cluster, .. } = &mut *index;
+        let ip = addr.ip();
+        Ok(endpoint_profiles.subscribe(&ip, addr.port(), |port| {
+            Arc::new(profile::endpoint(store, cluster, SocketAddr::new(ip, *port)))
+        }))
+    }
+
+    /// The policy of a pod's port; the snapshot is `None` where there is no such pod.
+    pub(crate) fn watch_inbound(&self, pod: &Key, port: u16) -> watch::Receiver<Option<Arc<InboundServer>>> {
+        let mut index = self.0.lock();
+        let Index { inbound, store, cluster, .. } = &mut *index;
+        inbound.subscribe(pod, port, |port| inbound::compute(store, cluster, pod, *port))
+    }
+
+    /// The policy towards an address; the snapshot is `None` where nothing is known of it.
+    pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
+        let mut index = self.0.lock();
+        let Index { outbound, store, cluster, .. } = &mut *index;
+        let ip = addr.ip();
+        outbound.subscribe(&ip, addr.port(), |port| {
+            outbound::by_addr(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
+        })
+    }
+
+    /// The policy towards a Service by its name, which need not exist yet.
+    pub(crate) fn watch_outbound_name(&self, service: &Key, port: u16) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
+        let mut index = self.0.lock();
+        let Index { outbound_names, store, cluster, .. } = &mut *index;
+        outbound_names
+            .subscribe(service, port, |port| Some(Arc::new(outbound::by_name(store, cluster, service, *port))))
+    }
+}
+
+impl Index {
+    /// Recomputes what the changes since the last call concern, and nothing else.
+    fn publish(&mut self) {
+        let dirty = std::mem::take(&mut self.dirty);
+        let (store, cluster) = (&self.store, &*self.cluster);
+        let endpoints = |service: &Key, key: &EndpointsKey| Arc::new(endpoints::compute(store, cluster, service, key));
+        if dirty.all_endpoints {
+            self.endpoints.update_all(endpoints);
+        }
+        for service in &dirty.services {
+            self.endpoints.update(service, endpoints);
+            self.service_profiles
+                .update(service, |service, port| Arc::new(profile::service(store, cluster, service, *port)));
+            self.outbound_names
+                .update(service, |service, port| Some(Arc::new(outbound::by_name(store, cluster, service, *port))));
+        }
+        for ip in &dirty.addresses {
+            self.endpoint_profiles
+                .update(ip, |ip, port| Arc::new(profile::endpoint(store, cluster, SocketAddr::new(*ip, *port))));
+            self.outbound
+                .update(ip, |ip, port| outbound::by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
+        }
+        for pod in &dirty.pods {
+            self.inbound.update(pod, |pod, port| inbound::compute(store, cluster, pod, *port));
+        }
+    }
+}
+
+impl Dirty {
+    fn service(&mut self, service: &ServiceRecord) {
+        self.services.insert(service.key.clone());
+        self.addresses.extend(&service.cluster_ips);
+    }
+
+    fn pod(&mut self, pod: &PodRecord) {
+        self.pods.insert(pod.key.clone());
+        self.addresses.extend(&pod.ips);
+        self.addresses.extend(pod.host_ports.iter().map(|(addr, _)| addr.ip()));
+    }
+}

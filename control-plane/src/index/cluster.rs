@@ -1,0 +1,60 @@
+//! What never changes while the process runs: names, networks, defaults.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_k8s_api::{policy::DefaultPolicy, ports::PortSet};
+
+/// How proxies reach meshed endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransportMode {
+    /// Connect to the inbound port and send a transport header (Linkerd's chart default since 2.18).
+    TransportHeader,
+    /// Connect to the application's port, except where it is opaque.
+    Transparent,
+}
+
+/// Settings of the mesh.
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster {
+    /// Namespace of the control plane.
+    pub(crate) control_namespace: String,
+    /// Domain of DNS names.
+    pub(crate) cluster_domain: String,
+    /// Trust domain of identities.
+    pub(crate) trust_domain: String,
+    /// The cluster's networks.
+    pub(crate) networks: Vec<IpNet>,
+    /// Networks from which probes come.
+    pub(crate) probe_networks: Vec<IpNet>,
+    /// Policy of ports that no Server selects.
+    pub(crate) default_policy: DefaultPolicy,
+    /// Ports that are opaque unless something else is said.
+    pub(crate) default_opaque_ports: PortSet,
+    /// How proxies reach meshed endpoints.
+    pub(crate) transport_mode: TransportMode,
+    /// Whether IPv6 endpoints are announced.
+    pub(crate) ipv6: bool,
+}
+
+impl Cluster {
+    /// Whether an address belongs to the cluster.
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&ip))
+    }
+
+    /// The mesh identity of a service account.
+    pub(crate) fn identity(&self, account: &str, namespace: &str) -> String {
+        format!("{account}.{}", self.namespace_suffix(namespace))
+    }
+
+    /// What every identity of a namespace ends in.
+    pub(crate) fn namespace_suffix(&self, namespace: &str) -> String {
+        format!("{namespace}.serviceaccount.identity.{}.{}", self.control_namespace, self.trust_domain)
+    }
+
+    /// The DNS name of a Service.
+    pub(crate) fn service_name(&self, name: &str, namespace: &str) -> String {
+        format!("{name}.{namespace}.svc.{}", self.cluster_domain)
+    }
+}

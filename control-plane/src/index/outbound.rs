@@ -1,0 +1,82 @@
+//! How proxies should treat connections to an address or a Service's name.
+
+use std::net::SocketAddr;
+
+use super::{Cluster, Key, records::ServiceRecord, store::Store};
+
+/// The policy towards one destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OutboundPolicy {
+    /// A Service's declared port.
+    Service {
+        /// The Service.
+        service: Key,
+        /// The port.
+        port: u16,
+        /// Name and port that the balancer resolves.
+        authority: String,
+        /// What clients speak.
+        protocol: OutboundProtocol,
+    },
+    /// A Service's cluster address with a port that the Service does not declare: connections are refused.
+    UndefinedPort,
+    /// An address outside the cluster: connections go where they were going.
+    Egress {
+        /// The address.
+        addr: SocketAddr,
+    },
+}
+
+/// What clients speak to a Service's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutboundProtocol {
+    /// To be detected.
+    Detect,
+    /// TCP.
+    Opaque,
+    /// HTTP/1.
+    Http1,
+    /// HTTP/2.
+    Http2,
+}
+
+/// The policy towards an address; `None` for cluster addresses that no Service owns: proxies then go by the endpoint's
+/// profile. An address that several Services claim is one of them.
+pub(super) fn by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<OutboundPolicy> {
+    match store.service_by_ip(addr.ip()) {
+        Ok(Some(service)) if service.port(addr.port()).is_none() => Some(OutboundPolicy::UndefinedPort),
+        Ok(Some(service)) => Some(of_service(cluster, &service.key, addr.port(), Some(&service))),
+        Ok(None) if cluster.contains(addr.ip()) => None,
+        Ok(None) => Some(OutboundPolicy::Egress { addr }),
+        Err(error) => {
+            tracing::warn!(%error, "no outbound policy for an ambiguous address");
+            None
+        }
+    }
+}
+
+/// The policy towards a Service by name, which need not exist yet.
+pub(super) fn by_name(store: &Store, cluster: &Cluster, key: &Key, port: u16) -> OutboundPolicy {
+    match store.service(key) {
+        Some(service) if service.port(port).is_none() => OutboundPolicy::UndefinedPort,
+        service => of_service(cluster, key, port, service.as_deref()),
+    }
+}
+
+fn of_service(cluster: &Cluster, key: &Key, port: u16, service: Option<&ServiceRecord>) -> OutboundPolicy {
+    let app_protocol = service.and_then(|service| service.port(port)?.app_protocol.as_deref());
+    let opaque = match service {
+        Some(service) => service.is_opaque(port, &cluster.default_opaque_ports),
+        None => cluster.default_opaque_ports.contains(port),
+    };
+    let protocol = match app_protocol {
+        Some("http") => OutboundProtocol::Http1,
+        Some("kubernetes.io/h2c") => OutboundProtocol::Http2,
+        // A protocol that the proxy does not know is still a protocol: reading it as HTTP could break it.
+        Some(_) => OutboundProtocol::Opaque,
+        None if opaque => OutboundProtocol::Opaque,
+        None => OutboundProtocol::Detect,
+    };
+    let authority = format!("{}:{port}", cluster.service_name(&key.name, &key.namespace));
+    OutboundPolicy::Service { service: key.clone(), port, authority, protocol }
+}

@@ -1,0 +1,122 @@
+//! Subscriptions to computed snapshots, in groups that change together.
+
+use std::{collections::HashMap, hash::Hash};
+
+use tokio::sync::watch;
+
+/// Subscriptions that one change may concern are in one group: all ports of an address, all filters of a Service.
+pub(super) struct Watches<G, K, T> {
+    groups: HashMap<G, HashMap<K, watch::Sender<T>>>,
+    subscriptions: usize,
+    /// Number of subscriptions at which those without a receiver are dropped.
+    sweep_at: usize,
+}
+
+/// Fewer subscriptions than this are never swept.
+const SWEEP_MIN: usize = 64;
+
+impl<G, K, T> Default for Watches<G, K, T> {
+    fn default() -> Self {
+        Self { groups: HashMap::new(), subscriptions: 0, sweep_at: SWEEP_MIN }
+    }
+}
+
+impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
+    /// Joins a subscription, or starts it with a snapshot made by `compute`.
+    pub(super) fn subscribe(&mut self, group: &G, key: K, compute: impl FnOnce(&K) -> T) -> watch::Receiver<T> {
+        if let Some(sender) = self.groups.get(group).and_then(|keys| keys.get(&key)) {
+            return sender.subscribe();
+        }
+        if self.subscriptions >= self.sweep_at {
+            self.sweep();
+        }
+        let (sender, receiver) = watch::channel(compute(&key));
+        self.groups.entry(group.clone()).or_default().insert(key, sender);
+        self.subscriptions += 1;
+        receiver
+    }
+
+    /// Recomputes the snapshots of a group; receivers hear of those that differ.
+    pub(super) fn update(&mut self, group: &G, compute: impl Fn(&G, &K) -> T) {
+        for (key, sender) in self.groups.get(group).into_iter().flatten() {
+            if sender.receiver_count() > 0 {
+                publish(sender, compute(group, key));
+            }
+        }
+        // A snapshot that nobody receives would be stale for the next subscriber.
+        if let Some(keys) = self.groups.get_mut(group) {
+            let before = keys.len();
+            keys.retain(|_, sender| sender.receiver_count() > 0);
+            self.subscriptions -= before - keys.len();
+        }
+    }
+
+    /// Recomputes every snapshot.
+    pub(super) fn update_all(&mut self, compute: impl Fn(&G, &K) -> T) {
+        self.sweep();
+        for (group, keys) in &self.groups {
+            for (key, sender) in keys {
+                publish(sender, compute(group, key));
+            }
+        }
+    }
+
+    /// Drops subscriptions without receivers. Each sweep doubles the number at which the next one happens, so its cost
+    /// per subscription is constant.
+    fn sweep(&mut self) {
+        self.groups.retain(|_, keys| {
+            keys.retain(|_, sender| sender.receiver_count() > 0);
+            !keys.is_empty()
+        });
+        self.subscriptions = self.groups.values().map(HashMap::len).sum();
+        self.sweep_at = SWEEP_MIN.max(self.subscriptions * 2);
+    }
+}
+
+fn publish<T: PartialEq>(sender: &watch::Sender<T>, snapshot: T) {
+    sender.send_if_modified(|current| {
+        let changed = *current != snapshot;
+        *current = snapshot;
+        changed
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subscribers_hear_of_their_group_when_it_differs() {
+        let mut watches = Watches::<&str, u16, u32>::default();
+        let mut a = watches.subscribe(&"a", 1, |_| 0);
+        let mut b = watches.subscribe(&"b", 1, |_| 0);
+        watches.update(&"a", |_, _| 7);
+        assert!(a.has_changed().unwrap() && !b.has_changed().unwrap());
+        assert_eq!(*a.borrow_and_update(), 7);
+        watches.update(&"a", |_, _| 7);
+        assert!(!a.has_changed().unwrap());
+        watches.update_all(|_, _| 9);
+        assert_eq!((*a.borrow_and_update(), *b.borrow_and_update()), (9, 9));
+    }
+
+    #[test]
+    fn a_late_subscriber_shares_the_snapshot_and_a_new_one_is_fresh() {
+        let mut watches = Watches::<&str, u16, u32>::default();
+        let first = watches.subscribe(&"a", 1, |_| 1);
+        assert_eq!(*watches.subscribe(&"a", 1, |_| 2).borrow(), 1);
+        drop(first);
+        watches.update(&"a", |_, _| 3);
+        assert_eq!(*watches.subscribe(&"a", 1, |_| 4).borrow(), 4);
+    }
+
+    #[test]
+    fn subscriptions_without_receivers_are_swept() {
+        let mut watches = Watches::<u32, u16, u32>::default();
+        let kept = watches.subscribe(&0, 0, |_| 0);
+        for group in 1..10_000 {
+            drop(watches.subscribe(&group, 0, |_| 0));
+        }
+        assert!(watches.subscriptions <= SWEEP_MIN, "{}", watches.subscriptions);
+        assert!(!kept.has_changed().is_err());
+    }
+}

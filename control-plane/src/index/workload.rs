@@ -1,0 +1,71 @@
+//! A pod as other proxies see it: identity, hints, labels.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use weft_k8s_api::labels;
+
+use super::{Cluster, Endpoint, Hint, Key, TransportMode, records::PodRecord, selection, store::Store};
+
+/// The endpoint of a pod's port, or `None` where the pod's proxy does not say on which ports it listens: other proxies
+/// could not reach it as they must.
+pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: SocketAddr) -> Option<Endpoint> {
+    let port = addr.port();
+    let opaque = selection::is_opaque(store, pod, port, &cluster.default_opaque_ports);
+    let mut endpoint = Endpoint { labels: pod_labels(store, pod), opaque, ..Endpoint::plain(addr) };
+    let meshed = pod.control_namespace().filter(|_| !pod.skip_inbound.contains(port));
+    let Some(control_namespace) = meshed else { return Some(endpoint) };
+    let Some(proxy) = pod.proxy else {
+        tracing::error!(pod = %pod.key, "pod is labelled as meshed but its proxy's environment names no listeners; endpoint is left out");
+        return None;
+    };
+    endpoint.hint = if opaque { Hint::Opaque } else { Hint::H2 };
+    endpoint.http2 = true;
+    let through_proxy = cluster.transport_mode == TransportMode::TransportHeader || opaque;
+    if through_proxy && port != proxy.admin && port != proxy.control {
+        endpoint.transport_port = Some(proxy.inbound);
+    }
+    if control_namespace == cluster.control_namespace {
+        endpoint.identity = Some(cluster.identity(&pod.service_account, &pod.key.namespace));
+    }
+    Some(endpoint)
+}
+
+/// Labels of a pod's endpoint, as Linkerd's metrics have them.
+fn pod_labels(store: &Store, pod: &PodRecord) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::from([
+        ("pod".to_owned(), pod.key.name.clone()),
+        ("serviceaccount".to_owned(), pod.service_account.clone()),
+    ]);
+    if let Some(namespace) = pod.control_namespace() {
+        found.insert("control_plane_ns".to_owned(), namespace.to_owned());
+    }
+    if let Some(hash) = pod.labels.get(labels::POD_TEMPLATE_HASH) {
+        found.insert("pod_template_hash".to_owned(), hash.clone());
+    }
+    if let Some((kind, name)) = owner(store, pod) {
+        found.insert(kind, name);
+    }
+    found
+}
+
+/// The owner's kind as a label and its name; a ReplicaSet stands for its Deployment.
+fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
+    let (kind, name) = pod.owner.as_ref()?;
+    if kind == "ReplicaSet" {
+        if let Some((kind, name)) = store.replica_set_owner(&Key::new(&pod.key.namespace, name)) {
+            return Some((label(kind), name.clone()));
+        }
+        // Without the object, the name tells: a Deployment's ReplicaSets are called after it and their template's hash.
+        let hash = pod.labels.get(labels::POD_TEMPLATE_HASH);
+        if let Some(deployment) = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-')) {
+            return Some(("deployment".to_owned(), deployment.to_owned()));
+        }
+    }
+    Some((label(kind), name.clone()))
+}
+
+/// `job` is taken by Prometheus.
+fn label(kind: &str) -> String {
+    let kind = kind.to_lowercase();
+    if kind == "job" { "k8s_job".to_owned() } else { kind }
+}

@@ -1,0 +1,145 @@
+//! Metrics of the gRPC services, under the names of Go's gRPC middleware that Linkerd's dashboards query.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::RwLock;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
+    registry::Registry,
+};
+use tokio::time::Instant;
+use tonic::Code;
+
+/// Buckets of Linkerd's `grpc_server_handling_seconds`: streams live long.
+const HANDLING_BUCKETS: [f64; 4] = [0.1, 1.0, 300.0, 3600.0];
+
+/// Counters of all calls.
+#[derive(Clone)]
+pub(crate) struct GrpcMetrics {
+    started: Family<Method, Counter>,
+    handled: Family<Handled, Counter>,
+    seconds: Family<Method, Histogram, fn() -> Histogram>,
+}
+
+/// A gRPC method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Method {
+    /// Full name of the service.
+    pub(crate) grpc_service: &'static str,
+    /// Name of the method.
+    pub(crate) grpc_method: &'static str,
+    /// `unary` or `server_stream`.
+    pub(crate) grpc_type: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Handled {
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+    grpc_type: &'static str,
+    grpc_code: &'static str,
+}
+
+impl GrpcMetrics {
+    /// Registers the counters.
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(HANDLING_BUCKETS);
+        let metrics = Self {
+            started: Family::default(),
+            handled: Family::default(),
+            seconds: Family::new_with_constructor(histogram),
+        };
+        registry.register("grpc_server_started", "RPCs started", metrics.started.clone());
+        registry.register("grpc_server_handled", "RPCs completed, by status code", metrics.handled.clone());
+        registry.register("grpc_server_handling_seconds", "Duration of RPCs", metrics.seconds.clone());
+        metrics
+    }
+
+    /// Counts a call from here until the result is ended or dropped.
+    pub(crate) fn start(&self, method: Method) -> Call {
+        self.started.get_or_create(&method).inc();
+        Call { metrics: self.clone(), method, since: Instant::now(), code: Code::Cancelled }
+    }
+}
+
+/// A call in progress. Dropped without [`Call::end`], it counts as cancelled by the client.
+pub(crate) struct Call {
+    metrics: GrpcMetrics,
+    method: Method,
+    since: Instant,
+    code: Code,
+}
+
+impl Call {
+    /// Ends the call with a code.
+    pub(crate) fn end(&mut self, code: Code) {
+        self.code = code;
+    }
+
+    /// Ends a unary call, or a stream that could not start, with its result's code.
+    pub(crate) fn end_with<T>(mut self, result: Result<T, tonic::Status>) -> Result<T, tonic::Status> {
+        self.code = result.as_ref().err().map_or(Code::Ok, tonic::Status::code);
+        result
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let Method { grpc_service, grpc_method, grpc_type } = self.method;
+        let handled = Handled { grpc_service, grpc_method, grpc_type, grpc_code: label(self.code) };
+        self.metrics.handled.get_or_create(&handled).inc();
+        self.metrics.seconds.get_or_create(&self.method).observe(self.since.elapsed().as_secs_f64());
+    }
+}
+
+/// Go's spelling of status codes.
+fn label(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// `issuer_cert_ttl_seconds`: seconds until the issuer's chain expires, computed at each scrape; 0 once it has.
+pub(crate) struct IssuerTtl(pub(crate) Arc<RwLock<SystemTime>>);
+
+impl fmt::Debug for IssuerTtl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IssuerTtl")
+    }
+}
+
+impl Collector for IssuerTtl {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let left = self.0.read().duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
+        let gauge = ConstGauge::new(left.as_secs_f64());
+        let encoder = encoder.encode_descriptor(
+            "issuer_cert_ttl_seconds",
+            "Seconds until the issuer expires",
+            None,
+            gauge.metric_type(),
+        )?;
+        gauge.encode(encoder)
+    }
+}

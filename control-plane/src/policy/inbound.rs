@@ -1,0 +1,71 @@
+//! `InboundServerPolicies`: the policy of one port of one workload.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use weft_proto::linkerd::inbound::{PortSpec, Server, inbound_server_policies_server};
+use weft_runtime::drain;
+
+use super::{
+    inbound_message,
+    workload::{self, Workload},
+};
+use crate::{
+    index::{InboundServer, SharedIndex},
+    metrics::{GrpcMetrics, Method},
+    stream::{self, Messages, Step},
+};
+
+const SERVICE: &str = "io.linkerd.proxy.inbound.InboundServerPolicies";
+const GET_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "GetPort", grpc_type: "unary" };
+const WATCH_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "WatchPort", grpc_type: "server_stream" };
+
+/// The service.
+#[derive(Clone)]
+pub(crate) struct InboundPolicies {
+    /// What it answers from.
+    pub(crate) index: SharedIndex,
+    /// Ends its streams.
+    pub(crate) drain: drain::Watch,
+    /// Counts its calls.
+    pub(crate) metrics: GrpcMetrics,
+}
+
+#[tonic::async_trait]
+impl inbound_server_policies_server::InboundServerPolicies for InboundPolicies {
+    type WatchPortStream = Messages<Server>;
+
+    async fn get_port(&self, request: Request<PortSpec>) -> Result<Response<Server>, Status> {
+        let call = self.metrics.start(GET_PORT);
+        let snapshot = self.lookup(request.get_ref()).map(|(_, server)| inbound_message::server(&server));
+        call.end_with(snapshot.map(Response::new))
+    }
+
+    async fn watch_port(&self, request: Request<PortSpec>) -> Result<Response<Self::WatchPortStream>, Status> {
+        let call = self.metrics.start(WATCH_PORT);
+        let snapshots = match self.lookup(request.get_ref()) {
+            Ok((snapshots, _)) => snapshots,
+            Err(status) => return call.end_with(Err(status)),
+        };
+        // The pod's end is the stream's end.
+        let step = |server: &Option<Arc<InboundServer>>| match server {
+            Some(server) => Step::Send(vec![inbound_message::server(server)]),
+            None => Step::End,
+        };
+        Ok(Response::new(stream::messages(snapshots, self.drain.clone(), call, step)))
+    }
+}
+
+type Snapshots = watch::Receiver<Option<Arc<InboundServer>>>;
+
+impl InboundPolicies {
+    fn lookup(&self, request: &PortSpec) -> Result<(Snapshots, Arc<InboundServer>), Status> {
+        let unknown = || Status::not_found("unknown server");
+        let port = workload::port(request.port)?;
+        let Workload::Pod(pod) = workload::parse(&request.workload)? else { return Err(unknown()) };
+        let snapshots = self.index.watch_inbound(&pod, port);
+        let server = snapshots.borrow().clone().ok_or_else(unknown)?;
+        Ok((snapshots, server))
+    }
+}

@@ -1,0 +1,91 @@
+//! Reading a directory again and again, and each file only when it changed.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use weft_k8s_api::manifest::{self, Manifests};
+
+/// Manifests by file.
+pub(super) type Files = BTreeMap<PathBuf, Arc<Manifests>>;
+
+/// Identifies a file's content: a replaced file is another inode, a rewritten one has other times.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// Remembers what was read.
+#[derive(Default)]
+pub(super) struct Scanner {
+    known: BTreeMap<PathBuf, (Option<Stamp>, Arc<Manifests>)>,
+}
+
+impl Scanner {
+    /// Reads what changed and returns everything.
+    ///
+    /// # Errors
+    /// When the directory cannot be listed.
+    pub(super) fn scan(&mut self, dir: &Path) -> io::Result<Files> {
+        let paths = manifest::files(dir)?;
+        let mut next = BTreeMap::new();
+        for path in paths {
+            let stamp = stamp(&path);
+            let unchanged = self.known.remove(&path).filter(|(known, _)| stamp.is_some() && *known == stamp);
+            let manifests = match unchanged {
+                Some((_, manifests)) => manifests,
+                None => {
+                    let read = manifest::load_file(&path);
+                    report(&read);
+                    Arc::new(read)
+                }
+            };
+            next.insert(path, (stamp, manifests));
+        }
+        self.known = next;
+        Ok(self.known.iter().map(|(path, (_, manifests))| (path.clone(), manifests.clone())).collect())
+    }
+}
+
+/// Every problem is reported when it is read, that is once.
+fn report(manifests: &Manifests) {
+    for error in &manifests.errors {
+        let object = error.object.as_ref().map(ToString::to_string);
+        tracing::error!(
+            file = %error.file.display(),
+            line = error.line,
+            column = error.column,
+            object,
+            field = error.field,
+            problem = error.problem,
+            "malformed manifest, the last good state stays in force"
+        );
+    }
+    for ignored in &manifests.ignored {
+        tracing::debug!(
+            file = %ignored.file.display(),
+            line = ignored.line,
+            api_version = ignored.api_version,
+            kind = ignored.kind,
+            name = ignored.name,
+            "kind is not read"
+        );
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = fs::metadata(path).ok()?;
+    Some(Stamp {
+        inode: meta.ino(),
+        size: meta.size(),
+        modified: (meta.mtime(), meta.mtime_nsec()),
+        changed: (meta.ctime(), meta.ctime_nsec()),
+    })
+}
