@@ -1,1 +1,18 @@
-//! Placeholder while the workspace is being laid out.
+//! The harness of the end-to-end tests, the demo and the benches: a mesh to run and what to ask it.
+//!
+//! - [`mesh`]: a running sandbox with the example manifests, and requests from inside its pods,
+//! - [`agent`], [`metrics`], [`observe`]: what the kernel, the proxies and the host itself count,
+//! - [`demo`]: the scenario of `weft-demo`,
+//! - [`bench`]: the measurements of `weft-bench`.
+//!
+//! Everything here uses the product as a user does: its binaries, its manifests, its APIs.
+
+pub mod agent;
+pub mod bench;
+pub mod binaries;
+pub mod demo;
+pub mod manifests;
+pub mod mesh;
+pub mod metrics;
+pub mod observe;
+pub mod wait;

@@ -1,0 +1,346 @@
+//! A running sandbox with its manifests, and requests from inside its pods.
+//!
+//! A [`Mesh`] is stopped by whoever started it; one that is dropped instead, because a test failed or was killed, is
+//! cleaned up by the sandbox itself.
+
+mod guard;
+mod http;
+mod shared;
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    process::Output,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use weft_examples::client::Report;
+pub use weft_sandbox::config::{ControlPlane, Interception};
+use weft_sandbox::{
+    client::Sandbox,
+    config::Config,
+    state::{PodState, State},
+};
+
+use crate::{agent::Agent, binaries, manifests::Manifests, metrics::Metrics};
+use guard::Guard;
+pub use shared::Shared;
+
+/// Every pod of the example is ready within this, also on a slow and busy machine.
+const READY_WITHIN: Duration = Duration::from_secs(90);
+/// The proxy's admin port in every pod.
+const ADMIN_PORT: u16 = 4191;
+
+/// What may differ between meshes.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The sandbox's name; see [`unique_name`].
+    pub name: String,
+    /// How connections reach the proxies.
+    pub interception: Interception,
+    /// The sidecar's program in place of `weft-proxy`.
+    pub proxy: Option<PathBuf>,
+    /// Whether there is a control plane.
+    pub control_plane: ControlPlane,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            name: unique_name("mesh"),
+            interception: Interception::Ebpf,
+            proxy: None,
+            control_plane: ControlPlane::Weft,
+        }
+    }
+}
+
+/// A pod as tests see it.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its IPv4 address.
+    pub ip: String,
+    /// Its IPv6 address, where it has one.
+    pub ipv6: Option<String>,
+    /// Its network namespace.
+    pub netns: PathBuf,
+    /// Whether it has a proxy.
+    pub meshed: bool,
+    /// From the decision to run it to its proxy being ready, milliseconds.
+    pub ready_ms: Option<u64>,
+}
+
+/// A running sandbox.
+#[derive(Debug)]
+pub struct Mesh {
+    name: String,
+    sandbox: Sandbox,
+    manifests: Manifests,
+    guard: Guard,
+}
+
+/// A name that no other run on this host has: a prefix, this process and this moment.
+pub fn unique_name(prefix: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{prefix}-{:x}-{:x}", std::process::id(), now.subsec_micros())
+}
+
+impl Mesh {
+    /// Starts a sandbox from these manifests and waits until every pod is ready.
+    ///
+    /// # Errors
+    /// A program is missing, the sandbox does not start, or a pod does not become ready; says which and why.
+    pub async fn start(manifests: Manifests, options: Options) -> anyhow::Result<Self> {
+        let mut config = Config::new(&options.name, manifests.path(), binaries::directory()?)?;
+        config.interception = options.interception;
+        config.proxy = options.proxy;
+        config.control_plane = options.control_plane;
+        let guard = Guard::watch(&config.bin_dir.join("weft"), &config.name).context("start a guard")?;
+        let sandbox = Sandbox::start(&config).context("start the sandbox")?;
+        let mut mesh = Self { name: options.name, sandbox, manifests, guard };
+        if let Err(error) = mesh.sandbox.wait_ready(READY_WITHIN).await {
+            let pods = mesh.unready_pods();
+            mesh.stop().await.context("clean up after a failed start")?;
+            return Err(error).with_context(|| format!("the mesh did not become ready: {pods}"));
+        }
+        Ok(mesh)
+    }
+
+    /// The sandbox's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The manifests it runs from; edits take effect.
+    pub fn manifests(&self) -> &Manifests {
+        &self.manifests
+    }
+
+    /// Stops it and removes everything it made.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.sandbox.stop().await.context("stop the sandbox")?;
+        self.guard.dismiss();
+        Ok(())
+    }
+
+    /// Kills the sandbox's daemon as a crash would; what it made is removed by its janitor.
+    ///
+    /// # Errors
+    /// There is no daemon.
+    pub fn crash(self) -> anyhow::Result<()> {
+        self.sandbox.kill_daemon()?;
+        self.guard.dismiss();
+        Ok(())
+    }
+
+    /// Lets it run on without this process, and says where its manifests are.
+    pub fn keep(self) -> PathBuf {
+        self.guard.dismiss();
+        self.manifests.keep()
+    }
+
+    /// Every pod, the control plane's included.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub async fn pods(&self) -> anyhow::Result<Vec<Pod>> {
+        Ok(self.state()?.pods.iter().map(Pod::from).collect())
+    }
+
+    /// The pod with this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<Pod> {
+        let pods = self.pods().await?;
+        let found = pods.into_iter().find(|pod| pod.namespace == namespace && pod.name == name);
+        found.with_context(|| format!("there is no pod {namespace}/{name}"))
+    }
+
+    /// The name of the first pod of an app: the pod itself, or the first replica of a Deployment.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn pod_of(&self, namespace: &str, app: &str) -> anyhow::Result<String> {
+        let replica = format!("{app}-");
+        let pods = self.pods().await?.into_iter().filter(|pod| pod.namespace == namespace);
+        let mut names: Vec<_> =
+            pods.map(|pod| pod.name).filter(|name| name == app || name.starts_with(&replica)).collect();
+        names.sort();
+        names.into_iter().next().with_context(|| format!("there is no pod of {namespace}/{app}"))
+    }
+
+    /// Runs a command in a pod's network namespace and cgroup, as `kubectl exec` would.
+    ///
+    /// # Errors
+    /// The command could not be started; its own failure is in the output.
+    pub async fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> anyhow::Result<Output> {
+        let pod = format!("{namespace}/{pod}");
+        self.sandbox.exec(&pod, None, command).await.with_context(|| format!("run {} in {pod}", command.join(" ")))
+    }
+
+    /// Runs `weft-client` with these arguments in a pod, and reads its report.
+    ///
+    /// # Errors
+    /// The client printed no report; failed requests are in the report.
+    pub async fn load(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Report> {
+        let mut command = vec!["weft-client"];
+        command.extend(arguments);
+        command.push("--json");
+        let output = self.exec(namespace, pod, &command).await?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            format!("{} in {namespace}/{pod} printed no report: {}", command.join(" "), stderr.trim())
+        })
+    }
+
+    /// A connection to the agent that runs now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn agent(&self) -> anyhow::Result<Agent> {
+        let socket = self.state()?.agent_socket.context("this sandbox has no agent")?;
+        Agent::connect(&socket).await.with_context(|| format!("connect to the agent at {}", socket.display()))
+    }
+
+    /// Kills the agent with SIGKILL and says which process it was.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be killed.
+    pub async fn kill_agent(&self) -> anyhow::Result<u32> {
+        let pid = self.state()?.agent_pid.context("no agent runs")?;
+        let target = nix::unistd::Pid::from_raw(i32::try_from(pid)?);
+        nix::sys::signal::kill(target, nix::sys::signal::Signal::SIGKILL).context("kill the agent")?;
+        Ok(pid)
+    }
+
+    /// The process of an agent that is not `old` and answers, with every meshed pod in both directions.
+    ///
+    /// # Errors
+    /// There is none yet.
+    pub async fn agent_after(&self, old: u32) -> anyhow::Result<u32> {
+        let pid = self.state()?.agent_pid.filter(|pid| *pid != old).context("no new agent runs")?;
+        let status = self.agent().await?.status().await?;
+        let meshed = self.pods().await?.iter().filter(|pod| pod.meshed).count();
+        let enrolled = status.pods.iter().filter(|pod| pod.outbound && pod.inbound).count();
+        anyhow::ensure!(enrolled == meshed, "{enrolled} of {meshed} meshed pods are enrolled");
+        Ok(pid)
+    }
+
+    /// What a pod's proxy counts.
+    ///
+    /// # Errors
+    /// The pod has no proxy, or it does not answer.
+    pub async fn metrics(&self, namespace: &str, pod: &str) -> anyhow::Result<Metrics> {
+        Ok(Metrics::parse(&self.admin(namespace, pod, "/metrics").await?))
+    }
+
+    /// What the proxies of all pods of an app count, together.
+    ///
+    /// # Errors
+    /// As [`Mesh::metrics`].
+    pub async fn metrics_of(&self, namespace: &str, app: &str) -> anyhow::Result<Metrics> {
+        let replica = format!("{app}-");
+        let mut all = Metrics::default();
+        for pod in self.pods().await? {
+            if pod.namespace == namespace && (pod.name == app || pod.name.starts_with(&replica)) {
+                all.extend(self.metrics(namespace, &pod.name).await?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The body of the proxy's answer on its admin port.
+    ///
+    /// # Errors
+    /// The pod has no proxy, or it does not answer 200.
+    pub async fn admin(&self, namespace: &str, pod: &str, path: &str) -> anyhow::Result<String> {
+        let netns = self.pod(namespace, pod).await?.netns;
+        let path = path.to_owned();
+        let answer = tokio::task::spawn_blocking(move || http::get(&netns, ADMIN_PORT, &path)).await?;
+        answer.with_context(|| format!("ask the proxy of {namespace}/{pod}"))
+    }
+
+    /// The cluster IPs of all Services.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub async fn service_ips(&self) -> anyhow::Result<BTreeSet<String>> {
+        Ok(self.state()?.services.iter().filter_map(|service| Some(service.cluster_ip?.to_string())).collect())
+    }
+
+    /// What the sandbox has to say about its manifests, one line per mistake.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub fn manifest_errors(&self) -> anyhow::Result<Vec<String>> {
+        Ok(self.state()?.manifest_errors)
+    }
+
+    /// What is there, as the sandbox itself tells it.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub fn state(&self) -> anyhow::Result<State> {
+        Ok(self.sandbox.state()?)
+    }
+
+    fn unready_pods(&self) -> String {
+        let Ok(state) = self.state() else { return "the sandbox is gone".to_owned() };
+        let unready = state.pods.iter().filter(|pod| !pod.ready);
+        let mut lines: Vec<_> =
+            unready.map(|pod| format!("{}/{}: {}{}", pod.namespace, pod.name, pod.message, log_tail(pod))).collect();
+        lines.extend(state.manifest_errors);
+        lines.join("; ")
+    }
+}
+
+impl Pod {
+    /// All its addresses.
+    pub fn addresses(&self) -> Vec<String> {
+        std::iter::once(self.ip.clone()).chain(self.ipv6.clone()).collect()
+    }
+
+    /// Whether this is one of its addresses.
+    pub fn has(&self, ip: &str) -> bool {
+        self.ip == ip || self.ipv6.as_deref() == Some(ip)
+    }
+}
+
+/// The last line of each container's log: where a pod says why it is not ready.
+fn log_tail(pod: &PodState) -> String {
+    let last = |path: &Path| -> io::Result<Option<String>> {
+        Ok(fs::read_to_string(path)?.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned))
+    };
+    let lines = pod.containers.iter().filter_map(|container| {
+        let line = last(&container.log).ok()??;
+        Some(format!(" [{}: {line}]", container.name))
+    });
+    lines.collect()
+}
+
+impl From<&PodState> for Pod {
+    fn from(pod: &PodState) -> Self {
+        let address = |v4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == v4).map(ToString::to_string);
+        let times = pod.times;
+        Self {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            ip: address(true).unwrap_or_default(),
+            ipv6: address(false),
+            netns: pod.netns.clone(),
+            meshed: pod.meshed,
+            // Rounded up, so that a ready pod never counts as zero.
+            ready_ms: times.sidecar_ready_ms.or(times.ready_ms).map(|time| time.ceil() as u64),
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Stops a sandbox when this process is gone, however it went: a sandbox's daemon outlives whoever started it.
+
+use std::{
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+/// Reads a line from the harness: "done" when the harness has taken care, the end of the stream when it died.
+const SCRIPT: &str = r#"read -r word; [ "$word" = done ] || exec "$0" sandbox stop --name "$1""#;
+
+/// A waiting process that stops the sandbox when this one ends.
+#[derive(Debug)]
+pub(super) struct Guard {
+    process: Child,
+}
+
+impl Guard {
+    /// Watches over the sandbox of this name.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub(super) fn watch(weft: &Path, sandbox: &str) -> io::Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT]).arg(weft).arg(sandbox);
+        // A group of its own: Ctrl-C in the terminal is for the harness alone.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        Ok(Self { process: command.spawn()? })
+    }
+
+    /// Lets go: the sandbox is stopped already, or shall go on.
+    pub(super) fn dismiss(mut self) {
+        if let Some(mut words) = self.process.stdin.take() {
+            // A guard that is gone needs no word.
+            let _ = words.write_all(b"done\n");
+        }
+        let _ = self.process.wait();
+    }
+}

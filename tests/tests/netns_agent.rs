@@ -1,0 +1,48 @@
+//! The agent dies and comes back while requests run. It has a mesh of its own: other tests would not expect this.
+
+use std::time::Duration;
+
+use weft_proto::agent::Direction;
+use weft_tests::{
+    agent::{self, REDIRECT},
+    manifests::Manifests,
+    mesh::{Mesh, Options, unique_name},
+    wait::{eventually, until},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_agent_costs_no_request_and_no_redirection() {
+    let options = Options { name: unique_name("t-agent"), ..Options::default() };
+    let mesh = Mesh::start(Manifests::example().unwrap(), options).await.unwrap();
+    let client = mesh.pod_of("shop", "client").await.unwrap();
+    let client_ip = mesh.pod("shop", &client).await.unwrap().ip;
+    let before = mesh.agent().await.unwrap().status().await.unwrap();
+    let redirected = |status: &_| agent::verdicts(status, Direction::Outbound, REDIRECT);
+
+    let arguments =
+        ["http1", "--target", "web.shop:80", "--duration", "6s", "--concurrency", "4", "--pause", "2ms", "--fresh"];
+    let kill = async {
+        // The load is under way once the kernel redirects.
+        eventually(Duration::from_secs(10), async || {
+            let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
+            let status = status.map_err(|error| error.to_string())?;
+            if redirected(&status) > redirected(&before) + 20 { Ok(()) } else { Err("no load yet".to_owned()) }
+        })
+        .await;
+        let old = mesh.kill_agent().await.unwrap();
+        let new = until(Duration::from_secs(20), async || mesh.agent_after(old).await).await.unwrap();
+        assert_ne!(old, new);
+    };
+    let (report, ()) = tokio::join!(mesh.load("shop", &client, &arguments), kill);
+    let report = report.unwrap();
+
+    assert!(report.requests > 100, "{report:?}");
+    assert_eq!(report.failures, 0, "{report:?}");
+    assert!(!report.seen_peer_ips.contains(&client_ip), "a connection went around the proxies: {report:?}");
+    let after = mesh.agent().await.unwrap().status().await.unwrap();
+    let count = redirected(&after) - redirected(&before);
+    assert!(count >= report.connections, "{count} of {} connections redirected", report.connections);
+    assert_eq!(after.flow_misses, 0);
+    assert!(after.pods.iter().all(|pod| pod.outbound && pod.inbound), "{after:?}");
+    mesh.stop().await.unwrap();
+}

@@ -1,0 +1,329 @@
+//! The example mesh as it runs: every protocol over mutual TLS, policy with its opposites, the kernel's trace, no
+//! netfilter state, and a pod outside the mesh that notices nothing. One mesh serves all tests of this file; each only
+//! looks or sends requests.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use weft_examples::client::{Probe, Report};
+use weft_proto::agent::{Direction, WatchRequest};
+use weft_tests::{
+    agent::{self, REDIRECT},
+    mesh::{Mesh, Pod, Shared},
+    observe,
+    wait::eventually,
+};
+
+static MESH: Shared = Shared::example();
+
+const WEB: &str = "web.shop:80";
+const CLIENT_ID: &str = "client.shop.serviceaccount.identity.linkerd.cluster.local";
+
+async fn load(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
+    let pod = mesh.pod_of(namespace, app).await.unwrap();
+    mesh.load(namespace, &pod, arguments).await.unwrap()
+}
+
+/// Sends requests that must all be answered, and says by whom.
+async fn answered(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
+    let report = load(mesh, namespace, app, arguments).await;
+    assert!(report.requests > 0 && report.failures == 0, "{report:?}");
+    assert!(report.peer_addr_ok, "the application saw another peer than it dialled: {report:?}");
+    report
+}
+
+/// Sends requests that must all be refused, and says how.
+async fn refused(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
+    let report = load(mesh, namespace, app, arguments).await;
+    assert!(report.requests > 0 && report.failures == report.requests, "{report:?}");
+    report
+}
+
+fn assert_vouched_for(report: &Report) {
+    let ids: Vec<_> = report.by_client_id.keys().collect();
+    assert_eq!(ids, [CLIENT_ID], "{report:?}");
+    assert_eq!(report.by_client_id[CLIENT_ID], report.requests);
+}
+
+#[test]
+fn http1_reaches_every_replica_with_the_clients_identity() {
+    MESH.test(async |mesh| {
+        let report = answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "60"]).await;
+        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn http2_reaches_every_replica_with_the_clients_identity() {
+    MESH.test(async |mesh| {
+        let report = answered(mesh, "shop", "client", &["http2", "--target", WEB, "--count", "60"]).await;
+        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn grpc_reaches_every_replica_with_the_clients_identity() {
+    MESH.test(async |mesh| {
+        let report = answered(mesh, "shop", "client", &["grpc", "--target", WEB, "--count", "60"]).await;
+        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn websocket_reaches_every_replica_with_the_clients_identity() {
+    MESH.test(async |mesh| {
+        let report = answered(mesh, "shop", "client", &["ws", "--target", WEB, "--count", "60", "--fresh"]).await;
+        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn websocket_carries_many_messages_on_one_connection() {
+    MESH.test(async |mesh| {
+        let report = answered(mesh, "shop", "client", &["ws", "--target", WEB, "--count", "50"]).await;
+        assert_eq!(report.connections, 1);
+        assert_eq!(report.by_backend.len(), 1, "{report:?}");
+    });
+}
+
+#[test]
+fn tcp_in_which_the_server_speaks_first_reaches_every_replica() {
+    MESH.test(async |mesh| {
+        let arguments = ["banner", "--target", "banner.shop:9000", "--count", "40", "--fresh"];
+        let report = answered(mesh, "shop", "client", &arguments).await;
+        assert_eq!(report.by_backend.len(), 2, "{report:?}");
+    });
+}
+
+#[test]
+fn a_pod_is_reached_by_its_own_address_too() {
+    MESH.test(async |mesh| {
+        let web = mesh.pod("shop", &mesh.pod_of("shop", "web").await.unwrap()).await.unwrap();
+        let target = format!("{}:8080", web.ip);
+        let report = answered(mesh, "shop", "client", &["http1", "--target", &target, "--count", "5"]).await;
+        assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), [&web.name]);
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn ipv4_through_an_ipv6_socket_is_redirected_like_ipv4() {
+    MESH.test(async |mesh| {
+        let arguments = ["http1", "--target", WEB, "--count", "10", "--fresh", "--mapped"];
+        let report = answered(mesh, "shop", "client", &arguments).await;
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn ipv6_is_redirected_like_ipv4() {
+    MESH.test(async |mesh| {
+        let web = mesh.pod("shop", &mesh.pod_of("shop", "web").await.unwrap()).await.unwrap();
+        let ipv6 = web.ipv6.expect("pods have an IPv6 address");
+        let target = format!("[{ipv6}]:8080");
+        let report = answered(mesh, "shop", "client", &["http1", "--target", &target, "--count", "5", "--fresh"]).await;
+        assert_vouched_for(&report);
+    });
+}
+
+#[test]
+fn meshed_pods_speak_mutual_tls_and_never_plaintext() {
+    MESH.test(async |mesh| {
+        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "10", "--fresh"]).await;
+        answered(mesh, "shop", "client", &["banner", "--target", "banner.shop:9000", "--count", "4", "--fresh"]).await;
+        let pods = mesh.pods().await.unwrap();
+        let meshed: BTreeSet<_> = pods.iter().filter(|pod| pod.meshed).flat_map(Pod::addresses).collect();
+        let (mut mtls, mut plaintext) = (0, 0);
+        for pod in pods.iter().filter(|pod| pod.meshed) {
+            let metrics = mesh.metrics(&pod.namespace, &pod.name).await.unwrap();
+            let others = meshed.iter().filter(|ip| !pod.has(ip)).cloned().collect();
+            let counted = metrics.connections_to(&others);
+            mtls += counted.mtls;
+            plaintext += counted.plaintext;
+        }
+        assert!(mtls > 0);
+        assert_eq!(plaintext, 0);
+    });
+}
+
+#[test]
+fn a_service_that_names_identities_answers_the_named_client() {
+    MESH.test(async |mesh| {
+        let report =
+            answered(mesh, "shop", "client", &["http1", "--target", "payments.shop:80", "--count", "10"]).await;
+        assert_vouched_for(&report);
+        answered(mesh, "shop", "client", &["banner", "--target", "payments.shop:9000", "--count", "3", "--fresh"])
+            .await;
+    });
+}
+
+#[test]
+fn a_service_that_names_identities_refuses_another_meshed_client() {
+    MESH.test(async |mesh| {
+        let report =
+            refused(mesh, "shop", "stranger", &["http1", "--target", "payments.shop:80", "--count", "5"]).await;
+        assert_eq!(report.errors.keys().collect::<Vec<_>>(), ["status 403"], "{report:?}");
+        refused(mesh, "shop", "stranger", &["banner", "--target", "payments.shop:9000", "--count", "3"]).await;
+    });
+}
+
+#[test]
+fn a_service_that_names_identities_refuses_an_unmeshed_client() {
+    MESH.test(async |mesh| {
+        let report =
+            refused(mesh, "legacy", "legacy", &["http1", "--target", "payments.shop:80", "--count", "5"]).await;
+        assert_eq!(report.errors.keys().collect::<Vec<_>>(), ["status 403"], "{report:?}");
+        refused(mesh, "legacy", "legacy", &["banner", "--target", "payments.shop:9000", "--count", "3"]).await;
+    });
+}
+
+#[test]
+fn a_service_without_policy_answers_an_unmeshed_client() {
+    MESH.test(async |mesh| {
+        for command in ["http1", "http2", "grpc", "ws"] {
+            let report = answered(mesh, "legacy", "legacy", &[command, "--target", WEB, "--count", "5"]).await;
+            assert!(report.by_client_id.is_empty(), "nobody vouches for an unmeshed client: {report:?}");
+        }
+        answered(mesh, "legacy", "legacy", &["banner", "--target", "banner.shop:9000", "--count", "3"]).await;
+    });
+}
+
+#[test]
+fn nobody_can_vouch_for_himself() {
+    MESH.test(async |mesh| {
+        let metrics_before = mesh.metrics_of("shop", "payments").await.unwrap();
+        refused(mesh, "legacy", "legacy", &["http1", "--target", "payments.shop:80", "--count", "4", "--fresh"]).await;
+        let metrics = mesh.metrics_of("shop", "payments").await.unwrap();
+        let denied = metrics.sum("inbound_http_authz_deny_total", &[])
+            - metrics_before.sum("inbound_http_authz_deny_total", &[]);
+        assert!(denied >= 4.0, "{denied} denials counted");
+    });
+}
+
+#[test]
+fn the_trace_tells_who_was_redirected_from_where_to_where() {
+    MESH.test(async |mesh| {
+        let client = mesh.pod_of("shop", "client").await.unwrap();
+        let request = WatchRequest { namespace: "shop".to_owned(), pod: client.clone(), ..WatchRequest::default() };
+        let mut events = mesh.agent().await.unwrap().watch(request).await.unwrap();
+        let services = mesh.service_ips().await.unwrap();
+        // A stream is open once the agent answered; the kernel's switch follows at once, so requests go on meanwhile.
+        let requests = async {
+            eventually(Duration::from_secs(10), async || {
+                answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "3", "--fresh"]).await;
+                Err::<(), _>("go on")
+            })
+            .await;
+        };
+        let event = async {
+            loop {
+                let event = events.message().await.unwrap().expect("the trace goes on");
+                if event.direction() == Direction::Outbound && event.verdict == REDIRECT {
+                    return event;
+                }
+            }
+        };
+        let event = tokio::select! {
+            event = event => event,
+            () = requests => unreachable!("requests go on until an event came"),
+        };
+        let pod = event.pod.unwrap();
+        assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("shop", client.as_str()));
+        assert_eq!(event.command, "weft-client");
+        assert!(event.pid > 0);
+        let (ip, port) = event.original_destination.rsplit_once(':').unwrap();
+        assert!(services.contains(ip) && port == "80", "{}", event.original_destination);
+        assert_eq!(event.new_destination, "127.0.0.1:4140");
+    });
+}
+
+#[test]
+fn no_pod_has_a_rule_or_a_tracked_connection() {
+    MESH.test(async |mesh| {
+        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "10", "--fresh"]).await;
+        answered(mesh, "legacy", "legacy", &["http1", "--target", WEB, "--count", "10", "--fresh"]).await;
+        for pod in mesh.pods().await.unwrap() {
+            let state = observe::netfilter(&pod.netns).unwrap();
+            assert_eq!(state, observe::Netfilter::default(), "{}", pod.name);
+        }
+    });
+}
+
+#[test]
+fn an_application_sees_the_peer_it_dialled_and_its_own_address() {
+    MESH.test(async |mesh| {
+        let client = mesh.pod("shop", &mesh.pod_of("shop", "client").await.unwrap()).await.unwrap();
+        for (command, target) in [("http1", WEB), ("banner", "banner.shop:9000")] {
+            let report =
+                answered(mesh, "shop", "client", &[command, "--target", target, "--count", "4", "--fresh"]).await;
+            assert_eq!(report.local_ips, std::slice::from_ref(&client.ip));
+            assert!(!report.seen_peer_ips.contains(&client.ip), "the server saw the client itself: {report:?}");
+        }
+    });
+}
+
+#[test]
+fn proxies_see_the_original_destination() {
+    MESH.test(async |mesh| {
+        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "4", "--fresh"]).await;
+        let services = mesh.service_ips().await.unwrap();
+        let metrics = mesh.metrics_of("shop", "client").await.unwrap();
+        let seen = metrics.original_destinations();
+        assert!(seen.iter().any(|ip| services.contains(ip)), "{seen:?} has none of {services:?}");
+    });
+}
+
+#[test]
+fn no_connection_arrives_at_a_proxy_unannounced() {
+    MESH.test(async |mesh| {
+        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "40", "--fresh", "--concurrency", "8"])
+            .await;
+        let status = mesh.agent().await.unwrap().status().await.unwrap();
+        assert_eq!(status.flow_misses, 0);
+        assert!(status.pods.iter().all(|pod| pod.outbound && pod.inbound), "{status:?}");
+    });
+}
+
+#[test]
+fn a_pod_that_is_not_meshed_notices_nothing() {
+    MESH.test(async |mesh| {
+        let legacy = mesh.pod("legacy", "legacy").await.unwrap();
+        let web = mesh.pod("shop", &mesh.pod_of("shop", "web").await.unwrap()).await.unwrap();
+        let mut events = mesh
+            .agent()
+            .await
+            .unwrap()
+            .watch(WatchRequest { direction: Direction::Outbound.into(), ..WatchRequest::default() })
+            .await
+            .unwrap();
+
+        let target = format!("{}:8080", web.ip);
+        let output = mesh.exec("legacy", "legacy", &["weft-client", "probe", "--target", &target]).await.unwrap();
+        let probe: Probe = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((probe.dialled.as_str(), probe.peer.as_str()), (target.as_str(), target.as_str()));
+        assert!(probe.local.starts_with(&format!("{}:", legacy.ip)), "{probe:?}");
+        for answer in [&probe.original_dst_v4, &probe.original_dst_v6] {
+            let error = answer.as_ref().expect_err("only the kernel's own error is an answer here");
+            assert!(matches!(*error, nix::libc::ENOENT | nix::libc::ENOPROTOOPT), "errno {error}");
+        }
+
+        let status = mesh.agent().await.unwrap().status().await.unwrap();
+        let known: Vec<_> = status.pods.iter().filter_map(|pod| pod.pod.as_ref()).collect();
+        assert!(known.iter().all(|pod| pod.namespace != "legacy"), "{known:?}");
+        // Whatever the kernel decided meanwhile, it decided nothing about this pod: a meshed pod's connection afterwards
+        // ends the search.
+        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "1"]).await;
+        loop {
+            let event = events.message().await.unwrap().expect("the trace goes on");
+            let pod = event.pod.unwrap_or_default();
+            assert_ne!(pod.namespace, "legacy", "a verdict about an unmeshed pod");
+            if pod.name.starts_with("client") {
+                break;
+            }
+        }
+        assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0);
+    });
+}

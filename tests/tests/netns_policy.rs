@@ -1,0 +1,86 @@
+//! Manifests change while the mesh runs: policy follows, and a malformed file harms nobody else.
+
+use std::time::Duration;
+
+use weft_examples::client::Report;
+use weft_tests::{
+    manifests::Manifests,
+    mesh::{Mesh, Options, unique_name},
+    wait::eventually,
+};
+
+/// A change of a file reaches the proxies within this: the watcher's delay, the index, the stream.
+const FOLLOWS_WITHIN: Duration = Duration::from_secs(15);
+const PAYMENTS: &str = "payments.shop:80";
+
+async fn start(name: &str) -> Mesh {
+    let options = Options { name: unique_name(name), ..Options::default() };
+    Mesh::start(Manifests::example().unwrap(), options).await.unwrap()
+}
+
+async fn ask(mesh: &Mesh, namespace: &str, app: &str, target: &str) -> Report {
+    let pod = mesh.pod_of(namespace, app).await.unwrap();
+    mesh.load(namespace, &pod, &["http1", "--target", target, "--count", "4"]).await.unwrap()
+}
+
+async fn eventually_allowed(mesh: &Mesh, namespace: &str, app: &str, target: &str) {
+    eventually(FOLLOWS_WITHIN, async || {
+        let report = ask(mesh, namespace, app, target).await;
+        if report.failures == 0 { Ok(()) } else { Err(format!("{report:?}")) }
+    })
+    .await;
+}
+
+async fn eventually_denied(mesh: &Mesh, namespace: &str, app: &str, target: &str) {
+    eventually(FOLLOWS_WITHIN, async || {
+        let report = ask(mesh, namespace, app, target).await;
+        if report.errors.get("status 403") == Some(&report.requests) { Ok(()) } else { Err(format!("{report:?}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policy_follows_an_edit_from_allow_to_deny_and_back() {
+    let mesh = start("t-policy").await;
+    eventually_allowed(&mesh, "shop", "client", PAYMENTS).await;
+    eventually_denied(&mesh, "shop", "stranger", PAYMENTS).await;
+
+    mesh.manifests().edit("payments.yaml", "name: client\n", "name: stranger\n").unwrap();
+    eventually_denied(&mesh, "shop", "client", PAYMENTS).await;
+    eventually_allowed(&mesh, "shop", "stranger", PAYMENTS).await;
+
+    mesh.manifests().edit("payments.yaml", "name: stranger\n", "name: client\n").unwrap();
+    eventually_allowed(&mesh, "shop", "client", PAYMENTS).await;
+    eventually_denied(&mesh, "shop", "stranger", PAYMENTS).await;
+    mesh.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_malformed_manifest_is_named_and_the_rest_goes_on() {
+    let mesh = start("t-manifest").await;
+    mesh.manifests()
+        .write(
+            "broken.yaml",
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: broken\n  namespace: shop\nspec:\n  replicas: two\n",
+        )
+        .unwrap();
+    // Another file written after the broken one still takes effect.
+    mesh.manifests().edit("payments.yaml", "name: client\n", "name: stranger\n").unwrap();
+    eventually_allowed(&mesh, "shop", "stranger", PAYMENTS).await;
+    eventually_denied(&mesh, "shop", "client", PAYMENTS).await;
+    eventually_allowed(&mesh, "legacy", "legacy", "web.shop:80").await;
+
+    let complaint = eventually(FOLLOWS_WITHIN, async || {
+        let errors = mesh.manifest_errors().map_err(|error| error.to_string())?;
+        let about = errors.into_iter().find(|error| error.contains("broken.yaml") && error.contains("replicas"));
+        about.ok_or("nobody complained about broken.yaml".to_owned())
+    })
+    .await;
+    assert!(complaint.contains("line 7") || complaint.contains(":7"), "no line: {complaint}");
+    assert!(complaint.contains("expected") || complaint.contains("i32"), "no expectation: {complaint}");
+
+    mesh.manifests().remove("broken.yaml").unwrap();
+    mesh.manifests().edit("payments.yaml", "name: stranger\n", "name: client\n").unwrap();
+    eventually_allowed(&mesh, "shop", "client", PAYMENTS).await;
+    mesh.stop().await.unwrap();
+}
