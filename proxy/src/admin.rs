@@ -1,9 +1,16 @@
-//! The admin server on 4191.
+//! The admin server on 4191: metrics and probes from the runtime, and what Linkerd's proxy offers beside them.
+//!
+//! What changes something answers to loopback clients alone. The environment is shown as it was at start.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use weft_runtime::admin::{self, AdminRequest, AdminResponse, text};
 use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::Readiness;
 use weft_runtime::telemetry::LogLevel;
@@ -23,7 +30,152 @@ pub(crate) struct Admin {
 }
 
 /// Serves until the process ends.
-pub(crate) async fn run(_shared: Arc<Shared>, admin: Admin, listener: TcpListener) -> anyhow::Result<()> {
-    weft_runtime::admin::Admin::new(admin.registry, admin.readiness).serve(listener, std::future::pending()).await;
+pub(crate) async fn run(shared: Arc<Shared>, admin: Admin, listener: TcpListener) -> anyhow::Result<()> {
+    let Admin { registry, readiness, log, shutdown } = admin;
+    let enabled = shared.config.admin.shutdown_endpoint;
+    let environment: BTreeMap<String, String> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect();
+    admin::Admin::new(registry, readiness)
+        .route_any("/env.json", move |request| env_json(request, &environment))
+        .route_any("/proxy-log-level", move |request| log_level(request, &log))
+        .route_any("/shutdown", move |request| stop(request, enabled, &shutdown))
+        .serve(listener, std::future::pending())
+        .await;
     Ok(())
+}
+
+fn log_level(request: &AdminRequest, log: &LogLevel) -> AdminResponse {
+    if !is_local(request.peer) {
+        return forbidden();
+    }
+    match request.head.method {
+        Method::GET => text(StatusCode::OK, log.current()),
+        Method::PUT => {
+            let Ok(filter) = std::str::from_utf8(&request.body) else {
+                return text(StatusCode::BAD_REQUEST, "the log level is not UTF-8\n");
+            };
+            match log.set(filter.trim()) {
+                Ok(()) => text(StatusCode::NO_CONTENT, ""),
+                Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+            }
+        }
+        _ => not_allowed("GET, PUT"),
+    }
+}
+
+/// All of the environment, or what the query names: `/env.json?A&B`.
+fn env_json(request: &AdminRequest, environment: &BTreeMap<String, String>) -> AdminResponse {
+    if request.head.method != Method::GET {
+        return not_allowed("GET");
+    }
+    if !accepts_json(request) {
+        return text(StatusCode::NOT_ACCEPTABLE, "the answer is application/json\n");
+    }
+    let json = match request.head.uri.query().filter(|query| !query.is_empty()) {
+        None => serde_json::json!(environment),
+        Some(query) if query.contains('=') => {
+            return text(StatusCode::BAD_REQUEST, "expected names of variables: /env.json?A&B\n");
+        }
+        Some(query) => {
+            let wanted: BTreeMap<&str, Option<&String>> =
+                query.split('&').map(|name| (name, environment.get(name))).collect();
+            serde_json::json!(wanted)
+        }
+    };
+    let mut response = text(StatusCode::OK, Bytes::from(json.to_string()));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+fn stop(request: &AdminRequest, enabled: bool, shutdown: &watch::Sender<bool>) -> AdminResponse {
+    if request.head.method != Method::POST {
+        return not_allowed("POST");
+    }
+    if !is_local(request.peer) {
+        return forbidden();
+    }
+    if !enabled {
+        return text(StatusCode::NOT_FOUND, "shutdown endpoint is not enabled\n");
+    }
+    shutdown.send_replace(true);
+    text(StatusCode::OK, "shutdown\n")
+}
+
+fn is_local(peer: SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
+}
+
+fn accepts_json(request: &AdminRequest) -> bool {
+    let mut accepted = request.head.headers.get_all(header::ACCEPT).iter().peekable();
+    if accepted.peek().is_none() {
+        return true;
+    }
+    let mut ranges = accepted.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    ranges.any(|range| {
+        let range = range.split(';').next().unwrap_or_default().trim();
+        matches!(range, "application/json" | "application/*" | "*/*")
+    })
+}
+
+fn forbidden() -> AdminResponse {
+    text(StatusCode::FORBIDDEN, "this is for clients on localhost alone\n")
+}
+
+fn not_allowed(allow: &'static str) -> AdminResponse {
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n");
+    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allow));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    const LOCAL: &str = "127.0.0.1:1";
+    const REMOTE: &str = "10.0.0.1:1";
+
+    fn request(method: Method, uri: &str, peer: &str, accept: Option<&str>) -> AdminRequest {
+        let mut builder = http::Request::builder().method(method).uri(uri);
+        if let Some(accept) = accept {
+            builder = builder.header("accept", accept);
+        }
+        let (head, ()) = builder.body(()).unwrap().into_parts();
+        AdminRequest { head, body: Bytes::new(), peer: peer.parse().unwrap() }
+    }
+
+    #[test]
+    fn shutdown_is_for_local_posts_where_it_is_enabled() {
+        for (method, peer, enabled, status, stops) in [
+            (Method::POST, LOCAL, true, 200, true),
+            (Method::POST, "[::ffff:127.0.0.1]:1", true, 200, true),
+            (Method::POST, LOCAL, false, 404, false),
+            (Method::POST, REMOTE, true, 403, false),
+            (Method::GET, LOCAL, true, 405, false),
+        ] {
+            let (sender, receiver) = watch::channel(false);
+            let response = stop(&request(method.clone(), "/shutdown", peer, None), enabled, &sender);
+            assert_eq!((response.status().as_u16(), *receiver.borrow()), (status, stops), "{method} {peer} {enabled}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_environment_is_shown_whole_or_by_name() {
+        let environment = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("B".to_owned(), "2".to_owned())]);
+        for (method, uri, accept, status, body) in [
+            (Method::GET, "/env.json", None, 200, r#"{"A":"1","B":"2"}"#),
+            (Method::GET, "/env.json?A&C", Some("application/json"), 200, r#"{"A":"1","C":null}"#),
+            (Method::GET, "/env.json?A", Some("text/html, */*;q=0.1"), 200, r#"{"A":"1"}"#),
+            (Method::GET, "/env.json", Some("text/html"), 406, "the answer is application/json\n"),
+            (Method::GET, "/env.json?A=1", None, 400, "expected names of variables: /env.json?A&B\n"),
+            (Method::POST, "/env.json", None, 405, "method not allowed\n"),
+        ] {
+            let response = env_json(&request(method, uri, REMOTE, accept), &environment);
+            assert_eq!(response.status(), status, "{uri}");
+            let bytes = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(bytes, body, "{uri}");
+        }
+    }
 }

@@ -1,8 +1,114 @@
-//! Asks the kernel whether both directions are redirected.
+//! Asks the kernel whether both directions are redirected, so that the application starts only when they are.
+//!
+//! The question is a private socket option, answered by the node agent's programs in the pods that they know. Anybody else's kernel
+//! answers ENOPROTOOPT, which means "not redirected".
 
+use std::time::Duration;
+
+use nix::sys::socket::{GetSockOpt, sockopt::GetStruct};
+use socket2::{Domain, Socket, Type};
 use weft_runtime::readiness::Gate;
 
+/// The level of Weft's private socket options: "WE".
+const LEVEL: libc::c_int = 0x5745;
+/// The option that answers the attestation.
+const ATTESTATION: libc::c_int = 1;
+/// Outbound connections are redirected.
+const OUTBOUND: u32 = 1;
+/// Inbound connections are redirected.
+const INBOUND: u32 = 1 << 1;
+
+/// How often to ask. The pod's other containers wait for the answer, so it is short.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// How often to say in the log what is missing.
+const WARN_EVERY: u32 = 500;
+
+/// What the kernel says of this pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attestation {
+    flags: u32,
+    generation: u32,
+    netns_cookie: u64,
+}
+
+/// The socket option, for `nix`, which owns the call.
+#[derive(Clone, Copy, Debug)]
+struct Redirect;
+
+nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]>);
+
 /// Opens the gate once both directions are redirected, and then idles.
-pub(crate) async fn run(_gate: Gate) -> anyhow::Result<()> {
-    std::future::pending().await
+///
+/// # Errors
+/// When the process cannot have a socket.
+pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
+    // A socket answers for the network namespace that it was made in, so that any will do.
+    let families = [Domain::IPV4, Domain::IPV6];
+    let mut sockets = families.into_iter().map(|family| Socket::new(family, Type::STREAM, None));
+    let socket = match sockets.find_map(Result::ok) {
+        Some(socket) => socket,
+        None => Socket::new(Domain::IPV4, Type::STREAM, None)?,
+    };
+    let mut asked = 0_u32;
+    loop {
+        let answer = Redirect.get(&socket).map(Attestation::parse);
+        match answer {
+            Ok(attestation) if attestation.is_complete() => {
+                let Attestation { generation, netns_cookie, .. } = attestation;
+                tracing::info!(generation, netns_cookie, "kernel redirects both directions");
+                gate.open();
+                return std::future::pending().await;
+            }
+            Ok(Attestation { flags, .. }) if asked % WARN_EVERY == WARN_EVERY - 1 => {
+                tracing::warn!(flags, "waiting for the kernel to redirect both directions: has the agent enrolled this pod?");
+            }
+            Err(errno) if asked % WARN_EVERY == WARN_EVERY - 1 => {
+                tracing::warn!(%errno, "waiting for the kernel to redirect this pod: is the agent running on this node?");
+            }
+            _ => {}
+        }
+        asked = asked.wrapping_add(1);
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+impl Attestation {
+    /// Reads the kernel's struct: u32 flags, u32 generation, u64 cookie, in the host's byte order.
+    fn parse(bytes: [u8; 16]) -> Self {
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let [.., a, b, c, d, e, f, g, h] = bytes;
+        Self { flags: word(0), generation: word(4), netns_cookie: u64::from_ne_bytes([a, b, c, d, e, f, g, h]) }
+    }
+
+    fn is_complete(self) -> bool {
+        self.flags & (OUTBOUND | INBOUND) == OUTBOUND | INBOUND
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_runtime::readiness::Readiness;
+
+    use super::*;
+
+    #[test]
+    fn both_directions_are_needed() {
+        for (flags, expected) in [(0, false), (1, false), (2, false), (3, true), (7, true)] {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&u32::to_ne_bytes(flags));
+            bytes[8..].copy_from_slice(&u64::to_ne_bytes(4242));
+            let attestation = Attestation::parse(bytes);
+            assert_eq!(attestation.is_complete(), expected, "{flags}");
+            assert_eq!(attestation.netns_cookie, 4242);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kernel_without_our_programs_keeps_the_gate_shut() {
+        let readiness = Readiness::new();
+        let gate = readiness.gate("redirect");
+        let asked = tokio::time::timeout(Duration::from_secs(30), run(gate)).await;
+        assert!(asked.is_err());
+        assert_eq!(readiness.pending(), ["redirect"]);
+    }
 }

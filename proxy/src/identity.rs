@@ -1,16 +1,37 @@
 //! Certificates: the first one, and renewals.
+//!
+//! ```text
+//! token file + CSR -> Certify -> leaf, intermediates -> Credentials (name, chain, expiry checked) -> watch
+//! ```
+//!
+//! Owns when to ask. The token is read anew each time, because the kubelet rotates it; the key never changes. A certificate that does
+//! not verify is not used: the old one stays until it expires, and before the first there is no service.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
+use weft_proto::linkerd::identity::CertifyRequest;
+use weft_proto::linkerd::identity::identity_client::IdentityClient;
 use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::Gate;
 use weft_tls::anchors::TrustAnchors;
-use weft_tls::credentials::Credentials;
+use weft_tls::credentials::{Credentials, CredentialsError};
 use weft_tls::keys::IdentityKey;
 
-use crate::app::Shared;
-use crate::control::ControlClient;
+use crate::app::{Shared, UnusableSetting};
+use crate::config::IdentityConfig;
+use crate::control::{Backoff, ControlClient};
+
+/// How much of a certificate's remaining lifetime passes before it is renewed: Linkerd's share.
+const REFRESH_AT: f64 = 0.7;
+
+/// How long the controller may take to answer once it is connected.
+const CERTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is read from the settings' files at start.
 pub(crate) struct Bootstrap {
@@ -34,7 +55,154 @@ pub(crate) struct Certifier {
     pub(crate) gate: Gate,
 }
 
-/// Certifies and renews until the process ends.
-pub(crate) async fn run(_shared: Arc<Shared>, _certifier: Certifier, _registry: Metrics) -> anyhow::Result<()> {
-    std::future::pending().await
+/// Why there is no new certificate.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CertifyError {
+    /// The token cannot be used.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The controller did not answer in time.
+    #[error("the identity controller did not answer within 5 s")]
+    TimedOut,
+    /// The controller refused or cannot be reached.
+    #[error("the identity controller did not certify")]
+    Certify(#[from] tonic::Status),
+    /// The certificate is not fit for use.
+    #[error("the identity controller's certificate is unusable: are the trust anchors those of this mesh?")]
+    Credentials(#[from] CredentialsError),
 }
+
+/// Why the service-account token cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TokenError {
+    /// The file cannot be read.
+    #[error("the token file {path} cannot be read")]
+    Read {
+        /// The file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// There is nothing in the file.
+    #[error("the token file {0} is empty")]
+    Empty(String),
+}
+
+#[derive(Clone, Default)]
+struct CertMetrics {
+    expiration: Gauge,
+    refresh: Gauge,
+    refreshes: Counter,
+}
+
+/// Certifies and renews until the process ends.
+///
+/// # Errors
+/// [`UnusableSetting`] when there is no token at the start. Later failures are logged and tried again.
+pub(crate) async fn run(shared: Arc<Shared>, certifier: Certifier, registry: Metrics) -> anyhow::Result<()> {
+    let metrics = registry.register(CertMetrics::register);
+    let config = &shared.config.identity;
+    read_token(&config.token_file).map_err(|error| UnusableSetting {
+        variable: "LINKERD2_PROXY_IDENTITY_TOKEN_FILE",
+        reason: with_sources(&error),
+    })?;
+    certifier.certify_forever(config, &metrics).await
+}
+
+impl Certifier {
+    async fn certify_forever(self, config: &IdentityConfig, metrics: &CertMetrics) -> anyhow::Result<()> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.certify(config).await {
+                Ok(credentials) => {
+                    let expiry = credentials.expiry();
+                    metrics.expiration.set(unix_seconds(expiry));
+                    metrics.refresh.set(unix_seconds(SystemTime::now()));
+                    metrics.refreshes.inc();
+                    let first = self.credentials.send_replace(Some(Arc::new(credentials))).is_none();
+                    if first {
+                        tracing::info!(server.id = %config.local_name, "certified identity");
+                        self.gate.open();
+                    }
+                    backoff.reset();
+                    let pause = refresh_after(expiry, SystemTime::now(), config.min_refresh, config.max_refresh);
+                    tokio::time::sleep(pause).await;
+                }
+                Err(error) => {
+                    tracing::warn!(error = with_sources(&error), "failed to obtain identity, trying again");
+                    backoff.pause().await;
+                }
+            }
+        }
+    }
+
+    async fn certify(&self, config: &IdentityConfig) -> Result<Credentials, CertifyError> {
+        let request = CertifyRequest {
+            identity: config.local_name.to_string(),
+            token: read_token(&config.token_file)?,
+            certificate_signing_request: self.bootstrap.csr.clone(),
+        };
+        let mut client = IdentityClient::new(self.client.clone());
+        let answer = tokio::time::timeout(CERTIFY_TIMEOUT, client.certify(request)).await;
+        let issued = answer.map_err(|_| CertifyError::TimedOut)??.into_inner();
+        let name = config.local_name.clone();
+        let Bootstrap { anchors, key, .. } = &self.bootstrap;
+        Ok(Credentials::new(name, key, issued.leaf_certificate, issued.intermediate_certificates, anchors.clone())?)
+    }
+}
+
+/// How long to wait before the next renewal: until 70 % of what remains has passed, between `min` and `max`.
+fn refresh_after(expiry: SystemTime, now: SystemTime, min: Duration, max: Duration) -> Duration {
+    let remaining = expiry.duration_since(now).unwrap_or_default();
+    // Not `clamp`, which panics when the settings are the wrong way round.
+    remaining.mul_f64(REFRESH_AT).min(max).max(min)
+}
+
+fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+    let shown = || path.display().to_string();
+    let token = std::fs::read(path).map_err(|source| TokenError::Read { path: shown(), source })?;
+    let token = token.trim_ascii();
+    if token.is_empty() { Err(TokenError::Empty(shown())) } else { Ok(token.to_vec()) }
+}
+
+fn unix_seconds(time: SystemTime) -> i64 {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    i64::try_from(seconds).unwrap_or(i64::MAX)
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+impl CertMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "control_identity_cert_expiration_timestamp_seconds",
+            "When the proxy's certificate expires, seconds since the epoch",
+            metrics.expiration.clone(),
+        );
+        registry.register(
+            "control_identity_cert_refresh_timestamp_seconds",
+            "When the proxy's certificate was last refreshed, seconds since the epoch",
+            metrics.refresh.clone(),
+        );
+        registry.register(
+            "control_identity_cert_refreshes",
+            "How often the proxy's certificate was refreshed",
+            metrics.refreshes.clone(),
+        );
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,134 @@
-//! The inbound side.
+//! The inbound side: from a client anywhere to the application in this pod, under the port's policy.
+//!
+//! ```text
+//! accept -> original destination --own port--> direct: mTLS, transport header --+
+//!              |                                                                v
+//!              +--other port--> policy -> TLS by SNI -> HTTP detection -> http | tcp -> application at the original address
+//! ```
+//!
+//! Owns one worker's state: TLS configurations, connections to the application. Refuses whatever policy does not allow, and any
+//! connection whose original destination is unknown or not this pod's.
 
+mod accept;
+mod direct;
+mod http;
+mod target;
+mod tcp;
+mod tls;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use parking_lot::Mutex;
 
 use crate::app::Shared;
-use crate::listen::Listener;
+use crate::listen::{Accepted, Listener};
+use crate::metrics::{Direction, Peer, TransportMetrics, target_labels};
+use crate::orig_dst::original_dst;
 use crate::policy::Policies;
+use crate::policy::authz::{Client, ClientTls, Meta};
 
-/// Accepts until the drain is ordered.
-pub(crate) async fn run(shared: Arc<Shared>, _policies: Policies, _listener: Listener) {
-    shared.drain.signaled().await;
+use accept::ConnectionError;
+use target::Targets;
+use tls::TlsServer;
+
+/// Kinds of connections whose counters are remembered; beyond it they are looked up anew.
+const SOURCES: usize = 1024;
+
+/// What the connections of one worker share.
+pub(crate) struct Inbound {
+    shared: Arc<Shared>,
+    policies: Policies,
+    tls: TlsServer,
+    targets: Targets,
+    /// Requests that are being answered.
+    in_flight: AtomicUsize,
+    sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
 }
+
+/// What the counters of accepted connections are told apart by.
+#[derive(PartialEq, Eq, Hash)]
+struct SourceKey {
+    target: SocketAddr,
+    tls: ClientTls,
+    server: Arc<Meta>,
+}
+
+/// Accepts until the drain is ordered. Connections that were accepted go on.
+pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, listener: Listener) {
+    let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies));
+    let mut sweep = tokio::time::interval(shared.config.inbound.http1_idle_timeout.max(target::SHORTEST_SWEEP));
+    let drained = shared.drain.signaled();
+    tokio::pin!(drained);
+    loop {
+        tokio::select! {
+            () = &mut drained => return,
+            accepted = listener.accept() => {
+                tokio::spawn(shared.drain.track(Arc::clone(&inbound).connection(accepted)));
+            }
+            _ = sweep.tick() => inbound.targets.sweep(),
+        }
+    }
+}
+
+impl Inbound {
+    fn new(shared: Arc<Shared>, policies: Policies) -> Self {
+        Self {
+            tls: TlsServer::new(shared.credentials.clone()),
+            targets: Targets::new(Arc::clone(&shared)),
+            policies,
+            in_flight: AtomicUsize::new(0),
+            sources: Mutex::new(HashMap::new()),
+            shared,
+        }
+    }
+
+    async fn connection(self: Arc<Self>, accepted: Accepted) {
+        let Accepted { stream, peer, permit } = accepted;
+        let _permit = permit;
+        match original_dst(&stream, peer) {
+            Ok(target) => {
+                let served = accept::serve(&self, stream, peer, target).await;
+                if let Err(error) = served {
+                    self.failed(&error, peer, target);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, src.addr = %peer, "connection dropped");
+            }
+        }
+    }
+
+    fn failed(&self, error: &ConnectionError, peer: SocketAddr, target: SocketAddr) {
+        let mut labels = target_labels(target);
+        labels.insert(0, crate::metrics::label("error", error.label()));
+        self.shared.metrics.inbound_tcp_errors.get_or_create(&labels).inc();
+        let error: &dyn std::error::Error = error;
+        tracing::debug!(error, src.addr = %peer, orig_dst.addr = %target, "inbound connection failed");
+    }
+
+    /// The counters of accepted connections of one kind.
+    fn source(&self, client: &Client, target: SocketAddr, server: &Arc<Meta>) -> Arc<TransportMetrics> {
+        let key = SourceKey { target, tls: client.tls.clone(), server: Arc::clone(server) };
+        let mut sources = self.sources.lock();
+        if let Some(known) = sources.get(&key) {
+            return Arc::clone(known);
+        }
+        let mut labels = target_labels(target);
+        client.tls.append_labels(&mut labels);
+        server.append_labels("srv", &mut labels);
+        let metrics = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Src, &labels));
+        if sources.len() >= SOURCES {
+            sources.clear();
+        }
+        sources.insert(key, Arc::clone(&metrics));
+        metrics
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

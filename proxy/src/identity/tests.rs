@@ -1,0 +1,155 @@
+//! The renewal loop against an identity service in this process, with real certificates.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tempfile::TempDir;
+use tonic::{Request, Response, Status};
+use weft_proto::linkerd::identity::CertifyResponse;
+use weft_proto::linkerd::identity::identity_server::{Identity as IdentityService, IdentityServer};
+use weft_runtime::readiness::Readiness;
+use weft_tls::ca::{Issuer, Root};
+use weft_tls::identity::Identity;
+
+use super::*;
+use crate::config::Config;
+use crate::control::Trust;
+use crate::dns::Dns;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn renewal_comes_at_seventy_percent_within_bounds() {
+    let now = SystemTime::now();
+    let (min, max) = (10 * SECOND, 24 * 3600 * SECOND);
+    for (remaining, expected) in [(1000, 700), (24 * 3600, 60_480), (10, 10), (0, 10), (10_000_000, 24 * 3600)] {
+        let after = refresh_after(now + remaining * SECOND, now, min, max);
+        assert_eq!(after.as_secs(), expected, "{remaining} s");
+    }
+    assert_eq!(refresh_after(now - SECOND, now, min, max), min, "expired already");
+}
+
+#[test]
+fn a_token_is_trimmed_and_must_not_be_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    assert!(read_token(&path).unwrap_err().to_string().contains("cannot be read"));
+    std::fs::write(&path, "\n").unwrap();
+    assert!(matches!(read_token(&path), Err(TokenError::Empty(_))));
+    std::fs::write(&path, "secret\n").unwrap();
+    assert_eq!(read_token(&path).unwrap(), b"secret");
+}
+
+/// Certifies whoever has the token `good`; the leaf's lifetime is given.
+struct Authority {
+    issuer: Issuer,
+    lifetime: Duration,
+    asked: Arc<AtomicUsize>,
+}
+
+#[tonic::async_trait]
+impl IdentityService for Authority {
+    async fn certify(&self, request: Request<CertifyRequest>) -> Result<Response<CertifyResponse>, Status> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let request = request.into_inner();
+        if request.token != b"good" {
+            return Err(Status::failed_precondition("authentication token could not be authenticated"));
+        }
+        let name: Identity = request.identity.parse().map_err(|_| Status::invalid_argument("identity"))?;
+        let issued = self
+            .issuer
+            .sign(&request.certificate_signing_request, &name, self.lifetime, Duration::ZERO)
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(CertifyResponse {
+            leaf_certificate: issued.leaf_der,
+            intermediate_certificates: issued.intermediates,
+            valid_until: None,
+        }))
+    }
+}
+
+struct Fixture {
+    _dir: TempDir,
+    config: IdentityConfig,
+    certifier: Certifier,
+    credentials: watch::Receiver<Option<Arc<Credentials>>>,
+    readiness: Readiness,
+    asked: Arc<AtomicUsize>,
+}
+
+/// An authority that serves, and a certifier that has not asked yet. The anchors are the authority's own, or another mesh's.
+async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
+    weft_tls::install_crypto_provider();
+    let root = Root::generate("root").unwrap();
+    let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+    let pem = root.issue_issuer("issuer").unwrap();
+    let issuer = Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let authority = Authority { issuer, lifetime, asked: Arc::clone(&asked) };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr: SocketAddr = listener.local_addr().unwrap();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let server = tonic::transport::Server::builder().add_service(IdentityServer::new(authority));
+    tokio::spawn(server.serve_with_incoming(incoming));
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut config: Config = crate::inbound::testing::config();
+    config.identity.dir = dir.path().to_owned();
+    config.identity.token_file = dir.path().join("token");
+    std::fs::write(&config.identity.token_file, "good").unwrap();
+    config.identity.min_refresh = Duration::from_millis(10);
+    config.identity.control = crate::config::ControlAddr { host: "127.0.0.1".into(), port: addr.port(), identity: None };
+    let config = config.identity;
+    let (key, csr) = IdentityKey::load_or_create(&config.dir, &config.local_name).unwrap();
+    let stranger = Root::generate("stranger").unwrap();
+    let anchors =
+        if own_anchors { anchors } else { TrustAnchors::from_pem(stranger.certificate_pem()).unwrap() };
+    let (credentials_tx, credentials) = watch::channel(None);
+    let readiness = Readiness::new();
+    let trust = Trust::Bootstrap(anchors.clone(), credentials.clone());
+    let certifier = Certifier {
+        bootstrap: Bootstrap { anchors, key, csr },
+        client: ControlClient::new(config.control.clone(), trust, Dns::new(Default::default()).unwrap()),
+        credentials: credentials_tx,
+        gate: readiness.gate("identity"),
+    };
+    Fixture { _dir: dir, config, certifier, credentials, readiness, asked }
+}
+
+#[tokio::test]
+async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
+    let Fixture { _dir, config, certifier, mut credentials, readiness, .. } = fixture(SECOND, true).await;
+    let metrics = CertMetrics::default();
+    let counted = metrics.clone();
+    assert_eq!(readiness.pending(), ["identity"]);
+    let task = tokio::spawn(async move { certifier.certify_forever(&config, &counted).await });
+    let first = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    credentials.changed().await.unwrap();
+    let second = credentials.borrow().clone().unwrap();
+    assert!(!Arc::ptr_eq(&first, &second));
+    assert!(readiness.pending().is_empty());
+    assert!(metrics.refreshes.get() >= 2);
+    assert!(metrics.expiration.get() > 0);
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_mesh_is_refused() {
+    let fixture = fixture(3600 * SECOND, false).await;
+    let error = fixture.certifier.certify(&fixture.config).await.unwrap_err();
+    assert!(matches!(error, CertifyError::Credentials(_)), "{error}");
+    assert!(fixture.credentials.borrow().is_none());
+    assert_eq!(fixture.readiness.pending(), ["identity"]);
+}
+
+#[tokio::test]
+async fn the_token_is_read_anew_for_each_attempt() {
+    let fixture = fixture(3600 * SECOND, true).await;
+    std::fs::write(&fixture.config.token_file, "bad").unwrap();
+    let error = fixture.certifier.certify(&fixture.config).await.unwrap_err();
+    assert!(matches!(error, CertifyError::Certify(_)), "{error}");
+    std::fs::write(&fixture.config.token_file, "good").unwrap();
+    let credentials = fixture.certifier.certify(&fixture.config).await.unwrap();
+    assert_eq!(credentials.name(), &fixture.config.local_name);
+    assert_eq!(fixture.asked.load(Ordering::Relaxed), 2);
+}

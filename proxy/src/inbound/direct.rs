@@ -1,0 +1,69 @@
+//! Connections to the proxy's own port: other proxies, with a transport header that says which port they want.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+
+use super::accept::ConnectionError;
+use super::http::HttpVersion;
+use super::{Inbound, http, tcp};
+use crate::detect;
+use crate::metrics::label;
+use crate::policy::authz::{Client, ClientTls};
+use crate::transport_header::{SessionProtocol, TransportHeader};
+
+/// Serves a connection that was dialled for `own`, this proxy.
+pub(super) async fn serve(
+    inbound: &Arc<Inbound>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    own: SocketAddr,
+) -> Result<(), ConnectionError> {
+    let config = &inbound.shared.config;
+    let timeout = config.inbound.detect_timeout;
+    let (name, stream) = detect::tls(stream, timeout).await?;
+    let name = name.ok_or(ConnectionError::NotMeshed("the client does not speak TLS"))?;
+    if !inbound.tls.is_own_name(&config.identity.local_name, &name) {
+        return Err(ConnectionError::NotMeshed("the client asks for another server"));
+    }
+    let handshake = inbound.tls.accept_direct(stream, timeout).await?;
+    let identity = handshake.identity.ok_or(ConnectionError::NotMeshed("the client has no certificate"))?;
+    if !handshake.has_header {
+        return Err(ConnectionError::NotMeshed("the client negotiated no transport header"));
+    }
+
+    let mut stream = handshake.stream;
+    let header = tokio::time::timeout(timeout, TransportHeader::read(&mut stream)).await;
+    let header = header.map_err(|_| ConnectionError::HeaderTimedOut)??;
+    count(inbound, &header, identity.as_str());
+    if header.name.is_some() {
+        return Err(ConnectionError::Gateway);
+    }
+    let target = SocketAddr::new(own.ip(), header.port.get());
+    if target.port() == own.port() {
+        return Err(ConnectionError::Loop(target));
+    }
+    let client = Client { addr: peer, tls: ClientTls::Established(Some(identity)) };
+    let policy = inbound.policies.port(target.port());
+    match header.protocol {
+        None => tcp::forward(inbound, stream, client, target, policy).await,
+        Some(SessionProtocol::Http1) => {
+            http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await
+        }
+        Some(SessionProtocol::Http2) => {
+            http::serve(inbound, stream, HttpVersion::Http2, client, target, policy).await
+        }
+    }
+}
+
+fn count(inbound: &Inbound, header: &TransportHeader, client_id: &str) {
+    let protocol = header.protocol.map(SessionProtocol::label).unwrap_or_default();
+    let labels = vec![
+        label("session_protocol", protocol),
+        label("target_port", header.port.to_string()),
+        label("target_name", header.name.clone().unwrap_or_default()),
+        label("client_id", client_id.to_owned()),
+    ];
+    inbound.shared.metrics.inbound_transport_header.get_or_create(&labels).inc();
+}

@@ -1,0 +1,329 @@
+//! HTTP from one client: each request under the policy of the moment, forwarded to the application and counted.
+//!
+//! ```text
+//! request -> carried HTTP/1 restored -> l5d-client-id -> route -> authorization -> filters -> rate limit -> application
+//! ```
+//!
+//! HTTP/2 goes to the application as HTTP/2, everything else as HTTP/1. What a request is counted with is looked up once per
+//! connection, route and authorization.
+
+mod connection;
+mod counters;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use ::http::header::{HOST, HeaderMap};
+use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+
+pub(super) use connection::{HttpVersion, serve};
+
+use super::Inbound;
+use super::target::{Lease, SendError, Target};
+use crate::http::body::{Body, CountResponse, Interrupted, Observed, Observer};
+use crate::http::headers::{CLIENT_ID, strip_hop_by_hop, wants_upgrade};
+use crate::http::orig_proto::{downgrade_request, to_absolute_form, upgrade_response};
+use crate::http::respond::{Failure, RequestKind};
+use crate::http::upgrade::{is_tunnel, spawn_tunnel, strip_connect_response};
+use crate::policy::PortPolicy;
+use crate::policy::authz::{Client, authorize};
+use crate::policy::server::{Matched, ServerPolicy};
+
+use counters::{Counters, Handles};
+
+/// What clients get.
+pub(super) type ResponseBody = Observed<Finish>;
+
+/// A response of which only a reset of the HTTP/2 stream is left.
+#[derive(Debug, thiserror::Error)]
+#[error("the application reset the stream")]
+pub(super) struct Reset(#[source] h2::Error);
+
+/// What happens at a response's end.
+pub(super) struct Finish {
+    count: CountResponse,
+    /// Given back when the response was read to its end.
+    lease: Option<Lease>,
+}
+
+/// What all requests of one connection have in common.
+pub(super) struct HttpConnection {
+    inbound: Arc<Inbound>,
+    client: Client,
+    /// The client's identity as the application is told it.
+    client_id: Option<HeaderValue>,
+    target: Arc<Target>,
+    policy: PortPolicy,
+    counters: Counters,
+}
+
+/// A request on its way, and what is needed to answer it.
+struct Passing {
+    request: Request<Incoming>,
+    kind: RequestKind,
+    handles: Arc<Handles>,
+    arrived: Instant,
+}
+
+/// Counts a request as in flight while it lives.
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl HttpConnection {
+    /// Answers one request.
+    ///
+    /// # Errors
+    /// When the application reset the request's stream and the client speaks HTTP/2 too.
+    pub(super) async fn handle(
+        self: Arc<Self>,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, Reset> {
+        let arrived = Instant::now();
+        let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
+        let kind = RequestKind::new(request.version(), request.headers(), is_carried, self.client.is_meshed());
+
+        let mut response = match self.judge(&mut request) {
+            Err(failure) => self.refuse(&failure, kind, None, arrived),
+            Ok(handles) => {
+                handles.http.request();
+                let passing = Passing { request, kind, handles, arrived };
+                self.forward(passing).await?
+            }
+        };
+        if is_carried {
+            upgrade_response(&mut response);
+        }
+        Ok(response)
+    }
+
+    /// Everything that can keep a request from the application before it is sent, and what policy changes of it.
+    fn judge(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
+        if !is_well_formed(request) {
+            return Err(Failure::BadRequest);
+        }
+        // Whoever the client says it is, only its certificate counts.
+        request.headers_mut().remove(CLIENT_ID);
+        if let Some(id) = &self.client_id {
+            request.headers_mut().insert(CLIENT_ID, id.clone());
+        }
+
+        let policy = self.policy.borrow().clone();
+        let matched = match policy.http() {
+            // A peer says that it speaks HTTP to a port that policy calls opaque; then the port's own guards apply.
+            None => None,
+            Some(http) => match http.find(request) {
+                Some(matched) => Some(matched),
+                None => {
+                    self.counters.route_not_found(&self.inbound, &policy, &self.client, self.target.addr);
+                    return Err(Failure::NoRoute);
+                }
+            },
+        };
+        let handles = self.authorize(&policy, matched)?;
+        for filter in matched.iter().flat_map(|matched| matched.filters) {
+            filter.apply(request)?;
+        }
+        self.check_limit(&policy)?;
+        Ok(handles)
+    }
+
+    fn authorize(&self, policy: &Arc<ServerPolicy>, matched: Option<Matched<'_>>) -> Result<Arc<Handles>, Failure> {
+        let authorizations = matched.map_or(&policy.authorizations, |matched| &matched.details.authorizations);
+        let route = matched.map(|matched| &matched.details.meta);
+        match authorize(authorizations, &self.client) {
+            Some(authz) => {
+                let index = matched.map(|matched| matched.index);
+                let handles = self.counters.handles(&self.inbound, policy, index, route, authz, &self.client, self.target.addr);
+                handles.allowed.inc();
+                Ok(handles)
+            }
+            None => {
+                tracing::info!(client.addr = %self.client.addr,
+                    client.id = self.client.identity().map(|id| id.as_str()), orig_dst.addr = %self.target.addr,
+                    server = &*policy.meta.name, route = route.map(|route| &*route.name), "request denied");
+                self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
+                Err(Failure::Unauthorized)
+            }
+        }
+    }
+
+    fn check_limit(&self, policy: &ServerPolicy) -> Result<(), Failure> {
+        let Some(limit) = policy.http().and_then(|http| http.limit.as_ref()) else { return Ok(()) };
+        limit.check(self.client.identity(), Instant::now()).map_err(|scope| {
+            self.counters.rate_limited(&self.inbound, policy, limit, scope, self.target.addr);
+            Failure::RateLimited
+        })
+    }
+
+    async fn forward(&self, passing: Passing) -> Result<Response<ResponseBody>, Reset> {
+        let Passing { request, kind, handles, arrived } = passing;
+        let Some(_in_flight) = InFlight::enter(&self.inbound.in_flight, self.inbound.shared.config.inbound.max_in_flight)
+        else {
+            return Ok(self.refuse(&Failure::LoadShed, kind, Some(&handles), arrived));
+        };
+        let sent = if kind.version == Version::HTTP_2 {
+            self.send_http2(request).await.map(|response| (response, None))
+        } else {
+            self.send_http1(request, kind).await
+        };
+        match sent {
+            Ok((response, lease)) => Ok(observe(response, lease, &handles, arrived)),
+            Err(error) => match error.reset() {
+                Some(reason) if kind.version == Version::HTTP_2 => {
+                    handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
+                    Err(Reset(reason.into()))
+                }
+                _ => {
+                    let reason: &dyn Error = &error;
+                    tracing::debug!(error = reason, dst.addr = %self.target.addr, "request failed");
+                    Ok(self.refuse(&error.failure(), kind, Some(&handles), arrived))
+                }
+            },
+        }
+    }
+
+    async fn send_http2(&self, request: Request<Incoming>) -> Result<Response<Body>, SendError> {
+        let mut request = request.map(Body::Incoming);
+        if request.uri().authority().is_none() {
+            let fallback = self.target.addr.to_string().parse().ok();
+            to_absolute_form(&mut request, fallback.as_ref());
+        }
+        let response = self.target.send_http2(request).await?;
+        Ok(response.map(Body::Incoming))
+    }
+
+    async fn send_http1(
+        &self,
+        mut request: Request<Incoming>,
+        kind: RequestKind,
+    ) -> Result<(Response<Body>, Option<Lease>), SendError> {
+        let method = request.method().clone();
+        let client_side = (!kind.orig_proto && wants_upgrade(&request)).then(|| hyper::upgrade::on(&mut request));
+        if client_side.is_none() {
+            strip_hop_by_hop(request.headers_mut());
+        }
+        // What HTTP/1.0 servers do with connections cannot be relied on; neither can a request that names no host.
+        let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
+        let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
+        let (mut response, lease) = self.target.send_http1(request.map(Body::Incoming), reuse).await?;
+
+        match client_side {
+            Some(client_side) if is_tunnel(&method, response.status()) => {
+                if method == Method::CONNECT {
+                    strip_connect_response(&mut response);
+                }
+                let server_side = hyper::upgrade::on(&mut response);
+                spawn_tunnel(&self.inbound.shared.drain, client_side, server_side);
+                Ok((response.map(|_| Body::Empty), None))
+            }
+            _ => {
+                strip_hop_by_hop(response.headers_mut());
+                Ok((response.map(Body::Incoming), lease))
+            }
+        }
+    }
+
+    /// Answers in the application's place; counted as a response once the request was counted.
+    fn refuse(
+        &self,
+        failure: &Failure,
+        kind: RequestKind,
+        handles: Option<&Arc<Handles>>,
+        arrived: Instant,
+    ) -> Response<ResponseBody> {
+        self.counters.failed(&self.inbound, failure, self.target.addr);
+        let response = failure.respond(kind);
+        match handles {
+            Some(handles) => observe(response, None, handles, arrived),
+            None => response.map(Observed::unwatched),
+        }
+    }
+}
+
+fn observe(
+    response: Response<Body>,
+    lease: Option<Lease>,
+    handles: &Arc<Handles>,
+    arrived: Instant,
+) -> Response<ResponseBody> {
+    let (parts, body) = response.into_parts();
+    let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers);
+    Response::from_parts(parts, Observed::new(body, Finish { count, lease }))
+}
+
+/// A CONNECT names a host and port and nothing else; everything else names a path (RFC 9112 section 3.2).
+fn is_well_formed<B>(request: &Request<B>) -> bool {
+    if request.version() == Version::HTTP_2 {
+        return true;
+    }
+    let uri = request.uri();
+    if request.method() == Method::CONNECT {
+        request.version() == Version::HTTP_11
+            && uri.scheme().is_none()
+            && uri.authority().is_some()
+            && uri.path_and_query().is_none_or(|path| path.as_str().is_empty())
+    } else {
+        uri.scheme().is_some() || uri.path_and_query().is_some()
+    }
+}
+
+impl Observer for Finish {
+    fn first_frame(&mut self) {
+        self.count.first_frame();
+    }
+
+    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
+        if let (Ok(_), Some(lease)) = (&end, self.lease) {
+            lease.give_back();
+        }
+        self.count.ended(end);
+    }
+}
+
+impl<'a> InFlight<'a> {
+    fn enter(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
+        let guard = Self(count);
+        (count.fetch_add(1, Ordering::Relaxed) < limit).then_some(guard)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_targets_must_fit_their_method() {
+        for (method, target, version, expected) in [
+            (Method::GET, "/a", Version::HTTP_11, true),
+            (Method::GET, "http://a/b", Version::HTTP_11, true),
+            (Method::OPTIONS, "*", Version::HTTP_11, true),
+            (Method::GET, "example.com", Version::HTTP_11, false),
+            (Method::CONNECT, "example.com:443", Version::HTTP_11, true),
+            (Method::CONNECT, "example.com:443", Version::HTTP_10, false),
+            (Method::CONNECT, "http://example.com/", Version::HTTP_11, false),
+            (Method::CONNECT, "/a", Version::HTTP_11, false),
+        ] {
+            let request = Request::builder().method(&method).uri(target).version(version).body(()).unwrap();
+            assert_eq!(is_well_formed(&request), expected, "{method} {target} {version:?}");
+        }
+    }
+
+    #[test]
+    fn no_more_are_in_flight_than_allowed() {
+        let count = AtomicUsize::new(0);
+        let first = InFlight::enter(&count, 1);
+        assert!(first.is_some());
+        assert!(InFlight::enter(&count, 1).is_none());
+        drop(first);
+        assert!(InFlight::enter(&count, 1).is_some());
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+    }
+}

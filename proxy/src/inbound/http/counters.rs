@@ -1,0 +1,126 @@
+//! What one connection's requests are counted with. Kinds that occur with every request are looked up once; refusals each time.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+
+use crate::http::respond::Failure;
+use crate::inbound::Inbound;
+use crate::metrics::{Direction, HttpMetrics, Labels, label, target_labels};
+use crate::policy::authz::{Client, Meta};
+use crate::policy::limit::{RateLimit, Scope};
+use crate::policy::server::ServerPolicy;
+
+/// Entries kept per connection; more occur only when policy changes.
+const KEPT: usize = 16;
+
+/// What allowed requests on one route are counted with.
+pub(super) struct Handles {
+    /// Requests, responses, latency.
+    pub(super) http: Arc<HttpMetrics>,
+    /// `inbound_http_authz_allow_total`.
+    pub(super) allowed: Counter,
+}
+
+/// One connection's memory of its counters.
+#[derive(Default)]
+pub(super) struct Counters(Mutex<Vec<Entry>>);
+
+struct Entry {
+    policy: Arc<ServerPolicy>,
+    route: Option<usize>,
+    authz: Arc<Meta>,
+    handles: Arc<Handles>,
+}
+
+impl Counters {
+    /// The counters of requests on this route that this authorization lets in.
+    #[expect(clippy::too_many_arguments, reason = "what a label set is made of; a struct would be filled and taken apart once")]
+    pub(super) fn handles(
+        &self,
+        inbound: &Inbound,
+        policy: &Arc<ServerPolicy>,
+        index: Option<usize>,
+        route: Option<&Arc<Meta>>,
+        authz: &Arc<Meta>,
+        client: &Client,
+        target: SocketAddr,
+    ) -> Arc<Handles> {
+        let mut entries = self.0.lock();
+        let known = entries.iter().find(|entry| {
+            Arc::ptr_eq(&entry.policy, policy) && entry.route == index && Arc::ptr_eq(&entry.authz, authz)
+        });
+        if let Some(entry) = known {
+            return Arc::clone(&entry.handles);
+        }
+        let mut labels = route_labels(policy, route, target);
+        authz.append_labels("authz", &mut labels);
+        client.tls.append_labels(&mut labels);
+        let metrics = &inbound.shared.metrics;
+        let handles = Arc::new(Handles {
+            http: Arc::new(metrics.http(Direction::Inbound, &labels)),
+            allowed: metrics.inbound_http_allow.get_or_create_owned(&labels),
+        });
+        if entries.len() >= KEPT {
+            entries.clear();
+        }
+        let (policy, authz) = (Arc::clone(policy), Arc::clone(authz));
+        entries.push(Entry { policy, route: index, authz, handles: Arc::clone(&handles) });
+        handles
+    }
+
+    /// Counts a request that nothing lets in.
+    pub(super) fn denied(
+        &self,
+        inbound: &Inbound,
+        policy: &ServerPolicy,
+        route: Option<&Arc<Meta>>,
+        client: &Client,
+        target: SocketAddr,
+    ) {
+        let mut labels = route_labels(policy, route, target);
+        client.tls.append_labels(&mut labels);
+        inbound.shared.metrics.inbound_http_deny.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request that no route takes.
+    pub(super) fn route_not_found(&self, inbound: &Inbound, policy: &ServerPolicy, client: &Client, target: SocketAddr) {
+        let mut labels = route_labels(policy, None, target);
+        client.tls.append_labels(&mut labels);
+        inbound.shared.metrics.inbound_http_route_not_found.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request that exceeds a rate limit.
+    pub(super) fn rate_limited(
+        &self,
+        inbound: &Inbound,
+        policy: &ServerPolicy,
+        limit: &RateLimit,
+        scope: Scope,
+        target: SocketAddr,
+    ) {
+        let mut labels = route_labels(policy, None, target);
+        limit.meta.append_labels("ratelimit", &mut labels);
+        labels.push(label("ratelimit_scope", scope.label()));
+        inbound.shared.metrics.inbound_http_ratelimit.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request that the proxy answered itself.
+    pub(super) fn failed(&self, inbound: &Inbound, failure: &Failure, target: SocketAddr) {
+        let mut labels = target_labels(target);
+        labels.insert(0, label("error", failure.label()));
+        inbound.shared.metrics.inbound_http_errors.get_or_create(&labels).inc();
+    }
+}
+
+fn route_labels(policy: &ServerPolicy, route: Option<&Arc<Meta>>, target: SocketAddr) -> Labels {
+    let mut labels = target_labels(target);
+    policy.meta.append_labels("srv", &mut labels);
+    labels.push(label("srv_port", target.port().to_string()));
+    if let Some(route) = route {
+        route.append_labels("route", &mut labels);
+    }
+    labels
+}

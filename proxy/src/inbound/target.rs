@@ -1,0 +1,295 @@
+//! The application's ports as a worker uses them: connecting, and the HTTP connections that are kept.
+//!
+//! Connections are shared by all clients of a worker. The original address is dialled, never loopback in its place, so that an
+//! application sees which of the pod's addresses was meant.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+
+use crate::app::Shared;
+use crate::http::body::Body;
+use crate::http::respond::Failure;
+use crate::io::Io;
+use crate::listen::set_options;
+use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
+
+/// Idle connections are swept no more often than this.
+pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
+
+/// How often a request is sent again because a kept connection had been closed, before a new connection is made.
+const STALE_ATTEMPTS: usize = 3;
+
+type Http1Sender = http1::SendRequest<Body>;
+type Http2Sender = http2::SendRequest<Body>;
+
+/// Why the application cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    /// It does not answer.
+    #[error("connect to {0} timed out")]
+    Timeout(SocketAddr),
+    /// It does not listen, or its connection failed.
+    #[error("connect to {addr}")]
+    Io {
+        /// The application's port.
+        addr: SocketAddr,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a request was not answered.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SendError {
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection failed after the request may have been sent.
+    #[error("request to the application failed")]
+    Http(#[source] hyper::Error),
+}
+
+/// One worker's targets by address.
+pub(super) struct Targets {
+    shared: Arc<Shared>,
+    by_addr: Mutex<HashMap<SocketAddr, Arc<Target>>>,
+}
+
+/// One port of the application.
+pub(super) struct Target {
+    /// The original address.
+    pub(super) addr: SocketAddr,
+    shared: Arc<Shared>,
+    transport: Arc<TransportMetrics>,
+    /// Kept HTTP/1 connections, the freshest last.
+    idle: Mutex<Vec<Idle>>,
+    /// The HTTP/2 connection. Locked while connecting, so that a burst of requests makes one.
+    http2: tokio::sync::Mutex<Option<Http2Sender>>,
+}
+
+struct Idle {
+    sender: Http1Sender,
+    since: Instant,
+}
+
+/// An HTTP/1 connection that goes back to its target when its response has ended well.
+pub(super) struct Lease {
+    target: Arc<Target>,
+    sender: Http1Sender,
+}
+
+impl Targets {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, by_addr: Mutex::new(HashMap::new()) }
+    }
+
+    /// The target at an address.
+    pub(super) fn get(&self, addr: SocketAddr) -> Arc<Target> {
+        let mut by_addr = self.by_addr.lock();
+        if let Some(known) = by_addr.get(&addr) {
+            return Arc::clone(known);
+        }
+        let mut labels = target_labels(addr);
+        labels.extend([label("tls", "no_identity"), label("no_tls_reason", "loopback")]);
+        let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
+        let target = Arc::new(Target {
+            addr,
+            shared: Arc::clone(&self.shared),
+            transport,
+            idle: Mutex::new(Vec::new()),
+            http2: tokio::sync::Mutex::new(None),
+        });
+        by_addr.insert(addr, Arc::clone(&target));
+        target
+    }
+
+    /// Closes connections that were idle for too long, and forgets targets without any.
+    pub(super) fn sweep(&self) {
+        let timeout = self.shared.config.inbound.http1_idle_timeout;
+        self.by_addr.lock().retain(|_, target| {
+            let is_idle = target.sweep(timeout);
+            !is_idle || Arc::strong_count(target) > 1
+        });
+    }
+}
+
+impl Target {
+    /// Makes a connection of its own.
+    pub(super) async fn connect(&self) -> Result<Io<TcpStream>, ConnectError> {
+        let config = &self.shared.config.inbound;
+        let failed = |source| ConnectError::Io { addr: self.addr, source };
+        let stream = tokio::time::timeout(config.connect_timeout, TcpStream::connect(self.addr)).await;
+        let stream = stream.map_err(|_| ConnectError::Timeout(self.addr))?.map_err(failed)?;
+        set_options(&stream, config.connect).map_err(failed)?;
+        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
+    }
+
+    /// Sends a request over a kept HTTP/1 connection or, without one, a new one. `reuse` says whether the connection may carry other
+    /// requests, before and after.
+    pub(super) async fn send_http1(
+        self: &Arc<Self>,
+        mut request: Request<Body>,
+        reuse: bool,
+    ) -> Result<(Response<Incoming>, Option<Lease>), SendError> {
+        let mut stale = 0;
+        loop {
+            let kept = if reuse && stale < STALE_ATTEMPTS { self.take_idle() } else { None };
+            let is_new = kept.is_none();
+            let mut sender = match kept {
+                Some(sender) => sender,
+                None => self.connect_http1().await?,
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    let lease = reuse.then(|| Lease { target: Arc::clone(self), sender });
+                    return Ok((response, lease));
+                }
+                Err(mut error) => match error.take_message() {
+                    // The application had closed the connection; nothing of the request was sent.
+                    Some(unsent) if !is_new => request = unsent,
+                    _ => return Err(SendError::Http(error.into_error())),
+                },
+            }
+            stale += 1;
+        }
+    }
+
+    /// Sends a request over the target's HTTP/2 connection.
+    pub(super) async fn send_http2(&self, mut request: Request<Body>) -> Result<Response<Incoming>, SendError> {
+        let mut is_retry = false;
+        loop {
+            let (mut sender, is_new) = self.http2_sender().await?;
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok(response),
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if !is_new && !is_retry => request = unsent,
+                    _ => return Err(SendError::Http(error.into_error())),
+                },
+            }
+            is_retry = true;
+        }
+    }
+
+    async fn connect_http1(&self) -> Result<Http1Sender, ConnectError> {
+        let stream = self.connect().await?;
+        let addr = self.addr;
+        let handshake = http1::Builder::new().handshake(TokioIo::new(stream)).await;
+        let (sender, connection) =
+            handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, dst.addr = %addr, "connection to the application ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    async fn http2_sender(&self) -> Result<(Http2Sender, bool), ConnectError> {
+        let mut slot = self.http2.lock().await;
+        if let Some(sender) = &*slot
+            && !sender.is_closed()
+        {
+            return Ok((sender.clone(), false));
+        }
+        let stream = self.connect().await?;
+        let addr = self.addr;
+        let settings = self.shared.config.http2;
+        let handshake = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(settings.stream_window)
+            .initial_connection_window_size(settings.connection_window)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (sender, connection) =
+            handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection to the application ended");
+            }
+        });
+        *slot = Some(sender.clone());
+        Ok((sender, true))
+    }
+
+    fn take_idle(&self) -> Option<Http1Sender> {
+        let timeout = self.shared.config.inbound.http1_idle_timeout;
+        let now = Instant::now();
+        let mut idle = self.idle.lock();
+        while let Some(Idle { sender, since }) = idle.pop() {
+            if sender.is_ready() && now.duration_since(since) < timeout {
+                return Some(sender);
+            }
+        }
+        None
+    }
+
+    /// Drops what is closed or idle for longer than `timeout`. Says whether no connection is left.
+    fn sweep(&self, timeout: Duration) -> bool {
+        let now = Instant::now();
+        let mut idle = self.idle.lock();
+        idle.retain(|Idle { sender, since }| !sender.is_closed() && now.duration_since(*since) < timeout);
+        if idle.capacity() > 16 && idle.len() * 4 < idle.capacity() {
+            let kept = idle.len();
+            idle.shrink_to(kept * 2);
+        }
+        let has_http2 = self
+            .http2
+            .try_lock()
+            .map_or(true, |slot| slot.as_ref().is_some_and(|sender: &Http2Sender| !sender.is_closed()));
+        idle.is_empty() && !has_http2
+    }
+}
+
+impl Lease {
+    /// The response was read to its end: the connection may carry another request.
+    pub(super) fn give_back(self) {
+        let Self { target, sender } = self;
+        let mut idle = target.idle.lock();
+        if !sender.is_closed() && idle.len() < target.shared.config.inbound.max_idle_connections {
+            idle.push(Idle { sender, since: Instant::now() });
+        }
+    }
+}
+
+impl ConnectError {
+    fn failure(&self) -> Failure {
+        match self {
+            Self::Timeout(_) => Failure::ConnectTimeout,
+            Self::Io { addr, source } => Failure::BadGateway(format!("connect to {addr}: {source}")),
+        }
+    }
+}
+
+impl SendError {
+    /// What the client is answered.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Self::Connect(error) => error.failure(),
+            Self::Http(error) => Failure::BadGateway(error.to_string()),
+        }
+    }
+
+    /// The reason with which the application reset the request's HTTP/2 stream, if it did.
+    pub(super) fn reset(&self) -> Option<h2::Reason> {
+        let Self::Http(error) = self else { return None };
+        let mut source = std::error::Error::source(error);
+        while let Some(error) = source {
+            if let Some(h2) = error.downcast_ref::<h2::Error>() {
+                return h2.reason().filter(|_| h2.is_reset());
+            }
+            source = error.source();
+        }
+        None
+    }
+}

@@ -1,0 +1,78 @@
+//! Connections that are forwarded as bytes: allowed once, and watched for as long as they live.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Inbound;
+use super::accept::ConnectionError;
+use crate::io::{Io, copy_bidirectional};
+use crate::metrics::{Counters, Labels, target_labels};
+use crate::policy::PortPolicy;
+use crate::policy::authz::{Client, Meta, authorize};
+use crate::policy::server::ServerPolicy;
+
+/// Forwards a connection to the application if policy allows, until it ends or policy no longer does.
+///
+/// A client that is denied is closed without a byte.
+pub(super) async fn forward<S>(
+    inbound: &Arc<Inbound>,
+    stream: Io<S>,
+    client: Client,
+    target: SocketAddr,
+    mut policy: PortPolicy,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let metrics = &inbound.shared.metrics;
+    let known = policy.borrow_and_update().clone();
+    let mut stream = stream.with_metrics(inbound.source(&client, target, &known.meta));
+    let Some(authz) = authorize(&known.authorizations, &client) else {
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+            orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
+        count(&metrics.inbound_tcp_deny, &known, None, &client, target);
+        return Err(ConnectionError::Denied);
+    };
+    count(&metrics.inbound_tcp_allow, &known, Some(authz), &client, target);
+    drop(known);
+
+    let mut application = inbound.targets.get(target).connect().await?;
+    let copied = tokio::select! {
+        copied = copy_bidirectional(&mut stream, &mut application) => copied,
+        revoked = revoked(&mut policy, &client) => {
+            count(&metrics.inbound_tcp_terminate, &revoked, None, &client, target);
+            return Err(ConnectionError::Revoked);
+        }
+    };
+    copied.map_err(|error| {
+        stream.closed_by(&error);
+        application.closed_by(&error);
+        ConnectionError::Copy(error)
+    })
+}
+
+/// Waits for a policy that denies the client.
+async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> {
+    loop {
+        if policy.changed().await.is_err() {
+            // Nobody changes this policy any more, so that it stands.
+            return std::future::pending().await;
+        }
+        let changed = policy.borrow_and_update().clone();
+        if authorize(&changed.authorizations, client).is_none() {
+            return changed;
+        }
+    }
+}
+
+fn count(family: &Counters, policy: &ServerPolicy, authz: Option<&Arc<Meta>>, client: &Client, target: SocketAddr) {
+    let mut labels: Labels = target_labels(target);
+    policy.meta.append_labels("srv", &mut labels);
+    if let Some(authz) = authz {
+        authz.append_labels("authz", &mut labels);
+    }
+    client.tls.append_labels(&mut labels);
+    family.get_or_create(&labels).inc();
+}

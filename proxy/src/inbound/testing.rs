@@ -1,0 +1,75 @@
+//! What tests of this package share: settings, a mesh's certificate authority, and one worker without a listener of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use weft_runtime::drain::{Drain, Watch};
+use weft_tls::anchors::TrustAnchors;
+use weft_tls::ca::{Issuer, Root};
+use weft_tls::credentials::Credentials;
+use weft_tls::identity::Identity;
+use weft_tls::keys::IdentityKey;
+
+use crate::app::Shared;
+use crate::config::Config;
+use crate::metrics::ProxyMetrics;
+
+/// This proxy's identity in tests.
+pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";
+
+/// The settings of a sidecar whose control plane is on loopback.
+pub(crate) fn config() -> Config {
+    Config::parse(&|name| {
+        let value = match name.strip_prefix("LINKERD2_PROXY_")? {
+            "DESTINATION_SVC_ADDR" | "POLICY_SVC_ADDR" | "IDENTITY_SVC_ADDR" => "127.0.0.1:9",
+            "POLICY_WORKLOAD" => "demo:web-0",
+            "IDENTITY_DIR" => "/nonexistent",
+            "IDENTITY_TOKEN_FILE" => "/nonexistent/token",
+            "IDENTITY_TRUST_ANCHORS" => "none",
+            "IDENTITY_LOCAL_NAME" => OWN,
+            _ => return None,
+        };
+        Some(value.to_owned())
+    })
+    .expect("the settings are complete")
+}
+
+/// A certificate authority for one test.
+pub(crate) struct Mesh {
+    issuer: Issuer,
+    anchors: TrustAnchors,
+}
+
+impl Mesh {
+    pub(crate) fn new() -> Self {
+        weft_tls::install_crypto_provider();
+        let root = Root::generate("root").unwrap();
+        let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let pem = root.issue_issuer("issuer").unwrap();
+        Self { issuer: Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap(), anchors }
+    }
+
+    /// A workload's credentials.
+    pub(crate) fn credentials(&self, name: &str) -> Arc<Credentials> {
+        let name: Identity = name.parse().unwrap();
+        let key = IdentityKey::generate().unwrap();
+        let lifetime = Duration::from_secs(3600);
+        let csr = key.csr_der(&name).unwrap();
+        let issued = self.issuer.sign(&csr, &name, lifetime, Duration::from_secs(10)).unwrap();
+        let credentials =
+            Credentials::new(name, &key, issued.leaf_der, issued.intermediates, self.anchors.clone()).unwrap();
+        Arc::new(credentials)
+    }
+}
+
+/// What a worker shares, with this proxy's credentials issued already.
+pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
+    let mut registry = prometheus_client::registry::Registry::default();
+    let metrics = ProxyMetrics::register(&mut registry);
+    let (drain, watch): (Drain, Watch) = Drain::new();
+    let (_, credentials) = watch::channel(Some(mesh.credentials(OWN)));
+    let shared = Shared { config, metrics, credentials, drain: watch, control: Handle::current() };
+    (Arc::new(shared), drain)
+}

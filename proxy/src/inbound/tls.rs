@@ -1,0 +1,103 @@
+//! Mesh TLS of accepted connections: whose names are ours, and the handshake with the credentials of the moment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use weft_tls::credentials::{Credentials, peer_identity};
+use weft_tls::identity::Identity;
+
+use super::accept::ConnectionError;
+use crate::io::Io;
+use crate::transport_header::ALPN;
+
+/// A connection on which the client's TLS ends.
+pub(super) type Terminated = Io<TlsStream<Io<TcpStream>>>;
+
+/// One worker's server side of mesh TLS.
+pub(super) struct TlsServer {
+    credentials: watch::Receiver<Option<Arc<Credentials>>>,
+    configs: Mutex<Option<Configs>>,
+}
+
+/// What was made of one certificate; a renewal replaces it.
+#[derive(Clone)]
+struct Configs {
+    credentials: Arc<Credentials>,
+    /// For ports of the application: no ALPN at all, as Linkerd's.
+    plain: Arc<ServerConfig>,
+    /// For the proxy's own port: with the transport header's ALPN.
+    direct: Arc<ServerConfig>,
+}
+
+/// What a handshake told.
+pub(super) struct Handshake {
+    /// The decrypted connection.
+    pub(super) stream: Terminated,
+    /// Who the client is, if it showed a certificate.
+    pub(super) identity: Option<Identity>,
+    /// Whether a transport header follows.
+    pub(super) has_header: bool,
+}
+
+impl TlsServer {
+    pub(super) fn new(credentials: watch::Receiver<Option<Arc<Credentials>>>) -> Self {
+        Self { credentials, configs: Mutex::new(None) }
+    }
+
+    /// Whether a client that asks for this name wants this very proxy.
+    pub(super) fn is_own_name(&self, own: &Identity, name: &str) -> bool {
+        matches!(own, Identity::Dns(own) if **own == *name)
+    }
+
+    /// Ends the client's TLS on a port of the application.
+    pub(super) async fn accept(&self, stream: Io<TcpStream>, timeout: Duration) -> Result<Handshake, ConnectionError> {
+        let config = self.configs()?.plain;
+        handshake(config, stream, timeout).await
+    }
+
+    /// Ends the client's TLS on the proxy's own port.
+    pub(super) async fn accept_direct(
+        &self,
+        stream: Io<TcpStream>,
+        timeout: Duration,
+    ) -> Result<Handshake, ConnectionError> {
+        let config = self.configs()?.direct;
+        handshake(config, stream, timeout).await
+    }
+
+    fn configs(&self) -> Result<Configs, ConnectionError> {
+        let current = self.credentials.borrow().clone().ok_or(ConnectionError::NoIdentity)?;
+        let mut configs = self.configs.lock();
+        match &*configs {
+            Some(known) if Arc::ptr_eq(&known.credentials, &current) => Ok(known.clone()),
+            _ => {
+                let made = Configs {
+                    plain: current.server_config(&[]),
+                    direct: current.server_config(&[ALPN]),
+                    credentials: current,
+                };
+                *configs = Some(made.clone());
+                Ok(made)
+            }
+        }
+    }
+}
+
+async fn handshake(
+    config: Arc<ServerConfig>,
+    stream: Io<TcpStream>,
+    timeout: Duration,
+) -> Result<Handshake, ConnectionError> {
+    let accepted = tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(stream)).await;
+    let stream = accepted.map_err(|_| ConnectionError::HandshakeTimedOut)?.map_err(ConnectionError::Handshake)?;
+    let (_, session) = stream.get_ref();
+    let identity = session.peer_certificates().and_then(peer_identity);
+    let has_header = session.alpn_protocol() == Some(ALPN);
+    Ok(Handshake { stream: Io::new(stream), identity, has_header })
+}

@@ -1,0 +1,327 @@
+//! Who may connect: networks and proof of identity, judged without IO.
+//!
+//! ```text
+//! Client { address, TLS } + [Authorization] -> the first authorization that fits, or nobody's
+//! ```
+//!
+//! Owns the decision. Refuses to know where authorizations come from and what is done with a denied client.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock};
+
+use ipnet::IpNet;
+use weft_tls::identity::Identity;
+
+use crate::metrics::{Labels, label};
+
+/// Which object of the cluster a server, route or authorization stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Meta {
+    /// Its API group; empty for built-in ones.
+    pub(crate) group: Box<str>,
+    /// Its kind, `default` when the control plane made it up.
+    pub(crate) kind: Box<str>,
+    /// Its name.
+    pub(crate) name: Box<str>,
+}
+
+/// Who is at the other end of an accepted connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    /// The peer's address.
+    pub(crate) addr: SocketAddr,
+    /// What TLS says of it.
+    pub(crate) tls: ClientTls,
+}
+
+/// What TLS says of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ClientTls {
+    /// Mesh TLS ends here; the identity is missing when the client showed no certificate.
+    Established(Option<Identity>),
+    /// TLS for somebody else, by this name, that is passed through.
+    Passthrough(Box<str>),
+    /// No TLS that concerns the mesh.
+    None(NoTls),
+}
+
+/// Why there is no mesh TLS, for the label `no_tls_reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum NoTls {
+    /// The port is opaque, so nobody looked.
+    PortSkipped,
+    /// The client did not begin TLS.
+    NotFromRemote,
+}
+
+/// One way to be let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Authorization {
+    /// Where the client must come from; never empty.
+    pub(crate) networks: Vec<Network>,
+    /// What the client must prove.
+    pub(crate) authentication: Authentication,
+    /// Which object grants it.
+    pub(crate) meta: Arc<Meta>,
+}
+
+/// A network with holes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Network {
+    /// The network.
+    pub(crate) net: IpNet,
+    /// What is not part of it.
+    pub(crate) except: Vec<IpNet>,
+}
+
+/// What a client must prove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Authentication {
+    /// Nothing.
+    Unauthenticated,
+    /// That it speaks mesh TLS, with or without a certificate.
+    TlsUnauthenticated,
+    /// That it is one of these.
+    TlsIdentities {
+        /// Exact names.
+        identities: HashSet<Box<str>>,
+        /// Ends of names.
+        suffixes: Vec<Suffix>,
+    },
+}
+
+/// The end of a DNS-like name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Suffix {
+    /// Every identity.
+    Any,
+    /// What ends with this; it starts with a dot, so that `*.b` is not `ab` and not `b`.
+    EndsWith(Box<str>),
+}
+
+static LOCALHOST: LazyLock<Arc<Meta>> = LazyLock::new(|| Arc::new(Meta::built_in("localhost")));
+
+/// Finds what lets a client in; `None` denies. Clients in the pod itself are always let in, as Linkerd does.
+pub(crate) fn authorize<'a>(authorizations: &'a [Authorization], client: &Client) -> Option<&'a Arc<Meta>> {
+    if client.addr.ip().to_canonical().is_loopback() {
+        return Some(&LOCALHOST);
+    }
+    authorizations.iter().find(|authorization| authorization.permits(client)).map(|authorization| &authorization.meta)
+}
+
+impl Authorization {
+    /// Whether this one lets a client in.
+    fn permits(&self, client: &Client) -> bool {
+        let ip = client.addr.ip().to_canonical();
+        self.networks.iter().any(|network| network.contains(ip)) && self.authentication.permits(&client.tls)
+    }
+}
+
+impl Authentication {
+    fn permits(&self, tls: &ClientTls) -> bool {
+        match (self, tls) {
+            (Self::Unauthenticated, _) | (Self::TlsUnauthenticated, ClientTls::Established(_)) => true,
+            (Self::TlsIdentities { identities, suffixes }, ClientTls::Established(Some(identity))) => {
+                identities.contains(identity.as_str()) || suffixes.iter().any(|suffix| suffix.matches(identity))
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Network {
+    fn contains(&self, ip: IpAddr) -> bool {
+        self.net.contains(&ip) && !self.except.iter().any(|except| except.contains(&ip))
+    }
+}
+
+impl From<IpNet> for Network {
+    fn from(net: IpNet) -> Self {
+        Self { net, except: Vec::new() }
+    }
+}
+
+impl Suffix {
+    /// Joins labels, the first first: `["b", "c"]` is `*.b.c`. No labels are every identity.
+    pub(crate) fn from_labels(labels: &[String]) -> Self {
+        if labels.is_empty() {
+            return Self::Any;
+        }
+        let mut end = String::new();
+        for label in labels {
+            end.push('.');
+            end.push_str(&label.to_ascii_lowercase());
+        }
+        Self::EndsWith(end.into())
+    }
+
+    fn matches(&self, identity: &Identity) -> bool {
+        match (self, identity) {
+            (Self::Any, _) => true,
+            (Self::EndsWith(end), Identity::Dns(name)) => name.len() > end.len() && name.ends_with(&**end),
+            (Self::EndsWith(_), Identity::Uri(_)) => false,
+        }
+    }
+}
+
+impl Meta {
+    /// Names something that no object of the cluster stands for.
+    pub(crate) fn built_in(name: &str) -> Self {
+        Self { group: "".into(), kind: "default".into(), name: name.into() }
+    }
+
+    /// Appends the labels `<prefix>_group`, `<prefix>_kind` and `<prefix>_name`.
+    pub(crate) fn append_labels(&self, prefix: &str, labels: &mut Labels) {
+        labels.push(label(format!("{prefix}_group"), self.group.to_string()));
+        labels.push(label(format!("{prefix}_kind"), self.kind.to_string()));
+        labels.push(label(format!("{prefix}_name"), self.name.to_string()));
+    }
+}
+
+impl Client {
+    /// Whether the client belongs to the mesh, and so may be told why it was refused.
+    pub(crate) fn is_meshed(&self) -> bool {
+        matches!(self.tls, ClientTls::Established(Some(_)))
+    }
+
+    /// Who it is, if it has proven that.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        match &self.tls {
+            ClientTls::Established(identity) => identity.as_ref(),
+            ClientTls::Passthrough(_) | ClientTls::None(_) => None,
+        }
+    }
+}
+
+impl ClientTls {
+    /// Appends `tls` and what goes with it.
+    pub(crate) fn append_labels(&self, labels: &mut Labels) {
+        match self {
+            Self::Established(identity) => {
+                let id = identity.as_ref().map(Identity::to_string).unwrap_or_default();
+                labels.extend([label("tls", "true"), label("client_id", id)]);
+            }
+            // The name is whatever the client says, so that as a label it could fill the memory.
+            Self::Passthrough(_) => labels.push(label("tls", "opaque")),
+            Self::None(reason) => {
+                labels.extend([label("tls", "no_identity"), label("no_tls_reason", reason.label())]);
+            }
+        }
+    }
+}
+
+impl NoTls {
+    fn label(self) -> &'static str {
+        match self {
+            Self::PortSkipped => "port_skipped",
+            Self::NotFromRemote => "no_tls_from_remote",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(ip: &str, tls: ClientTls) -> Client {
+        Client { addr: SocketAddr::new(ip.parse().unwrap(), 40_000), tls }
+    }
+
+    fn meshed(name: &str) -> ClientTls {
+        ClientTls::Established(Some(name.parse().unwrap()))
+    }
+
+    const PLAIN: ClientTls = ClientTls::None(NoTls::NotFromRemote);
+
+    fn identities(names: &[&str], suffixes: &[&[&str]]) -> Authentication {
+        let suffixes = suffixes.iter().map(|labels| labels.iter().map(|label| (*label).to_owned()).collect::<Vec<_>>());
+        Authentication::TlsIdentities {
+            identities: names.iter().map(|name| (*name).into()).collect(),
+            suffixes: suffixes.map(|labels| Suffix::from_labels(&labels)).collect(),
+        }
+    }
+
+    fn check(name: &str, networks: &[&str], authentication: &Authentication, client: Client, expected: bool) {
+        let networks = networks.iter().map(|net| Network::from(net.parse::<IpNet>().unwrap())).collect();
+        let meta = Arc::new(Meta::built_in("test"));
+        let authorization = Authorization { networks, authentication: authentication.clone(), meta };
+        assert_eq!(authorize(&[authorization], &client).is_some(), expected, "{name}");
+    }
+
+    #[test]
+    fn identity_decides_where_it_is_asked_for() {
+        let all = &["0.0.0.0/0", "::/0"][..];
+        let anybody = Authentication::Unauthenticated;
+        let any_tls = Authentication::TlsUnauthenticated;
+        let web = identities(&["web.demo"], &[]);
+        let demo = identities(&[], &[&["demo", "mesh"]]);
+        let any_identity = identities(&[], &[&[]]);
+        let nobody = identities(&[], &[]);
+        let anonymous = || ClientTls::Established(None);
+        for (name, authentication, tls, expected) in [
+            ("anybody: plain", &anybody, PLAIN, true),
+            ("anybody: passed through", &anybody, ClientTls::Passthrough("x".into()), true),
+            ("any tls: without certificate", &any_tls, anonymous(), true),
+            ("any tls: plain", &any_tls, PLAIN, false),
+            ("any tls: passed through", &any_tls, ClientTls::Passthrough("x".into()), false),
+            ("web: web", &web, meshed("web.demo"), true),
+            ("web: other", &web, meshed("other.demo"), false),
+            ("web: longer", &web, meshed("a.web.demo"), false),
+            ("web: without certificate", &web, anonymous(), false),
+            ("web: plain", &web, PLAIN, false),
+            ("web: passed through by its name", &web, ClientTls::Passthrough("web.demo".into()), false),
+            ("suffix: inside", &demo, meshed("web.demo.mesh"), true),
+            ("suffix: itself", &demo, meshed("demo.mesh"), false),
+            ("suffix: half a label", &demo, meshed("webdemo.mesh"), false),
+            ("suffix: a URI", &demo, meshed("spiffe://x.demo.mesh"), false),
+            ("any identity: a name", &any_identity, meshed("a"), true),
+            ("any identity: a URI", &any_identity, meshed("spiffe://td/a"), true),
+            ("any identity: without certificate", &any_identity, anonymous(), false),
+            ("nobody: a name", &nobody, meshed("a"), false),
+        ] {
+            check(name, all, authentication, client("10.0.0.1", tls), expected);
+        }
+    }
+
+    #[test]
+    fn networks_decide_by_the_address_of_the_peer() {
+        let anybody = Authentication::Unauthenticated;
+        for (name, networks, ip, expected) in [
+            ("inside", &["10.0.0.0/8"][..], "10.1.2.3", true),
+            ("outside", &["10.0.0.0/8"], "11.0.0.1", false),
+            ("mapped", &["10.0.0.0/8"], "::ffff:10.0.0.1", true),
+            ("second", &["10.0.0.0/8", "fd00::/8"], "fd00::1", true),
+            ("other family", &["0.0.0.0/0"], "fd00::1", false),
+            ("no network", &[], "10.0.0.1", false),
+        ] {
+            check(name, networks, &anybody, client(ip, PLAIN), expected);
+        }
+        let network =
+            Network { net: "10.0.0.0/8".parse().unwrap(), except: vec!["10.9.0.0/16".parse().unwrap()] };
+        assert!(network.contains("10.8.0.1".parse().unwrap()));
+        assert!(!network.contains("10.9.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn the_pod_itself_is_always_let_in_and_nobody_else_without_authorization() {
+        for (ip, expected) in
+            [("127.0.0.1", true), ("127.8.0.1", true), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
+        {
+            assert_eq!(authorize(&[], &client(ip, PLAIN)).is_some(), expected, "{ip}");
+        }
+    }
+
+    #[test]
+    fn the_first_authorization_that_fits_is_named() {
+        let named = |name: &str, authentication| Authorization {
+            networks: vec![Network::from("0.0.0.0/0".parse::<IpNet>().unwrap())],
+            authentication,
+            meta: Arc::new(Meta::built_in(name)),
+        };
+        let list =
+            [named("web", identities(&["web.demo"], &[])), named("rest", Authentication::Unauthenticated)];
+        assert_eq!(&*authorize(&list, &client("10.0.0.1", meshed("web.demo"))).unwrap().name, "web");
+        assert_eq!(&*authorize(&list, &client("10.0.0.1", PLAIN)).unwrap().name, "rest");
+    }
+}

@@ -1,0 +1,325 @@
+//! Reads the policy controller's messages. What cannot be read makes the whole answer unusable, because a policy with a part left
+//! out may let in whom it was written to keep out.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use weft_proto::linkerd::inbound as proto;
+use weft_proto::linkerd::{meta, net};
+
+use super::authz::{Authentication, Authorization, Meta, Network, Suffix};
+use super::filter::{Filter, FilterError};
+use super::limit::{Override, RateLimit};
+use super::server::{HttpPolicy, Protocol, RouteDetails, ServerPolicy};
+use crate::http::matching::{self, HostMatch, MatchError, RequestMatch};
+
+/// Why an answer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PolicyError {
+    /// A required part is absent.
+    #[error("the policy's {0} is missing")]
+    Missing(&'static str),
+    /// A network is none.
+    #[error("the policy has an invalid network")]
+    Network(#[from] net::InvalidIpNetwork),
+    /// A route's match cannot be used.
+    #[error("the policy has an unusable match")]
+    Match(#[from] MatchError),
+    /// A route's filter cannot be used.
+    #[error("the policy has an unusable filter")]
+    Filter(#[from] FilterError),
+    /// A rate limit of nothing.
+    #[error("the policy has a rate limit of zero")]
+    RateLimit,
+    /// The detection timeout is negative.
+    #[error("the policy has an invalid detection timeout")]
+    Timeout,
+}
+
+/// Reads one port's policy; `detect_timeout` applies where it names none.
+pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<ServerPolicy, PolicyError> {
+    use proto::proxy_protocol::Kind;
+    let authorizations = authorizations(server.authorizations)?;
+    let all = &authorizations;
+    let kind = server.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
+    let protocol = match kind {
+        Kind::Detect(detect) => Protocol::Detect {
+            timeout: match detect.timeout {
+                None => detect_timeout,
+                Some(timeout) => Duration::try_from(timeout).map_err(|_| PolicyError::Timeout)?,
+            },
+            http: http(detect.http_routes, detect.http_local_rate_limit, all)?,
+        },
+        Kind::Http1(http1) => Protocol::Http1(http(http1.routes, http1.local_rate_limit, all)?),
+        Kind::Http2(http2) => Protocol::Http2(http(http2.routes, http2.local_rate_limit, all)?),
+        Kind::Grpc(grpc) => Protocol::Grpc(grpc_routes(grpc.routes, all)?),
+        Kind::Opaque(_) => Protocol::Opaque,
+        Kind::Tls(_) => Protocol::Tls,
+    };
+    Ok(ServerPolicy { meta: Arc::new(from_labels(&server.labels)), protocol, authorizations })
+}
+
+fn http(
+    routes: Vec<proto::HttpRoute>,
+    limit: Option<proto::HttpLocalRateLimit>,
+    server: &[Authorization],
+) -> Result<HttpPolicy, PolicyError> {
+    let mut policy =
+        HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: limit.map(rate_limit).transpose()?.map(Arc::new) };
+    for route in routes {
+        let mut rules = Vec::new();
+        for rule in route.rules {
+            let matches = rule.matches.into_iter().map(RequestMatch::read).collect::<Result<_, _>>()?;
+            let filters = rule.filters.into_iter().map(http_filter).collect::<Result<_, _>>()?;
+            rules.push((matches, filters));
+        }
+        policy.routes.push(matching::Route { hosts: hosts(route.hosts)?, rules });
+        policy.details.push(details(route.metadata, route.authorizations, server)?);
+    }
+    Ok(policy)
+}
+
+fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &[Authorization]) -> Result<HttpPolicy, PolicyError> {
+    let mut policy = HttpPolicy { routes: Vec::new(), details: Vec::new(), limit: None };
+    for route in routes {
+        let mut rules = Vec::new();
+        for rule in route.rules {
+            let matches = rule.matches.into_iter().map(RequestMatch::read_grpc).collect::<Result<_, _>>()?;
+            let filters = rule.filters.into_iter().map(grpc_filter).collect::<Result<_, _>>()?;
+            rules.push((matches, filters));
+        }
+        policy.routes.push(matching::Route { hosts: hosts(route.hosts)?, rules });
+        policy.details.push(details(route.metadata, route.authorizations, server)?);
+    }
+    Ok(policy)
+}
+
+fn hosts(hosts: Vec<weft_proto::linkerd::http_route::HostMatch>) -> Result<Vec<HostMatch>, PolicyError> {
+    Ok(hosts.into_iter().map(HostMatch::read).collect::<Result<_, _>>()?)
+}
+
+/// A route's authorizations add to the server's.
+fn details(
+    metadata: Option<meta::Metadata>,
+    own: Vec<proto::Authz>,
+    server: &[Authorization],
+) -> Result<RouteDetails, PolicyError> {
+    let mut all = authorizations(own)?;
+    all.extend_from_slice(server);
+    let meta = metadata.and_then(from_metadata).unwrap_or_else(|| Meta::built_in("default"));
+    Ok(RouteDetails { meta: Arc::new(meta), authorizations: all })
+}
+
+fn http_filter(filter: proto::http_route::Filter) -> Result<Filter, PolicyError> {
+    use proto::http_route::filter::Kind;
+    Ok(match filter.kind.ok_or(FilterError::Empty)? {
+        Kind::FailureInjector(message) => Filter::http_failure(message)?,
+        Kind::RequestHeaderModifier(message) => Filter::request_headers(message)?,
+        Kind::Redirect(message) => Filter::redirect(message)?,
+    })
+}
+
+fn grpc_filter(filter: proto::grpc_route::Filter) -> Result<Filter, PolicyError> {
+    use proto::grpc_route::filter::Kind;
+    Ok(match filter.kind.ok_or(FilterError::Empty)? {
+        Kind::FailureInjector(message) => Filter::grpc_failure(message)?,
+        Kind::RequestHeaderModifier(message) => Filter::request_headers(message)?,
+    })
+}
+
+/// Those without networks are left out: they let nobody in.
+fn authorizations(messages: Vec<proto::Authz>) -> Result<Vec<Authorization>, PolicyError> {
+    let mut all = Vec::with_capacity(messages.len());
+    for message in messages {
+        if message.networks.is_empty() {
+            continue;
+        }
+        let named = message.metadata.and_then(from_metadata);
+        all.push(Authorization {
+            networks: message.networks.into_iter().map(network).collect::<Result<_, _>>()?,
+            authentication: authentication(message.authentication)?,
+            meta: Arc::new(named.unwrap_or_else(|| from_labels(&message.labels))),
+        });
+    }
+    Ok(all)
+}
+
+fn network(message: proto::Network) -> Result<Network, PolicyError> {
+    let net = IpNet::try_from(message.net.ok_or(PolicyError::Missing("network"))?)?;
+    let except = message.except.into_iter().map(IpNet::try_from).collect::<Result<_, _>>()?;
+    Ok(Network { net, except })
+}
+
+fn authentication(message: Option<proto::Authn>) -> Result<Authentication, PolicyError> {
+    use proto::authn::{Permit, permit_mesh_tls::Clients};
+    match message.and_then(|authn| authn.permit).ok_or(PolicyError::Missing("authentication"))? {
+        Permit::Unauthenticated(_) => Ok(Authentication::Unauthenticated),
+        Permit::MeshTls(tls) => match tls.clients.ok_or(PolicyError::Missing("mesh TLS clients"))? {
+            Clients::Unauthenticated(_) => Ok(Authentication::TlsUnauthenticated),
+            Clients::Identities(clients) => Ok(Authentication::TlsIdentities {
+                identities: clients.identities.into_iter().map(identity).collect(),
+                suffixes: clients.suffixes.iter().map(|suffix| Suffix::from_labels(&suffix.parts)).collect(),
+            }),
+        },
+    }
+}
+
+/// DNS names compare in lower case; URIs as they are.
+fn identity(message: proto::Identity) -> Box<str> {
+    if message.name.contains("://") { message.name.into() } else { message.name.to_ascii_lowercase().into() }
+}
+
+fn rate_limit(message: proto::HttpLocalRateLimit) -> Result<RateLimit, PolicyError> {
+    let rate = |limit: proto::http_local_rate_limit::Limit| {
+        NonZeroU32::new(limit.requests_per_second).ok_or(PolicyError::RateLimit)
+    };
+    let meta = message.metadata.and_then(from_metadata).unwrap_or_default();
+    let mut overrides = Vec::new();
+    for message in message.overrides {
+        let limit = rate(message.limit.ok_or(PolicyError::Missing("rate limit override"))?)?;
+        let clients = message.clients.map(|clients| clients.identities).unwrap_or_default();
+        overrides.push(Override::new(clients.into_iter().map(identity).collect(), limit));
+    }
+    let (total, per_identity) = (message.total.map(rate).transpose()?, message.identity.map(rate).transpose()?);
+    Ok(RateLimit::new(Arc::new(meta), total, per_identity, overrides))
+}
+
+fn from_metadata(metadata: meta::Metadata) -> Option<Meta> {
+    Some(match metadata.kind? {
+        meta::metadata::Kind::Default(name) => Meta::built_in(&name),
+        meta::metadata::Kind::Resource(resource) => {
+            Meta { group: resource.group.into(), kind: resource.kind.into(), name: resource.name.into() }
+        }
+    })
+}
+
+fn from_labels(labels: &HashMap<String, String>) -> Meta {
+    let get = |key: &str| labels.get(key).map(String::as_str).unwrap_or_default().into();
+    let kind = labels.get("kind").map_or("default", String::as_str).into();
+    Meta { group: get("group"), kind, name: get("name") }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proto::authn::{self, Permit, PermitMeshTls, permit_mesh_tls};
+    use weft_proto::linkerd::http_route as routes;
+
+    fn all_networks() -> Vec<proto::Network> {
+        ["0.0.0.0/0", "::/0"]
+            .map(|net| proto::Network { net: Some(net.parse::<IpNet>().unwrap().into()), except: Vec::new() })
+            .to_vec()
+    }
+
+    /// A message that lets in whom `permit` says, from everywhere.
+    pub(crate) fn authz(name: &str, permit: Permit) -> proto::Authz {
+        let kind = Some(meta::metadata::Kind::Default(name.into()));
+        proto::Authz {
+            networks: all_networks(),
+            authentication: Some(proto::Authn { permit: Some(permit) }),
+            metadata: Some(meta::Metadata { kind }),
+            labels: HashMap::new(),
+        }
+    }
+
+    /// Anybody.
+    pub(crate) fn anybody() -> Permit {
+        Permit::Unauthenticated(authn::PermitUnauthenticated {})
+    }
+
+    /// These identities.
+    pub(crate) fn only(names: &[&str]) -> Permit {
+        let identities = names.iter().map(|name| proto::Identity { name: (*name).into() }).collect();
+        let clients = permit_mesh_tls::PermitClientIdentities { identities, suffixes: Vec::new() };
+        Permit::MeshTls(PermitMeshTls { clients: Some(permit_mesh_tls::Clients::Identities(clients)) })
+    }
+
+    /// A server with one default route and a probe route, as the control plane sends it.
+    pub(crate) fn detecting(authorizations: Vec<proto::Authz>) -> proto::Server {
+        let route = |name: &str, kind, method: Option<http::Method>, authorizations| proto::HttpRoute {
+            metadata: Some(meta::Metadata { kind: Some(meta::metadata::Kind::Default(name.into())) }),
+            hosts: Vec::new(),
+            authorizations,
+            rules: vec![proto::http_route::Rule {
+                matches: vec![routes::HttpRouteMatch {
+                    path: Some(routes::PathMatch { kind: Some(kind) }),
+                    method: method.map(Into::into),
+                    ..Default::default()
+                }],
+                filters: Vec::new(),
+            }],
+        };
+        let everything = route("default", routes::path_match::Kind::Prefix("/".into()), None, Vec::new());
+        let probes = vec![authz("probe", anybody())];
+        let probe =
+            route("probe", routes::path_match::Kind::Exact("/healthz".into()), Some(http::Method::GET), probes);
+        let detect = proto::proxy_protocol::Detect {
+            timeout: Some(prost_duration(Duration::from_secs(10))),
+            http_routes: vec![everything, probe],
+            http_local_rate_limit: None,
+        };
+        proto::Server {
+            protocol: Some(proto::ProxyProtocol { kind: Some(proto::proxy_protocol::Kind::Detect(detect)) }),
+            server_ips: Vec::new(),
+            authorizations,
+            labels: HashMap::from([("kind".into(), "server".into()), ("name".into(), "web".into())]),
+        }
+    }
+
+    /// A server whose port is opaque.
+    pub(crate) fn opaque(authorizations: Vec<proto::Authz>) -> proto::Server {
+        let kind = proto::proxy_protocol::Kind::Opaque(proto::proxy_protocol::Opaque {});
+        proto::Server { protocol: Some(proto::ProxyProtocol { kind: Some(kind) }), ..detecting(authorizations) }
+    }
+
+    fn prost_duration<D: TryFrom<Duration>>(duration: Duration) -> D {
+        D::try_from(duration).ok().expect("a short duration")
+    }
+
+    fn convert(message: proto::Server) -> Result<ServerPolicy, PolicyError> {
+        server(message, Duration::from_secs(1))
+    }
+
+    #[test]
+    fn a_routes_authorizations_add_to_the_servers() {
+        let policy = convert(detecting(vec![authz("web", only(&["web.demo"]))])).unwrap();
+        let http = policy.http().unwrap();
+        let found = |method: &str, path: &str| {
+            let request = http::Request::builder().method(method).uri(path).body(()).unwrap();
+            let matched = http.find(&request).unwrap();
+            (matched.details.meta.name.to_string(), matched.details.authorizations.len())
+        };
+        assert_eq!(found("GET", "/healthz"), ("probe".into(), 2));
+        assert_eq!(found("POST", "/healthz"), ("default".into(), 1));
+        assert_eq!(found("GET", "/"), ("default".into(), 1));
+        assert_eq!(policy.authorizations.len(), 1);
+        assert_eq!((&*policy.meta.kind, &*policy.meta.name), ("server", "web"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_never_laxer() {
+        let whole = || detecting(vec![authz("a", anybody())]);
+        assert!(convert(whole()).is_ok());
+        assert!(convert(proto::Server { protocol: None, ..whole() }).is_err());
+        let mut no_authn = whole();
+        no_authn.authorizations[0].authentication = None;
+        assert!(matches!(convert(no_authn), Err(PolicyError::Missing("authentication"))));
+        let mut no_clients = whole();
+        let permit = Permit::MeshTls(PermitMeshTls { clients: None });
+        no_clients.authorizations[0].authentication = Some(proto::Authn { permit: Some(permit) });
+        assert!(convert(no_clients).is_err());
+        let mut bad_network = whole();
+        bad_network.authorizations[0].networks[0].net = None;
+        assert!(convert(bad_network).is_err());
+    }
+
+    #[test]
+    fn an_authorization_without_networks_lets_nobody_in() {
+        let mut message = detecting(vec![authz("a", anybody())]);
+        message.authorizations[0].networks.clear();
+        assert!(convert(message).unwrap().authorizations.is_empty());
+    }
+}

@@ -1,0 +1,215 @@
+//! What the proxy does on one port: protocol, routes, and who may come in. Immutable: a change makes a new one.
+//!
+//! Owns the types and the default policies. Refuses to read messages (see [`super::convert`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use ipnet::IpNet;
+
+use super::authz::{Authentication, Authorization, Meta, Network, Suffix};
+use super::filter::Filter;
+use super::limit::RateLimit;
+use crate::config::{Config, DefaultPolicy};
+use crate::http::matching;
+
+/// One port's policy.
+#[derive(Clone, Debug)]
+pub(crate) struct ServerPolicy {
+    /// Which server resource it is.
+    pub(crate) meta: Arc<Meta>,
+    /// What is spoken.
+    pub(crate) protocol: Protocol,
+    /// Who may connect.
+    pub(crate) authorizations: Vec<Authorization>,
+}
+
+/// What is spoken on a port.
+#[derive(Clone, Debug)]
+pub(crate) enum Protocol {
+    /// HTTP if the client's first bytes are, else opaque.
+    Detect {
+        /// How long the first bytes may take.
+        timeout: Duration,
+        /// For when it is HTTP.
+        http: HttpPolicy,
+    },
+    /// HTTP/1.
+    Http1(HttpPolicy),
+    /// HTTP/2.
+    Http2(HttpPolicy),
+    /// gRPC.
+    Grpc(HttpPolicy),
+    /// Bytes; TLS is not looked for.
+    Opaque,
+    /// TLS of the application's own.
+    Tls,
+}
+
+/// What HTTP requests are subject to.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpPolicy {
+    /// How requests find their route.
+    pub(crate) routes: Vec<matching::Route<Vec<Filter>>>,
+    /// What is known of each route, by the same index.
+    pub(crate) details: Vec<RouteDetails>,
+    /// How many requests are let through.
+    pub(crate) limit: Option<Arc<RateLimit>>,
+}
+
+/// A route's name and guards.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteDetails {
+    /// Which route resource it is.
+    pub(crate) meta: Arc<Meta>,
+    /// The server's authorizations and the route's own.
+    pub(crate) authorizations: Vec<Authorization>,
+}
+
+/// The route that a request takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matched<'a> {
+    /// The route's index.
+    pub(crate) index: usize,
+    /// Its name and guards.
+    pub(crate) details: &'a RouteDetails,
+    /// What its rule does to requests.
+    pub(crate) filters: &'a [Filter],
+}
+
+impl ServerPolicy {
+    /// What HTTP requests are subject to, if HTTP is spoken.
+    pub(crate) fn http(&self) -> Option<&HttpPolicy> {
+        match &self.protocol {
+            Protocol::Detect { http, .. } | Protocol::Http1(http) | Protocol::Http2(http) | Protocol::Grpc(http) => {
+                Some(http)
+            }
+            Protocol::Opaque | Protocol::Tls => None,
+        }
+    }
+
+    /// A port's policy until the controller answers, and for what no server selects.
+    pub(crate) fn default_for(config: &Config, port: u16) -> Self {
+        let (name, grant) = grant(config.inbound.default_policy);
+        let meta = Arc::new(Meta::built_in(name));
+        let authorizations: Vec<Authorization> = grant
+            .map(|(source, authentication)| Authorization {
+                networks: match source {
+                    Source::All => all_networks(),
+                    Source::Cluster => config.policy.cluster_networks.iter().copied().map(Network::from).collect(),
+                },
+                authentication,
+                meta: Arc::clone(&meta),
+            })
+            .into_iter()
+            .collect();
+        let protocol = if config.inbound.opaque_ports.contains(&port) {
+            Protocol::Opaque
+        } else {
+            let timeout = config.inbound.detect_timeout;
+            Protocol::Detect { timeout, http: HttpPolicy::one_route(&authorizations) }
+        };
+        Self { meta, protocol, authorizations }
+    }
+
+    /// What is in force when the controller's answer cannot be read: nobody comes in.
+    pub(crate) fn invalid(detect_timeout: Duration) -> Self {
+        let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&[]) };
+        Self { meta: Arc::new(Meta::built_in("invalid-policy")), protocol, authorizations: Vec::new() }
+    }
+}
+
+impl HttpPolicy {
+    /// One route that takes everything under the server's own authorizations.
+    pub(crate) fn one_route(authorizations: &[Authorization]) -> Self {
+        let details =
+            RouteDetails { meta: Arc::new(Meta::built_in("default")), authorizations: authorizations.to_vec() };
+        let route = matching::Route { hosts: Vec::new(), rules: vec![(Vec::new(), Vec::new())] };
+        Self { routes: vec![route], details: vec![details], limit: None }
+    }
+
+    /// Finds the route of a request.
+    pub(crate) fn find<B>(&self, request: &Request<B>) -> Option<Matched<'_>> {
+        let (route, rule) = matching::find(&self.routes, request)?;
+        let (_, filters) = self.routes.get(route)?.rules.get(rule)?;
+        Some(Matched { index: route, details: self.details.get(route)?, filters })
+    }
+}
+
+enum Source {
+    All,
+    Cluster,
+}
+
+/// The default policy's name, and what it grants.
+fn grant(policy: DefaultPolicy) -> (&'static str, Option<(Source, Authentication)>) {
+    let meshed =
+        || Authentication::TlsIdentities { identities: Default::default(), suffixes: vec![Suffix::Any] };
+    match policy {
+        DefaultPolicy::Deny => ("deny", None),
+        DefaultPolicy::AllAuthenticated => ("all-authenticated", Some((Source::All, meshed()))),
+        DefaultPolicy::AllUnauthenticated => {
+            ("all-unauthenticated", Some((Source::All, Authentication::Unauthenticated)))
+        }
+        DefaultPolicy::ClusterAuthenticated => ("cluster-authenticated", Some((Source::Cluster, meshed()))),
+        DefaultPolicy::ClusterUnauthenticated => {
+            ("cluster-unauthenticated", Some((Source::Cluster, Authentication::Unauthenticated)))
+        }
+        DefaultPolicy::Audit => ("audit", Some((Source::All, Authentication::Unauthenticated))),
+    }
+}
+
+fn all_networks() -> Vec<Network> {
+    vec![Network::from(IpNet::from(ipnet::Ipv4Net::default())), Network::from(IpNet::from(ipnet::Ipv6Net::default()))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::authz::{Client, ClientTls, NoTls, authorize};
+
+    #[test]
+    fn each_default_policy_lets_in_whom_its_name_says() {
+        let client = |ip: &str, tls: &ClientTls| Client { addr: format!("{ip}:1").parse().unwrap(), tls: tls.clone() };
+        let meshed = ClientTls::Established(Some("web.demo".parse().unwrap()));
+        let plain = ClientTls::None(NoTls::NotFromRemote);
+        // In the cluster with and without identity, then outside of it.
+        for (policy, expected) in [
+            (DefaultPolicy::Deny, [false; 4]),
+            (DefaultPolicy::AllAuthenticated, [true, false, true, false]),
+            (DefaultPolicy::AllUnauthenticated, [true; 4]),
+            (DefaultPolicy::ClusterAuthenticated, [true, false, false, false]),
+            (DefaultPolicy::ClusterUnauthenticated, [true, true, false, false]),
+            (DefaultPolicy::Audit, [true; 4]),
+        ] {
+            let mut config = crate::inbound::testing::config();
+            config.inbound.default_policy = policy;
+            config.policy.cluster_networks = vec!["10.0.0.0/8".parse().unwrap()];
+            let server = ServerPolicy::default_for(&config, 80);
+            let judged = [("10.0.0.1", &meshed), ("10.0.0.1", &plain), ("8.8.8.8", &meshed), ("8.8.8.8", &plain)]
+                .map(|(ip, tls)| authorize(&server.authorizations, &client(ip, tls)).is_some());
+            assert_eq!(judged, expected, "{policy:?}");
+            assert!(server.http().unwrap().find(&Request::new(())).is_some());
+        }
+    }
+
+    #[test]
+    fn opaque_ports_are_opaque_and_others_are_detected() {
+        let mut config = crate::inbound::testing::config();
+        config.inbound.opaque_ports = vec![3306];
+        assert!(matches!(ServerPolicy::default_for(&config, 3306).protocol, Protocol::Opaque));
+        assert!(matches!(ServerPolicy::default_for(&config, 80).protocol, Protocol::Detect { .. }));
+    }
+
+    #[test]
+    fn an_unreadable_policy_denies_everybody_but_the_pod() {
+        let policy = ServerPolicy::invalid(Duration::from_secs(1));
+        let tls = ClientTls::Established(Some("web.demo".parse().unwrap()));
+        let client = |addr: &str| Client { addr: addr.parse().unwrap(), tls: tls.clone() };
+        assert!(authorize(&policy.authorizations, &client("10.0.0.1:1")).is_none());
+        let http = policy.http().unwrap();
+        assert!(authorize(&http.details[0].authorizations, &client("10.0.0.1:1")).is_none());
+        assert!(authorize(&policy.authorizations, &client("127.0.0.1:1")).is_some());
+    }
+}
