@@ -1,0 +1,100 @@
+//! Cleans up after a daemon that could not: a process that does nothing but wait for the daemon's end.
+//!
+//! It reads a pipe that only the daemon writes to. The kernel closes it however the daemon ends, `kill -9` included.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{HostError, Result, cleanup};
+use crate::config::Layout;
+
+/// How long a dying daemon may keep its lock after its pipe: the kernel closes its files one after the other.
+const LOCK_FREE_WITHIN: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The daemon's hold on its janitor. Dropped without [`Janitor::dismiss`], everything is cleaned up as after a crash.
+#[derive(Debug)]
+pub struct Janitor {
+    child: Child,
+}
+
+/// Starts `weft sandbox-janitor NAME` in a process group of its own, so that Ctrl-C reaches the daemon alone.
+///
+/// # Errors
+/// When the binary cannot be started.
+pub fn spawn(weft: &Path, name: &str) -> Result<Janitor> {
+    let child = Command::new(weft)
+        .arg("sandbox-janitor")
+        .arg(name)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .process_group(0)
+        // Nothing of the daemon's environment or place is needed, and no file system is kept busy.
+        .current_dir("/")
+        .spawn()
+        .map_err(|source| HostError::Start { path: weft.to_owned(), source })?;
+    Ok(Janitor { child })
+}
+
+impl Janitor {
+    /// Sends it home: everything is cleaned up already. Waits until it is gone.
+    pub fn dismiss(mut self) {
+        if let Some(mut stdin) = self.child.stdin.take() {
+            // One that is gone already has nothing to be told.
+            let _ = stdin.write_all(b".");
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// The body of `weft sandbox-janitor`: waits on standard input for the daemon's end, and cleans up if it was not told
+/// that nothing is left.
+///
+/// # Errors
+/// When something could not be taken away.
+pub fn run(name: &str) -> Result<()> {
+    if dismissed(io::stdin().lock()) {
+        return Ok(());
+    }
+    let deadline = Instant::now() + LOCK_FREE_WITHIN;
+    let _lock = loop {
+        match cleanup::lock(name) {
+            Ok(lock) => break lock,
+            Err(HostError::AlreadyRuns { .. }) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            // Whoever has the name now cleaned up before it began.
+            Err(HostError::AlreadyRuns { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    };
+    cleanup::remove_everything(&Layout::of(name))
+}
+
+/// Whether a byte comes before the end.
+fn dismissed(mut input: impl io::Read) -> bool {
+    let mut byte = [0];
+    loop {
+        match input.read(&mut byte) {
+            Ok(read) => return read > 0,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_byte_dismisses() {
+        assert!(dismissed(&b"."[..]));
+        assert!(!dismissed(io::empty()));
+    }
+}
