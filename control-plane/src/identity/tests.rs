@@ -1,1 +1,126 @@
-//! x
+//! Certification, check by check.
+
+use std::time::Duration;
+
+use prometheus_client::registry::Registry;
+use tonic::Code;
+use weft_proto::linkerd::identity::identity_server::Identity as _;
+use weft_tls::{
+    anchors::TrustAnchors,
+    ca::{Issuer, Root},
+    keys::IdentityKey,
+    tokens::{ServiceAccount, TokenSigner, TokenVerifier},
+};
+
+use super::{issuer::CurrentIssuer, *};
+
+const WEB: &str = "web.shop.serviceaccount.identity.linkerd.cluster.local";
+const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
+
+struct World {
+    certifier: Certifier,
+    signer: TokenSigner,
+}
+
+impl World {
+    fn new() -> Self {
+        weft_tls::install_crypto_provider();
+        let root = Root::generate("root").unwrap();
+        let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let pem = root.issue_issuer("issuer").unwrap();
+        let issuer = Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap();
+        let signer = TokenSigner::generate().unwrap();
+        let certifier = Certifier {
+            issuer: CurrentIssuer::new(issuer),
+            tokens: Tokens::LocalKey(TokenVerifier::from_pem(signer.public_pem()).unwrap()),
+            control_namespace: "linkerd".to_owned(),
+            trust_domain: "cluster.local".to_owned(),
+            lifetime: Duration::from_secs(3600),
+            clock_skew: Duration::from_secs(10),
+            metrics: GrpcMetrics::new(&mut Registry::default()),
+        };
+        Self { certifier, signer }
+    }
+
+    fn token(&self, namespace: &str, name: &str, audience: &str) -> Vec<u8> {
+        let account = ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() };
+        self.signer.sign(&account, audience, Duration::from_secs(60)).unwrap().into_bytes()
+    }
+
+    async fn certify(&self, identity: &str, token: Vec<u8>, csr: Vec<u8>) -> Result<CertifyResponse, tonic::Status> {
+        let request = CertifyRequest { identity: identity.to_owned(), token, certificate_signing_request: csr };
+        self.certifier.certify(Request::new(request)).await.map(Response::into_inner)
+    }
+}
+
+fn csr(name: &str) -> Vec<u8> {
+    IdentityKey::generate().unwrap().csr_der(&name.parse().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_service_account_gets_its_own_certificate() {
+    let world = World::new();
+    let token = world.token("shop", "web", AUDIENCE);
+    let issued = world.certify(WEB, token, csr(WEB)).await.unwrap();
+    assert!(!issued.leaf_certificate.is_empty() && !issued.intermediate_certificates.is_empty());
+    let left = SystemTime::try_from(issued.valid_until.unwrap()).unwrap().duration_since(SystemTime::now()).unwrap();
+    assert!(left > Duration::from_secs(3500) && left < Duration::from_secs(3700), "{left:?}");
+}
+
+#[tokio::test]
+async fn everybody_else_is_refused_with_linkerds_codes() {
+    let world = World::new();
+    let good = || world.token("shop", "web", AUDIENCE);
+    let stranger = World::new().token("shop", "web", AUDIENCE);
+    let other = "api.shop.serviceaccount.identity.linkerd.cluster.local";
+    for (name, identity, token, request, expected) in [
+        ("no identity", "", good(), csr(WEB), Code::InvalidArgument),
+        ("no token", WEB, Vec::new(), csr(WEB), Code::InvalidArgument),
+        ("no request", WEB, good(), Vec::new(), Code::InvalidArgument),
+        ("garbage request", WEB, good(), b"csr".to_vec(), Code::InvalidArgument),
+        ("token is not text", WEB, vec![0xff], csr(WEB), Code::InvalidArgument),
+        ("garbage token", WEB, b"token".to_vec(), csr(WEB), Code::FailedPrecondition),
+        ("stranger's token", WEB, stranger, csr(WEB), Code::FailedPrecondition),
+        ("token for others", WEB, world.token("shop", "web", "api"), csr(WEB), Code::FailedPrecondition),
+        ("another account's token", WEB, world.token("shop", "api", AUDIENCE), csr(WEB), Code::FailedPrecondition),
+        ("a name with a dot", WEB, world.token("shop", "web.shop", AUDIENCE), csr(WEB), Code::InvalidArgument),
+        ("request for another name", WEB, good(), csr(other), Code::FailedPrecondition),
+    ] {
+        let code = world.certify(identity, token, request).await.unwrap_err().code();
+        assert_eq!(code, expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_change() {
+    weft_tls::install_crypto_provider();
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::generate("root").unwrap();
+    let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+    let write = |certificate: &str, key: &str, root: &Root| {
+        let pem = root.issue_issuer("issuer").unwrap();
+        std::fs::write(dir.path().join(key), pem.key).unwrap();
+        std::fs::write(dir.path().join(certificate), pem.certificate).unwrap();
+    };
+    assert!(issuer::load(dir.path(), &anchors).err().unwrap().to_string().contains("crt.pem"));
+    write("tls.crt", "tls.key", &root);
+    assert!(issuer::load(dir.path(), &anchors).is_ok());
+    write("tls.crt", "tls.key", &Root::generate("stranger").unwrap());
+    assert!(issuer::load(dir.path(), &anchors).err().unwrap().to_string().contains("tls.crt"));
+
+    write("crt.pem", "key.pem", &root);
+    let current = CurrentIssuer::new(issuer::load(dir.path(), &anchors).unwrap());
+    let old = current.get();
+    let mut reload = Box::pin(issuer::reload(dir.path().to_owned(), anchors, current.clone()));
+    // The first poll starts the watch; from then on nothing is missed.
+    let _ = futures::poll!(&mut reload);
+    let running = tokio::spawn(reload);
+    write("crt.pem", "key.pem", &root);
+    let replaced = async {
+        while std::sync::Arc::ptr_eq(&old, &current.get()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
+    running.abort();
+}

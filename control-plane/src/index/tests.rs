@@ -1,1 +1,108 @@
-//! x
+//! The index by its two sides: events in, snapshots out.
+
+mod destination;
+mod policy;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use weft_k8s_api::{inject, manifest, policy::DefaultPolicy, ports};
+
+use super::*;
+
+/// An index and the objects that it was given.
+struct World {
+    index: SharedIndex,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Cluster)) -> Self {
+        let mut cluster = Cluster {
+            control_namespace: "linkerd".to_owned(),
+            cluster_domain: "cluster.local".to_owned(),
+            trust_domain: "cluster.local".to_owned(),
+            networks: inject::default_cluster_networks(),
+            probe_networks: vec!["0.0.0.0/0".parse().unwrap()],
+            default_policy: DefaultPolicy::AllUnauthenticated,
+            default_opaque_ports: ports::default_opaque_ports(),
+            transport_mode: TransportMode::TransportHeader,
+            ipv6: false,
+        };
+        change(&mut cluster);
+        Self { index: SharedIndex::new(cluster) }
+    }
+
+    /// Applies an object given as JSON.
+    fn apply(&self, object: Value) {
+        self.apply_all([object]);
+    }
+
+    fn apply_all<const N: usize>(&self, objects: [Value; N]) {
+        let batch = objects.into_iter().map(|object| {
+            let read = manifest::parse("test.json".as_ref(), &object.to_string());
+            assert!(read.errors.is_empty(), "{:?}", read.errors);
+            Event::Apply(Box::new(read.objects.into_iter().next().unwrap().object))
+        });
+        self.index.apply(batch.collect());
+    }
+
+    fn delete(&self, kind: &str, namespace: &str, name: &str) {
+        let reference =
+            manifest::ObjectRef { kind: kind.to_owned(), namespace: Some(namespace.to_owned()), name: name.to_owned() };
+        self.index.apply(vec![Event::Delete(reference)]);
+    }
+}
+
+/// The snapshot, if there is one that was not seen yet.
+fn news<T: Clone>(rx: &mut watch::Receiver<T>) -> Option<T> {
+    rx.has_changed().unwrap().then(|| rx.borrow_and_update().clone())
+}
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn service(name: &str, ip: &str, spec: Value) -> Value {
+    let mut object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": ip, "ports": [{"name": "http", "port": 80}]}});
+    merge(&mut object, json!({"spec": spec}));
+    object
+}
+
+fn slice(service: &str, pods: &[(&str, &str)], port: u16) -> Value {
+    let endpoints: Vec<_> = pods
+        .iter()
+        .map(|(pod, ip)| json!({"addresses": [ip], "targetRef": {"kind": "Pod", "name": pod, "namespace": "shop"}}))
+        .collect();
+    json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": format!("{service}-1"), "namespace": "shop", "labels": {"kubernetes.io/service-name": service}},
+        "ports": [{"name": "http", "port": port}], "endpoints": endpoints})
+}
+
+/// A meshed pod; `change` is merged over it.
+fn pod(name: &str, ip: &str, change: Value) -> Value {
+    let env = |name: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+    let mut object = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "labels": {"app": "web", "linkerd.io/control-plane-ns": "linkerd"}},
+        "spec": {"serviceAccountName": "web", "nodeName": "node-1",
+            "initContainers": [{"name": "linkerd-proxy", "restartPolicy": "Always",
+                "env": [env("INBOUND", 4143), env("ADMIN", 4191), env("CONTROL", 4190)]}],
+            "containers": [{"name": "app", "ports": [{"name": "http", "containerPort": 8080}]}]},
+        "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
+    merge(&mut object, change);
+    object
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}

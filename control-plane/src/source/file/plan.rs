@@ -130,7 +130,7 @@ mod tests {
         check(&mut plan, &[("1.yaml", server("alow") + &account("b"))], "+b -a");
         check(&mut plan, &[("1.yaml", server("audit") + &account("b"))], "+s");
         check(&mut plan, &[("1.yaml", "kind: [\n---\n".to_owned() + &account("c"))], "+c");
-        check(&mut plan, &[("1.yaml", account("c"))], "-b -s");
+        check(&mut plan, &[("1.yaml", account("c"))], "-s -b");
     }
 
     #[test]

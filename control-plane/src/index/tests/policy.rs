@@ -1,0 +1,337 @@
+//! Inbound and outbound policies; every grant has its refusal.
+
+use super::*;
+
+fn rule(kind: &str, version: &str, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind, "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
+}
+
+fn server(name: &str, spec: Value) -> Value {
+    let mut object =
+        rule("Server", "v1beta3", name, json!({"podSelector": {"matchLabels": {"app": "web"}}, "port": 8080}));
+    merge(&mut object, json!({"spec": spec}));
+    object
+}
+
+fn authorization(name: &str, target: Value, refs: Value) -> Value {
+    rule("AuthorizationPolicy", "v1alpha1", name, json!({"targetRef": target, "requiredAuthenticationRefs": refs}))
+}
+
+fn target(name: &str) -> Value {
+    json!({"group": "policy.linkerd.io", "kind": "Server", "name": name})
+}
+
+fn mesh_tls(name: &str) -> Value {
+    json!({"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": name})
+}
+
+fn network(name: &str) -> Value {
+    json!({"group": "policy.linkerd.io", "kind": "NetworkAuthentication", "name": name})
+}
+
+/// `web-1` and everything given.
+fn world<const N: usize>(objects: [Value; N]) -> World {
+    let world = World::new();
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    world.apply_all(objects);
+    world
+}
+
+fn web_1() -> Key {
+    Key::new("shop", "web-1")
+}
+
+/// Authorizations of port 8080 of `web-1` as `origin: who from where`.
+fn check(world: &World, expected: &[&str]) {
+    let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+    assert_eq!(show(&server), expected);
+}
+
+fn show(server: &InboundServer) -> Vec<String> {
+    let each = server.authorizations.iter().map(|authorization| {
+        let origin = match &authorization.origin {
+            Origin::Default(name) => *name,
+            Origin::Server(name) | Origin::AuthorizationPolicy(name) => name,
+        };
+        let who = match &authorization.authentication {
+            Authentication::Unauthenticated => "anyone".to_owned(),
+            Authentication::Identities(all) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "),
+        };
+        let networks: Vec<_> = authorization.networks.iter().map(|network| network.cidr.to_string()).collect();
+        format!("{origin}: {who} from {}", networks.join(" or "))
+    });
+    each.collect()
+}
+
+const ANYWHERE: &str = "0.0.0.0/0 or ::/0";
+
+#[test]
+fn default_policies() {
+    let cluster = "10.0.0.0/8 or 100.64.0.0/10 or 172.16.0.0/12 or 192.168.0.0/16 or fd00::/8";
+    for (policy, expected) in [
+        ("all-unauthenticated", Some(format!("all-unauthenticated: anyone from {ANYWHERE}"))),
+        ("all-authenticated", Some(format!("all-authenticated: * from {ANYWHERE}"))),
+        ("cluster-unauthenticated", Some(format!("cluster-unauthenticated: anyone from {cluster}"))),
+        ("cluster-authenticated", Some(format!("cluster-authenticated: * from {cluster}"))),
+        ("audit", Some(format!("audit: anyone from {ANYWHERE}"))),
+        ("deny", None),
+    ] {
+        let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+        let annotated = World::new();
+        annotated.apply(pod(
+            "web-1",
+            "10.244.0.1",
+            json!({"metadata": {"annotations": {"config.linkerd.io/default-inbound-policy": policy}}}),
+        ));
+        check(&annotated, &expected);
+        let meshwide = World::with(|cluster| cluster.default_policy = policy.parse().unwrap());
+        meshwide.apply(pod("web-1", "10.244.0.1", json!({})));
+        check(&meshwide, &expected);
+    }
+}
+
+#[test]
+fn an_unreadable_default_policy_denies() {
+    let mut object: k8s_openapi::api::core::v1::Pod =
+        serde_json::from_value(pod("web-1", "10.244.0.1", json!({}))).unwrap();
+    let annotation = ("config.linkerd.io/default-inbound-policy".to_owned(), "allow".to_owned());
+    object.metadata.annotations.get_or_insert_default().insert(annotation.0, annotation.1);
+    let world = World::new();
+    world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object)))]);
+    check(&world, &[]);
+}
+
+#[test]
+fn identity_is_required_on_listed_ports_only() {
+    let world = World::new();
+    world.apply(pod(
+        "web-1",
+        "10.244.0.1",
+        json!({"metadata": {"annotations": {"config.linkerd.io/proxy-require-identity-inbound-ports": "8080"}}}),
+    ));
+    check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
+    let other = world.index.watch_inbound(&web_1(), 8081).borrow().clone().unwrap();
+    assert_eq!(show(&other), [format!("all-unauthenticated: anyone from {ANYWHERE}")]);
+}
+
+#[test]
+fn a_server_replaces_the_default_on_its_port_only() {
+    let world = world([server("s", json!({}))]);
+    check(&world, &[]);
+    let other = world.index.watch_inbound(&web_1(), 9090).borrow().clone().unwrap();
+    assert_eq!(other.origin, Origin::Default("all-unauthenticated"));
+    world.apply(server("s", json!({"accessPolicy": "all-authenticated"})));
+    check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
+    world.apply(server("s", json!({"podSelector": {"matchLabels": {"app": "api"}}})));
+    check(&world, &[&format!("all-unauthenticated: anyone from {ANYWHERE}")]);
+    world.apply(server("s", json!({"port": "http"})));
+    check(&world, &[]);
+    world.delete("Server", "shop", "s");
+    check(&world, &[&format!("all-unauthenticated: anyone from {ANYWHERE}")]);
+}
+
+#[test]
+fn an_unreadable_access_policy_denies() {
+    let mut bad: weft_k8s_api::policy::Server =
+        serde_json::from_value(server("s", json!({"accessPolicy": "audit"}))).unwrap();
+    bad.spec.access_policy = Some("all".to_owned());
+    let world = world([]);
+    world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Server(bad)))]);
+    check(&world, &[]);
+}
+
+#[test]
+fn of_several_servers_the_oldest_speaks() {
+    let dated = |name: &str, time: &str| {
+        let mut object = server(name, json!({}));
+        object["metadata"]["creationTimestamp"] = json!(time);
+        object
+    };
+    let origin = |world: &World| world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap().origin.clone();
+    let by_time = world([dated("a", "2026-01-02T00:00:00Z"), dated("b", "2026-01-01T00:00:00Z")]);
+    assert_eq!(origin(&by_time), Origin::Server("b".to_owned()));
+    let by_name = world([server("b", json!({})), server("a", json!({}))]);
+    assert_eq!(origin(&by_name), Origin::Server("a".to_owned()));
+}
+
+#[test]
+fn protocols() {
+    for (name, expected) in [
+        ("unknown", ServerProtocol::Detect),
+        ("HTTP/1", ServerProtocol::Http1),
+        ("HTTP/2", ServerProtocol::Http2),
+        ("gRPC", ServerProtocol::Grpc),
+        ("opaque", ServerProtocol::Opaque),
+        ("TLS", ServerProtocol::Tls),
+    ] {
+        let world = world([server("s", json!({"proxyProtocol": name}))]);
+        assert_eq!(world.index.watch_inbound(&web_1(), 8080).borrow().as_ref().unwrap().protocol, expected, "{name}");
+    }
+    let annotated = World::new();
+    annotated.apply(pod(
+        "web-1",
+        "10.244.0.1",
+        json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "http"}}}),
+    ));
+    let protocol = |port| annotated.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().protocol;
+    assert_eq!((protocol(8080), protocol(8081)), (ServerProtocol::Opaque, ServerProtocol::Detect));
+}
+
+#[test]
+fn policies_grant_what_their_authentications_say() {
+    let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
+    let tls = |spec: Value| rule("MeshTLSAuthentication", "v1alpha1", "m", spec);
+    let net = rule("NetworkAuthentication", "v1alpha1", "n", json!({"networks": [{"cidr": "10.1.0.0/16"}]}));
+    let exact = tls(json!({"identities": [identity]}));
+    for (name, refs, tls, expected) in [
+        ("nothing required", json!([]), exact.clone(), Some(format!("p: anyone from {ANYWHERE}"))),
+        ("an identity", json!([mesh_tls("m")]), exact.clone(), Some(format!("p: {identity} from {ANYWHERE}"))),
+        ("a network", json!([network("n")]), exact.clone(), Some("p: anyone from 10.1.0.0/16".to_owned())),
+        ("both", json!([mesh_tls("m"), network("n")]), exact.clone(), Some(format!("p: {identity} from 10.1.0.0/16"))),
+        (
+            "a service account",
+            json!([{"kind": "ServiceAccount", "name": "client"}]),
+            exact.clone(),
+            Some(format!("p: {identity} from {ANYWHERE}")),
+        ),
+        (
+            "references",
+            json!([mesh_tls("m")]),
+            tls(
+                json!({"identityRefs": [{"kind": "ServiceAccount", "name": "client"}, {"kind": "Namespace", "name": "ops"}]}),
+            ),
+            Some(format!("p: {identity} or *.ops.serviceaccount.identity.linkerd.cluster.local from {ANYWHERE}")),
+        ),
+        ("an unresolved identity", json!([mesh_tls("none")]), exact.clone(), None),
+        ("an unresolved network", json!([mesh_tls("m"), network("none")]), exact.clone(), None),
+        (
+            "another namespace's",
+            json!([{"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": "m", "namespace": "ops"}]),
+            exact,
+            None,
+        ),
+    ] {
+        for reference in [target("s"), json!({"kind": "Namespace", "name": "shop"})] {
+            let world =
+                world([server("s", json!({})), tls.clone(), net.clone(), authorization("p", reference, refs.clone())]);
+            let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+            let got = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+            assert_eq!(show(&got), expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_for_another_target_grants_nothing() {
+    for reference in [target("other"), json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"})] {
+        check(&world([server("s", json!({})), authorization("p", reference, json!([]))]), &[]);
+    }
+    let namespace = authorization("p", json!({"kind": "Namespace", "name": "shop"}), json!([]));
+    let without_server = world([namespace]);
+    let origin = without_server.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap().origin.clone();
+    assert_eq!(origin, Origin::Default("all-unauthenticated"), "policies attach to Servers only");
+}
+
+#[test]
+fn watchers_hear_of_authentications_that_come_and_go() {
+    let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
+    let mut rx = world.index.watch_inbound(&web_1(), 8080);
+    let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
+    world.apply(tls.clone());
+    assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
+    world.delete("MeshTLSAuthentication", "shop", "m");
+    assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
+    world.apply(tls);
+    assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
+    world.delete("AuthorizationPolicy", "shop", "p");
+    assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
+    world.delete("Pod", "shop", "web-1");
+    assert!(news(&mut rx).unwrap().is_none());
+}
+
+#[test]
+fn authentications_of_other_namespaces_count_where_they_are_named() {
+    let elsewhere =
+        json!({"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": "m", "namespace": "ops"});
+    let world = world([server("s", json!({})), authorization("p", target("s"), json!([elsewhere]))]);
+    let mut rx = world.index.watch_inbound(&web_1(), 8080);
+    let mut tls = rule(
+        "MeshTLSAuthentication",
+        "v1alpha1",
+        "m",
+        json!({"identityRefs": [{"kind": "ServiceAccount", "name": "a"}]}),
+    );
+    tls["metadata"]["namespace"] = json!("ops");
+    world.apply(tls);
+    let expected = format!("p: a.ops.serviceaccount.identity.linkerd.cluster.local from {ANYWHERE}");
+    assert_eq!(show(&news(&mut rx).unwrap().unwrap()), [expected]);
+}
+
+#[test]
+fn probes_are_known_by_port() {
+    let world = World::new();
+    world.apply(pod("web-1", "10.244.0.1", json!({"spec": {"containers": [{"name": "app", "ports": [{"name": "http", "containerPort": 8080}],
+        "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}}, "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}},
+        "startupProbe": {"tcpSocket": {"port": 8080}}}]}})));
+    let paths = |port| world.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().probe_paths.clone();
+    assert_eq!(paths(8080), ["/live", "/ready"]);
+    assert!(paths(8081).is_empty());
+}
+
+/// The outbound policy towards an address, in a word.
+fn outbound(world: &World, target: &str) -> String {
+    match world.index.watch_outbound(addr(target)).borrow().as_deref() {
+        None => "none".to_owned(),
+        Some(OutboundPolicy::UndefinedPort) => "undefined".to_owned(),
+        Some(OutboundPolicy::Egress { addr }) => format!("egress {addr}"),
+        Some(OutboundPolicy::Service { authority, protocol, .. }) => format!("{protocol:?} {authority}"),
+    }
+}
+
+#[test]
+fn outbound_by_address() {
+    let world = World::new();
+    let ports = json!([
+        {"name": "http", "port": 80}, {"name": "mysql", "port": 3306}, {"name": "mysql-http", "port": 4444, "appProtocol": "http"},
+        {"name": "h1", "port": 81, "appProtocol": "http"}, {"name": "h2", "port": 82, "appProtocol": "kubernetes.io/h2c"},
+        {"name": "tcp", "port": 83, "appProtocol": "linkerd.io/tcp"}, {"name": "opaque", "port": 84, "appProtocol": "linkerd.io/opaque"},
+        {"name": "other", "port": 85, "appProtocol": "mongo"}, {"name": "udp", "port": 86, "protocol": "UDP"}]);
+    world.apply(service("web", "10.96.0.1", json!({"ports": ports})));
+    for (target, expected) in [
+        ("10.96.0.1:80", "Detect web.shop.svc.cluster.local:80"),
+        ("10.96.0.1:3306", "Opaque web.shop.svc.cluster.local:3306"),
+        ("10.96.0.1:4444", "Http1 web.shop.svc.cluster.local:4444"),
+        ("10.96.0.1:81", "Http1 web.shop.svc.cluster.local:81"),
+        ("10.96.0.1:82", "Http2 web.shop.svc.cluster.local:82"),
+        ("10.96.0.1:83", "Opaque web.shop.svc.cluster.local:83"),
+        ("10.96.0.1:84", "Opaque web.shop.svc.cluster.local:84"),
+        ("10.96.0.1:85", "Opaque web.shop.svc.cluster.local:85"),
+        ("10.96.0.1:86", "undefined"),
+        ("10.96.0.1:9", "undefined"),
+        ("10.244.0.1:80", "none"),
+        ("93.184.216.34:443", "egress 93.184.216.34:443"),
+    ] {
+        assert_eq!(outbound(&world, target), expected, "{target}");
+    }
+}
+
+#[test]
+fn outbound_watchers_follow_the_service() {
+    let world = World::new();
+    let mut rx = world.index.watch_outbound(addr("10.96.0.1:80"));
+    assert!(rx.borrow().is_none());
+    world.apply(service("web", "10.96.0.1", json!({})));
+    assert!(matches!(news(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::Service { .. })));
+    world.apply(service("web", "10.96.0.9", json!({})));
+    assert!(news(&mut rx).unwrap().is_none());
+    assert_eq!(outbound(&world, "10.96.0.9:80"), "Detect web.shop.svc.cluster.local:80");
+}
+
+#[test]
+fn outbound_by_name_needs_no_service_yet() {
+    let world = World::new();
+    let mut rx = world.index.watch_outbound_name(&Key::new("shop", "web"), 81);
+    assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
+    world.apply(service("web", "10.96.0.1", json!({})));
+    assert_eq!(news(&mut rx).unwrap().as_deref(), Some(&OutboundPolicy::UndefinedPort));
+}
