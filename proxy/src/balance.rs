@@ -1,1 +1,294 @@
-//! Balancing.
+//! Picks an endpoint of a service: the less loaded of two at random, load being peak latency (EWMA) times what is in flight.
+//!
+//! Owns availability (an endpoint that refuses connections rests, longer each time) and fail-fast (when none was available for
+//! 3 s, requests fail at once until one is). Refuses to connect: it hands out endpoints. One balancer belongs to one worker.
+
+mod ewma;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use rand::Rng as _;
+use tokio::sync::watch;
+
+use crate::app::Shared;
+use crate::discover::Endpoints;
+use crate::discover::endpoints::EndpointsState;
+use crate::discover::route::PeakEwma;
+use crate::metrics::label;
+use crate::outbound::endpoint::Endpoint;
+
+use ewma::Ewma;
+
+/// No endpoint was available in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no endpoint of the service is available")]
+pub(crate) struct FailFast;
+
+/// A service's endpoints with their loads.
+pub(crate) struct Balancer {
+    shared: Arc<Shared>,
+    discovered: Arc<Endpoints>,
+    load: PeakEwma,
+    state: Mutex<State>,
+    failing_fast: AtomicBool,
+    gauges: Gauges,
+}
+
+struct State {
+    changes: watch::Receiver<EndpointsState>,
+    endpoints: Vec<Arc<Balanced>>,
+}
+
+#[derive(Clone)]
+struct Gauges {
+    ready: Gauge,
+    pending: Gauge,
+}
+
+/// One endpoint and how it fares.
+pub(crate) struct Balanced {
+    /// Where to connect.
+    pub(crate) endpoint: Arc<Endpoint>,
+    rtt: Mutex<Ewma>,
+    in_flight: AtomicU32,
+    rest: Mutex<Rest>,
+    backoff: (Duration, Duration),
+    gauges: Gauges,
+}
+
+/// How long an endpoint that failed is left alone.
+#[derive(Debug, Default)]
+struct Rest {
+    until: Option<Instant>,
+    last: Duration,
+}
+
+/// A picked endpoint. Counts as in flight until it is finished or dropped.
+pub(crate) struct InFlight {
+    balanced: Option<Arc<Balanced>>,
+    started: Instant,
+}
+
+impl Balancer {
+    /// Makes a balancer over what discovery tells.
+    pub(crate) fn new(shared: Arc<Shared>, path: &str, discovered: Arc<Endpoints>, load: PeakEwma) -> Self {
+        let gauge = |state: &'static str| {
+            let labels = vec![label("backend_name", path.to_owned()), label("endpoint_state", state)];
+            shared.metrics.outbound_balancer_endpoints.get_or_create_owned(&labels)
+        };
+        let gauges = Gauges { ready: gauge("ready"), pending: gauge("pending") };
+        let mut changes = discovered.state.clone();
+        changes.mark_changed();
+        Self {
+            shared,
+            discovered,
+            load,
+            state: Mutex::new(State { changes, endpoints: Vec::new() }),
+            failing_fast: AtomicBool::new(false),
+            gauges,
+        }
+    }
+
+    /// Picks an endpoint, waiting until `deadline` for one to be available.
+    ///
+    /// # Errors
+    /// When none is, or none was lately.
+    pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, FailFast> {
+        if let Ok(selected) = self.try_select() {
+            return Ok(selected);
+        }
+        let mut changes = self.discovered.state.clone();
+        loop {
+            changes.mark_unchanged();
+            let wake = match self.try_select() {
+                Ok(selected) => return Ok(selected),
+                Err(wake) => wake,
+            };
+            if self.failing_fast.load(Ordering::Relaxed) {
+                return Err(FailFast);
+            }
+            let until = wake.map_or(deadline, |wake| wake.min(deadline));
+            tokio::select! {
+                changed = changes.changed() => changed.map_err(|_| FailFast)?,
+                () = tokio::time::sleep_until(until.into()) => {
+                    if Instant::now() >= deadline {
+                        self.failing_fast.store(true, Ordering::Relaxed);
+                        return Err(FailFast);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an endpoint can be picked right now.
+    pub(crate) fn is_available(&self) -> bool {
+        let mut state = self.state.lock();
+        self.reconcile(&mut state);
+        let now = Instant::now();
+        state.endpoints.iter().any(|endpoint| endpoint.rests_until(now).is_none())
+    }
+
+    /// Closes connections that were idle too long.
+    pub(crate) fn purge_idle(&self) {
+        for balanced in &self.state.lock().endpoints {
+            balanced.endpoint.purge_idle();
+        }
+    }
+
+    /// Picks among the available ones; without any, says when the first is available again.
+    fn try_select(&self) -> Result<InFlight, Option<Instant>> {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        self.reconcile(&mut state);
+        let endpoints = &state.endpoints;
+        let (first, second) = match endpoints.len() {
+            0 => return Err(None),
+            1 => (0, 0),
+            count => {
+                let mut random = rand::rng();
+                let first = random.random_range(0..count);
+                let second = random.random_range(0..count - 1);
+                (first, if second >= first { second + 1 } else { second })
+            }
+        };
+        let available = |index: usize| endpoints[index].rests_until(now).is_none().then_some(index);
+        let picked = match (available(first), available(second)) {
+            (Some(first), Some(second)) if endpoints[second].cost(now) < endpoints[first].cost(now) => Some(second),
+            (Some(index), _) | (None, Some(index)) => Some(index),
+            // Both rest: with many endpoints that is rare, so that a scan for the least loaded is affordable.
+            (None, None) => (0..endpoints.len())
+                .filter(|index| available(*index).is_some())
+                .min_by(|a, b| endpoints[*a].cost(now).total_cmp(&endpoints[*b].cost(now))),
+        };
+        match picked {
+            Some(index) => {
+                self.failing_fast.store(false, Ordering::Relaxed);
+                Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
+            }
+            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.rests_until(now)).min()),
+        }
+    }
+
+    /// Takes over what discovery changed; endpoints that stay the same keep their connections and loads.
+    fn reconcile(&self, state: &mut State) {
+        if !state.changes.has_changed().unwrap_or(false) {
+            return;
+        }
+        let EndpointsState::Known(set) = state.changes.borrow_and_update().clone() else { return };
+        let old = std::mem::take(&mut state.endpoints);
+        state.endpoints = set
+            .values()
+            .map(|info| match old.iter().find(|known| *known.endpoint.info == **info) {
+                Some(known) => Arc::clone(known),
+                None => Arc::new(Balanced::new(
+                    Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info))),
+                    self.load,
+                    (self.shared.config.outbound.backoff_min, self.shared.config.outbound.backoff_max),
+                    self.gauges.clone(),
+                )),
+            })
+            .collect();
+    }
+}
+
+impl Balanced {
+    fn new(endpoint: Arc<Endpoint>, load: PeakEwma, backoff: (Duration, Duration), gauges: Gauges) -> Self {
+        gauges.ready.inc();
+        Self {
+            endpoint,
+            rtt: Mutex::new(Ewma::new(load, Instant::now())),
+            in_flight: AtomicU32::new(0),
+            rest: Mutex::default(),
+            backoff,
+            gauges,
+        }
+    }
+
+    fn cost(&self, now: Instant) -> f64 {
+        let in_flight = f64::from(self.in_flight.load(Ordering::Relaxed));
+        self.rtt.lock().estimate(now) * (in_flight + 1.0)
+    }
+
+    fn rests_until(&self, now: Instant) -> Option<Instant> {
+        self.rest.lock().until.filter(|until| *until > now)
+    }
+
+    /// No connection could be made: the endpoint rests, each time twice as long.
+    pub(crate) fn failed(&self) {
+        let (min, max) = self.backoff;
+        let now = Instant::now();
+        let mut rest = self.rest.lock();
+        if rest.until.is_some_and(|until| until > now) {
+            // Another request has found out already; only a new attempt lengthens the rest.
+            return;
+        }
+        if rest.until.is_none() {
+            self.gauges.ready.dec();
+            self.gauges.pending.inc();
+        }
+        rest.last = (rest.last * 2).clamp(min, max);
+        // A tenth of jitter, as Linkerd's default.
+        let pause = rest.last.mul_f64(rand::rng().random_range(1.0..1.1));
+        rest.until = Some(now + pause);
+    }
+
+    /// A connection was made, or still carries.
+    pub(crate) fn recovered(&self) {
+        let mut rest = self.rest.lock();
+        if rest.until.take().is_some() {
+            rest.last = Duration::ZERO;
+            self.gauges.pending.dec();
+            self.gauges.ready.inc();
+        }
+    }
+}
+
+impl Drop for Balanced {
+    fn drop(&mut self) {
+        if self.rest.get_mut().until.is_some() { self.gauges.pending.dec() } else { self.gauges.ready.dec() };
+    }
+}
+
+impl InFlight {
+    fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
+        balanced.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { balanced: Some(balanced), started: now }
+    }
+
+    /// The picked endpoint; `None` once finished.
+    pub(crate) fn balanced(&self) -> Option<&Arc<Balanced>> {
+        self.balanced.as_ref()
+    }
+
+    /// The latency is known while the connection goes on: it counts, and the endpoint stays loaded.
+    pub(crate) fn measured(&mut self) {
+        if let Some(balanced) = &self.balanced {
+            let now = Instant::now();
+            balanced.rtt.lock().add(now.duration_since(self.started), now);
+        }
+    }
+
+    /// The answer has begun: its latency counts, and nothing is in flight any more.
+    pub(crate) fn finish(&mut self) {
+        if let Some(balanced) = self.balanced.take() {
+            let now = Instant::now();
+            balanced.rtt.lock().add(now.duration_since(self.started), now);
+            balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(balanced) = self.balanced.take() {
+            balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

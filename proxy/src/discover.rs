@@ -1,17 +1,145 @@
-//! Discovery.
+//! What the control plane says of destinations: per original address its profile and policy, per service its endpoints.
+//!
+//! ```text
+//! OutboundPolicies.Watch ─┐
+//! Destination.GetProfile ─┴─> Lookup { profile, policy } ──┐
+//! Destination.Get ──────────> Endpoints ───────────────────┴─> watch channels, read by workers
+//! ```
+//!
+//! One process-wide set of streams on the control runtime, shared by all workers. A stream lives as long as somebody holds what
+//! it feeds; on its loss the last state stays. Refuses to decide where a request goes.
 
-use std::sync::Arc;
+pub(crate) mod endpoint;
+pub(crate) mod endpoints;
+pub(crate) mod policy;
+pub(crate) mod profile;
+pub(crate) mod route;
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 use crate::app::Shared;
 use crate::control::ControlClient;
 
+use endpoints::EndpointsState;
+use policy::PolicyState;
+use profile::ProfileState;
+
 /// Discovery. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Discover;
+pub(crate) struct Discover {
+    inner: Arc<Inner>,
+}
 
-impl Discover {
-    /// Makes it.
-    pub(crate) fn new(_shared: &Arc<Shared>, _destination: ControlClient, _policy: ControlClient) -> Self {
-        Self
+struct Inner {
+    runtime: Handle,
+    destination: ControlClient,
+    policy: ControlClient,
+    context: String,
+    workload: String,
+    networks: Vec<ipnet::IpNet>,
+    lookups: Mutex<HashMap<SocketAddr, Weak<Lookup>>>,
+    endpoints: Mutex<HashMap<String, Weak<Endpoints>>>,
+}
+
+/// What is known of one original destination. Dropping the last one ends its streams.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    /// The profile.
+    pub(crate) profile: watch::Receiver<ProfileState>,
+    /// The policy.
+    pub(crate) policy: watch::Receiver<PolicyState>,
+    _streams: [Stream; 2],
+}
+
+/// The endpoints of one service. Dropping the last one ends its stream.
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    /// The set as last known.
+    pub(crate) state: watch::Receiver<EndpointsState>,
+    _stream: Stream,
+}
+
+/// A task that ends with its owner.
+#[derive(Debug)]
+struct Stream(AbortHandle);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
+
+impl Discover {
+    /// Makes discovery with clients of both services; nothing is asked yet.
+    pub(crate) fn new(shared: &Arc<Shared>, destination: ControlClient, policy: ControlClient) -> Self {
+        let config = &shared.config;
+        Self {
+            inner: Arc::new(Inner {
+                runtime: shared.control.clone(),
+                destination,
+                policy,
+                context: config.destination.context.clone(),
+                workload: config.policy.workload.clone(),
+                networks: config.destination.networks.clone(),
+                lookups: Mutex::default(),
+                endpoints: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Profile and policy of an original destination, asked for in parallel unless somebody holds them already.
+    pub(crate) fn look_up(&self, addr: SocketAddr) -> Arc<Lookup> {
+        shared(&self.inner.lookups, addr, || {
+            let inner = &self.inner;
+            let (profile_tx, profile) = watch::channel(ProfileState::Pending);
+            let (policy_tx, policy) = watch::channel(PolicyState::Pending);
+            let profile_stream = if inner.networks.iter().any(|network| network.contains(&addr.ip())) {
+                inner.spawn(profile::watch(inner.destination.clone(), addr, inner.context.clone(), profile_tx))
+            } else {
+                profile_tx.send_replace(ProfileState::Absent);
+                inner.spawn(async move { profile_tx.closed().await })
+            };
+            let policy_stream =
+                inner.spawn(policy::watch(inner.policy.clone(), addr, inner.workload.clone(), policy_tx));
+            Lookup { profile, policy, _streams: [profile_stream, policy_stream] }
+        })
+    }
+
+    /// The endpoints of a service, by its authority (`web.demo.svc.cluster.local:80`).
+    pub(crate) fn endpoints(&self, path: &str) -> Arc<Endpoints> {
+        shared(&self.inner.endpoints, path.to_owned(), || {
+            let inner = &self.inner;
+            let (tx, state) = watch::channel(EndpointsState::Pending);
+            let stream =
+                inner.spawn(endpoints::watch(inner.destination.clone(), path.to_owned(), inner.context.clone(), tx));
+            Endpoints { state, _stream: stream }
+        })
+    }
+}
+
+impl Inner {
+    fn spawn(&self, stream: impl Future<Output = ()> + Send + 'static) -> Stream {
+        Stream(self.runtime.spawn(stream).abort_handle())
+    }
+}
+
+/// The value that is held somewhere already, or a new one. Forgets values that nobody holds any more.
+fn shared<K: Eq + Hash, V>(map: &Mutex<HashMap<K, Weak<V>>>, key: K, make: impl FnOnce() -> V) -> Arc<V> {
+    let mut map = map.lock();
+    if let Some(known) = map.get(&key).and_then(Weak::upgrade) {
+        return known;
+    }
+    map.retain(|_, value| value.strong_count() > 0);
+    let value = Arc::new(make());
+    map.insert(key, Arc::downgrade(&value));
+    value
+}
+

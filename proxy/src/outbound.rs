@@ -1,12 +1,205 @@
-//! The outbound side.
+//! The outbound side: the application's connections to others.
+//!
+//! ```text
+//! accept -> original destination -> discover (profile, policy) -> protocol -> http: route -> backend -> endpoint
+//!                                                                        \-> tcp:  route -> backend -> endpoint
+//! ```
+//!
+//! [`serve_connection`] reads as that line. Everything here belongs to one worker; workers share discovery alone.
 
+pub(crate) mod endpoint;
+mod filter;
+mod h1;
+mod h2;
+mod http;
+mod target;
+mod tcp;
+mod worker;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
 
 use crate::app::Shared;
+use crate::detect::{self, DetectError, Detected};
 use crate::discover::Discover;
-use crate::listen::Listener;
+use crate::discover::route::{OpaqueRoutes, Protocol};
+use crate::io::{Io, Stream};
+use crate::listen::{Accepted, Listener};
+use crate::metrics::label;
+use crate::orig_dst::{self, OrigDstError};
 
-/// Accepts until the drain is ordered.
-pub(crate) async fn run(shared: Arc<Shared>, _discover: Discover, _listeners: Vec<Listener>) {
-    shared.drain.signaled().await;
+use http::HttpVersion;
+use target::{Target, TargetError};
+use worker::Worker;
+
+/// How often unused destinations and idle connections are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Why a connection was ended before it led anywhere.
+#[derive(Debug, thiserror::Error)]
+enum ConnectionError {
+    /// Nobody knows where the connection was going.
+    #[error(transparent)]
+    OrigDst(#[from] OrigDstError),
+    /// Discovery has no usable answer.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The client ended before its protocol was known.
+    #[error(transparent)]
+    Detect(#[from] DetectError),
+    /// The connection could not be forwarded.
+    #[error(transparent)]
+    Tcp(#[from] tcp::ForwardError),
 }
+
+impl ConnectionError {
+    /// The value of the metric label `error`.
+    fn label(&self) -> &'static str {
+        match self {
+            Self::OrigDst(_) => "original_dst",
+            Self::Target(error) => error.label(),
+            Self::Detect(_) => "detect",
+            Self::Tcp(error) => error.label(),
+        }
+    }
+}
+
+/// What is known of a connection before a byte is read.
+struct Connection {
+    worker: Arc<Worker>,
+    target: Arc<Target>,
+}
+
+/// Accepts until the drain is ordered. Connections go on in tasks that the drain waits for.
+pub(crate) async fn run(shared: Arc<Shared>, discover: Discover, listeners: Vec<Listener>) {
+    let worker = Worker::new(Arc::clone(&shared), discover);
+    tokio::select! {
+        _ = join_all(listeners.iter().map(|listener| accept_all(&worker, listener))) => {}
+        () = sweep(&worker) => {}
+        () = shared.drain.signaled() => {}
+    }
+}
+
+async fn accept_all(worker: &Arc<Worker>, listener: &Listener) {
+    loop {
+        let accepted = listener.accept().await;
+        let worker = Arc::clone(worker);
+        let drain = worker.shared.drain.clone();
+        tokio::spawn(drain.track(async move {
+            let peer = accepted.peer;
+            if let Err(error) = serve_connection(&worker, accepted).await {
+                worker.shared.metrics.outbound_tcp_errors.get_or_create(&vec![label("error", error.label())]).inc();
+                if let ConnectionError::OrigDst(_) = error {
+                    tracing::warn!(%error, src.addr = %peer, "outbound connection is dropped");
+                } else {
+                    tracing::debug!(%error, src.addr = %peer, "outbound connection ended");
+                }
+            }
+        }));
+    }
+}
+
+async fn sweep(worker: &Worker) {
+    let mut every = tokio::time::interval(SWEEP);
+    loop {
+        every.tick().await;
+        worker.sweep(Instant::now());
+    }
+}
+
+async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<(), ConnectionError> {
+    let Accepted { stream, peer, permit: _permit } = accepted;
+    let orig_dst = worker.original_dst(&stream, peer)?;
+    let target = worker.target(orig_dst);
+    let plan = target.ready().await?;
+    let connection = Connection { worker: Arc::clone(worker), target };
+    match &plan.policy.protocol {
+        Protocol::Http1(_) => connection.http(stream, HttpVersion::Http1).await,
+        Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,
+        Protocol::Opaque(routes) => {
+            let stream = connection.accepted(Stream::Plain(stream));
+            connection.opaque(stream, routes, None).await?;
+        }
+        Protocol::Tls(routes) => {
+            let (name, stream) = detect::tls(stream, worker.shared.config.outbound.detect_timeout).await?;
+            connection.opaque(connection.accepted(stream), routes, name).await?;
+        }
+        Protocol::Detect { timeout, opaque, .. } => connection.detect(stream, *timeout, opaque).await?,
+    }
+    Ok(())
+}
+
+impl Connection {
+    async fn detect(
+        self,
+        stream: tokio::net::TcpStream,
+        timeout: Duration,
+        opaque: &OpaqueRoutes,
+    ) -> Result<(), ConnectionError> {
+        let (detected, stream) = detect::http(self.accepted(Stream::Plain(stream)), timeout).await?;
+        let labels = vec![label("result", detected.label())];
+        self.worker.shared.metrics.outbound_detect_results.get_or_create(&labels).inc();
+        match detected {
+            Detected::Http1 => self.http_stream(stream, HttpVersion::Http1).await,
+            Detected::Http2 => self.http_stream(stream, HttpVersion::Http2).await,
+            Detected::NotHttp => self.opaque(stream, opaque, None).await?,
+            Detected::TimedOut => {
+                let orig_dst = self.target.addr;
+                tracing::info!(orig_dst.addr = %orig_dst, "protocol detection timed out, continuing as opaque: mark the port as opaque to avoid the delay");
+                self.opaque(stream, opaque, None).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn http(self, stream: tokio::net::TcpStream, version: HttpVersion) {
+        let stream = self.accepted(Stream::Plain(stream));
+        self.http_stream(stream, version).await;
+    }
+
+    async fn http_stream(self, stream: Io<Stream>, version: HttpVersion) {
+        self.count_protocol(version.label());
+        http::serve(stream, version, Arc::new(self)).await;
+    }
+
+    async fn opaque<S>(
+        &self,
+        stream: Io<S>,
+        routes: &OpaqueRoutes,
+        server_name: Option<String>,
+    ) -> Result<(), ConnectionError>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    {
+        self.count_protocol("opaq");
+        tcp::forward(self, stream, routes, server_name.as_deref()).await?;
+        Ok(())
+    }
+
+    /// Counts the accepted connection under its destination's labels.
+    fn accepted<S>(&self, stream: S) -> Io<S> {
+        Io::new(stream).with_metrics(self.target.source_metrics())
+    }
+
+    fn count_protocol(&self, protocol: &'static str) {
+        let labels = vec![label("protocol", protocol)];
+        self.worker.shared.metrics.outbound_protocol_connections.get_or_create(&labels).inc();
+    }
+}
+
+impl Worker {
+    /// Where a connection was going.
+    fn original_dst(&self, stream: &tokio::net::TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
+        #[cfg(test)]
+        if let Some(addr) = *self.pretended_dst.lock() {
+            return Ok(addr);
+        }
+        orig_dst::original_dst(stream, peer)
+    }
+}
+
+#[cfg(test)]
+mod tests;

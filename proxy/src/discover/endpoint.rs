@@ -1,0 +1,195 @@
+//! One endpoint as the control plane describes it: where it is, who it is, what it understands.
+//!
+//! Refuses endpoints whose identity cannot be read: they must never be spoken to in plaintext instead.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use http::uri::Authority;
+use rustls::pki_types::ServerName;
+use weft_proto::linkerd::destination::{WeightedAddr, protocol_hint, tls_identity};
+use weft_proto::linkerd::net::InvalidIpAddress;
+use weft_tls::identity::{Identity, ParseIdentityError};
+
+use crate::config::Keepalive;
+use crate::metrics::Labels;
+
+/// An endpoint's description. Equal descriptions share connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointInfo {
+    /// The workload's own address, whatever port its proxy listens on.
+    pub(crate) addr: SocketAddr,
+    /// Who it is; `None` if it is not meshed.
+    pub(crate) tls: Option<EndpointTls>,
+    /// Whether its proxy accepts HTTP/1 as HTTP/2.
+    pub(crate) h2_hint: bool,
+    /// Its proxy's port for connections with a transport header.
+    pub(crate) transport_port: Option<NonZeroU16>,
+    /// What `:authority` becomes, for gateways.
+    pub(crate) authority_override: Option<Authority>,
+    /// HTTP/2 keepalive towards it.
+    pub(crate) keepalive: Option<Keepalive>,
+    /// Metric labels, `dst_` already before their names.
+    pub(crate) labels: Labels,
+}
+
+/// How an endpoint is proven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointTls {
+    /// Must stand in its certificate.
+    pub(crate) server_id: Identity,
+    /// Is asked for in the ClientHello.
+    pub(crate) server_name: ServerName<'static>,
+}
+
+/// Why a description cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EndpointError {
+    /// There is no address.
+    #[error("the endpoint has no address")]
+    NoAddr,
+    /// The address is malformed.
+    #[error("read the endpoint's address")]
+    Addr(#[from] InvalidIpAddress),
+    /// The port is zero or too large.
+    #[error("the endpoint's port is {0}, expected 1 to 65535")]
+    Port(u32),
+    /// The identity is malformed.
+    #[error("read the endpoint's identity")]
+    Identity(#[from] ParseIdentityError),
+    /// The identity names nobody, or nothing that can be asked for.
+    #[error("the endpoint's identity has no name")]
+    NoName,
+    /// The authority is malformed.
+    #[error("read the endpoint's authority override")]
+    Authority(#[from] http::uri::InvalidUri),
+}
+
+impl EndpointInfo {
+    /// An address of which nothing is known: plaintext, as the application sent it.
+    pub(crate) fn unmeshed(addr: SocketAddr) -> Self {
+        Self {
+            addr,
+            tls: None,
+            h2_hint: false,
+            transport_port: None,
+            authority_override: None,
+            keepalive: None,
+            labels: Vec::new(),
+        }
+    }
+
+    /// Reads a description. `set_labels` are those of the set that it belongs to.
+    pub(crate) fn read(message: WeightedAddr, set_labels: &HashMap<String, String>) -> Result<Self, EndpointError> {
+        let addr = message.addr.ok_or(EndpointError::NoAddr)?;
+        if addr.port == 0 || addr.port > u32::from(u16::MAX) {
+            return Err(EndpointError::Port(addr.port));
+        }
+        let addr = SocketAddr::try_from(addr)?;
+        let (h2_hint, transport_port) = match message.protocol_hint {
+            None => (false, None),
+            Some(hint) => {
+                let port = hint.opaque_transport.and_then(|opaque| u16::try_from(opaque.inbound_port).ok());
+                (matches!(hint.protocol, Some(protocol_hint::Protocol::H2(_))), port.and_then(NonZeroU16::new))
+            }
+        };
+        let tls = match message.tls_identity {
+            None => None,
+            Some(identity) => {
+                let server_id: Identity = match identity.strategy.ok_or(EndpointError::NoName)? {
+                    tls_identity::Strategy::DnsLikeIdentity(dns) => dns.name.parse()?,
+                    tls_identity::Strategy::UriLikeIdentity(uri) => uri.uri.parse()?,
+                };
+                let name = match (identity.server_name, &server_id) {
+                    (Some(name), _) => name.name,
+                    (None, Identity::Dns(name)) => name.to_string(),
+                    (None, Identity::Uri(_)) => return Err(EndpointError::NoName),
+                };
+                let server_name = ServerName::try_from(name).map_err(|_| EndpointError::NoName)?;
+                Some(EndpointTls { server_id, server_name })
+            }
+        };
+        let authority_override = match message.authority_override {
+            Some(over) if !over.authority_override.is_empty() => Some(over.authority_override.parse()?),
+            _ => None,
+        };
+        let keepalive = message.http2.and_then(|http2| http2.keep_alive).and_then(|keepalive| {
+            let interval = Duration::try_from(keepalive.interval?).ok()?;
+            let timeout = Duration::try_from(keepalive.timeout?).ok()?;
+            (!interval.is_zero()).then_some(Keepalive { interval, timeout })
+        });
+        let labels = read_labels(set_labels, &message.metric_labels);
+        Ok(Self { addr, tls, h2_hint, transport_port, authority_override, keepalive, labels })
+    }
+}
+
+/// The set's labels and the endpoint's own, which win, in a fixed order.
+fn read_labels(set: &HashMap<String, String>, own: &HashMap<String, String>) -> Labels {
+    let mut labels: Labels = set
+        .iter()
+        .filter(|(key, _)| !own.contains_key(*key))
+        .chain(own)
+        .map(|(key, value)| (Cow::Owned(format!("dst_{key}")), Cow::Owned(value.clone())))
+        .collect();
+    labels.sort();
+    labels
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::linkerd::destination::tls_identity::{DnsLikeIdentity, Strategy, UriLikeIdentity};
+    use weft_proto::linkerd::destination::{ProtocolHint, TlsIdentity};
+
+    use super::*;
+
+    fn meshed(strategy: Option<Strategy>, server_name: Option<&str>) -> WeightedAddr {
+        WeightedAddr {
+            addr: Some("10.0.0.1:8080".parse::<SocketAddr>().unwrap().into()),
+            weight: 1,
+            protocol_hint: Some(ProtocolHint {
+                protocol: Some(protocol_hint::Protocol::H2(protocol_hint::H2 {})),
+                opaque_transport: Some(protocol_hint::OpaqueTransport { inbound_port: 4143 }),
+            }),
+            tls_identity: Some(TlsIdentity {
+                strategy,
+                server_name: server_name.map(|name| DnsLikeIdentity { name: name.to_owned() }),
+            }),
+            metric_labels: [("pod".to_owned(), "web-0".to_owned())].into(),
+            ..Default::default()
+        }
+    }
+
+    fn dns(name: &str) -> Option<Strategy> {
+        Some(Strategy::DnsLikeIdentity(DnsLikeIdentity { name: name.to_owned() }))
+    }
+
+    #[test]
+    fn reads_a_meshed_endpoint() {
+        let set = [("service".to_owned(), "web".to_owned()), ("pod".to_owned(), "?".to_owned())].into();
+        let endpoint = EndpointInfo::read(meshed(dns("web.demo"), Some("web.demo")), &set).unwrap();
+        assert_eq!(endpoint.addr, "10.0.0.1:8080".parse().unwrap());
+        assert!(endpoint.h2_hint);
+        assert_eq!(endpoint.transport_port.unwrap().get(), 4143);
+        assert_eq!(endpoint.tls.unwrap().server_id, "web.demo".parse().unwrap());
+        assert_eq!(endpoint.labels, vec![("dst_pod".into(), "web-0".into()), ("dst_service".into(), "web".into())]);
+    }
+
+    #[test]
+    fn an_unreadable_identity_is_an_error_and_never_plaintext() {
+        let uri = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://td/web".to_owned() }));
+        for (strategy, name) in [(None, None), (dns("not a name"), None), (uri.clone(), None), (dns("web"), Some("b d"))] {
+            assert!(EndpointInfo::read(meshed(strategy, name), &HashMap::new()).is_err());
+        }
+        assert!(EndpointInfo::read(meshed(uri, Some("web.demo")), &HashMap::new()).is_ok());
+    }
+
+    #[test]
+    fn no_identity_is_plaintext() {
+        let mut message = meshed(None, None);
+        message.tls_identity = None;
+        assert_eq!(EndpointInfo::read(message, &HashMap::new()).unwrap().tls, None);
+    }
+}

@@ -1,0 +1,132 @@
+//! Follows `Destination.Get`: the set of a service's endpoints.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tonic::Code;
+use weft_proto::linkerd::destination::destination_client::DestinationClient;
+use weft_proto::linkerd::destination::{GetDestination, Update, update};
+
+use super::endpoint::EndpointInfo;
+use crate::control::{Backoff, ControlClient};
+
+/// Endpoints by address.
+pub(crate) type EndpointSet = BTreeMap<SocketAddr, Arc<EndpointInfo>>;
+
+/// What is known of a service's endpoints.
+#[derive(Clone, Debug)]
+pub(crate) enum EndpointsState {
+    /// The controller has not answered.
+    Pending,
+    /// The set as last told; it may be empty.
+    Known(Arc<EndpointSet>),
+}
+
+/// Asks for a service's endpoints and keeps following them.
+pub(super) async fn watch(
+    client: ControlClient,
+    path: String,
+    context_token: String,
+    state: watch::Sender<EndpointsState>,
+) {
+    let request = GetDestination { scheme: String::new(), path, context_token };
+    let mut client = DestinationClient::new(client);
+    let mut backoff = Backoff::new();
+    loop {
+        let status = match client.get(request.clone()).await {
+            Err(status) => status,
+            Ok(response) => {
+                let mut stream = response.into_inner();
+                // What was known stays until the new stream's first message, which holds everything.
+                let mut set = EndpointSet::new();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(message)) => {
+                            backoff.reset();
+                            apply(&mut set, message);
+                            state.send_replace(EndpointsState::Known(Arc::new(set.clone())));
+                        }
+                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
+                        Err(status) => break status,
+                    }
+                }
+            }
+        };
+        if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
+            tracing::warn!(path = request.path, error = status.message(), "the destination controller refuses the service");
+            state.send_replace(EndpointsState::Known(Arc::default()));
+            return state.closed().await;
+        }
+        tracing::debug!(path = request.path, code = ?status.code(), error = status.message(), "endpoints stream ended, asking again");
+        backoff.pause().await;
+    }
+}
+
+fn apply(set: &mut EndpointSet, message: Update) {
+    match message.update {
+        Some(update::Update::Add(add)) => {
+            for addr in add.addrs {
+                match EndpointInfo::read(addr, &add.metric_labels) {
+                    Ok(endpoint) => {
+                        set.insert(endpoint.addr, Arc::new(endpoint));
+                    }
+                    Err(error) => tracing::warn!(%error, "endpoint is left out"),
+                }
+            }
+        }
+        Some(update::Update::Remove(remove)) => {
+            for addr in remove.addrs {
+                if let Ok(addr) = SocketAddr::try_from(addr) {
+                    set.remove(&addr);
+                }
+            }
+        }
+        Some(update::Update::NoEndpoints(_)) => set.clear(),
+        None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::linkerd::destination::{AddrSet, NoEndpoints, WeightedAddr, WeightedAddrSet};
+
+    use super::*;
+
+    fn update(update: update::Update) -> Update {
+        Update { update: Some(update) }
+    }
+
+    fn addrs(addrs: &[&str]) -> Vec<weft_proto::linkerd::net::TcpAddress> {
+        addrs.iter().map(|addr| addr.parse::<SocketAddr>().unwrap().into()).collect()
+    }
+
+    fn add(list: &[&str]) -> Update {
+        let addrs =
+            addrs(list).into_iter().map(|addr| WeightedAddr { addr: Some(addr), ..Default::default() }).collect();
+        update(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() }))
+    }
+
+    #[test]
+    fn updates_add_up() {
+        let mut set = EndpointSet::new();
+        let keys = |set: &EndpointSet| set.keys().map(ToString::to_string).collect::<Vec<_>>();
+        apply(&mut set, add(&["10.0.0.1:80", "10.0.0.2:80"]));
+        apply(&mut set, add(&["10.0.0.2:80", "10.0.0.3:80"]));
+        assert_eq!(keys(&set), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]);
+        apply(&mut set, update(update::Update::Remove(AddrSet { addrs: addrs(&["10.0.0.1:80", "10.9.9.9:1"]) })));
+        assert_eq!(keys(&set), ["10.0.0.2:80", "10.0.0.3:80"]);
+        apply(&mut set, update(update::Update::NoEndpoints(NoEndpoints { exists: true })));
+        assert!(set.is_empty());
+    }
+
+    #[test]
+    fn an_endpoint_without_an_address_leaves_the_others() {
+        let mut set = EndpointSet::new();
+        let good = WeightedAddr { addr: Some("10.0.0.1:80".parse::<SocketAddr>().unwrap().into()), ..Default::default() };
+        let addrs = vec![WeightedAddr::default(), good];
+        apply(&mut set, update(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() })));
+        assert_eq!(set.len(), 1);
+    }
+}

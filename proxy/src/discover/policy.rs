@@ -1,0 +1,77 @@
+//! Follows `OutboundPolicies.Watch`: how a destination's connections and requests are routed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::Code;
+use weft_proto::linkerd::outbound::outbound_policies_client::OutboundPoliciesClient;
+use weft_proto::linkerd::outbound::{TrafficSpec, traffic_spec};
+
+use super::route::Policy;
+use crate::control::{Backoff, ControlClient};
+
+/// How long detection may take before a connection fails anyway.
+const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is known of a destination's policy.
+#[derive(Clone, Debug)]
+pub(crate) enum PolicyState {
+    /// The controller has not answered.
+    Pending,
+    /// The controller knows of no policy; the profile decides.
+    Absent,
+    /// The controller refuses the question: connections fail.
+    Refused,
+    /// The policy as last told.
+    Known(Arc<Policy>),
+}
+
+/// Asks for an address's policy and keeps following it.
+pub(super) async fn watch(
+    client: ControlClient,
+    addr: SocketAddr,
+    source_workload: String,
+    state: watch::Sender<PolicyState>,
+) {
+    let request = TrafficSpec { source_workload, target: Some(traffic_spec::Target::Addr(addr.into())) };
+    let mut client = OutboundPoliciesClient::new(client);
+    let mut backoff = Backoff::new();
+    loop {
+        let status = match client.watch(request.clone()).await {
+            Err(status) => status,
+            Ok(response) => {
+                let mut stream = response.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(message)) => {
+                            backoff.reset();
+                            state.send_replace(match Policy::read(message) {
+                                Ok(policy) => PolicyState::Known(Arc::new(policy)),
+                                Err(error) => {
+                                    tracing::warn!(%error, orig_dst.addr = %addr, "policy is unusable, requests fail");
+                                    PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
+                                }
+                            });
+                        }
+                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
+                        Err(status) => break status,
+                    }
+                }
+            }
+        };
+        let ended = match status.code() {
+            Code::NotFound | Code::Unimplemented => PolicyState::Absent,
+            Code::InvalidArgument | Code::FailedPrecondition => PolicyState::Refused,
+            code => {
+                tracing::debug!(orig_dst.addr = %addr, ?code, error = status.message(), "policy stream ended, asking again");
+                backoff.pause().await;
+                continue;
+            }
+        };
+        tracing::debug!(orig_dst.addr = %addr, code = ?status.code(), error = status.message(), "no policy for the destination");
+        state.send_replace(ended);
+        return state.closed().await;
+    }
+}

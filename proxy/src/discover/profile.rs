@@ -1,0 +1,95 @@
+//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, and for a pod its endpoint.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tonic::Code;
+use weft_proto::linkerd::destination::destination_client::DestinationClient;
+use weft_proto::linkerd::destination::{DestinationProfile, GetDestination};
+
+use super::endpoint::{EndpointError, EndpointInfo};
+use crate::control::{Backoff, ControlClient};
+
+/// What is known of a destination's profile.
+#[derive(Clone, Debug)]
+pub(crate) enum ProfileState {
+    /// The controller has not answered.
+    Pending,
+    /// There is none: the controller refuses the address, or it is not one it is asked about.
+    Absent,
+    /// The profile as last told.
+    Known(Arc<Profile>),
+}
+
+/// A destination's profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Profile {
+    /// The service's name, if the address is a service's.
+    pub(crate) name: Option<String>,
+    /// Whether its port must not be looked into.
+    pub(crate) opaque: bool,
+    /// The endpoint, if the address is a single workload's.
+    pub(crate) endpoint: Option<Arc<EndpointInfo>>,
+    /// Services among which traffic is split, by weight.
+    pub(crate) overrides: Vec<(String, u32)>,
+}
+
+impl Profile {
+    fn read(message: DestinationProfile) -> Result<Self, EndpointError> {
+        let endpoint = match message.endpoint {
+            None => None,
+            Some(endpoint) => Some(Arc::new(EndpointInfo::read(endpoint, &HashMap::new())?)),
+        };
+        Ok(Self {
+            name: Some(message.fully_qualified_name).filter(|name| !name.is_empty()),
+            opaque: message.opaque_protocol,
+            endpoint,
+            overrides: message.dst_overrides.into_iter().map(|dst| (dst.authority, dst.weight)).collect(),
+        })
+    }
+}
+
+/// Asks for an address's profile and keeps following it.
+pub(super) async fn watch(
+    client: ControlClient,
+    addr: SocketAddr,
+    context_token: String,
+    state: watch::Sender<ProfileState>,
+) {
+    let request = GetDestination { scheme: String::new(), path: addr.to_string(), context_token };
+    let mut client = DestinationClient::new(client);
+    let mut backoff = Backoff::new();
+    loop {
+        let status = match client.get_profile(request.clone()).await {
+            Err(status) => status,
+            Ok(response) => {
+                let mut stream = response.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(message)) => {
+                            backoff.reset();
+                            match Profile::read(message) {
+                                Ok(profile) => {
+                                    state.send_replace(ProfileState::Known(Arc::new(profile)));
+                                }
+                                // The last profile stays: none at all could mean plaintext to a meshed endpoint.
+                                Err(error) => tracing::warn!(%error, orig_dst.addr = %addr, "profile is unusable"),
+                            }
+                        }
+                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
+                        Err(status) => break status,
+                    }
+                }
+            }
+        };
+        if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
+            tracing::debug!(orig_dst.addr = %addr, error = status.message(), "the destination has no profile");
+            state.send_replace(ProfileState::Absent);
+            return state.closed().await;
+        }
+        tracing::debug!(orig_dst.addr = %addr, code = ?status.code(), error = status.message(), "profile stream ended, asking again");
+        backoff.pause().await;
+    }
+}

@@ -1,0 +1,221 @@
+//! One endpoint as a worker uses it: connecting with TLS and transport header, and the HTTP connections that are kept.
+//!
+//! Owns every rule of how an endpoint is reached. Refuses plaintext to an endpoint that has an identity, whatever is missing, and
+//! refuses to connect to loopback, where the proxy itself listens.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::ClientConfig;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use weft_tls::credentials::Credentials;
+use weft_tls::identity::Identity;
+
+use super::{h1, h2};
+use crate::app::Shared;
+use crate::discover::endpoint::{EndpointInfo, EndpointTls};
+use crate::http::respond::Failure;
+use crate::io::{Io, Stream};
+use crate::listen::set_options;
+use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
+use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
+
+/// An endpoint with its connections.
+pub(crate) struct Endpoint {
+    /// What the control plane says of it.
+    pub(crate) info: Arc<EndpointInfo>,
+    /// Whether it is this very pod; such are reached plainly, over `lo`.
+    pub(crate) local: bool,
+    /// What HTTP with it is counted with.
+    pub(crate) http: Arc<HttpMetrics>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) h1: h1::Pool,
+    pub(super) h2: h2::Slot,
+    transport: Arc<TransportMetrics>,
+    tls: Mutex<Option<TlsConfig>>,
+}
+
+/// A client configuration and the credentials that it was made of.
+struct TlsConfig {
+    credentials: Arc<Credentials>,
+    config: Arc<ClientConfig>,
+}
+
+/// Why an endpoint cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// The connection was not made in time.
+    #[error("connect to {0} timed out")]
+    Timeout(SocketAddr),
+    /// The connection was refused, reset, or TLS failed.
+    #[error("connect to {addr}: {source}")]
+    Io {
+        /// The endpoint.
+        addr: SocketAddr,
+        /// The kernel's or rustls's reason.
+        source: io::Error,
+    },
+    /// The address is loopback.
+    #[error("refusing to connect to {0}: a loopback target is the proxy itself")]
+    Loopback(SocketAddr),
+    /// There is no certificate yet, and plaintext is out of the question.
+    #[error("no certificate to connect to {0} with")]
+    NoCredentials(SocketAddr),
+    /// HTTP/2 could not be set up.
+    #[error("begin HTTP/2 with {addr}: {source}")]
+    Http2 {
+        /// The endpoint.
+        addr: SocketAddr,
+        /// h2's reason.
+        source: ::h2::Error,
+    },
+    /// HTTP/1 could not be set up.
+    #[error("begin HTTP/1 with {addr}: {source}")]
+    Http1 {
+        /// The endpoint.
+        addr: SocketAddr,
+        /// hyper's reason.
+        source: hyper::Error,
+    },
+}
+
+impl ConnectError {
+    /// The failure that a request sees.
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::Timeout(_) => Failure::ConnectTimeout,
+            other => Failure::BadGateway(other.to_string()),
+        }
+    }
+
+    /// The value of the metric label `error`.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Timeout(_) => "connect_timeout",
+            Self::Io { .. } | Self::Http1 { .. } | Self::Http2 { .. } => "io",
+            Self::Loopback(_) => "loopback",
+            Self::NoCredentials(_) => "no_credentials",
+        }
+    }
+}
+
+impl Endpoint {
+    /// Makes an endpoint without connections.
+    pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>) -> Self {
+        let local = shared.config.is_local(info.addr.ip());
+        let labels = labels(&info, local);
+        Self {
+            local,
+            http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
+            transport: Arc::new(shared.metrics.transport(Direction::Outbound, Peer::Dst, &labels)),
+            info,
+            shared,
+            h1: h1::Pool::default(),
+            h2: h2::Slot::default(),
+            tls: Mutex::default(),
+        }
+    }
+
+    /// Who the endpoint proves to be; `None` without TLS.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.tls().map(|tls| &tls.server_id)
+    }
+
+    /// Whether HTTP/1 requests travel to it as HTTP/2.
+    pub(crate) fn upgrades_http1(&self) -> bool {
+        self.info.h2_hint && self.tls().is_some()
+    }
+
+    fn tls(&self) -> Option<&EndpointTls> {
+        self.info.tls.as_ref().filter(|_| !self.local)
+    }
+
+    /// Makes a connection. `session` names the HTTP version that follows, if HTTP follows.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; nothing of the application's was sent, so that another endpoint may be tried.
+    pub(crate) async fn connect(&self, session: Option<SessionProtocol>) -> Result<Io<Stream>, ConnectError> {
+        let addr = self.info.addr;
+        let timeout = self.shared.config.outbound.connect_timeout;
+        let stream = match tokio::time::timeout(timeout, self.connect_unbounded(session)).await {
+            Ok(stream) => stream?,
+            Err(_) => return Err(ConnectError::Timeout(addr)),
+        };
+        Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
+    }
+
+    async fn connect_unbounded(&self, session: Option<SessionProtocol>) -> Result<Stream, ConnectError> {
+        let addr = self.info.addr;
+        let failed = |source| ConnectError::Io { addr, source };
+        let Some(tls) = self.tls() else {
+            return Ok(Stream::Plain(self.connect_tcp(addr).await?));
+        };
+        let header_port = self.info.transport_port;
+        let target = header_port.map_or(addr, |port| SocketAddr::new(addr.ip(), port.get()));
+        let config = self.tls_config(tls)?;
+        let tcp = self.connect_tcp(target).await?;
+        let connector = TlsConnector::from(config);
+        let mut stream = connector.connect(tls.server_name.clone(), tcp).await.map_err(failed)?;
+        let negotiated = stream.get_ref().1.alpn_protocol() == Some(ALPN);
+        if let (Some(_), true, Some(port)) = (header_port, negotiated, std::num::NonZeroU16::new(addr.port())) {
+            let name = self.info.authority_override.as_ref().map(ToString::to_string);
+            let header = TransportHeader { port, name, protocol: session }.encode();
+            stream.write_all(&header).await.map_err(failed)?;
+            stream.flush().await.map_err(failed)?;
+        }
+        Ok(Stream::Client(Box::new(stream)))
+    }
+
+    async fn connect_tcp(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
+        let config = &self.shared.config.outbound;
+        if addr.ip().to_canonical().is_loopback() && !config.allow_loopback {
+            return Err(ConnectError::Loopback(addr));
+        }
+        let failed = |source| ConnectError::Io { addr, source };
+        let stream = TcpStream::connect(addr).await.map_err(failed)?;
+        set_options(&stream, config.connect).map_err(failed)?;
+        Ok(stream)
+    }
+
+    /// The client configuration of the credentials of the moment.
+    fn tls_config(&self, tls: &EndpointTls) -> Result<Arc<ClientConfig>, ConnectError> {
+        let credentials = self.shared.credentials.borrow().clone();
+        let credentials = credentials.ok_or(ConnectError::NoCredentials(self.info.addr))?;
+        let mut cached = self.tls.lock();
+        if let Some(known) = cached.as_ref() {
+            if Arc::ptr_eq(&known.credentials, &credentials) {
+                return Ok(Arc::clone(&known.config));
+            }
+        }
+        let alpn: &[&[u8]] = if self.info.transport_port.is_some() { &[ALPN] } else { &[] };
+        let config = credentials.client_config(&tls.server_id, alpn);
+        *cached = Some(TlsConfig { credentials, config: Arc::clone(&config) });
+        Ok(config)
+    }
+
+    /// Closes HTTP/1 connections that were idle too long.
+    pub(crate) fn purge_idle(&self) {
+        self.h1.purge(self.shared.config.outbound.http1_idle_timeout);
+    }
+}
+
+fn labels(info: &EndpointInfo, local: bool) -> Labels {
+    let mut labels = target_labels(info.addr);
+    match &info.tls {
+        Some(tls) if !local => {
+            labels.push(label("tls", "true"));
+            labels.push(label("server_id", tls.server_id.to_string()));
+        }
+        _ => {
+            let reason = if local { "loopback" } else { "not_provided_by_service_discovery" };
+            labels.push(label("tls", "no_identity"));
+            labels.push(label("no_tls_reason", reason));
+        }
+    }
+    labels.extend(info.labels.iter().cloned());
+    labels
+}

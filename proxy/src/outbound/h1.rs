@@ -1,0 +1,110 @@
+//! HTTP/1 to an endpoint: a connection per request in flight, kept for a while afterwards.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+
+use super::endpoint::{ConnectError, Endpoint};
+use crate::http::body::Body;
+use crate::transport_header::SessionProtocol;
+
+/// Idle connections of an endpoint, the freshest last.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<(SendRequest<Body>, Instant)>>);
+
+/// A connection that goes back to its endpoint when its response has ended well.
+pub(crate) struct Lease {
+    endpoint: Arc<Endpoint>,
+    sender: Option<SendRequest<Body>>,
+}
+
+/// Why a request was not answered.
+pub(crate) enum SendError {
+    /// Nothing was sent; the request is as it was.
+    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    /// It may have been sent.
+    Failed(hyper::Error),
+}
+
+impl Pool {
+    fn take(&self, idle_timeout: Duration) -> Option<SendRequest<Body>> {
+        let mut idle = self.0.lock();
+        let now = Instant::now();
+        idle.retain(|(sender, since)| !sender.is_closed() && now.duration_since(*since) < idle_timeout);
+        // One that is not ready is still finishing its last exchange; it will be in a moment.
+        let index = idle.iter().rposition(|(sender, _)| sender.is_ready())?;
+        Some(idle.remove(index).0)
+    }
+
+    fn put(&self, sender: SendRequest<Body>, limit: usize) {
+        let mut idle = self.0.lock();
+        if idle.len() < limit && !sender.is_closed() {
+            idle.push((sender, Instant::now()));
+        }
+    }
+
+    /// Drops what was idle for longer than `timeout`, or is closed.
+    pub(super) fn purge(&self, timeout: Duration) {
+        let now = Instant::now();
+        self.0.lock().retain(|(sender, since)| !sender.is_closed() && now.duration_since(*since) < timeout);
+    }
+}
+
+/// Sends a request over an idle connection or a new one.
+///
+/// # Errors
+/// See [`SendError`]. With a connection that had been idle, `Unsent` without a reason means that it was closed meanwhile.
+pub(crate) async fn send(
+    endpoint: &Arc<Endpoint>,
+    request: Request<Body>,
+    reuse: bool,
+) -> Result<(Response<Incoming>, Lease), SendError> {
+    let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
+    let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
+    let mut sender = match pooled {
+        Some(sender) => sender,
+        None => match connect(endpoint).await {
+            Ok(sender) => sender,
+            Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
+        },
+    };
+    match sender.try_send_request(request).await {
+        Ok(response) => {
+            let sender = reuse.then_some(sender);
+            Ok((response, Lease { endpoint: Arc::clone(endpoint), sender }))
+        }
+        Err(mut error) => Err(match error.take_message() {
+            Some(request) => SendError::Unsent(Box::new(request), None),
+            None => SendError::Failed(error.into_error()),
+        }),
+    }
+}
+
+async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
+    let stream = endpoint.connect(Some(SessionProtocol::Http1)).await?;
+    let addr = endpoint.info.addr;
+    let (sender, connection) = http1::Builder::new()
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|source| ConnectError::Http1 { addr, source })?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, dst.addr = %addr, "HTTP/1 connection ended");
+        }
+    });
+    Ok(sender)
+}
+
+impl Lease {
+    /// The response was read to its end: the connection may carry another request.
+    pub(crate) fn give_back(mut self) {
+        if let Some(sender) = self.sender.take() {
+            self.endpoint.h1.put(sender, self.endpoint.shared.config.outbound.max_idle_connections);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! HTTP/2 to an endpoint: one connection, made when needed, shared by all of a worker's requests.
+//!
+//! Speaks through the h2 crate itself: hyper's client would cost a task and two channel hops per request. Owns the connection and
+//! the sending of request bodies.
+
+mod pump;
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+
+use ::h2::client::{self, SendRequest};
+use ::h2::{Ping, PingPong, Reason, RecvStream};
+use bytes::Bytes;
+use http::{Request, Response, Version};
+use http_body::Body as _;
+use parking_lot::Mutex;
+
+use super::endpoint::{ConnectError, Endpoint};
+use crate::config::Keepalive;
+use crate::http::body::Body;
+use crate::transport_header::SessionProtocol;
+
+use pump::Pump;
+
+/// Largest amount of request body that one stream buffers, in bytes: what hyper uses too.
+const SEND_BUFFER: usize = 1024 * 1024;
+/// Most streams at once before the peer has said how many it allows.
+const INITIAL_STREAMS: usize = 1000;
+
+/// The endpoint's connection, if there is one.
+#[derive(Default)]
+pub(crate) struct Slot {
+    ready: Mutex<Option<SendRequest<Bytes>>>,
+    /// Held while connecting, so that a burst of requests makes one connection. Counts attempts.
+    connecting: tokio::sync::Mutex<u64>,
+    attempts: AtomicU64,
+}
+
+/// Why a request was not answered.
+pub(crate) enum SendError {
+    /// The endpoint did not process it; the request is as it was.
+    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    /// It may have been processed.
+    Failed(::h2::Error),
+}
+
+/// Sends a request over the endpoint's connection.
+///
+/// # Errors
+/// See [`SendError`].
+pub(crate) async fn send(
+    endpoint: &Arc<Endpoint>,
+    mut request: Request<Body>,
+) -> Result<Response<RecvStream>, SendError> {
+    let mut sender = match sender(endpoint).await {
+        Ok(sender) => sender,
+        Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
+    };
+    // h2 wants HTTP/2 requests in absolute form; without authority there is none, and only this spares its refusal.
+    *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
+    let (parts, body) = request.into_parts();
+    if body.is_end_stream() {
+        // The copy is what a request that the endpoint refused before processing it is sent again from.
+        let again = Request::from_parts(parts.clone(), Body::Empty);
+        let response = match sender.send_request(Request::from_parts(parts, ()), true) {
+            Ok((response, _)) => response.await,
+            Err(error) => Err(error),
+        };
+        return response.map_err(|error| {
+            if was_not_processed(&error) { SendError::Unsent(Box::new(again), None) } else { SendError::Failed(error) }
+        });
+    }
+    let (mut response, stream) =
+        sender.send_request(Request::from_parts(parts, ()), false).map_err(SendError::Failed)?;
+    let mut pump = Some(Pump::new(body, stream));
+    let response = poll_fn(|cx| {
+        if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
+            pump = None;
+        }
+        std::pin::Pin::new(&mut response).poll(cx)
+    })
+    .await
+    .map_err(SendError::Failed)?;
+    if let Some(mut pump) = pump {
+        // The answer began before the request ended. Both go on independently, since either may wait for the other.
+        tokio::spawn(async move { poll_fn(|cx| pump.poll_send(cx)).await });
+    }
+    Ok(response)
+}
+
+/// Whether the peer says that it never looked at the request (RFC 9113 sections 6.8 and 8.7).
+fn was_not_processed(error: &::h2::Error) -> bool {
+    let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
+    refused || went_away
+}
+
+/// The connection when it can take a request, made if there is none.
+async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
+    let slot = &endpoint.h2;
+    let known = slot.ready.lock().clone();
+    if let Some(known) = known {
+        if let Ok(ready) = known.ready().await {
+            return Ok(ready);
+        }
+    }
+    let seen = slot.attempts.load(Ordering::Relaxed);
+    let mut connecting = slot.connecting.lock().await;
+    let known = slot.ready.lock().clone();
+    if let Some(known) = known {
+        if let Ok(ready) = known.ready().await {
+            return Ok(ready);
+        }
+    }
+    let addr = endpoint.info.addr;
+    if *connecting != seen {
+        // The attempt that this request waited for has failed, and so would the next.
+        return Err(ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() });
+    }
+    *connecting += 1;
+    let connected = connect(endpoint).await;
+    slot.attempts.store(*connecting, Ordering::Relaxed);
+    let sender = connected?;
+    *slot.ready.lock() = Some(sender.clone());
+    sender.ready().await.map_err(|source| ConnectError::Http2 { addr, source })
+}
+
+async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
+    let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
+    let (addr, config) = (endpoint.info.addr, &endpoint.shared.config.http2);
+    let (sender, mut connection) = client::Builder::new()
+        .initial_window_size(config.stream_window)
+        .initial_connection_window_size(config.connection_window)
+        .initial_max_send_streams(INITIAL_STREAMS)
+        .max_send_buffer_size(SEND_BUFFER)
+        .enable_push(false)
+        .handshake(stream)
+        .await
+        .map_err(|source| ConnectError::Http2 { addr, source })?;
+    let keepalive = endpoint.info.keepalive.zip(connection.ping_pong());
+    let owner = Arc::downgrade(endpoint);
+    tokio::spawn(async move {
+        let ended = match keepalive {
+            None => connection.await,
+            Some((keepalive, pings)) => tokio::select! {
+                ended = connection => ended,
+                () = keep_alive(keepalive, pings) => {
+                    tracing::debug!(dst.addr = %addr, "endpoint does not answer pings");
+                    Ok(())
+                }
+            },
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection ended");
+        }
+        // A newer connection can only be there when this one was found unusable, and then it is not ready.
+        if let Some(endpoint) = owner.upgrade() {
+            let mut ready = endpoint.h2.ready.lock();
+            let unusable = ready.as_mut().is_some_and(|sender| {
+                matches!(sender.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop())), Poll::Ready(Err(_)))
+            });
+            if unusable {
+                *ready = None;
+            }
+        }
+    });
+    Ok(sender)
+}
+
+/// Pings until an answer is missing.
+async fn keep_alive(keepalive: Keepalive, mut pings: PingPong) {
+    loop {
+        tokio::time::sleep(keepalive.interval).await;
+        let answer = tokio::time::timeout(keepalive.timeout, pings.ping(Ping::opaque())).await;
+        if !matches!(answer, Ok(Ok(_))) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! One request and its response with one endpoint: which version travels, what is tried again, what the response becomes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderValue, Request, Response, Version, header};
+use weft_tls::identity::Identity;
+
+use super::response::ResponseObserver;
+use crate::balance::InFlight;
+use crate::http::body::{Body, CountResponse};
+use crate::http::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop};
+use crate::http::orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request};
+use crate::http::respond::Failure;
+use crate::http::upgrade::is_tunnel;
+use crate::outbound::endpoint::{ConnectError, Endpoint};
+use crate::outbound::target::Resolved;
+use crate::outbound::{Connection, h1, h2};
+
+/// How often a request is tried again because the connection it was to use had just ended.
+const STALE_ATTEMPTS: usize = 3;
+
+/// A request on its way to a backend.
+pub(super) struct Exchange<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) backend: &'a Resolved,
+    /// Who the endpoint has to be.
+    pub(super) required: Option<&'a Identity>,
+    /// Whether the request wants to become a tunnel.
+    pub(super) upgrades: bool,
+    pub(super) arrived: Instant,
+}
+
+/// Why there is no response.
+#[derive(Debug)]
+pub(super) enum ExchangeError {
+    /// One is made in the endpoint's place.
+    Failure(Failure),
+    /// The endpoint reset a native HTTP/2 request.
+    Reset(::h2::Error),
+}
+
+impl From<Failure> for ExchangeError {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+/// How one attempt ended without response.
+enum AttemptError {
+    /// Nothing was processed. With a reason, the endpoint cannot be reached.
+    Unsent(Box<Request<Body>>, Option<ConnectError>),
+    Final(ExchangeError),
+}
+
+impl Exchange<'_> {
+    /// Sends the request, to another endpoint if one cannot be reached.
+    pub(super) async fn run(
+        &self,
+        mut request: Request<Body>,
+    ) -> Result<(Response<Body>, ResponseObserver), ExchangeError> {
+        let deadline = self.arrived + self.connection.worker.shared.config.outbound.failfast_timeout;
+        let mut stale = 0;
+        loop {
+            let (endpoint, in_flight) = self.select(deadline).await?;
+            self.check_identity(&endpoint)?;
+            let (again, reason) = match self.attempt(&endpoint, request).await {
+                Ok((response, lease)) => {
+                    if let Some(balanced) = in_flight.as_ref().and_then(InFlight::balanced) {
+                        balanced.recovered();
+                    }
+                    let metrics = Arc::clone(&endpoint.http);
+                    metrics.request();
+                    let count = CountResponse::new(metrics, self.arrived, response.status(), response.headers());
+                    return Ok((response, ResponseObserver::new(count, in_flight, lease)));
+                }
+                Err(AttemptError::Final(error)) => {
+                    endpoint.http.request();
+                    return Err(error);
+                }
+                Err(AttemptError::Unsent(request, reason)) => (request, reason),
+            };
+            request = *again;
+            match (reason, in_flight.as_ref().and_then(InFlight::balanced)) {
+                (Some(error), Some(balanced)) if Instant::now() < deadline => {
+                    tracing::debug!(%error, "endpoint is passed over");
+                    balanced.failed();
+                }
+                (Some(error), _) => return Err(error.failure().into()),
+                (None, _) if stale < STALE_ATTEMPTS => stale += 1,
+                (None, _) => return Err(Failure::BadGateway("the endpoint keeps closing connections".into()).into()),
+            }
+        }
+    }
+
+    async fn select(&self, deadline: Instant) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
+        match self.backend {
+            Resolved::Forward(endpoint) => Ok((Arc::clone(endpoint), None)),
+            Resolved::Balance(balancer) => {
+                let in_flight = balancer.select(deadline).await.map_err(|_| Failure::FailFast)?;
+                let balanced = in_flight.balanced().ok_or(Failure::Internal("an endpoint without a name"))?;
+                Ok((Arc::clone(&balanced.endpoint), Some(in_flight)))
+            }
+        }
+    }
+
+    fn check_identity(&self, endpoint: &Endpoint) -> Result<(), ExchangeError> {
+        match self.required {
+            Some(required) if endpoint.identity() != Some(required) => {
+                Err(Failure::BadGateway("the endpoint is not who the request requires".to_owned()).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        mut request: Request<Body>,
+    ) -> Result<(Response<Body>, Option<h1::Lease>), AttemptError> {
+        if let Some(authority) = &endpoint.info.authority_override {
+            override_authority(&mut request, authority);
+        }
+        if request.version() == Version::HTTP_2 {
+            to_absolute_form(&mut request, None);
+            return match h2::send(endpoint, request).await {
+                Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
+                Err(h2::SendError::Failed(error)) => Err(AttemptError::Final(ExchangeError::Reset(error))),
+                Err(h2::SendError::Unsent(mut request, reason)) => {
+                    *request.version_mut() = Version::HTTP_2;
+                    Err(AttemptError::Unsent(request, reason))
+                }
+            };
+        }
+        if endpoint.upgrades_http1() && !self.upgrades {
+            upgrade_request(&mut request);
+            to_absolute_form(&mut request, None);
+            return match h2::send(endpoint, request).await {
+                Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
+                Err(h2::SendError::Failed(error)) => {
+                    let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
+                    Err(AttemptError::Final(failure.into()))
+                }
+                Err(h2::SendError::Unsent(mut request, reason)) => {
+                    downgrade_request(&mut request);
+                    Err(AttemptError::Unsent(request, reason))
+                }
+            };
+        }
+        let method = request.method().clone();
+        // Servers of HTTP/1.0, and requests that name no host, get a connection of their own, as tunnels do.
+        let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
+        let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
+        match h1::send(endpoint, request, reuse).await {
+            Ok((response, lease)) => {
+                let tunnel = self.upgrades && is_tunnel(&method, response.status());
+                let mut response = response.map(Body::Incoming);
+                if !tunnel {
+                    strip_hop_by_hop(response.headers_mut());
+                    response.headers_mut().remove(header::CONNECTION);
+                }
+                Ok((self.restore(endpoint, response, false), Some(lease)))
+            }
+            Err(h1::SendError::Failed(error)) => {
+                Err(AttemptError::Final(Failure::BadGateway(format!("the endpoint failed: {error}")).into()))
+            }
+            Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason)),
+        }
+    }
+
+    /// Makes a response the application's: mesh headers go, HTTP/1 comes back.
+    fn restore(&self, endpoint: &Endpoint, mut response: Response<Body>, carried: bool) -> Response<Body> {
+        if carried {
+            downgrade_response(&mut response);
+        }
+        if let Some(reason) = response.headers_mut().remove(PROXY_ERROR) {
+            tracing::debug!(?reason, dst.addr = %endpoint.info.addr, "the endpoint's proxy answered in its place");
+        }
+        let close = response.headers_mut().remove(PROXY_CONNECTION_L5D).is_some_and(|value| value == "close");
+        if close && response.version() < Version::HTTP_2 && matches!(self.backend, Resolved::Forward(_)) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// Names a gateway's service in the request.
+fn override_authority(request: &mut Request<Body>, authority: &http::uri::Authority) {
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    if request.version() == Version::HTTP_2 || parts.authority.is_some() {
+        parts.authority = Some(authority.clone());
+        parts.scheme.get_or_insert(http::uri::Scheme::HTTP);
+        parts.path_and_query.get_or_insert(http::uri::PathAndQuery::from_static("/"));
+    }
+    *request.uri_mut() = http::Uri::from_parts(parts).unwrap_or_default();
+    if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
+        if request.version() == Version::HTTP_2 {
+            request.headers_mut().remove(header::HOST);
+        } else {
+            request.headers_mut().insert(header::HOST, host);
+        }
+    }
+    request.headers_mut().remove(crate::http::headers::DST_CANONICAL);
+}

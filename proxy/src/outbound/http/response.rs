@@ -1,0 +1,42 @@
+//! What follows when a response progresses and ends: load, metrics, the connection's return to its pool.
+
+use http::HeaderMap;
+
+use crate::balance::InFlight;
+use crate::http::body::{CountResponse, Interrupted, Observer};
+use crate::outbound::h1::Lease;
+use crate::outbound::worker::Permit;
+
+/// Goes with a response's body.
+pub(super) struct ResponseObserver {
+    count: CountResponse,
+    in_flight: Option<InFlight>,
+    lease: Option<Lease>,
+    permit: Option<Permit>,
+}
+
+impl ResponseObserver {
+    pub(super) fn new(count: CountResponse, in_flight: Option<InFlight>, lease: Option<Lease>) -> Self {
+        Self { count, in_flight, lease, permit: None }
+    }
+
+    /// Keeps the request's place until the response ends.
+    pub(super) fn hold(&mut self, permit: Permit) {
+        self.permit = Some(permit);
+    }
+}
+
+impl Observer for ResponseObserver {
+    fn first_frame(&mut self) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.finish();
+        }
+    }
+
+    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
+        if let (Ok(_), Some(lease)) = (end, self.lease) {
+            lease.give_back();
+        }
+        self.count.ended(end);
+    }
+}

@@ -1,0 +1,321 @@
+//! One original destination as a worker uses it: the plan that follows from profile and policy, made anew when either changes.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use rand::Rng as _;
+use tokio::sync::watch;
+
+use super::endpoint::Endpoint;
+use super::worker::Worker;
+use crate::app::Shared;
+use crate::balance::Balancer;
+use crate::discover::Lookup;
+use crate::discover::policy::PolicyState;
+use crate::discover::profile::{Profile, ProfileState};
+use crate::discover::route::{
+    Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, Rule, forward_to,
+};
+use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
+
+/// How long a connection waits for the control plane's first answer about its destination.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a destination has no plan.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TargetError {
+    /// The control plane did not answer in time.
+    #[error("the control plane did not say in time how to reach {0}: is it reachable?")]
+    Timeout(SocketAddr),
+    /// The policy controller refuses the address.
+    #[error("the policy controller refuses to say how to reach {0}")]
+    Refused(SocketAddr),
+}
+
+impl TargetError {
+    /// The value of the metric label `error`.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Timeout(_) => "discovery_timeout",
+            Self::Refused(_) => "discovery_refused",
+        }
+    }
+}
+
+/// An original destination.
+pub(super) struct Target {
+    /// Its address.
+    pub(super) addr: SocketAddr,
+    shared: Arc<Shared>,
+    worker: Weak<Worker>,
+    lookup: Arc<Lookup>,
+    current: Mutex<Current>,
+    source_metrics: OnceLock<Arc<TransportMetrics>>,
+}
+
+struct Current {
+    profile: watch::Receiver<ProfileState>,
+    policy: watch::Receiver<PolicyState>,
+    plan: Option<Arc<Plan>>,
+}
+
+/// A policy with everything that it names at hand.
+pub(super) struct Plan {
+    /// The policy, the profile's say included.
+    pub(super) policy: Policy,
+    backends: Vec<(Arc<Backend>, Resolved)>,
+    statuses: RuleStatuses,
+}
+
+/// What a backend leads to.
+#[derive(Clone)]
+pub(super) enum Resolved {
+    /// One endpoint.
+    Forward(Arc<Endpoint>),
+    /// A service.
+    Balance(Arc<Balancer>),
+}
+
+/// `outbound_http_route_request_statuses_total`, per rule and status; few, so that a scan is fastest.
+type RuleStatuses = Mutex<Vec<(RuleId, u16, Counter)>>;
+
+/// A rule's place in a plan: HTTP/2 or not, route, rule.
+pub(super) type RuleId = (bool, usize, usize);
+
+impl Target {
+    /// Makes a destination of what is being looked up.
+    pub(super) fn new(worker: &Arc<Worker>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
+        let current = Current { profile: lookup.profile.clone(), policy: lookup.policy.clone(), plan: None };
+        Self {
+            addr,
+            shared: Arc::clone(&worker.shared),
+            worker: Arc::downgrade(worker),
+            lookup,
+            current: Mutex::new(current),
+            source_metrics: OnceLock::new(),
+        }
+    }
+
+    /// The plan, once the control plane has answered.
+    ///
+    /// # Errors
+    /// When it does not answer in time, or refuses.
+    pub(super) async fn ready(&self) -> Result<Arc<Plan>, TargetError> {
+        if let Some(plan) = self.plan() {
+            return Ok(plan);
+        }
+        let (mut profile, mut policy) = (self.lookup.profile.clone(), self.lookup.policy.clone());
+        let answers = async {
+            let profile = profile.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok();
+            profile && policy.wait_for(|state| !matches!(state, PolicyState::Pending)).await.is_ok()
+        };
+        if !tokio::time::timeout(DISCOVERY_TIMEOUT, answers).await.unwrap_or(false) {
+            return Err(TargetError::Timeout(self.addr));
+        }
+        self.plan().ok_or(TargetError::Refused(self.addr))
+    }
+
+    /// The plan of the moment; `None` when there is no answer, or the answer is a refusal.
+    pub(super) fn plan(&self) -> Option<Arc<Plan>> {
+        let mut current = self.current.lock();
+        let changed =
+            current.profile.has_changed().unwrap_or(false) || current.policy.has_changed().unwrap_or(false);
+        if changed || current.plan.is_none() {
+            let profile = current.profile.borrow_and_update().clone();
+            let policy = current.policy.borrow_and_update().clone();
+            let detect_timeout = self.shared.config.outbound.detect_timeout;
+            let policy = decide(&profile, &policy, self.addr, detect_timeout)?;
+            let worker = self.worker.upgrade()?;
+            // The old plan is dropped only afterwards, so that what both name stays alive.
+            current.plan = Some(Arc::new(Plan::new(policy, &worker)));
+        }
+        current.plan.clone()
+    }
+
+    /// What accepted connections to this destination are counted with.
+    pub(super) fn source_metrics(&self) -> Arc<TransportMetrics> {
+        let metrics = self.source_metrics.get_or_init(|| {
+            let mut labels = target_labels(self.addr);
+            labels.push(label("tls", "no_identity"));
+            labels.push(label("no_tls_reason", "loopback"));
+            Arc::new(self.shared.metrics.transport(Direction::Outbound, Peer::Src, &labels))
+        });
+        Arc::clone(metrics)
+    }
+}
+
+impl Plan {
+    fn new(policy: Policy, worker: &Worker) -> Self {
+        let mut backends: Vec<(Arc<Backend>, Resolved)> = Vec::new();
+        let mut resolve = |distribution: &Distribution| {
+            for backend in distribution.backends() {
+                if !backends.iter().any(|(known, _)| Arc::ptr_eq(known, &backend.backend)) {
+                    backends.push((Arc::clone(&backend.backend), worker.resolve(&backend.backend)));
+                }
+            }
+        };
+        let (http, opaque): (Vec<&HttpRoutes>, Option<_>) = match &policy.protocol {
+            Protocol::Detect { http1, http2, opaque, .. } => (vec![http1, http2], Some(opaque)),
+            Protocol::Http1(http) | Protocol::Http2(http) => (vec![http], None),
+            Protocol::Opaque(opaque) | Protocol::Tls(opaque) => (vec![], Some(opaque)),
+        };
+        for (_, rule) in http.iter().flat_map(|routes| routes.iter()).flat_map(|route| &route.rules) {
+            resolve(&rule.backends);
+        }
+        for route in opaque.iter().flat_map(|routes| routes.iter()) {
+            resolve(&route.backends);
+        }
+        Self { policy, backends, statuses: Mutex::default() }
+    }
+
+    /// The HTTP routes for a version; none if the policy expects something else.
+    pub(super) fn http_routes(&self, http2: bool) -> Option<&HttpRoutes> {
+        match &self.policy.protocol {
+            Protocol::Detect { http2: routes, .. } if http2 => Some(routes),
+            Protocol::Detect { http1: routes, .. } => Some(routes),
+            Protocol::Http1(routes) | Protocol::Http2(routes) => Some(routes),
+            Protocol::Opaque(_) | Protocol::Tls(_) => None,
+        }
+    }
+
+    /// Picks a backend, preferring those that have an endpoint available.
+    pub(super) fn pick<'a>(&'a self, distribution: &'a Distribution) -> Option<(&'a RouteBackend, Resolved)> {
+        match distribution {
+            Distribution::Empty => None,
+            Distribution::FirstAvailable(backends) => {
+                let available = match &backends[..] {
+                    [only] => Some(only),
+                    many => many.iter().find(|backend| self.is_available(backend)).or_else(|| many.first()),
+                };
+                self.resolved(available?)
+            }
+            Distribution::Random(backends) => {
+                let available: Vec<_> = backends.iter().filter(|(backend, _)| self.is_available(backend)).collect();
+                let among = if available.is_empty() { backends.iter().collect() } else { available };
+                let total: u64 = among.iter().map(|(_, weight)| u64::from(*weight)).sum();
+                if total == 0 {
+                    return None;
+                }
+                let mut left = rand::rng().random_range(0..total);
+                let picked = among.into_iter().find(|(_, weight)| match left.checked_sub(u64::from(*weight)) {
+                    Some(rest) => {
+                        left = rest;
+                        false
+                    }
+                    None => true,
+                });
+                self.resolved(&picked?.0)
+            }
+        }
+    }
+
+    /// Counts a response under its route.
+    pub(super) fn count_status(&self, shared: &Shared, id: RuleId, rule: &Rule, status: u16, error: &'static str) {
+        let mut statuses = self.statuses.lock();
+        // Errors are rare and their labels differ, so that only plain statuses are remembered.
+        if let Some((.., counter)) =
+            statuses.iter().find(|(known, code, _)| error.is_empty() && *known == id && *code == status)
+        {
+            counter.inc();
+            return;
+        }
+        let mut labels = self.policy.parent.labels("parent", true);
+        labels.extend(rule.meta.labels("route", false));
+        labels.push(label("hostname", ""));
+        labels.push(label("http_status", status.to_string()));
+        labels.push(label("error", error));
+        let counter = shared.metrics.outbound_route_statuses.get_or_create_owned(&labels);
+        counter.inc();
+        if error.is_empty() {
+            statuses.push((id, status, counter));
+        }
+    }
+
+    fn resolved<'a>(&'a self, backend: &'a RouteBackend) -> Option<(&'a RouteBackend, Resolved)> {
+        let found = self.backends.iter().find(|(known, _)| Arc::ptr_eq(known, &backend.backend))?;
+        Some((backend, found.1.clone()))
+    }
+
+    fn is_available(&self, backend: &RouteBackend) -> bool {
+        match self.resolved(backend) {
+            Some((_, Resolved::Balance(balancer))) => balancer.is_available(),
+            Some((_, Resolved::Forward(_))) => true,
+            None => false,
+        }
+    }
+}
+
+impl Distribution {
+    /// The backend that comes first.
+    pub(super) fn first(&self) -> Option<&Backend> {
+        self.backends().next().map(|backend| &*backend.backend)
+    }
+
+    fn backends(&self) -> impl Iterator<Item = &RouteBackend> {
+        let (first, random): (&[RouteBackend], &[(RouteBackend, u32)]) = match self {
+            Self::Empty => (&[], &[]),
+            Self::FirstAvailable(backends) => (backends, &[]),
+            Self::Random(backends) => (&[], backends),
+        };
+        first.iter().chain(random.iter().map(|(backend, _)| backend))
+    }
+}
+
+/// The first route that takes a connection with this server name.
+pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&str>) -> Option<&'a OpaqueRoute> {
+    let named = server_name.and_then(|name| {
+        let ranked = routes.iter().filter_map(|route| {
+            let rank = route.server_names.iter().filter_map(|host| host.rank(name)).max();
+            rank.map(|rank| (rank, route))
+        });
+        ranked.max_by_key(|(rank, _)| *rank).map(|(_, route)| route)
+    });
+    named.or_else(|| routes.iter().find(|route| route.server_names.is_empty()))
+}
+
+/// What profile and policy mean together; `None` when connections must be refused.
+fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect_timeout: Duration) -> Option<Policy> {
+    let profile: Option<&Profile> = match profile {
+        ProfileState::Pending => return None,
+        ProfileState::Absent => None,
+        ProfileState::Known(profile) => Some(profile),
+    };
+    let opaque = profile.is_some_and(|profile| profile.opaque);
+    let overrides = profile.map(|profile| &profile.overrides[..]).filter(|overrides| !overrides.is_empty());
+    let overrides = overrides.map(|overrides| {
+        let backends = overrides.iter().map(|(authority, weight)| {
+            let backend = Arc::new(Backend::balance(authority.clone()));
+            (RouteBackend { filters: Vec::new(), backend }, *weight)
+        });
+        Distribution::Random(backends.collect())
+    });
+    let by_profile = || match profile {
+        Some(Profile { endpoint: Some(endpoint), .. }) => Distribution::only(Backend::forward(Arc::clone(endpoint))),
+        Some(Profile { name: Some(name), .. }) => {
+            Distribution::only(Backend::balance(format!("{name}:{}", addr.port())))
+        }
+        _ => forward_to(addr),
+    };
+    match policy {
+        PolicyState::Pending | PolicyState::Refused => None,
+        PolicyState::Absent => {
+            Some(Policy::synthesize(overrides.unwrap_or_else(by_profile), opaque, detect_timeout))
+        }
+        PolicyState::Known(policy) => {
+            let policy = match &overrides {
+                Some(overrides) => policy.overridden(overrides),
+                None => Policy::clone(policy),
+            };
+            if !opaque {
+                return Some(policy);
+            }
+            match policy.opaque_routes() {
+                Some(routes) => Some(Policy { parent: policy.parent, protocol: Protocol::Opaque(routes) }),
+                None => Some(Policy::synthesize(by_profile(), true, detect_timeout)),
+            }
+        }
+    }
+}

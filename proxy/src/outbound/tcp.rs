@@ -1,0 +1,138 @@
+//! Opaque connections: route, endpoint, bytes both ways.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Connection;
+use super::endpoint::{ConnectError, Endpoint};
+use super::target::{Resolved, find_opaque};
+use crate::balance::{FailFast, InFlight};
+use crate::discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque};
+use crate::io::{Io, Stream, copy_bidirectional};
+use crate::metrics::{Labels, label, target_labels};
+
+/// Why a connection was not forwarded to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ForwardError {
+    /// No route takes it.
+    #[error("no route takes the connection")]
+    NoRoute,
+    /// Policy refuses it.
+    #[error("policy refuses the connection: {}", .0.label())]
+    Refused(RefuseOpaque),
+    /// The route has no backend.
+    #[error("the connection's route has no backend")]
+    NoBackend,
+    /// No endpoint was available.
+    #[error(transparent)]
+    FailFast(#[from] FailFast),
+    /// The endpoint cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Bytes could not be moved.
+    #[error("copy between the application and the endpoint")]
+    Copy(#[source] io::Error),
+}
+
+impl ForwardError {
+    /// The value of the metric label `error`.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::NoRoute => "no_route",
+            Self::Refused(reason) => reason.label(),
+            Self::NoBackend => "invalid_backend",
+            Self::FailFast(_) => "fail_fast",
+            Self::Connect(error) => error.label(),
+            Self::Copy(_) => "io",
+        }
+    }
+}
+
+/// Forwards a connection until both sides have ended.
+pub(super) async fn forward<S>(
+    connection: &Connection,
+    mut stream: Io<S>,
+    routes: &OpaqueRoutes,
+    server_name: Option<&str>,
+) -> Result<(), ForwardError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let route = find_opaque(routes, server_name).ok_or(ForwardError::NoRoute)?;
+    let labels = labels(connection, route);
+    let metrics = &connection.worker.shared.metrics;
+    metrics.outbound_tcp_route_open.get_or_create(&labels).inc();
+    let result = forward_on(connection, &mut stream, route).await;
+    let mut labels = labels;
+    labels.push(label("error", result.as_ref().err().map_or("", ForwardError::label)));
+    metrics.outbound_tcp_route_close.get_or_create(&labels).inc();
+    if let Err(ForwardError::Copy(error)) = &result {
+        stream.closed_by(error);
+    }
+    result
+}
+
+async fn forward_on<S>(connection: &Connection, stream: &mut Io<S>, route: &OpaqueRoute) -> Result<(), ForwardError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    if let Some(reason) = route.refuse {
+        return Err(ForwardError::Refused(reason));
+    }
+    let plan = connection.target.ready().await.map_err(|_| ForwardError::NoRoute)?;
+    let picked = plan.pick(&route.backends).map(|(_, resolved)| resolved);
+    let backend = match picked {
+        Some(backend) => backend,
+        // The plan changed since the connection was accepted; its route still names backends, just not this plan's.
+        None => route.backends.first().map(|backend| connection.worker.resolve(backend)).ok_or(ForwardError::NoBackend)?,
+    };
+    let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
+    tracing::debug!(orig_dst.addr = %connection.target.addr, dst.addr = %endpoint.info.addr, "forwarding");
+    let copied = copy_bidirectional(stream, &mut server).await;
+    drop(in_flight);
+    if let Err(error) = copied {
+        server.closed_by(&error);
+        return Err(ForwardError::Copy(error));
+    }
+    Ok(())
+}
+
+/// Connects to an endpoint of the backend; one that refuses is passed over for another until the fail-fast time is over.
+async fn connect(
+    connection: &Connection,
+    backend: &Resolved,
+) -> Result<(Io<Stream>, Arc<Endpoint>, Option<InFlight>), ForwardError> {
+    let balancer = match backend {
+        Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
+        Resolved::Balance(balancer) => balancer,
+    };
+    let deadline = Instant::now() + connection.worker.shared.config.outbound.failfast_timeout;
+    loop {
+        let mut in_flight = balancer.select(deadline).await?;
+        let Some(balanced) = in_flight.balanced().cloned() else { return Err(FailFast.into()) };
+        match balanced.endpoint.connect(None).await {
+            Ok(stream) => {
+                balanced.recovered();
+                // Latency is how long connecting took, and load is what is connected.
+                in_flight.measured();
+                return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "endpoint is passed over");
+                balanced.failed();
+                if Instant::now() >= deadline {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+fn labels(connection: &Connection, route: &OpaqueRoute) -> Labels {
+    let mut labels = route.meta.labels("route", false);
+    labels.extend(target_labels(connection.target.addr).into_iter().skip(1));
+    labels
+}

@@ -1,0 +1,445 @@
+//! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
+
+mod fake;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use weft_proto::linkerd::destination::DestinationProfile;
+use weft_proto::linkerd::outbound::http_route;
+use weft_runtime::drain::Drain;
+
+use super::*;
+use crate::app::Shared;
+use crate::config::{Config, SocketConfig};
+use crate::control::{ControlClient, Trust};
+use crate::dns::Dns;
+use crate::inbound::testing::{self, Mesh};
+use crate::listen;
+use crate::transport_header::SessionProtocol;
+
+use fake::{Control, Peer, add, endpoint, forbidden, policy};
+
+const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
+const SERVICE: &str = "server.demo.svc.cluster.local:80";
+
+/// A worker in front of fakes.
+struct Proxy {
+    addr: SocketAddr,
+    control: Control,
+    mesh: Mesh,
+    drain: Option<Drain>,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    /// Starts a worker that believes every connection was going to `orig_dst`.
+    async fn start(orig_dst: SocketAddr, control: Control) -> Self {
+        Self::start_with(orig_dst, control, |_| {}, true).await
+    }
+
+    async fn start_with(
+        orig_dst: SocketAddr,
+        control: Control,
+        change: impl FnOnce(&mut Config),
+        credentials: bool,
+    ) -> Self {
+        let mesh = Mesh::new();
+        let mut config = testing::config();
+        let controller = control.serve().await;
+        config.destination.control.port = controller.port();
+        config.policy.control.port = controller.port();
+        config.destination.networks = vec!["0.0.0.0/0".parse().unwrap()];
+        config.outbound.allow_loopback = true;
+        config.outbound.failfast_timeout = Duration::from_millis(500);
+        change(&mut config);
+        let (mut shared, drain) = testing::shared(config, &mesh);
+        if !credentials {
+            Arc::get_mut(&mut shared).unwrap().credentials = watch::channel(None).1;
+        }
+        let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
+        let trust = Trust::Credentials(shared.credentials.clone());
+        let destination = ControlClient::new(shared.config.destination.control.clone(), trust.clone(), dns.clone());
+        let policy = ControlClient::new(shared.config.policy.control.clone(), trust, dns);
+        let discover = Discover::new(&shared, destination, policy);
+        let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
+        let addr = bound.local_addr().unwrap();
+        let listener = Listener::new(bound, SocketConfig::default()).unwrap();
+        let worker = Worker::new(Arc::clone(&shared), discover);
+        *worker.pretended_dst.lock() = Some(orig_dst);
+        let accepting = Arc::clone(&shared);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = accept_all(&worker, &listener) => {}
+                () = accepting.drain.signaled() => {}
+            }
+        });
+        Self { addr, control, mesh, drain: Some(drain), shared }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.addr).await.unwrap()
+    }
+
+    async fn http1(&self) -> conn::http1::SendRequest<Full<Bytes>> {
+        let (sender, connection) = conn::http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender
+    }
+
+    async fn get(&self, path: &str) -> Response<Incoming> {
+        self.http1().await.send_request(get(path)).await.unwrap()
+    }
+}
+
+fn get(path: &str) -> Request<Full<Bytes>> {
+    Request::builder().uri(path).header("host", "server.demo").body(Full::default()).unwrap()
+}
+
+async fn text(response: Response<Incoming>) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+/// An HTTP/1 application that answers with its name and what it saw.
+async fn application(name: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = service_fn(move |request: Request<Incoming>| async move {
+                let seen = format!("{name} {} {:?}", request.uri(), request.version());
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(seen))))
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    addr
+}
+
+/// An address on which nobody listens.
+async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn an_unknown_address_is_forwarded_as_it_is() {
+    let app = application("app").await;
+    let proxy = Proxy::start(app, Control::default()).await;
+    let response = proxy.get("/a?b=c").await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(text(response).await, "app /a?b=c HTTP/1.1");
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_first_is_heard_when_its_port_is_opaque() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let control = Control::default();
+    control
+        .profiles
+        .lock()
+        .insert(addr.to_string(), DestinationProfile { opaque_protocol: true, ..Default::default() });
+    let proxy = Proxy::start(addr, control).await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(b"220 ready\r\n").await.unwrap();
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).await.unwrap();
+        stream.write_all(&said).await.unwrap();
+    });
+    let mut client = proxy.connect().await;
+    let mut banner = [0; 11];
+    client.read_exact(&mut banner).await.unwrap();
+    assert_eq!(&banner, b"220 ready\r\n");
+    client.write_all(b"bye").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rest, b"bye");
+}
+
+#[tokio::test]
+async fn requests_are_balanced_and_a_dead_endpoint_is_passed_over() {
+    let (a, b, dead) = (application("a").await, application("b").await, nobody().await);
+    let control = Control::default();
+    let service = "10.1.1.1:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(a, None), endpoint(b, None), endpoint(dead, None)]));
+    let proxy = Proxy::start(service, control).await;
+    let mut sender = proxy.http1().await;
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..40 {
+        sender.ready().await.unwrap();
+        let response = sender.send_request(get("/")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        seen.insert(text(response).await.chars().next().unwrap());
+    }
+    assert_eq!(seen, ['a', 'b'].into());
+}
+
+#[tokio::test]
+async fn endpoints_that_appear_serve_requests_that_wait() {
+    let app = application("late").await;
+    let control = Control::default();
+    let service = "10.1.1.2:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let proxy = Proxy::start_with(service, control, |config| config.outbound.failfast_timeout = Duration::from_secs(5), true).await;
+    let mut sender = proxy.http1().await;
+    let waiting = tokio::spawn(async move { sender.send_request(get("/")).await.unwrap() });
+    tokio::task::yield_now().await;
+    proxy.control.update(SERVICE, add(vec![endpoint(app, None)]));
+    assert_eq!(text(waiting.await.unwrap()).await, "late / HTTP/1.1");
+}
+
+#[tokio::test]
+async fn a_service_without_endpoints_fails_fast_with_504() {
+    let control = Control::default();
+    let service = "10.1.1.3:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![]));
+    let proxy = Proxy::start(service, control).await;
+    let response = proxy.get("/").await;
+    assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(response.headers()["l5d-proxy-error"], "service in fail-fast");
+    assert_eq!(response.headers()["connection"], "close");
+    let again = std::time::Instant::now();
+    assert_eq!(proxy.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
+    assert!(again.elapsed() < Duration::from_millis(400), "failing fast does not wait again");
+}
+
+/// A proxy in front of one meshed endpoint, and the endpoint's side.
+async fn meshed() -> (Proxy, Peer, SocketAddr) {
+    let control = Control::default();
+    let service = "10.1.1.4:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let proxy = Proxy::start(service, control).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
+    let workload: SocketAddr = "127.0.0.1:8080".parse().unwrap();
+    proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));
+    (proxy, peer, workload)
+}
+
+#[tokio::test]
+async fn http1_travels_to_a_meshed_endpoint_as_http2() {
+    let (proxy, peer, workload) = meshed().await;
+    tokio::spawn(async move {
+        let (header, stream) = peer.accept().await;
+        assert_eq!(header.port.get(), workload.port());
+        assert_eq!(header.protocol, Some(SessionProtocol::Http2));
+        let service = service_fn(|request: Request<Incoming>| async move {
+            assert_eq!(request.version(), Version::HTTP_2);
+            assert_eq!(request.headers()["l5d-orig-proto"], "HTTP/1.1");
+            assert!(!request.headers().contains_key("connection"));
+            assert!(!request.headers().contains_key("l5d-client-id"));
+            assert_eq!(request.uri().authority().unwrap(), "server.demo");
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let response = Response::builder()
+                .header("l5d-orig-proto", "HTTP/1.1")
+                .header("l5d-proxy-error", "hidden")
+                .body(Full::new(body))
+                .unwrap();
+            Ok::<_, Infallible>(response)
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await.unwrap();
+    });
+    let mut sender = proxy.http1().await;
+    for body in ["", "some body"] {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri("/echo")
+            .header("host", "server.demo")
+            .header("connection", "x-private")
+            .header("x-private", "1")
+            .header("l5d-client-id", "forged")
+            .body(Full::new(Bytes::from_static(body.as_bytes())))
+            .unwrap();
+        sender.ready().await.unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!((response.status(), response.version()), (StatusCode::OK, Version::HTTP_11));
+        assert!(response.headers().keys().all(|name| !name.as_str().starts_with("l5d-")), "{:?}", response.headers());
+        assert_eq!(text(response).await, body);
+    }
+}
+
+#[tokio::test]
+async fn http2_streams_both_ways_and_keeps_its_trailers() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let service = service_fn(|request: Request<Incoming>| async move {
+            assert!(!request.headers().contains_key("l5d-orig-proto"));
+            // Answers each message as it comes, before the request has ended.
+            Ok::<_, Infallible>(Response::builder().header("content-type", "application/grpc").body(request.into_body()).unwrap())
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await.unwrap();
+    });
+    let stream = TokioIo::new(proxy.connect().await);
+    let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let (tx, rx) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Infallible>>();
+    let body = StreamBody::new(tokio_stream::wrappers::UnboundedReceiverStream::new(rx));
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri("http://server.demo/echo.Echo/Chat")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(body)
+        .unwrap();
+    let mut response = sender.send_request(request).await.unwrap().into_body();
+    for message in [&b"one"[..], b"two"] {
+        tx.send(Ok(Frame::data(Bytes::from_static(message)))).unwrap();
+        assert_eq!(response.frame().await.unwrap().unwrap().into_data().unwrap(), message);
+    }
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", "0".parse().unwrap());
+    tx.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
+    drop(tx);
+    assert_eq!(response.frame().await.unwrap().unwrap().into_trailers().unwrap(), trailers);
+}
+
+#[tokio::test]
+async fn websockets_stay_http1_and_become_tunnels() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (header, stream) = peer.accept().await;
+        assert_eq!(header.protocol, Some(SessionProtocol::Http1));
+        let service = service_fn(|mut request: Request<Incoming>| async move {
+            assert_eq!(request.headers()["upgrade"], "websocket");
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                let mut stream = TokioIo::new(upgrade.await.unwrap());
+                let mut said = [0; 4];
+                stream.read_exact(&mut said).await.unwrap();
+                stream.write_all(&said).await.unwrap();
+            });
+            let response = Response::builder()
+                .status(StatusCode::SWITCHING_PROTOCOLS)
+                .header("connection", "upgrade")
+                .header("upgrade", "websocket");
+            Ok::<_, Infallible>(response.body(Empty::<Bytes>::new()).unwrap())
+        });
+        http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades().await.unwrap();
+    });
+    let mut request = get("/ws");
+    request.headers_mut().insert("connection", "Upgrade".parse().unwrap());
+    request.headers_mut().insert("upgrade", "websocket".parse().unwrap());
+    let mut response = proxy.http1().await.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(response.headers()["upgrade"], "websocket");
+    let mut stream = TokioIo::new(hyper::upgrade::on(&mut response).await.unwrap());
+    stream.write_all(b"ping").await.unwrap();
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"ping");
+}
+
+#[tokio::test]
+async fn opaque_bytes_travel_under_mtls_with_a_header_without_protocol() {
+    let (proxy, peer, workload) = meshed().await;
+    tokio::spawn(async move {
+        let (header, mut stream) = peer.accept().await;
+        assert_eq!((header.port.get(), header.protocol), (workload.port(), None));
+        let mut said = [0; 16];
+        stream.read_exact(&mut said).await.unwrap();
+        stream.write_all(&said).await.unwrap();
+        stream.shutdown().await.unwrap();
+    });
+    let mut client = proxy.connect().await;
+    client.write_all(b"\x01\x02 not http ever").await.unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert_eq!(answer, b"\x01\x02 not http ever");
+}
+
+#[tokio::test]
+async fn without_credentials_a_meshed_endpoint_is_never_reached() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let control = Control::default();
+    let profile =
+        DestinationProfile { endpoint: Some(endpoint(addr, Some((SERVER, addr.port())))), ..Default::default() };
+    control.profiles.lock().insert(addr.to_string(), profile);
+    let proxy = Proxy::start_with(addr, control, |_| {}, false).await;
+    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+    let accepted = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await;
+    assert!(accepted.is_err(), "nothing was sent, least of all in plaintext");
+}
+
+#[tokio::test]
+async fn the_wrong_server_is_refused() {
+    let control = Control::default();
+    let service = "10.1.1.5:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let proxy = Proxy::start(service, control).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials("impostor.demo")).await;
+    proxy.control.update(SERVICE, add(vec![endpoint("127.0.0.1:1".parse().unwrap(), Some((SERVER, port)))]));
+    let _impostor = tokio::spawn(async move { peer.accept().await });
+    let status = proxy.get("/").await.status();
+    assert!(status.is_server_error(), "{status}");
+}
+
+#[tokio::test]
+async fn a_required_identity_has_to_be_the_endpoints() {
+    let app = application("app").await;
+    let proxy = Proxy::start(app, Control::default()).await;
+    let mut request = get("/");
+    request.headers_mut().insert("l5d-require-id", SERVER.parse().unwrap());
+    let response = proxy.http1().await.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn policy_can_fail_requests_and_forbid_connections() {
+    use weft_proto::linkerd::http_route::HttpFailureInjector;
+    let (service, closed) = ("10.1.1.6:80".parse().unwrap(), "10.1.1.7:81".parse().unwrap());
+    let control = Control::default();
+    let injector = HttpFailureInjector { status: 403, message: "traffic not allowed".into(), ratio: None };
+    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::FailureInjector(injector)) };
+    control.policies.lock().insert(service, policy(SERVICE, vec![filter]));
+    control.policies.lock().insert(closed, forbidden());
+    let proxy = Proxy::start(service, control.clone()).await;
+    assert_eq!(proxy.get("/").await.status(), StatusCode::FORBIDDEN);
+    let proxy = Proxy::start(closed, control).await;
+    let mut answer = Vec::new();
+    assert!(!matches!(proxy.connect().await.read_to_end(&mut answer).await, Ok(read) if read > 0));
+}
+
+#[tokio::test]
+async fn loopback_is_refused_unless_tests_ask_for_it() {
+    let app = application("app").await;
+    let refuse = |config: &mut Config| config.outbound.allow_loopback = false;
+    let proxy = Proxy::start_with(app, Control::default(), refuse, true).await;
+    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+}
+
+#[tokio::test]
+async fn a_drain_lets_requests_finish_and_takes_no_more() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let mut proxy = Proxy::start(addr, Control::default()).await;
+    let mut sender = proxy.http1().await;
+    let response = tokio::spawn(async move { sender.send_request(get("/slow")).await.unwrap() });
+    let (mut app, _) = listener.accept().await.unwrap();
+    let mut request = [0; 16];
+    app.read_exact(&mut request).await.unwrap();
+    let drained = tokio::spawn(proxy.drain.take().unwrap().drain(Duration::from_secs(10)));
+    proxy.shared.drain.signaled().await;
+    app.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone").await.unwrap();
+    assert_eq!(text(response.await.unwrap()).await, "done");
+    assert!(drained.await.unwrap(), "the connection closes when its request is answered");
+}

@@ -1,0 +1,215 @@
+//! A control plane and endpoints on loopback, as the outbound tests need them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status};
+use weft_proto::linkerd::destination::destination_server::{Destination, DestinationServer};
+use weft_proto::linkerd::destination::tls_identity::{DnsLikeIdentity, Strategy};
+use weft_proto::linkerd::destination::{
+    DestinationProfile, GetDestination, ProtocolHint, TlsIdentity, Update, WeightedAddr, WeightedAddrSet,
+    protocol_hint, update,
+};
+use weft_proto::linkerd::outbound::outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer};
+use weft_proto::linkerd::outbound::{self, OutboundPolicy, TrafficSpec, traffic_spec};
+use weft_tls::credentials::Credentials;
+
+use crate::transport_header::{ALPN, TransportHeader};
+
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What the fake controllers answer; anything else is NotFound or InvalidArgument, as with an address nobody knows.
+#[derive(Clone, Default)]
+pub(crate) struct Control {
+    pub(crate) policies: Arc<Mutex<HashMap<SocketAddr, OutboundPolicy>>>,
+    pub(crate) profiles: Arc<Mutex<HashMap<String, DestinationProfile>>>,
+    endpoints: Arc<Mutex<HashMap<String, Service>>>,
+}
+
+#[derive(Default)]
+struct Service {
+    first: Vec<Update>,
+    followers: Vec<mpsc::UnboundedSender<Result<Update, Status>>>,
+}
+
+impl Control {
+    /// Serves on loopback and answers the address.
+    pub(crate) async fn serve(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder()
+            .add_service(DestinationServer::new(self.clone()))
+            .add_service(OutboundPoliciesServer::new(self.clone()));
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        addr
+    }
+
+    /// Tells everybody who follows a service, now or later, of an update.
+    pub(crate) fn update(&self, path: &str, update: Update) {
+        let mut endpoints = self.endpoints.lock();
+        let service = endpoints.entry(path.to_owned()).or_default();
+        service.followers.retain(|follower| follower.send(Ok(update.clone())).is_ok());
+        service.first.push(update);
+    }
+}
+
+#[tonic::async_trait]
+impl Destination for Control {
+    type GetStream = Streamed<Update>;
+    type GetProfileStream = Streamed<DestinationProfile>;
+
+    async fn get(&self, request: Request<GetDestination>) -> Result<Response<Self::GetStream>, Status> {
+        let mut endpoints = self.endpoints.lock();
+        let service = endpoints.entry(request.into_inner().path).or_default();
+        let (tx, rx) = mpsc::unbounded_channel();
+        for update in &service.first {
+            let _ = tx.send(Ok(update.clone()));
+        }
+        service.followers.push(tx);
+        Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
+    }
+
+    async fn get_profile(&self, request: Request<GetDestination>) -> Result<Response<Self::GetProfileStream>, Status> {
+        match self.profiles.lock().get(&request.into_inner().path) {
+            Some(profile) => Ok(Response::new(stream::iter([Ok(profile.clone())]).chain(stream::pending()).boxed())),
+            None => Err(Status::invalid_argument("no such destination")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl OutboundPolicies for Control {
+    type WatchStream = Streamed<OutboundPolicy>;
+
+    async fn get(&self, _request: Request<TrafficSpec>) -> Result<Response<OutboundPolicy>, Status> {
+        Err(Status::unimplemented("only watches"))
+    }
+
+    async fn watch(&self, request: Request<TrafficSpec>) -> Result<Response<Self::WatchStream>, Status> {
+        let Some(traffic_spec::Target::Addr(addr)) = request.into_inner().target else {
+            return Err(Status::invalid_argument("no address"));
+        };
+        match self.policies.lock().get(&SocketAddr::try_from(addr).unwrap()) {
+            Some(policy) => Ok(Response::new(stream::iter([Ok(policy.clone())]).chain(stream::pending()).boxed())),
+            None => Err(Status::not_found("no such service")),
+        }
+    }
+}
+
+/// An endpoint as the destination controller describes it; `meshed` names its identity and its proxy's port.
+pub(crate) fn endpoint(addr: SocketAddr, meshed: Option<(&str, u16)>) -> WeightedAddr {
+    let mut endpoint = WeightedAddr { addr: Some(addr.into()), weight: 10_000, ..Default::default() };
+    if let Some((identity, port)) = meshed {
+        let name = DnsLikeIdentity { name: identity.to_owned() };
+        endpoint.tls_identity = Some(TlsIdentity {
+            strategy: Some(Strategy::DnsLikeIdentity(name.clone())),
+            server_name: Some(name),
+        });
+        endpoint.protocol_hint = Some(ProtocolHint {
+            protocol: Some(protocol_hint::Protocol::H2(protocol_hint::H2 {})),
+            opaque_transport: Some(protocol_hint::OpaqueTransport { inbound_port: u32::from(port) }),
+        });
+    }
+    endpoint
+}
+
+/// An update that adds endpoints.
+pub(crate) fn add(addrs: Vec<WeightedAddr>) -> Update {
+    Update { update: Some(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() })) }
+}
+
+/// A policy that detects and balances everything over one service, with filters on HTTP.
+pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
+    use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
+    use outbound::{http_route, opaque_route, proxy_protocol};
+    let dst = endpoint_discovery::DestinationGet { path: path.to_owned() };
+    let backend = outbound::Backend {
+        kind: Some(Kind::Balancer(BalanceP2c {
+            discovery: Some(EndpointDiscovery { kind: Some(endpoint_discovery::Kind::Dst(dst)) }),
+            load: None,
+        })),
+        ..Default::default()
+    };
+    let http = vec![outbound::HttpRoute {
+        rules: vec![http_route::Rule {
+            filters,
+            backends: Some(http_route::Distribution {
+                kind: Some(http_route::distribution::Kind::FirstAvailable(http_route::distribution::FirstAvailable {
+                    backends: vec![http_route::RouteBackend { backend: Some(backend.clone()), ..Default::default() }],
+                })),
+            }),
+            ..Default::default()
+        }],
+        ..Default::default()
+    }];
+    let opaque = vec![outbound::OpaqueRoute {
+        rules: vec![opaque_route::Rule {
+            backends: Some(opaque_route::Distribution {
+                kind: Some(opaque_route::distribution::Kind::FirstAvailable(
+                    opaque_route::distribution::FirstAvailable {
+                        backends: vec![opaque_route::RouteBackend { backend: Some(backend), ..Default::default() }],
+                    },
+                )),
+            }),
+            filters: Vec::new(),
+        }],
+        ..Default::default()
+    }];
+    let detect = proxy_protocol::Detect {
+        timeout: None,
+        opaque: Some(proxy_protocol::Opaque { routes: opaque }),
+        http1: Some(proxy_protocol::Http1 { routes: http.clone(), failure_accrual: None }),
+        http2: Some(proxy_protocol::Http2 { routes: http, failure_accrual: None }),
+    };
+    of_kind(proxy_protocol::Kind::Detect(detect))
+}
+
+/// A policy that closes opaque connections.
+pub(crate) fn forbidden() -> OutboundPolicy {
+    use outbound::{opaque_route, proxy_protocol};
+    let filter = opaque_route::Filter { kind: Some(opaque_route::filter::Kind::Forbidden(Default::default())) };
+    let rule = opaque_route::Rule {
+        backends: Some(opaque_route::Distribution {
+            kind: Some(opaque_route::distribution::Kind::Empty(opaque_route::distribution::Empty {})),
+        }),
+        filters: vec![filter],
+    };
+    let routes = vec![outbound::OpaqueRoute { rules: vec![rule], ..Default::default() }];
+    of_kind(proxy_protocol::Kind::Opaque(proxy_protocol::Opaque { routes }))
+}
+
+fn of_kind(kind: outbound::proxy_protocol::Kind) -> OutboundPolicy {
+    OutboundPolicy { protocol: Some(outbound::ProxyProtocol { kind: Some(kind) }), metadata: None }
+}
+
+/// The other side's proxy: terminates TLS and reads the transport header, and leaves the rest to the test.
+pub(crate) struct Peer {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Peer {
+    /// Listens with these credentials; answers the port too.
+    pub(crate) async fn listen(credentials: &Credentials) -> (Self, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (Self { listener, acceptor: TlsAcceptor::from(credentials.server_config(&[ALPN])) }, port)
+    }
+
+    /// The next connection, with its header; the client has proven who it is.
+    pub(crate) async fn accept(&self) -> (TransportHeader, tokio_rustls::server::TlsStream<TcpStream>) {
+        let (tcp, _) = self.listener.accept().await.unwrap();
+        let mut stream = self.acceptor.accept(tcp).await.unwrap();
+        assert!(stream.get_ref().1.peer_certificates().is_some(), "the client shows its certificate");
+        let header = TransportHeader::read(&mut stream).await.unwrap();
+        (header, stream)
+    }
+}
