@@ -127,7 +127,7 @@ impl Sandbox {
         let layout = config.layout();
         let log = layout.daemon_log();
         let start = || {
-            fs::create_dir_all(layout.run_dir())?;
+            fs::create_dir_all(RUN_DIR)?;
             let log = fs::File::create(&log)?;
             let mut command = Command::new(&weft);
             command.args(["sandbox", "run"]).arg(&config.manifests).args(["--name", &config.name]);
@@ -184,7 +184,9 @@ impl Sandbox {
             if let Some(daemon) = &mut self.daemon
                 && let Ok(Some(status)) = daemon.try_wait()
             {
-                return Err(ClientError::DaemonEnded { status: status.to_string(), log: last_lines(&self.log()) });
+                let log = last_lines(&self.layout.daemon_log());
+                self.remove_log();
+                return Err(ClientError::DaemonEnded { status: status.to_string(), log });
             }
             if Instant::now() > give_up {
                 return Err(ClientError::NotReady { deadline, pending: pending(state.as_ref()) });
@@ -267,8 +269,12 @@ impl Sandbox {
     /// # Errors
     /// When it takes longer than a minute.
     pub async fn stop(&mut self) -> Result<(), ClientError> {
-        let Some(state) = read(&self.layout)? else { return Ok(()) };
-        signal(state.daemon_pid, Signal::SIGTERM);
+        // A daemon that has not reported yet is known only to who started it; one that died is its janitor's business.
+        let child = self.daemon.as_ref().and_then(Child::id);
+        let pid = read(&self.layout)?.map(|state| state.daemon_pid).or(child).unwrap_or_default();
+        if pid != 0 {
+            signal(pid, Signal::SIGTERM);
+        }
         let give_up = Instant::now() + STOP_DEADLINE;
         while self.layout.run_dir().exists() {
             if let Some(daemon) = &mut self.daemon {
@@ -276,10 +282,11 @@ impl Sandbox {
                 let _ = daemon.try_wait();
             }
             if Instant::now() > give_up {
-                return Err(ClientError::StillRunning { name: self.name(), pid: state.daemon_pid });
+                return Err(ClientError::StillRunning { name: self.name(), pid });
             }
             sleep(POLL).await;
         }
+        self.remove_log();
         Ok(())
     }
 
@@ -296,8 +303,9 @@ impl Sandbox {
         self.layout.run_dir().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn log(&self) -> PathBuf {
-        self.layout.daemon_log()
+    fn remove_log(&self) {
+        // A daemon in the foreground has none.
+        let _ = fs::remove_file(self.layout.daemon_log());
     }
 
     fn find<'a>(&self, state: &'a State, pod: &str) -> Result<&'a PodState, ClientError> {

@@ -81,7 +81,7 @@ pub struct Config {
 
 /// A name that cannot be part of file, namespace and cgroup names.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a sandbox name: expected 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and -, starting with a letter")]
+#[error("`{0}` is not a sandbox name: expected 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and single hyphens, starting with a letter")]
 pub struct NameError(String);
 
 /// An unknown way of interception.
@@ -121,7 +121,10 @@ impl Config {
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let fits = (1..=MAX_NAME_BYTES).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
-        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+        // No name may be another's followed by the separator: see `Layout::netns_prefix`.
+        && !name.ends_with('-')
+        && !name.contains("--");
     if fits { Ok(()) } else { Err(NameError(name.to_owned())) }
 }
 
@@ -173,10 +176,10 @@ impl Layout {
         self.run_dir().join("state.json")
     }
 
-    /// The daemon's own log.
+    /// The log of a daemon in the background: beside the directory, because the daemon clears that when it starts.
     #[must_use]
     pub fn daemon_log(&self) -> PathBuf {
-        self.run_dir().join("sandbox.log")
+        Path::new(RUN_DIR).join(format!("{}.log", self.name))
     }
 
     /// The agent's log.
@@ -224,7 +227,7 @@ impl Layout {
     /// What every network namespace of this sandbox is called, up to its own part.
     #[must_use]
     pub fn netns_prefix(&self) -> String {
-        // The double hyphen keeps `a` from owning what belongs to `a-b`: names of pods cannot start with a hyphen.
+        // The double hyphen, which no name holds, keeps `a` from owning what belongs to `a-b`.
         format!("weft-{}--", self.name)
     }
 
@@ -262,7 +265,7 @@ mod tests {
         for name in ["a", "default", "demo-1234"] {
             assert!(check_name(name).is_ok(), "{name}");
         }
-        for name in ["", "Upper", "1st", "with/slash", "..", "a b", &"x".repeat(41)] {
+        for name in ["", "Upper", "1st", "with/slash", "..", "a b", "a-", "a--b", &"x".repeat(41)] {
             assert!(check_name(name).is_err(), "{name}");
         }
     }

@@ -3,7 +3,7 @@
 //! It reads a pipe that only the daemon writes to. The kernel closes it however the daemon ends, `kill -9` included.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, Command, Stdio},

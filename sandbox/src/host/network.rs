@@ -10,7 +10,6 @@
 //! directions. All neighbours are written down: no ARP, no neighbour discovery, no waiting.
 
 use std::{
-    future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
@@ -20,7 +19,6 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::{
     Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
-        AddressFamily,
         link::{InfoData, InfoVeth},
         neighbour::NeighbourState,
         route::RouteScope,

@@ -1,0 +1,465 @@
+//! The daemon: keeps the host as the manifests say, and says what is there.
+//!
+//! One loop reacts to four kinds of news (manifests, pods, the agent, the order to stop), derives everything from what
+//! it knows then, and publishes it. [`desired`], [`publish`] and [`names`] are pure; [`pod`] lives one pod's life.
+//!
+//! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. At the end the same
+//! backwards; a daemon that dies without an end is cleaned up after by its janitor.
+
+mod agent;
+mod control_plane;
+mod desired;
+mod dns;
+mod names;
+mod pki;
+mod pod;
+mod probe;
+mod publish;
+mod spec;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use notify::Watcher;
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+use weft_k8s_api::{
+    inject::InjectConfig,
+    manifest::{self, Object, ObjectRef},
+};
+
+pub use self::{agent::AgentError, pki::PkiError, spec::SpecError};
+use self::{
+    agent::Agent,
+    desired::{Allocator, Desired, DesiredPod, desired},
+    names::Names,
+    pki::Pki,
+    pod::{Handle, PodEvent, Shared},
+    publish::{Publisher, RunningPod, endpoint_slices, json, json_of, running_pod, virtual_services},
+};
+use crate::{
+    config::{Config, ControlPlane, DNS_ADDRESS, Interception},
+    host::{HostError, cgroup, cleanup, janitor, mount_bpffs, network, preflight, services},
+    state::{ServiceState, State},
+};
+
+/// Pods are numbered from here: the first addresses of the CIDR stay free, as in most clusters.
+const FIRST_POD: u32 = 10;
+/// Editors write a file in several steps; changes within this time are one.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// A failed publication is tried again after this.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Why a sandbox does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The host lacks something, or refuses.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// No keys.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// No agent.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The manifests cannot be read at all.
+    #[error("cannot read manifests in {}: {source}; expected a directory of .yaml, .yml or .json files", path.display())]
+    Manifests {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The manifests cannot be watched.
+    #[error("cannot watch {}: {source}", path.display())]
+    Watch {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: notify::Error,
+    },
+    /// The name server has no socket.
+    #[error("cannot bind the name server to {address} in the node's namespace: {source}")]
+    NameServer {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The sandbox's own files.
+    #[error("cannot write below {}: {source}", path.display())]
+    Files {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The description from which a container's process was started, in its pod's directory.
+pub(crate) fn container_spec_file(pod_dir: &Path, container: &str) -> PathBuf {
+    pod_dir.join(format!(".spec-{container}.json"))
+}
+
+/// Runs a sandbox until `shutdown` completes, then removes everything. `report` sees every new state.
+///
+/// # Errors
+/// When it cannot start; nothing is left behind then either. What is wrong with single manifests or pods is no error: it
+/// is in the state.
+pub async fn run(
+    config: Config,
+    shutdown: impl Future<Output = ()>,
+    report: impl FnMut(&State),
+) -> Result<(), DaemonError> {
+    preflight::check(&config)?;
+    // Read before anything is made: a directory that is not there is the commonest mistake.
+    load(&config.manifests)?;
+    let layout = config.layout();
+    let lock = cleanup::lock(&config.name)?;
+    cleanup::remove_everything(&layout)?;
+    let run_dir = layout.run_dir();
+    // Keys and tokens lie below: for root alone.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&run_dir)
+        .map_err(|source| DaemonError::Files { path: run_dir, source })?;
+    let janitor = janitor::spawn(&config.bin_dir.join("weft"), &config.name)?;
+    let result = serve(config, shutdown, report).await;
+    let removed = tokio::task::spawn_blocking(move || cleanup::remove_everything(&layout)).await;
+    janitor.dismiss();
+    drop(lock);
+    result?;
+    if let Ok(removed) = removed {
+        removed?;
+    }
+    Ok(())
+}
+
+async fn serve(
+    config: Config,
+    shutdown: impl Future<Output = ()>,
+    report: impl FnMut(&State),
+) -> Result<(), DaemonError> {
+    let config = Arc::new(config);
+    let layout = config.layout();
+    let pki = Pki::create(&layout.pki_dir())?;
+    let published = layout.published_dir();
+    let publisher = Publisher::create(published.clone()).map_err(|source| DaemonError::Files { path: published, source })?;
+    let cgroup2 = cgroup::mount_point()?;
+    for dir in [layout.kubepods(), layout.cgroup().join("node")] {
+        cgroup::create(&cgroup2.join(dir))?;
+    }
+    let node_netns = network::create_node(&layout).await?;
+    let mut keep_agent = None;
+    let mut agent = None;
+    if config.interception == Interception::Ebpf {
+        mount_bpffs(&layout.bpffs())?;
+        let (started, supervise) = agent::start(config.clone(), &cgroup2).await?;
+        agent = Some(started);
+        keep_agent = Some(tokio::spawn(supervise));
+    }
+    let (names_tx, names) = watch::channel(Arc::new(Names::default()));
+    let name_server = dns::serve(&node_netns, SocketAddr::new(DNS_ADDRESS, 53), names).await?;
+
+    let inject = control_plane::inject_config(&config, &pki.anchors_pem);
+    let (events_tx, events) = mpsc::unbounded_channel();
+    let shared = Arc::new(Shared {
+        config: config.clone(),
+        layout,
+        cgroup2,
+        node_netns,
+        pki,
+        agent: agent.clone(),
+    });
+    let daemon = Daemon {
+        inject,
+        shared,
+        allocator: Allocator::default(),
+        publisher,
+        names: names_tx,
+        next_pod: FIRST_POD,
+        pods: BTreeMap::new(),
+        good: HashMap::new(),
+        desired: Desired::default(),
+        errors: Vec::new(),
+        virtual_services: Vec::new(),
+        events_tx,
+        report,
+    };
+    let result = daemon.run(events, agent, shutdown).await;
+    drop(name_server);
+    if let Some(keep_agent) = keep_agent {
+        keep_agent.abort();
+    }
+    result
+}
+
+struct Daemon<R> {
+    inject: InjectConfig,
+    shared: Arc<Shared>,
+    allocator: Allocator,
+    publisher: Publisher,
+    names: watch::Sender<Arc<Names>>,
+    next_pod: u32,
+    /// By number.
+    pods: BTreeMap<u32, Handle>,
+    /// The last good version of every object in the manifests.
+    good: HashMap<ObjectRef, Object>,
+    desired: Desired,
+    errors: Vec<String>,
+    virtual_services: Vec<services::VirtualService>,
+    events_tx: mpsc::UnboundedSender<(u32, PodEvent)>,
+    report: R,
+}
+
+impl<R: FnMut(&State)> Daemon<R> {
+    async fn run(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<(u32, PodEvent)>,
+        agent: Option<Agent>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), DaemonError> {
+        let (mut edits, watcher) = watch_manifests(&self.shared.config.manifests)?;
+        let mut agent_state = agent.map(|agent| agent.state);
+        tokio::pin!(shutdown);
+        self.read_manifests()?;
+        self.reconcile();
+        let mut is_published = self.publish().await;
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                Some(()) = edits.recv() => {
+                    sleep(DEBOUNCE).await;
+                    while edits.try_recv().is_ok() {}
+                    if let Err(error) = self.read_manifests() {
+                        self.errors = vec![error.to_string()];
+                    }
+                }
+                Some((number, event)) = events.recv() => {
+                    self.take(number, event);
+                    while let Ok((number, event)) = events.try_recv() {
+                        self.take(number, event);
+                    }
+                }
+                () = agent_changed(&mut agent_state) => {}
+                () = sleep(RETRY), if !is_published => {}
+            }
+            self.reconcile();
+            is_published = self.publish().await;
+        }
+        drop(watcher);
+        self.end(events).await;
+        Ok(())
+    }
+
+    /// Stops the applications first, then the control plane.
+    async fn end(&mut self, mut events: mpsc::UnboundedReceiver<(u32, PodEvent)>) {
+        for control_plane in [false, true] {
+            let of_this_kind = |handle: &Handle| (handle.state.namespace == crate::config::CONTROL_NAMESPACE) == control_plane;
+            self.pods.values().filter(|handle| of_this_kind(handle)).for_each(Handle::stop);
+            while self.pods.values().any(of_this_kind) {
+                let Some((number, event)) = events.recv().await else { return };
+                self.take(number, event);
+            }
+        }
+    }
+
+    fn take(&mut self, number: u32, event: PodEvent) {
+        match event {
+            PodEvent::Changed(state) => {
+                if let Some(handle) = self.pods.get_mut(&number) {
+                    handle.state = state;
+                }
+            }
+            PodEvent::Gone(number) => {
+                self.pods.remove(&number);
+            }
+        }
+    }
+
+    fn read_manifests(&mut self) -> Result<(), DaemonError> {
+        let manifests = load(&self.shared.config.manifests)?;
+        self.errors = manifests.errors.iter().map(ToString::to_string).collect();
+        for ignored in &manifests.ignored {
+            tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox has no use for this kind");
+        }
+        let mut objects: Vec<_> = manifests.objects.into_iter().map(|located| located.object).collect();
+        // A document that got worse keeps its last good version, as an API server would.
+        for error in manifests.errors {
+            if let Some(last) = error.object.and_then(|reference| self.good.get(&reference)) {
+                objects.push(last.clone());
+            } else if let Some(restrictive) = error.restrictive {
+                objects.push(*restrictive);
+            }
+        }
+        self.good = objects.iter().map(|object| (object.reference(), object.clone())).collect();
+        let mut all = desired(objects, &self.inject, &mut self.allocator);
+        if self.shared.config.control_plane == ControlPlane::Weft {
+            let own = control_plane::control_plane(&self.shared.config, &self.inject, &mut self.allocator);
+            all.pods.extend(own.pods);
+            all.services.extend(own.services);
+            all.objects.extend(own.objects);
+            all.errors.extend(own.errors);
+        }
+        self.errors.append(&mut all.errors);
+        for error in &self.errors {
+            tracing::error!("{error}");
+        }
+        self.desired = all;
+        Ok(())
+    }
+
+    /// Starts what is missing and stops what is too much. A pod is replaced when its successor is of another template,
+    /// and only after everything of it is gone, because both would have the same directory.
+    fn reconcile(&mut self) {
+        let mut wanted: HashMap<(String, String), &DesiredPod> =
+            self.desired.pods.iter().map(|pod| (key_of(pod), pod)).collect();
+        for handle in self.pods.values() {
+            let key = (handle.state.namespace.clone(), handle.state.name.clone());
+            match wanted.remove(&key) {
+                Some(pod) if pod.template_hash == handle.desired.template_hash => {}
+                _ => handle.stop(),
+            }
+        }
+        let missing: Vec<DesiredPod> =
+            self.desired.pods.iter().filter(|pod| wanted.contains_key(&key_of(pod))).cloned().collect();
+        for pod in missing {
+            let number = self.next_pod;
+            self.next_pod += 1;
+            let handle = pod::spawn(pod, number, self.shared.clone(), self.events_tx.clone());
+            self.pods.insert(number, handle);
+        }
+    }
+
+    /// Says what is there: to the control plane, to the name server, to the node, to the client. False: again, soon.
+    async fn publish(&mut self) -> bool {
+        let running: Vec<RunningPod> = self
+            .pods
+            .values()
+            .filter(|handle| handle.state.times.network_ms.is_some())
+            .map(|handle| RunningPod {
+                pod: handle.desired.pod.clone(),
+                ips: handle.state.ips.clone(),
+                ready: handle.state.ready,
+            })
+            .collect();
+        let services = &self.desired.services;
+        let slices: Vec<EndpointSlice> =
+            services.iter().flat_map(|service| endpoint_slices(service, &running)).collect();
+
+        let mut objects: Vec<_> = self.desired.objects.iter().filter_map(json_of).collect();
+        objects.extend(services.iter().map(json));
+        objects.extend(slices.iter().map(json));
+        objects.extend(running.iter().map(|pod| json(&running_pod(pod))));
+        let mut complete = true;
+        if let Err(error) = self.publisher.publish(&objects) {
+            tracing::error!(%error, "the control plane is not told");
+            complete = false;
+        }
+        self.names.send_replace(Arc::new(Names::of(services, &slices)));
+        let translated = virtual_services(services, &slices);
+        if translated != self.virtual_services {
+            match services::apply(&self.shared.node_netns, &translated).await {
+                Ok(()) => self.virtual_services = translated,
+                Err(error) => {
+                    tracing::error!(%error, "cluster IPs are not translated");
+                    complete = false;
+                }
+            }
+        }
+        let state = self.state(&slices);
+        if let Err(error) = state.write(&self.shared.layout.state_file()) {
+            tracing::error!(%error, "the state is not written");
+            complete = false;
+        }
+        (self.report)(&state);
+        complete
+    }
+
+    fn state(&self, slices: &[EndpointSlice]) -> State {
+        let shared = &self.shared;
+        let pods: Vec<_> = self.pods.values().map(|handle| handle.state.clone()).collect();
+        let is_complete = self.desired.pods.iter().all(|wanted| {
+            let key = key_of(wanted);
+            self.pods.values().any(|handle| {
+                handle.state.ready
+                    && (handle.state.namespace == key.0 && handle.state.name == key.1)
+                    && handle.desired.template_hash == wanted.template_hash
+            })
+        });
+        State {
+            config: (*shared.config).clone(),
+            daemon_pid: std::process::id(),
+            agent_pid: shared.agent.as_ref().and_then(|agent| agent.state.borrow().pid),
+            agent_socket: shared.agent.as_ref().map(|_| shared.layout.agent_socket()),
+            node_netns: shared.node_netns.clone(),
+            kubepods: shared.cgroup2.join(shared.layout.kubepods()),
+            ready: is_complete && pods.len() == self.desired.pods.len(),
+            pods,
+            services: self.desired.services.iter().map(|service| service_state(service, slices)).collect(),
+            manifest_errors: self.errors.clone(),
+        }
+    }
+}
+
+fn service_state(service: &Service, slices: &[EndpointSlice]) -> ServiceState {
+    let spec = service.spec.clone().unwrap_or_default();
+    let of_one_family = publish::slices_of(service, slices).next();
+    let endpoints = of_one_family.map_or(0, |slice| publish::ready_endpoints(slice).count());
+    ServiceState {
+        namespace: service.metadata.namespace.clone().unwrap_or_default(),
+        name: service.metadata.name.clone().unwrap_or_default(),
+        cluster_ip: spec.cluster_ip.and_then(|ip| ip.parse().ok()),
+        ports: spec
+            .ports
+            .iter()
+            .flatten()
+            .map(|port| format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP")))
+            .collect(),
+        endpoints,
+    }
+}
+
+fn key_of(pod: &DesiredPod) -> (String, String) {
+    let metadata = &pod.pod.metadata;
+    (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+}
+
+fn load(dir: &Path) -> Result<manifest::Manifests, DaemonError> {
+    manifest::load_dir(dir).map_err(|source| DaemonError::Manifests { path: dir.to_owned(), source })
+}
+
+/// Tells about changes below the directory; at most one message waits.
+fn watch_manifests(dir: &Path) -> Result<(mpsc::Receiver<()>, impl Sized + use<>), DaemonError> {
+    let (tx, rx) = mpsc::channel(1);
+    let failed = |source| DaemonError::Watch { path: dir.to_owned(), source };
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading a manifest is an event of its own; only changes count.
+        if event.is_ok_and(|event| !event.kind.is_access()) {
+            let _ = tx.try_send(());
+        }
+    })
+    .map_err(failed)?;
+    watcher.watch(dir, notify::RecursiveMode::Recursive).map_err(failed)?;
+    Ok((rx, watcher))
+}
+
+async fn agent_changed(state: &mut Option<watch::Receiver<agent::AgentState>>) {
+    if let Some(state) = state
+        && state.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}

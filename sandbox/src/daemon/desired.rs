@@ -1,0 +1,282 @@
+//! From manifests to what should run: pure.
+//!
+//! Deployments become pods with the names, labels and owners that Kubernetes would give them, Services get cluster IPs,
+//! and injection is the injector's own function. What cannot be decided becomes an error line and is left out: a pod
+//! whose annotations cannot be read is never started outside the mesh.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{DefaultHasher, Hash, Hasher},
+    net::{IpAddr, Ipv4Addr},
+};
+
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Pod, Service},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use weft_k8s_api::{
+    inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, inject},
+    labels,
+    manifest::Object,
+};
+
+use crate::config::SERVICE_CIDR_V4;
+
+/// The first cluster IP that is given away, counted from the start of the service CIDR: below are the API server's and
+/// the name server's by convention.
+const FIRST_CLUSTER_IP: u32 = 100;
+
+/// What should be there.
+#[derive(Debug, Default)]
+pub struct Desired {
+    /// Pods, injected where they ask for it.
+    pub pods: Vec<DesiredPod>,
+    /// Services with their cluster IPs.
+    pub services: Vec<Service>,
+    /// Everything else that the control plane wants to know: policy, namespaces, service accounts.
+    pub objects: Vec<Object>,
+    /// What is wrong, one line each.
+    pub errors: Vec<String>,
+}
+
+/// A pod that should run.
+#[derive(Clone, Debug)]
+pub struct DesiredPod {
+    /// The pod, with its proxy.
+    pub pod: Pod,
+    /// What the agent must know; none for a pod without a proxy.
+    pub redirection: Option<Redirection>,
+    /// Changes whenever the pod has to be replaced.
+    pub template_hash: String,
+}
+
+/// Remembers the cluster IPs that it gave, for the sandbox's life.
+#[derive(Debug)]
+pub struct Allocator {
+    given: HashMap<String, IpAddr>,
+    next: u32,
+}
+
+impl Default for Allocator {
+    fn default() -> Self {
+        Self { given: HashMap::new(), next: FIRST_CLUSTER_IP }
+    }
+}
+
+impl Allocator {
+    fn cluster_ip(&mut self, service: &str, taken: &BTreeSet<IpAddr>) -> IpAddr {
+        if let Some(ip) = self.given.get(service) {
+            return *ip;
+        }
+        let base = u32::from(SERVICE_CIDR_V4.0);
+        loop {
+            let ip = IpAddr::V4(Ipv4Addr::from(base + self.next));
+            self.next += 1;
+            if !taken.contains(&ip) {
+                self.given.insert(service.to_owned(), ip);
+                return ip;
+            }
+        }
+    }
+}
+
+/// Decides what should be there.
+pub fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &mut Allocator) -> Desired {
+    let mut all = Desired::default();
+    let namespaces: BTreeMap<String, Namespace> = objects
+        .iter()
+        .filter_map(|object| match object {
+            Object::Namespace(namespace) => Some((namespace.metadata.name.clone()?, namespace.clone())),
+            _ => None,
+        })
+        .collect();
+    let chosen: BTreeSet<IpAddr> = objects.iter().filter_map(chosen_cluster_ip).collect();
+    for object in objects {
+        match object {
+            Object::Deployment(deployment) => {
+                for pod in replicas(&deployment) {
+                    all.add_pod(pod, &namespaces, config);
+                }
+            }
+            Object::Pod(pod) => all.add_pod(pod, &namespaces, config),
+            Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
+            // The sandbox says itself what runs; manifests of these kinds would only contradict it.
+            Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
+            other => all.objects.push(other),
+        }
+    }
+    all
+}
+
+impl Desired {
+    fn add_pod(&mut self, mut pod: Pod, namespaces: &BTreeMap<String, Namespace>, config: &InjectConfig) {
+        let namespace = pod.metadata.namespace.get_or_insert_with(|| "default".to_owned()).clone();
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let template_hash = hash_of(&(&pod.spec.as_ref().map(|spec| serde_json::json!(spec).to_string()), &{
+            serde_json::json!([pod.metadata.labels, pod.metadata.annotations]).to_string()
+        }));
+        let injected = inject(&pod, namespaces.get(&namespace), config).and_then(|decision| match decision {
+            Decision::Injected(pod) => {
+                let redirection = Redirection::of(&pod, &RedirectionDefaults::default())?;
+                Ok((pod, Some(redirection)))
+            }
+            Decision::Skipped(_) => Ok((pod, None)),
+        });
+        match injected {
+            Ok((pod, redirection)) => self.pods.push(DesiredPod { pod, redirection, template_hash }),
+            Err(error) => self.errors.push(format!("Pod {namespace}/{name} is not started: {error}")),
+        }
+    }
+}
+
+/// The pods of a Deployment, named and owned as by Kubernetes' controllers: `NAME-TEMPLATEHASH-REPLICA`.
+fn replicas(deployment: &Deployment) -> Vec<Pod> {
+    let spec = &deployment.spec;
+    let name = deployment.metadata.name.clone().unwrap_or_default();
+    let namespace = deployment.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
+    let template = &spec.template;
+    let hash = hash_of(&serde_json::json!(template).to_string());
+    let replica_set = format!("{name}-{hash}");
+    let count = u32::try_from(spec.replicas.unwrap_or(1)).unwrap_or(0);
+    (0..count)
+        .map(|replica| {
+            let mut metadata = template.metadata.clone().unwrap_or_default();
+            let suffix = &hash_of(&(&namespace, &replica_set, replica))[..5];
+            metadata.name = Some(format!("{replica_set}-{suffix}"));
+            metadata.namespace = Some(namespace.clone());
+            metadata.labels.get_or_insert_default().insert(labels::POD_TEMPLATE_HASH.to_owned(), hash.clone());
+            metadata.owner_references = Some(vec![OwnerReference {
+                api_version: "apps/v1".to_owned(),
+                kind: "ReplicaSet".to_owned(),
+                name: replica_set.clone(),
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]);
+            Pod { metadata, spec: template.spec.clone(), status: None }
+        })
+        .collect()
+}
+
+fn chosen_cluster_ip(object: &Object) -> Option<IpAddr> {
+    let Object::Service(service) = object else { return None };
+    service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
+}
+
+/// Gives a Service its cluster IP, unless it has one, is headless or only an alias.
+fn with_cluster_ip(mut service: Service, allocator: &mut Allocator, chosen: &BTreeSet<IpAddr>) -> Service {
+    let key = format!(
+        "{}/{}",
+        service.metadata.namespace.as_deref().unwrap_or("default"),
+        service.metadata.name.as_deref().unwrap_or_default()
+    );
+    let spec = service.spec.get_or_insert_default();
+    let is_alias = spec.type_.as_deref() == Some("ExternalName");
+    if spec.cluster_ip.as_deref().is_none_or(str::is_empty) && !is_alias {
+        let ip = allocator.cluster_ip(&key, chosen).to_string();
+        spec.cluster_ips = Some(vec![ip.clone()]);
+        spec.cluster_ip = Some(ip);
+    }
+    service
+}
+
+/// Ten characters that differ when the value does, of the alphabet that Kubernetes uses in generated names (no vowels).
+fn hash_of(value: &impl Hash) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    let mut rest = hasher.finish();
+    let radix = ALPHABET.len() as u64;
+    (0..10)
+        .map(|_| {
+            let at = usize::try_from(rest % radix).unwrap_or(0);
+            rest /= radix;
+            char::from(ALPHABET[at])
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const MESHED: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, annotations: {linkerd.io/inject: enabled}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: web, image: x, command: [web]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {selector: {app: web}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: legacy, namespace: other}
+spec: {containers: [{name: legacy, image: x, command: [legacy]}]}
+";
+
+    fn check(text: &str, allocator: &mut Allocator) -> Desired {
+        let manifests = weft_k8s_api::manifest::parse(Path::new("test.yaml"), text);
+        assert!(manifests.errors.is_empty(), "{:?}", manifests.errors);
+        let objects = manifests.objects.into_iter().map(|located| located.object).collect();
+        desired(objects, &InjectConfig::new("proxy", "test", "anchors"), allocator)
+    }
+
+    #[test]
+    fn deployments_become_pods_with_stable_names_and_owners() {
+        let first = check(MESHED, &mut Allocator::default());
+        let again = check(MESHED, &mut Allocator::default());
+        let names = |desired: &Desired| -> Vec<String> {
+            desired.pods.iter().map(|pod| pod.pod.metadata.name.clone().unwrap()).collect()
+        };
+        assert_eq!(names(&first), names(&again));
+        assert_eq!(first.pods.len(), 4);
+        let web = &first.pods[0];
+        assert!(names(&first)[0].starts_with("web-"), "{:?}", names(&first));
+        assert_eq!(web.pod.metadata.labels.as_ref().unwrap()["linkerd.io/proxy-deployment"], "web");
+    }
+
+    #[test]
+    fn only_pods_of_meshed_namespaces_get_a_proxy() {
+        let desired = check(MESHED, &mut Allocator::default());
+        let meshed: Vec<bool> = desired.pods.iter().map(|pod| pod.redirection.is_some()).collect();
+        assert_eq!(meshed, [true, true, true, false]);
+    }
+
+    #[test]
+    fn a_pod_with_an_unreadable_annotation_is_not_started() {
+        let text = MESHED.replace(
+            "{labels: {app: web}}",
+            "{labels: {app: web}, annotations: {config.linkerd.io/proxy-uid: nobody}}",
+        );
+        let manifests = weft_k8s_api::manifest::parse(Path::new("test.yaml"), &text);
+        let objects = manifests.objects.into_iter().map(|located| located.object).collect();
+        let desired = desired(objects, &InjectConfig::new("proxy", "test", "anchors"), &mut Allocator::default());
+        assert!(desired.pods.iter().all(|pod| pod.redirection.is_none()));
+    }
+
+    #[test]
+    fn cluster_ips_stay_and_headless_services_have_none() {
+        let mut allocator = Allocator::default();
+        let ip = |desired: &Desired| desired.services[0].spec.as_ref().unwrap().cluster_ip.clone();
+        let first = ip(&check(MESHED, &mut allocator));
+        assert_eq!(first, ip(&check(MESHED, &mut allocator)));
+        let headless = MESHED.replace("spec: {selector: {app: web}, ports", "spec: {clusterIP: None, selector: {app: web}, ports");
+        assert_eq!(ip(&check(&headless, &mut allocator)).as_deref(), Some("None"));
+    }
+}
