@@ -6,7 +6,10 @@
 //!
 //! Needs root and a cgroup2 mount ([`preflight::check`]). Never touches the host's own network namespace.
 
-use std::{io, path::{Path, PathBuf}};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use nix::mount::MsFlags;
 
@@ -115,7 +118,9 @@ pub enum HostError {
     #[error("cannot read /proc/self/mountinfo: {0}")]
     ReadMounts(#[source] io::Error),
     /// No cgroup2 file system.
-    #[error("no cgroup2 file system is mounted: run `mount -t cgroup2 none /sys/fs/cgroup/unified`, or boot with systemd.unified_cgroup_hierarchy=1")]
+    #[error(
+        "no cgroup2 file system is mounted: run `mount -t cgroup2 none /sys/fs/cgroup/unified`, or boot with systemd.unified_cgroup_hierarchy=1"
+    )]
     NoCgroup2,
     /// A cgroup could not be made.
     #[error("cannot create cgroup {}: {source}", path.display())]
@@ -275,7 +280,9 @@ pub enum HostError {
     #[error("a sandbox makes network namespaces and cgroups: run it as root (`sudo weft sandbox ...`)")]
     NotRoot,
     /// The kernel has no type information.
-    #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux): use a kernel with CONFIG_DEBUG_INFO_BTF=y, or `--interception iptables`")]
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux): use a kernel with CONFIG_DEBUG_INFO_BTF=y, or `--interception iptables`"
+    )]
     NoBtf,
     /// The kernel has no BPF file system.
     #[error("the kernel has no BPF file system: use a kernel with CONFIG_BPF_SYSCALL=y, or `--interception iptables`")]
@@ -315,7 +322,8 @@ impl HostError {
 /// When the directory cannot be made, or the mount is refused.
 pub fn mount_bpffs(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|source| HostError::CreateDirectory { path: dir.to_owned(), source })?;
-    let refused = |errno: nix::Error| HostError::Mount { what: "bpf".into(), target: dir.to_owned(), source: errno.into() };
+    let refused =
+        |errno: nix::Error| HostError::Mount { what: "bpf".into(), target: dir.to_owned(), source: errno.into() };
     let present = nix::sys::statfs::statfs(dir).map_err(refused)?;
     if present.filesystem_type() == nix::sys::statfs::BPF_FS_MAGIC {
         return Ok(());

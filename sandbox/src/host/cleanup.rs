@@ -35,8 +35,7 @@ pub fn lock(name: &str) -> Result<Lock> {
     let failed = |source| HostError::Lock { path: path.clone(), source };
     fs::create_dir_all(RUN_DIR).map_err(failed)?;
     loop {
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
         let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
             Err((mut file, nix::Error::EWOULDBLOCK)) => {

@@ -176,9 +176,12 @@ fn mount_volumes(mounts: &[Mount]) -> Result<()> {
     }
     for dir in &fresh {
         if volumes.iter().any(|volume| volume.target.starts_with(dir)) {
-            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755")).map_err(
-                |errno| HostError::Mount { what: "tmpfs".into(), target: dir.clone(), source: errno.into() },
-            )?;
+            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
+                .map_err(|errno| HostError::Mount {
+                    what: "tmpfs".into(),
+                    target: dir.clone(),
+                    source: errno.into(),
+                })?;
         }
     }
     // Parents first: a volume may be mounted inside another.
@@ -191,8 +194,7 @@ fn mount_volumes(mounts: &[Mount]) -> Result<()> {
 }
 
 fn bind(volume: &Volume, makes_target: bool) -> Result<()> {
-    let failed =
-        |source| HostError::Mount { what: volume.source.clone(), target: volume.target.clone(), source };
+    let failed = |source| HostError::Mount { what: volume.source.clone(), target: volume.target.clone(), source };
     if !volume.target.exists() {
         if !makes_target {
             return Err(HostError::MissingMountTarget { target: volume.target.clone() });
@@ -205,8 +207,7 @@ fn bind(volume: &Volume, makes_target: bool) -> Result<()> {
         .map_err(|errno| failed(errno.into()))?;
     if volume.read_only {
         let flags = bind | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        mount(None::<&str>, &volume.target, None::<&str>, flags, None::<&str>)
-            .map_err(|errno| failed(errno.into()))?;
+        mount(None::<&str>, &volume.target, None::<&str>, flags, None::<&str>).map_err(|errno| failed(errno.into()))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! pod netns                          node netns
 //! eth0 10.244.0.10/32 ══ veth ══ pod1   route 10.244.0.10/32 dev pod1
-//! default via 169.254.1.1              services (dummy): 10.96.0.10, 10.244.0.1; route 10.96.0.0/16
+//! default via 169.254.1.1              lo 10.244.0.1, 10.96.0.10; route 10.96.0.0/16
 //! ```
 //!
 //! Everything between two pods passes the node as it does with Calico, so that its address translation sees both
@@ -17,7 +17,7 @@ use std::{
 
 use nix::net::if_::if_nametoindex;
 use rtnetlink::{
-    Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
         link::{InfoData, InfoVeth},
         neighbour::NeighbourState,
@@ -29,12 +29,10 @@ use super::{
     HostError, Result,
     netns::{self, set_sysctl},
 };
-use crate::config::{
-    DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6, Layout, POD_CIDR_V4, POD_CIDR_V6, SERVICE_CIDR_V4,
-};
+use crate::config::{DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6, Layout, POD_CIDR_V4, POD_CIDR_V6, SERVICE_CIDR_V4};
 
-/// The interface of the node that carries its addresses and the cluster IPs' route.
-const SERVICES_LINK: &str = "services";
+/// The interface of the node that carries its addresses and the cluster IPs' route: the one that every kernel has.
+const SERVICES_LINK: &str = "lo";
 /// The node's end of every veth: Calico's choice, locally administered.
 const NODE_MAC: [u8; 6] = [0xee; 6];
 
@@ -68,7 +66,8 @@ pub async fn create_node(layout: &Layout) -> Result<PathBuf> {
 /// # Errors
 /// When there is such a pod already (see [`detach_pod`]), or the kernel refuses a part.
 pub async fn attach_pod(layout: &Layout, number: u32, ips: &[IpAddr]) -> Result<PathBuf> {
-    let (node, name, ips) = (Path::new(netns::NETNS_DIR).join(layout.node_netns()), layout.pod_netns(number), ips.to_vec());
+    let (node, name, ips) =
+        (Path::new(netns::NETNS_DIR).join(layout.node_netns()), layout.pod_netns(number), ips.to_vec());
     blocking(move || {
         let pod = netns::create(&name)?;
         let connected = connect(&node, &pod, number, &ips);
@@ -107,26 +106,24 @@ pub(super) fn loopback_up() -> Result<()> {
 }
 
 async fn node_links(handle: &Handle) -> Result<()> {
-    let dummy = LinkDummy::new(SERVICES_LINK).up().build();
-    handle.link().add(dummy).execute().await.map_err(refused(|| format!("create link {SERVICES_LINK}")))?;
     let index = index_of(SERVICES_LINK)?;
     for address in [IpAddr::V4(NODE_V4), IpAddr::V6(NODE_V6), DNS_ADDRESS] {
         add_address(handle, index, address).await?;
     }
-    // Without a route the kernel would answer for a Service without endpoints before `services` can.
+    // Without a route a packet to a cluster IP would be refused before `services` sees it.
     let (network, bits) = SERVICE_CIDR_V4;
     let route = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(network, bits)
         .output_interface(index)
         .scope(RouteScope::Link)
+        .pref_source(NODE_V4)
         .build();
     handle.route().add(route).execute().await.map_err(refused(|| format!("add route to {network}/{bits}")))
 }
 
 fn connect(node: &Path, pod: &Path, number: u32, ips: &[IpAddr]) -> Result<()> {
     let pod_mac = pod_mac(number);
-    let pod_file =
-        std::fs::File::open(pod).map_err(|source| HostError::EnterNetns { path: pod.to_owned(), source })?;
+    let pod_file = std::fs::File::open(pod).map_err(|source| HostError::EnterNetns { path: pod.to_owned(), source })?;
     let addresses = ips.to_vec();
     netns::within(node, move || {
         on_netlink(async |handle| node_end(&handle, number, &pod_file, pod_mac, &addresses).await)
@@ -136,19 +133,12 @@ fn connect(node: &Path, pod: &Path, number: u32, ips: &[IpAddr]) -> Result<()> {
 }
 
 /// In the node's namespace: makes both ends, the pod's where it belongs, and routes to the pod.
-async fn node_end(
-    handle: &Handle,
-    number: u32,
-    pod: &std::fs::File,
-    pod_mac: [u8; 6],
-    ips: &[IpAddr],
-) -> Result<()> {
+async fn node_end(handle: &Handle, number: u32, pod: &std::fs::File, pod_mac: [u8; 6], ips: &[IpAddr]) -> Result<()> {
     let name = link_name(number);
     let peer = LinkMessageBuilder::<LinkUnspec>::new()
         .name("eth0")
         .address(pod_mac.to_vec())
         .setns_by_fd(pod.as_raw_fd())
-        .up()
         .build();
     let veth = LinkMessageBuilder::<LinkVeth>::new(&name, "eth0")
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
@@ -186,14 +176,12 @@ async fn pod_end(handle: &Handle, ips: &[IpAddr]) -> Result<()> {
     }
     if ips.iter().any(IpAddr::is_ipv4) {
         add_neighbour(handle, index, GATEWAY_V4.into(), NODE_MAC).await?;
-        let route =
-            RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index).gateway(GATEWAY_V4).onlink().build();
+        let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index).gateway(GATEWAY_V4).onlink().build();
         handle.route().add(route).execute().await.map_err(refused(|| format!("add route via {GATEWAY_V4}")))?;
     }
     if ips.iter().any(IpAddr::is_ipv6) {
         add_neighbour(handle, index, GATEWAY_V6.into(), NODE_MAC).await?;
-        let route =
-            RouteMessageBuilder::<Ipv6Addr>::new().output_interface(index).gateway(GATEWAY_V6).onlink().build();
+        let route = RouteMessageBuilder::<Ipv6Addr>::new().output_interface(index).gateway(GATEWAY_V6).onlink().build();
         handle.route().add(route).execute().await.map_err(refused(|| format!("add route via {GATEWAY_V6}")))?;
     }
     Ok(())
@@ -241,8 +229,7 @@ fn refused(act: impl FnOnce() -> String) -> impl FnOnce(rtnetlink::Error) -> Hos
 
 /// Talks to the kernel from the calling thread's namespace.
 fn on_netlink<T>(talk: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::OpenNetlink)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::OpenNetlink)?;
     runtime.block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().map_err(HostError::OpenNetlink)?;
         tokio::spawn(connection);
