@@ -51,11 +51,12 @@ const BUILD: [Need; 3] = [
 ];
 
 /// What the sandbox, the tests and the benches call.
-const RUN: [Need; 4] = [
-    need(Probe::Program("ip"), "iproute2", "shows and enters the network namespaces of pods"),
+const RUN: [Need; 5] = [
+    need(Probe::Program("nsenter"), "util-linux", "looks into the network namespaces of pods"),
+    need(Probe::Program("ip"), "iproute2", "makes the network namespaces of the agent's tests"),
     need(Probe::Program("nft"), "nftables", "answers Service addresses in the sandbox's node namespace"),
-    need(Probe::Program("iptables"), "iptables", "is the interception that eBPF is compared with"),
-    need(Probe::Program("conntrack"), "conntrack", "counts conntrack entries in the tests and benches"),
+    need(Probe::Program("iptables-nft-restore"), "iptables", "is the interception that eBPF is compared with"),
+    need(Probe::Program("iptables-legacy-save"), "iptables", "shows that no pod has rules of the old kind either"),
 ];
 
 /// What is missing for a scope.
@@ -86,7 +87,9 @@ pub(crate) fn install(missing: &[Need]) -> Result<()> {
     for need in missing {
         step(&format!("missing {}: {}", need.probe, need.why));
     }
-    apt_install(&missing.iter().map(|need| need.package).collect::<Vec<_>>())?;
+    let mut packages: Vec<_> = missing.iter().map(|need| need.package).collect();
+    packages.dedup();
+    apt_install(&packages)?;
     let still: Vec<_> =
         missing.iter().filter(|need| !is_there(&need.probe)).map(|need| need.probe.to_string()).collect();
     if !still.is_empty() {
