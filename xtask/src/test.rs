@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Packages whose integration tests load programs, create namespaces and start the real binaries.
-const PRIVILEGED: [&str; 2] = ["weft-agent", "weft-tests"];
+const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
