@@ -51,11 +51,7 @@ impl Admin {
     /// Makes a server with the standard routes.
     #[must_use]
     pub fn new(metrics: Metrics, readiness: Readiness) -> Self {
-        Self {
-            metrics,
-            readiness,
-            routes: HashMap::new(),
-        }
+        Self { metrics, readiness, routes: HashMap::new() }
     }
 
     /// Adds a route for one method.
@@ -111,10 +107,7 @@ impl Admin {
             async move { Ok::<_, Infallible>(admin.handle(request, peer).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIMEOUT);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
         if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
             tracing::debug!(%error, client.addr = %peer, "admin connection ended");
         }
@@ -125,11 +118,7 @@ impl Admin {
         let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
             return text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large\n");
         };
-        self.respond(&AdminRequest {
-            head,
-            body: body.to_bytes(),
-            peer,
-        })
+        self.respond(&AdminRequest { head, body: body.to_bytes(), peer })
     }
 
     fn respond(&self, request: &AdminRequest) -> AdminResponse {
@@ -151,17 +140,13 @@ impl Admin {
             "/live" => text(StatusCode::OK, "live\n"),
             "/ready" => match self.readiness.pending() {
                 pending if pending.is_empty() => text(StatusCode::OK, "ready\n"),
-                pending => text(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    format!("not ready: {}\n", pending.join(", ")),
-                ),
+                pending => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", pending.join(", "))),
             },
             _ => {
                 let mut response = text(StatusCode::OK, self.metrics.encode());
-                response.headers_mut().insert(
-                    header::CONTENT_TYPE,
-                    header::HeaderValue::from_static(metrics::CONTENT_TYPE),
-                );
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(metrics::CONTENT_TYPE));
                 response
             }
         }
@@ -170,9 +155,7 @@ impl Admin {
 
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admin")
-            .field("routes", &self.routes.keys())
-            .finish_non_exhaustive()
+        f.debug_struct("Admin").field("routes", &self.routes.keys()).finish_non_exhaustive()
     }
 }
 
@@ -181,10 +164,7 @@ impl fmt::Debug for Admin {
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        header::HeaderValue::from_static("text/plain; charset=utf-8"),
-    );
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 
@@ -197,20 +177,9 @@ mod tests {
     use super::*;
 
     fn get(admin: &Admin, method: Method, path: &str) -> StatusCode {
-        let (head, ()) = Request::builder()
-            .method(method)
-            .uri(path)
-            .body(())
-            .unwrap()
-            .into_parts();
+        let (head, ()) = Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        admin
-            .respond(&AdminRequest {
-                head,
-                body: Bytes::new(),
-                peer,
-            })
-            .status()
+        admin.respond(&AdminRequest { head, body: Bytes::new(), peer }).status()
     }
 
     #[test]
@@ -237,10 +206,7 @@ mod tests {
         let admin = Admin::new(Metrics::new(), Readiness::new());
         tokio::spawn(admin.serve(listener, std::future::pending()));
         let mut stream = TcpStream::connect(addr).await.unwrap();
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .await
-            .unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

@@ -29,9 +29,7 @@ impl Metrics {
             "Start time of the process since unix epoch in seconds",
             started,
         );
-        Self {
-            registry: Arc::new(Mutex::new(registry)),
-        }
+        Self { registry: Arc::new(Mutex::new(registry)) }
     }
 
     /// Registers families. Counters are given without `_total`: the encoder appends it.

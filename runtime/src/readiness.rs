@@ -29,20 +29,13 @@ impl Readiness {
     pub fn gate(&self, name: &'static str) -> Gate {
         let mut gates = self.lock();
         gates.push((name, false));
-        Gate {
-            readiness: self.clone(),
-            index: gates.len() - 1,
-        }
+        Gate { readiness: self.clone(), index: gates.len() - 1 }
     }
 
     /// The names of the gates that are shut; empty means ready.
     #[must_use]
     pub fn pending(&self) -> Vec<&'static str> {
-        self.lock()
-            .iter()
-            .filter(|(_, open)| !open)
-            .map(|(name, _)| *name)
-            .collect()
+        self.lock().iter().filter(|(_, open)| !open).map(|(name, _)| *name).collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(&'static str, bool)>> {

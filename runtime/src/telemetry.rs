@@ -93,8 +93,5 @@ impl FromStr for LogFormat {
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {
-        filter: filter.to_owned(),
-        source,
-    })
+    EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }

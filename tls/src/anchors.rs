@@ -41,10 +41,7 @@ impl TrustAnchors {
         let mut store = RootCertStore::empty();
         for (index, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
             let certificate = certificate.map_err(AnchorsError::Pem)?;
-            store.add(certificate).map_err(|source| AnchorsError::Certificate {
-                number: index + 1,
-                source,
-            })?;
+            store.add(certificate).map_err(|source| AnchorsError::Certificate { number: index + 1, source })?;
         }
         if store.is_empty() {
             return Err(AnchorsError::Empty);

@@ -102,10 +102,7 @@ impl Root {
         let key = new_key()?;
         let params = ca_params(common_name, BasicConstraints::Unconstrained);
         let certificate = params.self_signed(&key).map_err(IssuerError::Generate)?;
-        Ok(Self {
-            certificate_pem: certificate.pem(),
-            issuer: rcgen::Issuer::new(params, key),
-        })
+        Ok(Self { certificate_pem: certificate.pem(), issuer: rcgen::Issuer::new(params, key) })
     }
 
     /// The root's certificate: the mesh's trust anchors.
@@ -123,10 +120,7 @@ impl Root {
         let certificate = ca_params(common_name, BasicConstraints::Constrained(0))
             .signed_by(&key, &self.issuer)
             .map_err(IssuerError::Generate)?;
-        Ok(IssuerPem {
-            certificate: certificate.pem(),
-            key: key.serialize_pem(),
-        })
+        Ok(IssuerPem { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
@@ -296,10 +290,7 @@ mod tests {
         let csr = key.csr_der(&"admin.demo".parse().unwrap()).unwrap();
         let error = issuer.sign(&csr, &"web.demo".parse().unwrap(), DAY, SKEW).unwrap_err();
         assert!(matches!(error, SignError::Content(_)), "{error}");
-        assert!(matches!(
-            issuer.sign(b"garbage", &"web.demo".parse().unwrap(), DAY, SKEW),
-            Err(SignError::Parse(_))
-        ));
+        assert!(matches!(issuer.sign(b"garbage", &"web.demo".parse().unwrap(), DAY, SKEW), Err(SignError::Parse(_))));
     }
 
     #[test]
@@ -307,9 +298,7 @@ mod tests {
         let (issuer, _) = authority();
         let name: Identity = "web.demo".parse().unwrap();
         let key = IdentityKey::generate().unwrap();
-        let issued = issuer
-            .sign(&key.csr_der(&name).unwrap(), &name, 10_000 * DAY, SKEW)
-            .unwrap();
+        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, 10_000 * DAY, SKEW).unwrap();
         assert_eq!(issued.not_after, issuer.expiry());
     }
 
@@ -318,15 +307,9 @@ mod tests {
         let root = Root::generate("root").unwrap();
         let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
         let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer").unwrap();
-        assert!(matches!(
-            Issuer::from_pem(&stranger.certificate, &stranger.key, &anchors),
-            Err(IssuerError::Chain(_))
-        ));
+        assert!(matches!(Issuer::from_pem(&stranger.certificate, &stranger.key, &anchors), Err(IssuerError::Chain(_))));
         let own = root.issue_issuer("issuer").unwrap();
-        assert!(matches!(
-            Issuer::from_pem(&own.certificate, &stranger.key, &anchors),
-            Err(IssuerError::Mismatch)
-        ));
+        assert!(matches!(Issuer::from_pem(&own.certificate, &stranger.key, &anchors), Err(IssuerError::Mismatch)));
     }
 
     #[test]
@@ -369,10 +352,7 @@ mod tests {
             client.process_new_packets()?;
         }
         let names = server.peer_certificates().unwrap();
-        assert_eq!(
-            crate::credentials::peer_identity(names).unwrap().as_str(),
-            "client.demo"
-        );
+        assert_eq!(crate::credentials::peer_identity(names).unwrap().as_str(), "client.demo");
         Ok(())
     }
 }

@@ -82,12 +82,7 @@ impl Credentials {
         let mut chain = vec![leaf];
         chain.extend(intermediates);
         let certified = CertifiedKey::from_der(chain, key.to_rustls(), &provider).map_err(CredentialsError::Key)?;
-        Ok(Self {
-            name,
-            expiry,
-            anchors,
-            certified: Arc::new(certified),
-        })
+        Ok(Self { name, expiry, anchors, certified: Arc::new(certified) })
     }
 
     /// Whom the certificate names.
@@ -127,11 +122,8 @@ impl Credentials {
     #[must_use]
     pub fn client_config(&self, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
         let provider = crypto_provider();
-        let verifier = ExactIdentity {
-            anchors: self.anchors.clone(),
-            server_id: server_id.clone(),
-            provider: provider.clone(),
-        };
+        let verifier =
+            ExactIdentity { anchors: self.anchors.clone(), server_id: server_id.clone(), provider: provider.clone() };
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .expect("the provider has TLS 1.3 cipher suites")
@@ -146,10 +138,7 @@ impl Credentials {
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials")
-            .field("name", &self.name)
-            .field("expiry", &self.expiry)
-            .finish_non_exhaustive()
+        f.debug_struct("Credentials").field("name", &self.name).field("expiry", &self.expiry).finish_non_exhaustive()
     }
 }
 
@@ -158,11 +147,7 @@ impl fmt::Debug for Credentials {
 #[must_use]
 pub fn bootstrap_client_config(anchors: &TrustAnchors, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
     let provider = crypto_provider();
-    let verifier = ExactIdentity {
-        anchors: anchors.clone(),
-        server_id: server_id.clone(),
-        provider: provider.clone(),
-    };
+    let verifier = ExactIdentity { anchors: anchors.clone(), server_id: server_id.clone(), provider: provider.clone() };
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .expect("the provider has TLS 1.3 cipher suites")

@@ -75,17 +75,13 @@ fn parse_dns(name: &str) -> Option<Identity> {
     if name.ends_with('.') {
         return None;
     }
-    DnsName::try_from(name)
-        .ok()
-        .map(|dns| Identity::Dns(dns.as_ref().to_ascii_lowercase().into()))
+    DnsName::try_from(name).ok().map(|dns| Identity::Dns(dns.as_ref().to_ascii_lowercase().into()))
 }
 
 fn parse_uri(uri: &str) -> Option<Identity> {
     let (scheme, rest) = uri.split_once("://")?;
     let scheme_is_valid = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
-        && scheme
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
     let rest_is_valid = !rest.is_empty() && rest.chars().all(|c| c.is_ascii_graphic());
     (scheme_is_valid && rest_is_valid).then(|| Identity::Uri(uri.into()))
 }
@@ -94,9 +90,7 @@ impl FromStr for Identity {
     type Err = ParseIdentityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse_uri(text)
-            .or_else(|| parse_dns(text))
-            .ok_or_else(|| ParseIdentityError(text.to_owned()))
+        parse_uri(text).or_else(|| parse_dns(text)).ok_or_else(|| ParseIdentityError(text.to_owned()))
     }
 }
 

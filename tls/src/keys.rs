@@ -61,9 +61,7 @@ impl IdentityKey {
     /// # Errors
     /// When the system gives no randomness.
     pub fn generate() -> Result<Self, KeyError> {
-        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
-            .map(Self)
-            .map_err(KeyError::Generate)
+        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(KeyError::Generate)
     }
 
     /// Reads a key from PKCS#8 DER.
@@ -111,11 +109,7 @@ impl IdentityKey {
                 key
             }
             Err(source) => {
-                return Err(KeyError::File {
-                    action: "read",
-                    path: key_path,
-                    source,
-                });
+                return Err(KeyError::File { action: "read", path: key_path, source });
             }
         };
         let csr_path = dir.join(CSR_FILE);
@@ -127,11 +121,7 @@ impl IdentityKey {
                 der
             }
             Err(source) => {
-                return Err(KeyError::File {
-                    action: "read",
-                    path: csr_path,
-                    source,
-                });
+                return Err(KeyError::File { action: "read", path: csr_path, source });
             }
         };
         Ok((key, csr))
@@ -145,26 +135,12 @@ impl IdentityKey {
 fn parse(der: &[u8], path: &Path) -> Result<IdentityKey, KeyError> {
     KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(der), &PKCS_ECDSA_P256_SHA256)
         .map(IdentityKey)
-        .map_err(|source| KeyError::Parse {
-            path: path.to_owned(),
-            source,
-        })
+        .map_err(|source| KeyError::Parse { path: path.to_owned(), source })
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyError> {
-    let failed = |action| {
-        move |source| KeyError::File {
-            action,
-            path: path.to_owned(),
-            source,
-        }
-    };
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(failed("create"))?;
+    let failed = |action| move |source| KeyError::File { action, path: path.to_owned(), source };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed("create"))?;
     file.write_all(bytes).map_err(failed("write"))
 }
 

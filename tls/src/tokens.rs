@@ -70,10 +70,7 @@ impl TokenSigner {
     /// When the system gives no randomness.
     pub fn generate() -> Result<Self, TokenKeyError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(TokenKeyError::Generate)?;
-        Ok(Self {
-            key: EncodingKey::from_ec_der(pair.serialized_der()),
-            public_pem: pair.public_key_pem(),
-        })
+        Ok(Self { key: EncodingKey::from_ec_der(pair.serialized_der()), public_pem: pair.public_key_pem() })
     }
 
     /// The public key, for [`TokenVerifier::from_pem`].
@@ -87,10 +84,7 @@ impl TokenSigner {
     /// # Errors
     /// When the key cannot sign.
     pub fn sign(&self, account: &ServiceAccount, audience: &str, lifetime: Duration) -> Result<String, TokenKeyError> {
-        let iat = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs();
+        let iat = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let claims = Claims {
             sub: format!("system:serviceaccount:{}:{}", account.namespace, account.name),
             aud: vec![audience.to_owned()],
@@ -107,9 +101,7 @@ impl TokenVerifier {
     /// # Errors
     /// When the text is not an EC public key.
     pub fn from_pem(pem: &str) -> Result<Self, TokenKeyError> {
-        DecodingKey::from_ec_pem(pem.as_bytes())
-            .map(Self)
-            .map_err(TokenKeyError::Parse)
+        DecodingKey::from_ec_pem(pem.as_bytes()).map(Self).map_err(TokenKeyError::Parse)
     }
 
     /// Checks signature, audience and expiry, and says whose token it is.
@@ -120,16 +112,11 @@ impl TokenVerifier {
         let mut validation = Validation::new(Algorithm::ES256);
         validation.set_audience(&[audience]);
         validation.set_required_spec_claims(&["exp", "aud", "sub"]);
-        let claims = decode::<Claims>(token, &self.0, &validation)
-            .map_err(TokenError::Invalid)?
-            .claims;
+        let claims = decode::<Claims>(token, &self.0, &validation).map_err(TokenError::Invalid)?.claims;
         let parts: Vec<&str> = claims.sub.split(':').collect();
         match parts.as_slice() {
             ["system", "serviceaccount", namespace, name] if !namespace.is_empty() && !name.is_empty() => {
-                Ok(ServiceAccount {
-                    namespace: (*namespace).to_owned(),
-                    name: (*name).to_owned(),
-                })
+                Ok(ServiceAccount { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
             }
             _ => Err(TokenError::Subject(claims.sub)),
         }
@@ -141,10 +128,7 @@ mod tests {
     use super::*;
 
     fn account() -> ServiceAccount {
-        ServiceAccount {
-            namespace: "demo".into(),
-            name: "web".into(),
-        }
+        ServiceAccount { namespace: "demo".into(), name: "web".into() }
     }
 
     #[test]
