@@ -1,12 +1,14 @@
 //! The host layer on a real kernel, as root. Every test has a sandbox name of its own and leaves nothing.
 //!
-//! The binary under test is this one: called with the name of a hidden subcommand it is that, as `weft` is.
+//! The binary that starts containers is this one: called with the name of a hidden subcommand it is that, as `weft` is.
+
+#![expect(clippy::unwrap_used, reason = "a failure is the test's")]
 
 use std::{
     fs,
     future::Future,
     io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     process::{self, ExitCode, Stdio},
@@ -14,7 +16,7 @@ use std::{
 };
 
 use weft_sandbox::{
-    config::Layout,
+    config::{DNS_ADDRESS, Layout},
     host::{
         HostError, cgroup, cleanup,
         container::{self, Mount, Spec},
@@ -32,9 +34,10 @@ const WAIT: Duration = Duration::from_secs(5);
 
 type Test = fn(&'static Layout);
 
-const TESTS: [(&str, Test); 11] = [
+const TESTS: [(&str, Test); 12] = [
     ("pods_reach_each_other_in_both_families", |layout| run(pods_reach_each_other_in_both_families(layout))),
     ("the_node_reaches_pods_from_its_own_address", |layout| run(the_node_reaches_pods_from_its_own_address(layout))),
+    ("pods_reach_the_name_servers_address", |layout| run(pods_reach_the_name_servers_address(layout))),
     ("a_service_reaches_all_of_its_endpoints", |layout| run(a_service_reaches_all_of_its_endpoints(layout))),
     ("a_service_reaches_the_pod_that_asks", |layout| run(a_service_reaches_the_pod_that_asks(layout))),
     ("a_service_without_endpoints_refuses_at_once", |layout| run(a_service_without_endpoints_refuses_at_once(layout))),
@@ -72,7 +75,7 @@ fn main() -> ExitCode {
         .filter(|(number, (name, test))| {
             let layout: &'static Layout = Box::leak(Box::new(Layout::of(&format!("t{}-{number}", process::id()))));
             let outcome = panic::catch_unwind(AssertUnwindSafe(|| test(layout)));
-            let removed = cleanup::remove_everything(layout);
+            let removed = cleanup::remove_everything(layout).and(cleanup::remove_everything(&other(layout)));
             println!("test {name} ... {}", if outcome.is_ok() && removed.is_ok() { "ok" } else { "FAILED" });
             if let Err(error) = &removed {
                 println!("  {error}");
@@ -104,6 +107,25 @@ async fn the_node_reaches_pods_from_its_own_address(layout: &Layout) {
         assert_eq!(ask(&pods.node, server.address).unwrap().0, "first");
         assert_eq!(server.last_peer(), ip(node));
     }
+}
+
+async fn pods_reach_the_name_servers_address(layout: &Layout) {
+    let pods = pods(layout).await;
+    // With rules in force: the address is in the service CIDR, where everything that is no Service is refused.
+    services::apply(&pods.node, &[]).await.unwrap();
+    let tcp = Banner::start_at(&pods.node, SocketAddr::new(DNS_ADDRESS, 53), "node");
+    assert_eq!(ask(&pods.first, tcp.address).unwrap().0, "node");
+    let server = netns::within(&pods.node, || UdpSocket::bind((DNS_ADDRESS, 53)).unwrap()).unwrap();
+    let client = netns::within(&pods.first, || UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    for socket in [&server, &client] {
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+    }
+    let mut buffer = [0; 16];
+    client.send_to(b"question", (DNS_ADDRESS, 53)).unwrap();
+    let (_, peer) = server.recv_from(&mut buffer).unwrap();
+    assert_eq!(peer.ip(), ip(POD_1[0]));
+    server.send_to(b"answer", peer).unwrap();
+    assert_eq!(client.recv_from(&mut buffer).unwrap(), (6, SocketAddr::new(DNS_ADDRESS, 53)));
 }
 
 async fn a_service_reaches_all_of_its_endpoints(layout: &Layout) {
@@ -223,8 +245,8 @@ async fn a_container_that_cannot_be_says_why(layout: &Layout) {
 }
 
 async fn everything_is_removed_and_nothing_of_others(layout: &Layout) {
-    let other: &'static Layout = Box::leak(Box::new(Layout::of(&format!("t{}-other", process::id()))));
-    network::create_node(other).await.unwrap();
+    let other = other(layout);
+    network::create_node(&other).await.unwrap();
     let pods = pods(layout).await;
     mount_bpffs(&layout.bpffs()).unwrap();
     mount_bpffs(&layout.bpffs()).unwrap();
@@ -240,7 +262,6 @@ async fn everything_is_removed_and_nothing_of_others(layout: &Layout) {
     }
     cleanup::remove_everything(layout).unwrap();
     assert!(Path::new("/run/netns").join(other.node_netns()).exists());
-    cleanup::remove_everything(other).unwrap();
 }
 
 fn the_lock_excludes_until_it_is_given_back(_: &'static Layout) {
@@ -258,7 +279,7 @@ fn the_lock_excludes_until_it_is_given_back(_: &'static Layout) {
 }
 
 async fn the_janitor_cleans_up_unless_dismissed(layout: &Layout) {
-    let name = layout.cgroup().display().to_string().replace("weft-", "");
+    let name = name(layout);
     fs::create_dir_all(layout.run_dir()).unwrap();
     let weft = std::env::current_exe().unwrap();
     janitor::spawn(&weft, &name).unwrap().dismiss();
@@ -339,6 +360,15 @@ fn service(endpoints: Vec<SocketAddr>) -> VirtualService {
 fn saved_rules(netns: &Path) -> String {
     let output = netns::within(netns, || process::Command::new("iptables-nft-save").output().unwrap()).unwrap();
     String::from_utf8(output.stdout).unwrap()
+}
+
+fn name(layout: &Layout) -> String {
+    layout.cgroup().display().to_string().replace("weft-", "")
+}
+
+/// A sandbox whose name begins with this one's.
+fn other(layout: &Layout) -> Layout {
+    Layout::of(&format!("{}-other", name(layout)))
 }
 
 fn cgroup_of(layout: &Layout) -> PathBuf {

@@ -51,6 +51,9 @@ pub async fn create_node(layout: &Layout) -> Result<PathBuf> {
         let netns = netns::create(&name)?;
         netns::within(&netns, || {
             set_sysctl("ipv4/ip_forward", "1")?;
+            // A pod that asks its own Service is answered over the link that it asked on: that is meant.
+            set_sysctl("ipv4/conf/all/send_redirects", "0")?;
+            set_sysctl("ipv4/conf/default/send_redirects", "0")?;
             set_sysctl("ipv6/conf/all/forwarding", "1")?;
             set_sysctl("ipv6/conf/default/forwarding", "1")?;
             on_netlink(async |handle| node_links(&handle).await)
