@@ -136,11 +136,7 @@ struct Answer {
 
 impl From<Seen> for Answer {
     fn from(mut seen: Seen) -> Self {
-        Self {
-            backend: seen.pod,
-            client_id: seen.headers.remove("l5d-client-id"),
-            seen_peer: seen.peer,
-        }
+        Self { backend: seen.pod, client_id: seen.headers.remove("l5d-client-id"), seen_peer: seen.peer }
     }
 }
 
@@ -169,20 +165,14 @@ pub async fn drive(load: Load) -> Report {
         report,
         load,
     }));
-    let workers = (0..concurrency)
-        .map(|_| tokio::spawn(work(Arc::clone(&shared))))
-        .collect::<Vec<_>>();
+    let workers = (0..concurrency).map(|_| tokio::spawn(work(Arc::clone(&shared)))).collect::<Vec<_>>();
     for worker in workers {
         // A worker has nothing that could panic; were it to, its requests are missing from the count.
         let _ = worker.await;
     }
     let mut shared = shared.lock().await;
     let at = |quantile| shared.latency.value_at_quantile(quantile) as f64 / 1000.0;
-    let latency_ms = Latency {
-        p50: at(0.5),
-        p99: at(0.99),
-        max: shared.latency.max() as f64 / 1000.0,
-    };
+    let latency_ms = Latency { p50: at(0.5), p99: at(0.99), max: shared.latency.max() as f64 / 1000.0 };
     let elapsed = shared.started.elapsed();
     shared.report.latency_ms = latency_ms;
     shared.report.elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
@@ -215,9 +205,8 @@ async fn request(load: &Load, session: &mut Option<Session>, shared: &Mutex<Shar
     let open = match session {
         Some(open) => open,
         None => {
-            let (stream, dialled) = dial(&load.target, load.mapped)
-                .await
-                .map_err(|error| format!("connect: {error}"))?;
+            let (stream, dialled) =
+                dial(&load.target, load.mapped).await.map_err(|error| format!("connect: {error}"))?;
             shared.lock().await.record_connection(&stream, dialled);
             session.insert(Session::open(load, stream).await?)
         }
@@ -249,8 +238,7 @@ impl Shared {
                 if let Ok(peer) = answer.seen_peer.parse::<SocketAddr>() {
                     remember(&mut self.report.seen_peer_ips, peer);
                 }
-                self.latency
-                    .saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+                self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
             }
             Err(error) => {
                 self.report.failures += 1;
@@ -290,11 +278,7 @@ pub async fn dial(target: &str, mapped: bool) -> io::Result<(TcpStream, SocketAd
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in lookup_host(target).await? {
         let address = if mapped { as_mapped(address) } else { address };
-        let socket = if address.is_ipv4() {
-            TcpSocket::new_v4()?
-        } else {
-            TcpSocket::new_v6()?
-        };
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         match socket.connect(address).await {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
@@ -336,9 +320,7 @@ pub async fn probe(target: &str, mapped: bool) -> io::Result<Probe> {
     let (stream, dialled) = dial(target, mapped).await?;
     let socket = SockRef::from(&stream);
     let plain = |answer: io::Result<socket2::SockAddr>| match answer {
-        Ok(address) => Ok(address
-            .as_socket()
-            .map_or_else(String::new, |address| address.to_string())),
+        Ok(address) => Ok(address.as_socket().map_or_else(String::new, |address| address.to_string())),
         Err(error) => Err(error.raw_os_error().unwrap_or_default()),
     };
     Ok(Probe {
@@ -357,10 +339,7 @@ mod tests {
     #[test]
     fn maps_ipv4_into_ipv6_and_leaves_ipv6_alone() {
         let v6: SocketAddr = "[::1]:80".parse().unwrap();
-        assert_eq!(
-            as_mapped("10.0.0.1:80".parse().unwrap()).to_string(),
-            "[::ffff:10.0.0.1]:80"
-        );
+        assert_eq!(as_mapped("10.0.0.1:80".parse().unwrap()).to_string(), "[::ffff:10.0.0.1]:80");
         assert_eq!(as_mapped(v6), v6);
     }
 }

@@ -15,10 +15,7 @@ pub mod rawtcp;
 pub mod server;
 
 /// The messages and services of `proto/echo.proto`.
-#[expect(
-    missing_docs,
-    reason = "generated from proto/echo.proto, which carries the documentation"
-)]
+#[expect(missing_docs, reason = "generated from proto/echo.proto, which carries the documentation")]
 pub mod echo {
     tonic::include_proto!("weft.examples.v1");
 }

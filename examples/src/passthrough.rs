@@ -86,21 +86,14 @@ impl Passthrough {
                     let response = proxy.admin(request.uri().path());
                     async move { Ok::<_, std::convert::Infallible>(response) }
                 });
-                let _ = http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
+                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
             });
         }
     }
 
     /// The latest connections, oldest first.
     pub fn connections(&self) -> Vec<Connection> {
-        self.seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     async fn forward(&self, mut accepted: TcpStream, direction: Direction) -> io::Result<()> {
@@ -136,10 +129,7 @@ impl Passthrough {
             "/ready" => (StatusCode::OK, "ready\n".to_owned()),
             "/live" => (StatusCode::OK, "live\n".to_owned()),
             "/metrics" => (StatusCode::OK, String::new()),
-            "/connections" => (
-                StatusCode::OK,
-                serde_json::to_string(&self.connections()).unwrap_or_default(),
-            ),
+            "/connections" => (StatusCode::OK, serde_json::to_string(&self.connections()).unwrap_or_default()),
             _ => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
         };
         let mut response = Response::new(Full::new(Bytes::from(body)));
@@ -174,14 +164,8 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
         SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped().is_none(),
         SocketAddr::V4(_) => false,
     };
-    let address = if native_v6 {
-        socket.original_dst_v6()?
-    } else {
-        socket.original_dst_v4()?
-    };
-    address
-        .as_socket()
-        .ok_or_else(|| io::Error::other("the kernel answered an address of another family"))
+    let address = if native_v6 { socket.original_dst_v6()? } else { socket.original_dst_v4()? };
+    address.as_socket().ok_or_else(|| io::Error::other("the kernel answered an address of another family"))
 }
 
 #[cfg(test)]
@@ -197,16 +181,8 @@ mod tests {
         let listener = address("127.0.0.1:4140");
         assert!(is_own_listener(listener, listener, Direction::Outbound));
         assert!(!is_own_listener(address("10.96.0.1:80"), listener, Direction::Outbound));
-        assert!(is_own_listener(
-            address("10.244.0.5:4143"),
-            address("10.244.0.5:4143"),
-            Direction::Inbound
-        ));
-        assert!(!is_own_listener(
-            address("10.244.0.5:8080"),
-            address("10.244.0.5:8080"),
-            Direction::Inbound
-        ));
+        assert!(is_own_listener(address("10.244.0.5:4143"), address("10.244.0.5:4143"), Direction::Inbound));
+        assert!(!is_own_listener(address("10.244.0.5:8080"), address("10.244.0.5:8080"), Direction::Inbound));
     }
 
     #[tokio::test]

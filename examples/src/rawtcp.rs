@@ -119,10 +119,7 @@ async fn serve_connection(mut stream: TcpStream) -> io::Result<()> {
                 total += count as u64;
             }
         }
-        other => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("unknown wish {other:#04x}"),
-        )),
+        other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("unknown wish {other:#04x}"))),
     }
 }
 
@@ -198,9 +195,7 @@ async fn burst(target: SocketAddr, plan: Plan) -> io::Result<(u64, f64)> {
         tasks.spawn(async move {
             let mut opened = 0_u64;
             while started.elapsed() < plan.limit
-                && tickets
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                    .is_ok()
+                && tickets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
             {
                 open_once(target).await?;
                 opened += 1;
@@ -267,10 +262,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 
 fn quantiles(histogram: &Histogram<u64>) -> Quantiles {
     let at = |quantile| (histogram.value_at_quantile(quantile) as f64 / 100.0).round() / 10.0;
-    Quantiles {
-        p50: at(0.5),
-        p99: at(0.99),
-    }
+    Quantiles { p50: at(0.5), p99: at(0.99) }
 }
 
 #[cfg(test)]
@@ -304,14 +296,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = listener.local_addr().unwrap();
         drop(listener);
-        let plan = Plan {
-            connects: 1,
-            burst: 0,
-            concurrency: 1,
-            pings: 0,
-            bulk_bytes: 0,
-            limit: Duration::from_secs(5),
-        };
+        let plan =
+            Plan { connects: 1, burst: 0, concurrency: 1, pings: 0, bulk_bytes: 0, limit: Duration::from_secs(5) };
         assert!(measure(target, plan).await.is_err());
     }
 }

@@ -116,10 +116,7 @@ impl EchoApp {
         }
         let mut seen = self.seen(ends, &format!("{:?}", request.version()));
         seen.method = request.method().to_string();
-        seen.path = request
-            .uri()
-            .path_and_query()
-            .map_or_else(String::new, ToString::to_string);
+        seen.path = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
         seen.headers = plain(request.headers());
         match request.into_body().collect().await {
             Ok(body) => seen.body_bytes = body.to_bytes().len(),
@@ -127,17 +124,12 @@ impl EchoApp {
         }
         let json = serde_json::to_vec(&seen).unwrap_or_default();
         let mut response = Response::new(full(json));
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            header::HeaderValue::from_static("application/json"),
-        );
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         response
     }
 
     async fn answer_grpc(&self, request: Request<Incoming>, ends: Ends) -> Response<Body> {
-        let mut service = EchoServer::new(Say {
-            seen: self.seen(ends, "gRPC"),
-        });
+        let mut service = EchoServer::new(Say { seen: self.seen(ends, "gRPC") });
         match service.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
@@ -234,9 +226,7 @@ async fn accept(listener: &TcpListener) -> Option<(TcpStream, Ends)> {
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 fn plain(headers: &HeaderMap) -> BTreeMap<String, String> {

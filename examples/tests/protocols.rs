@@ -27,9 +27,7 @@ fn load(protocol: Protocol, target: String) -> Load {
 async fn serve(banner: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
-    let app = EchoApp {
-        pod: Arc::from("web-0"),
-    };
+    let app = EchoApp { pod: Arc::from("web-0") };
     if banner {
         tokio::spawn(app.serve_banner(listener));
     } else {
@@ -50,13 +48,7 @@ fn assert_all_answered(report: &Report) {
 #[tokio::test]
 async fn every_protocol_is_answered_on_kept_connections() {
     let (http, banner) = (serve(false).await, serve(true).await);
-    for protocol in [
-        Protocol::Http1,
-        Protocol::Http2,
-        Protocol::Grpc,
-        Protocol::WebSocket,
-        Protocol::Banner,
-    ] {
+    for protocol in [Protocol::Http1, Protocol::Http2, Protocol::Grpc, Protocol::WebSocket, Protocol::Banner] {
         let target = if protocol == Protocol::Banner { &banner } else { &http };
         let report = client::drive(load(protocol, target.clone())).await;
         assert_all_answered(&report);
@@ -68,11 +60,7 @@ async fn every_protocol_is_answered_on_kept_connections() {
 async fn fresh_opens_a_connection_for_every_request() {
     let http = serve(false).await;
     for protocol in [Protocol::Http1, Protocol::Http2, Protocol::Grpc, Protocol::WebSocket] {
-        let report = client::drive(Load {
-            fresh: true,
-            ..load(protocol, http.clone())
-        })
-        .await;
+        let report = client::drive(Load { fresh: true, ..load(protocol, http.clone()) }).await;
         assert_all_answered(&report);
         assert_eq!(report.connections, 30, "{protocol:?}");
     }
@@ -81,11 +69,7 @@ async fn fresh_opens_a_connection_for_every_request() {
 #[tokio::test]
 async fn mapped_dials_ipv4_through_an_ipv6_socket() {
     let http = serve(false).await;
-    let report = client::drive(Load {
-        mapped: true,
-        ..load(Protocol::Http1, http)
-    })
-    .await;
+    let report = client::drive(Load { mapped: true, ..load(Protocol::Http1, http) }).await;
     assert_eq!(report.failures, 0, "{report:?}");
     assert!(report.peer_addr_ok);
     assert_eq!(report.local_ips, ["::ffff:127.0.0.1"]);
@@ -96,19 +80,10 @@ async fn a_refused_connection_is_a_failure_in_every_protocol() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
     drop(listener);
-    for protocol in [
-        Protocol::Http1,
-        Protocol::Http2,
-        Protocol::Grpc,
-        Protocol::WebSocket,
-        Protocol::Banner,
-    ] {
+    for protocol in [Protocol::Http1, Protocol::Http2, Protocol::Grpc, Protocol::WebSocket, Protocol::Banner] {
         let report = client::drive(load(protocol, target.clone())).await;
         assert_eq!((report.requests, report.failures), (30, 30), "{protocol:?}");
-        assert!(
-            report.errors.keys().all(|error| error.starts_with("connect: ")),
-            "{report:?}"
-        );
+        assert!(report.errors.keys().all(|error| error.starts_with("connect: ")), "{report:?}");
     }
 }
 
@@ -123,12 +98,7 @@ async fn a_server_that_says_no_is_counted_by_status() {
         }
     });
     for protocol in [Protocol::Http1, Protocol::WebSocket] {
-        let report = client::drive(Load {
-            fresh: true,
-            concurrency: 1,
-            ..load(protocol, target.clone())
-        })
-        .await;
+        let report = client::drive(Load { fresh: true, concurrency: 1, ..load(protocol, target.clone()) }).await;
         assert_eq!(report.failures, 30, "{report:?}");
         assert!(report.errors.contains_key("status 403"), "{report:?}");
     }
@@ -137,11 +107,7 @@ async fn a_server_that_says_no_is_counted_by_status() {
 #[tokio::test]
 async fn a_duration_ends_the_load() {
     let http = serve(false).await;
-    let load = Load {
-        count: None,
-        duration: Some(Duration::from_millis(50)),
-        ..load(Protocol::Http1, http)
-    };
+    let load = Load { count: None, duration: Some(Duration::from_millis(50)), ..load(Protocol::Http1, http) };
     let report = client::drive(load).await;
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
 }

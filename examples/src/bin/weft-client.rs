@@ -129,9 +129,8 @@ async fn main() -> anyhow::Result<ExitCode> {
                 bulk_bytes: args.bulk_bytes,
                 limit: args.limit,
             };
-            let measured = rawtcp::measure(args.target, plan)
-                .await
-                .with_context(|| format!("measure {}", args.target))?;
+            let measured =
+                rawtcp::measure(args.target, plan).await.with_context(|| format!("measure {}", args.target))?;
             println!("{}", serde_json::to_string(&measured)?);
             Ok(ExitCode::SUCCESS)
         }
@@ -154,11 +153,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
-    let count = if args.duration.is_some() {
-        args.count
-    } else {
-        Some(args.count.unwrap_or(1))
-    };
+    let count = if args.duration.is_some() { args.count } else { Some(args.count.unwrap_or(1)) };
     let report = client::drive(Load {
         protocol,
         target: args.target,
@@ -177,11 +172,7 @@ async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
     } else {
         print(&report);
     }
-    Ok(if report.failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if report.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print(report: &Report) {

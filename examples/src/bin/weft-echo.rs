@@ -35,9 +35,7 @@ async fn main() -> anyhow::Result<()> {
         args.http.or(args.banner).or(args.raw).is_some(),
         "nothing to serve: give at least one of --http, --banner, --raw"
     );
-    let app = EchoApp {
-        pod: Arc::from(args.name),
-    };
+    let app = EchoApp { pod: Arc::from(args.name) };
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(port) = args.http {
         let listener = listen::on_all_addresses(port).with_context(|| format!("listen on port {port}"))?;

@@ -44,18 +44,15 @@ impl Session {
                 Ok(Self::Http1(sender))
             }
             Protocol::Http2 => {
-                let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-                    .await
-                    .map_err(hyper_failure)?;
+                let (sender, connection) =
+                    http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(hyper_failure)?;
                 tokio::spawn(connection);
                 Ok(Self::Http2(sender))
             }
             Protocol::Grpc => Ok(Self::Grpc(EchoClient::new(channel(&load.target, stream).await?))),
             Protocol::WebSocket => {
                 let url = format!("ws://{}/ws", load.target);
-                let (socket, _) = tokio_tungstenite::client_async(url, stream)
-                    .await
-                    .map_err(websocket_failure)?;
+                let (socket, _) = tokio_tungstenite::client_async(url, stream).await.map_err(websocket_failure)?;
                 Ok(Self::WebSocket(Box::new(socket)))
             }
             Protocol::Banner => {
@@ -77,9 +74,7 @@ impl Session {
                 answer(sender.send_request(http_request(load, Version::HTTP_2)?).await).await
             }
             Self::Grpc(client) => {
-                let request = SayRequest {
-                    message: MESSAGE.to_owned(),
-                };
+                let request = SayRequest { message: MESSAGE.to_owned() };
                 let mut reply = client
                     .say(request)
                     .await
@@ -95,19 +90,13 @@ impl Session {
                 })
             }
             Self::WebSocket(socket) => {
-                socket
-                    .send(tungstenite::Message::text(MESSAGE))
-                    .await
-                    .map_err(websocket_failure)?;
+                socket.send(tungstenite::Message::text(MESSAGE)).await.map_err(websocket_failure)?;
                 let message = socket.next().await.ok_or("closed")?.map_err(websocket_failure)?;
                 let seen: Seen = parse(message.to_text().map_err(websocket_failure)?)?;
                 Ok(seen.into())
             }
             Self::Banner(stream, answer) => {
-                stream
-                    .write_all(format!("{MESSAGE}\n").as_bytes())
-                    .await
-                    .map_err(io_failure)?;
+                stream.write_all(format!("{MESSAGE}\n").as_bytes()).await.map_err(io_failure)?;
                 let line = read_line(stream).await?;
                 if line.trim_end() != format!("{} {MESSAGE}", answer.backend) {
                     return Err("another line came back".to_owned());
@@ -125,18 +114,11 @@ async fn channel(target: &str, stream: TcpStream) -> Result<Channel, String> {
     let connector = tower::service_fn(move |_| {
         let once = Arc::clone(&once);
         async move {
-            let stream = once
-                .lock()
-                .await
-                .take()
-                .ok_or_else(|| std::io::Error::other("closed"))?;
+            let stream = once.lock().await.take().ok_or_else(|| std::io::Error::other("closed"))?;
             Ok::<_, std::io::Error>(TokioIo::new(stream))
         }
     });
-    endpoint
-        .connect_with_connector(connector)
-        .await
-        .map_err(|error| format!("grpc: {error}"))
+    endpoint.connect_with_connector(connector).await.map_err(|error| format!("grpc: {error}"))
 }
 
 fn http_request(load: &Load, version: Version) -> Result<Request<Empty<Bytes>>, String> {
@@ -146,10 +128,7 @@ fn http_request(load: &Load, version: Version) -> Result<Request<Empty<Bytes>>, 
     } else {
         builder.uri(&load.path).header(http::header::HOST, &load.target)
     };
-    builder
-        .version(version)
-        .body(Empty::new())
-        .map_err(|error| format!("request: {error}"))
+    builder.version(version).body(Empty::new()).map_err(|error| format!("request: {error}"))
 }
 
 async fn answer(response: hyper::Result<http::Response<hyper::body::Incoming>>) -> Result<Answer, String> {
