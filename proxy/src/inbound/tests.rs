@@ -331,8 +331,8 @@ async fn an_application_that_does_not_listen_is_a_bad_gateway() {
 #[tokio::test]
 async fn bytes_are_forwarded_when_nobody_speaks_http() {
     let world = World::new(banner_app().await).await;
-    // Silence on a detected port, then an opaque port, then a transport header without HTTP.
-    for (via, is_opaque) in [(Via::Plain, false), (Via::Plain, true), (Via::Tls, false), (Via::Direct(None), true)] {
+    // An opaque port, then silence inside TLS on a detected port, then a transport header without HTTP.
+    for (via, is_opaque) in [(Via::Plain, true), (Via::Tls, false), (Via::Direct(None), true), (Via::Direct(None), false)] {
         let all = vec![authz("all", anybody())];
         world.policies.publish(world.app.port(), if is_opaque { opaque(all) } else { detecting_soon(all) });
         let mut stream = world.connect(via, Some(ELSEWHERE)).await;
@@ -342,6 +342,16 @@ async fn bytes_are_forwarded_when_nobody_speaks_http() {
         stream.read_exact(&mut echo).await.unwrap();
         assert_eq!(&echo, b"echo");
     }
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_the_server_needs_an_opaque_port() {
+    let world = World::new(banner_app().await).await;
+    world.policies.publish(world.app.port(), detecting_soon(vec![authz("all", anybody())]));
+    expect_closed(&mut world.connect(Via::Plain, Some(ELSEWHERE)).await).await;
+    let mut speaks = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    speaks.write_all(b"not HTTP, and long enough to tell").await.unwrap();
+    expect_banner(&mut speaks).await;
 }
 
 /// A detected port that does not make the test wait.
