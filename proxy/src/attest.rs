@@ -60,7 +60,10 @@ pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
                 return std::future::pending().await;
             }
             Ok(Attestation { flags, .. }) if asked % WARN_EVERY == WARN_EVERY - 1 => {
-                tracing::warn!(flags, "waiting for the kernel to redirect both directions: has the agent enrolled this pod?");
+                tracing::warn!(
+                    flags,
+                    "waiting for the kernel to redirect both directions: has the agent enrolled this pod?"
+                );
             }
             Err(errno) if asked % WARN_EVERY == WARN_EVERY - 1 => {
                 tracing::warn!(%errno, "waiting for the kernel to redirect this pod: is the agent running on this node?");

@@ -249,7 +249,11 @@ impl Balanced {
 
 impl Drop for Balanced {
     fn drop(&mut self) {
-        if self.rest.get_mut().until.is_some() { self.gauges.pending.dec() } else { self.gauges.ready.dec() };
+        if self.rest.get_mut().until.is_some() {
+            self.gauges.pending.dec()
+        } else {
+            self.gauges.ready.dec()
+        };
     }
 }
 

@@ -142,4 +142,3 @@ fn shared<K: Eq + Hash, V>(map: &Mutex<HashMap<K, Weak<V>>>, key: K, make: impl 
     map.insert(key, Arc::downgrade(&value));
     value
 }
-

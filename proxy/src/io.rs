@@ -18,15 +18,13 @@ use crate::metrics::TransportMetrics;
 
 pub(crate) use copy::copy_bidirectional;
 
-/// A connection to a client or an endpoint, with or without TLS.
+/// A connection of the outbound side: the application's, or one to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// No TLS, or TLS that is not ours.
     Plain(TcpStream),
     /// We are the TLS client. Boxed: its session state is far larger than a socket.
     Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
-    /// We are the TLS server; what was read for detection is replayed beneath TLS.
-    Server(Box<tokio_rustls::server::TlsStream<Io<TcpStream>>>),
 }
 
 /// A stream with bytes that were read ahead and are read again first, and with counters of what passes.
@@ -61,11 +59,6 @@ impl<S> Io<S> {
         metrics.opened();
         self.metrics = Some(metrics);
         self
-    }
-
-    /// The stream beneath.
-    pub(crate) fn get_ref(&self) -> &S {
-        &self.inner
     }
 
     /// Records why the connection ends, for `tcp_close_total{errno}`.
@@ -146,7 +139,6 @@ macro_rules! each {
         match $self.get_mut() {
             Stream::Plain($stream) => $call,
             Stream::Client($stream) => $call,
-            Stream::Server($stream) => $call,
         }
     };
 }
@@ -174,7 +166,6 @@ impl AsyncWrite for Stream {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
             Self::Client(stream) => stream.is_write_vectored(),
-            Self::Server(stream) => stream.is_write_vectored(),
         }
     }
 

@@ -238,7 +238,7 @@ mod tests {
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
         http.response(200, true, None, Duration::from_millis(3));
-        metrics.inbound_http_deny.get_or_create(&vec![]).inc();
+        metrics.inbound_http_deny.get_or_create(&vec![label("tls", "true")]).inc();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let target = r#"target_addr="10.0.0.1:80",target_ip="10.0.0.1",target_port="80""#;
@@ -250,7 +250,8 @@ mod tests {
             format!(r#"request_total{{direction="inbound",{target}}} 1"#),
             format!(r#"response_total{{direction="inbound",{target},status_code="200",classification="success"}} 1"#),
             format!(r#"response_latency_ms_bucket{{le="3.0",direction="inbound",{target},status_code="200"}} 1"#),
-            "inbound_http_authz_deny_total 1".to_owned(),
+            r#"inbound_http_authz_deny_total{tls="true"} 1"#.to_owned(),
+            format!(r#"response_latency_ms_bucket{{le="+Inf",direction="inbound",{target},status_code="200"}} 1"#),
         ] {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }

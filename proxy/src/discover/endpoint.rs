@@ -180,7 +180,9 @@ mod tests {
     #[test]
     fn an_unreadable_identity_is_an_error_and_never_plaintext() {
         let uri = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://td/web".to_owned() }));
-        for (strategy, name) in [(None, None), (dns("not a name"), None), (uri.clone(), None), (dns("web"), Some("b d"))] {
+        for (strategy, name) in
+            [(None, None), (dns("not a name"), None), (uri.clone(), None), (dns("web"), Some("b d"))]
+        {
             assert!(EndpointInfo::read(meshed(strategy, name), &HashMap::new()).is_err());
         }
         assert!(EndpointInfo::read(meshed(uri, Some("web.demo")), &HashMap::new()).is_ok());

@@ -55,7 +55,11 @@ pub(super) async fn watch(
             }
         };
         if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
-            tracing::warn!(path = request.path, error = status.message(), "the destination controller refuses the service");
+            tracing::warn!(
+                path = request.path,
+                error = status.message(),
+                "the destination controller refuses the service"
+            );
             state.send_replace(EndpointsState::Known(Arc::default()));
             return state.closed().await;
         }
@@ -124,7 +128,8 @@ mod tests {
     #[test]
     fn an_endpoint_without_an_address_leaves_the_others() {
         let mut set = EndpointSet::new();
-        let good = WeightedAddr { addr: Some("10.0.0.1:80".parse::<SocketAddr>().unwrap().into()), ..Default::default() };
+        let good =
+            WeightedAddr { addr: Some("10.0.0.1:80".parse::<SocketAddr>().unwrap().into()), ..Default::default() };
         let addrs = vec![WeightedAddr::default(), good];
         apply(&mut set, update(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() })));
         assert_eq!(set.len(), 1);

@@ -220,8 +220,7 @@ pub(crate) struct Meta {
 
 impl PeakEwma {
     /// What Linkerd uses when policy says nothing: 30 ms and 10 s.
-    pub(crate) const DEFAULT: Self =
-        Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
+    pub(crate) const DEFAULT: Self = Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
 }
 
 impl RefuseOpaque {

@@ -29,6 +29,7 @@ pub(crate) enum Body {
     /// Nothing.
     Empty,
     /// All of it at once.
+    #[cfg(test)]
     Full(Bytes),
     /// What hyper reads.
     Incoming(Incoming),
@@ -40,6 +41,7 @@ impl Body {
     fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self {
             Self::Empty => Poll::Ready(None),
+            #[cfg(test)]
             Self::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
                 *self = Self::Empty;
@@ -75,6 +77,7 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Empty => true,
+            #[cfg(test)]
             Self::Full(bytes) => bytes.is_empty(),
             Self::Incoming(body) => body.is_end_stream(),
             Self::H2(stream) => stream.is_end_stream(),
@@ -84,6 +87,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Empty => SizeHint::with_exact(0),
+            #[cfg(test)]
             Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Self::Incoming(body) => body.size_hint(),
             Self::H2(stream) if stream.is_end_stream() => SizeHint::with_exact(0),

@@ -26,10 +26,10 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if let Some(connection) = headers.remove(CONNECTION) {
         for name in connection.to_str().unwrap_or_default().split(',') {
             // A header that is named here and still belongs to the message must survive.
-            if let Ok(name) = name.trim().parse::<HeaderName>() {
-                if !matches!(name.as_str(), "host" | "content-length" | "transfer-encoding" | "te" | "") {
-                    headers.remove(name);
-                }
+            if let Ok(name) = name.trim().parse::<HeaderName>()
+                && !matches!(name.as_str(), "host" | "content-length" | "transfer-encoding" | "te" | "")
+            {
+                headers.remove(name);
             }
         }
     }

@@ -91,12 +91,11 @@ pub(crate) struct Route<R> {
 /// Finds the rule of the most specific match, as indices of route and rule.
 pub(crate) fn find<B, R>(routes: &[Route<R>], request: &Request<B>) -> Option<(usize, usize)> {
     // Most targets have one route that takes everything.
-    if let [Route { hosts, rules }] = routes {
-        if let ([], [(matches, _)]) = (&hosts[..], &rules[..]) {
-            if matches.is_empty() {
-                return Some((0, 0));
-            }
-        }
+    if let [Route { hosts, rules }] = routes
+        && let ([], [(matches, _)]) = (&hosts[..], &rules[..])
+        && matches.is_empty()
+    {
+        return Some((0, 0));
     }
     let host = host(request);
     let mut best: Option<(Specificity, Reverse<usize>, Reverse<usize>)> = None;
@@ -353,9 +352,13 @@ mod tests {
             .unwrap()
         };
         let call = request("/echo.Echo/Say");
-        for (service, method, matches) in
-            [("echo.Echo", "Say", true), ("echo.Echo", "", true), ("", "Say", true), ("", "", true), ("echo", "Say", false)]
-        {
+        for (service, method, matches) in [
+            ("echo.Echo", "Say", true),
+            ("echo.Echo", "", true),
+            ("", "Say", true),
+            ("", "", true),
+            ("echo", "Say", false),
+        ] {
             assert_eq!(read(service, method).rank(&call).is_some(), matches, "{service}/{method}");
         }
     }
@@ -363,10 +366,8 @@ mod tests {
     #[test]
     fn an_unreadable_expression_is_an_error() {
         let kind = http_route::path_match::Kind::Regex("(".into());
-        let message = http_route::HttpRouteMatch {
-            path: Some(http_route::PathMatch { kind: Some(kind) }),
-            ..Default::default()
-        };
+        let message =
+            http_route::HttpRouteMatch { path: Some(http_route::PathMatch { kind: Some(kind) }), ..Default::default() };
         assert!(RequestMatch::read(message).is_err());
     }
 }

@@ -77,12 +77,11 @@ fn parse(value: &HeaderValue) -> Option<OrigProto> {
 
 /// Moves a target's authority into `Host`, where HTTP/1 servers look for it.
 pub(crate) fn to_origin_form<B>(request: &mut Request<B>) {
-    if let Some(authority) = request.uri().authority() {
-        if !request.headers().contains_key(HOST) {
-            if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
-                request.headers_mut().insert(HOST, host);
-            }
-        }
+    if let Some(authority) = request.uri().authority()
+        && !request.headers().contains_key(HOST)
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(HOST, host);
     }
     let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = Uri::from(path);

@@ -35,9 +35,6 @@ pub(crate) enum Failure {
     /// A rate limit is exceeded.
     #[error("rate limit exceeded")]
     RateLimited,
-    /// The request would run in a circle.
-    #[error("gateway loop detected")]
-    Loop,
     /// No route matches.
     #[error("no route found for request")]
     NoRoute,
@@ -94,7 +91,6 @@ impl Failure {
             Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unauthorized => StatusCode::FORBIDDEN,
             Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-            Self::Loop => StatusCode::LOOP_DETECTED,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Injected { code, grpc: false, .. } => {
                 StatusCode::from_u16(*code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
@@ -113,7 +109,6 @@ impl Failure {
             Self::FailFast | Self::ConnectTimeout | Self::Timeout => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
-            Self::Loop => 10,
             Self::NoRoute | Self::Redirect { .. } => 5,
             Self::Injected { code, grpc: true, .. } => *code,
             Self::Injected { grpc: false, .. } => 9,
@@ -128,7 +123,6 @@ impl Failure {
             | Self::FailFast
             | Self::ConnectTimeout
             | Self::LoadShed
-            | Self::Loop
             | Self::BadRequest => true,
             Self::Timeout
             | Self::Unauthorized
@@ -150,7 +144,6 @@ impl Failure {
             Self::LoadShed => "load_shed",
             Self::Unauthorized => "unauthorized",
             Self::RateLimited => "rate_limited",
-            Self::Loop => "gateway_loop",
             Self::NoRoute => "no_route",
             Self::Injected { .. } => "injected",
             Self::Redirect { .. } => "redirect",
@@ -225,7 +218,6 @@ mod tests {
             (Failure::LoadShed, 503, 14, true),
             (Failure::Unauthorized, 403, 7, false),
             (Failure::RateLimited, 429, 8, false),
-            (Failure::Loop, 508, 10, true),
             (Failure::NoRoute, 404, 5, false),
             (Failure::Injected { code: 418, grpc: false, message: "x".into() }, 418, 9, false),
             (Failure::Injected { code: 3, grpc: true, message: "x".into() }, 200, 3, false),

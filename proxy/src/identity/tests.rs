@@ -98,12 +98,12 @@ async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     config.identity.token_file = dir.path().join("token");
     std::fs::write(&config.identity.token_file, "good").unwrap();
     config.identity.min_refresh = Duration::from_millis(10);
-    config.identity.control = crate::config::ControlAddr { host: "127.0.0.1".into(), port: addr.port(), identity: None };
+    config.identity.control =
+        crate::config::ControlAddr { host: "127.0.0.1".into(), port: addr.port(), identity: None };
     let config = config.identity;
     let (key, csr) = IdentityKey::load_or_create(&config.dir, &config.local_name).unwrap();
     let stranger = Root::generate("stranger").unwrap();
-    let anchors =
-        if own_anchors { anchors } else { TrustAnchors::from_pem(stranger.certificate_pem()).unwrap() };
+    let anchors = if own_anchors { anchors } else { TrustAnchors::from_pem(stranger.certificate_pem()).unwrap() };
     let (credentials_tx, credentials) = watch::channel(None);
     let readiness = Readiness::new();
     let trust = Trust::Bootstrap(anchors.clone(), credentials.clone());

@@ -48,12 +48,8 @@ pub(super) async fn serve(
     let policy = inbound.policies.port(target.port());
     match header.protocol {
         None => tcp::forward(inbound, stream, client, target, policy).await,
-        Some(SessionProtocol::Http1) => {
-            http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await
-        }
-        Some(SessionProtocol::Http2) => {
-            http::serve(inbound, stream, HttpVersion::Http2, client, target, policy).await
-        }
+        Some(SessionProtocol::Http1) => http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await,
+        Some(SessionProtocol::Http2) => http::serve(inbound, stream, HttpVersion::Http2, client, target, policy).await,
     }
 }
 

@@ -135,7 +135,8 @@ impl HttpConnection {
         match authorize(authorizations, &self.client) {
             Some(authz) => {
                 let index = matched.map(|matched| matched.index);
-                let handles = self.counters.handles(&self.inbound, policy, index, route, authz, &self.client, self.target.addr);
+                let handles =
+                    self.counters.handles(&self.inbound, policy, index, route, authz, &self.client, self.target.addr);
                 handles.allowed.inc();
                 Ok(handles)
             }
@@ -159,7 +160,8 @@ impl HttpConnection {
 
     async fn forward(&self, passing: Passing) -> Result<Response<ResponseBody>, Reset> {
         let Passing { request, kind, handles, arrived } = passing;
-        let Some(_in_flight) = InFlight::enter(&self.inbound.in_flight, self.inbound.shared.config.inbound.max_in_flight)
+        let Some(_in_flight) =
+            InFlight::enter(&self.inbound.in_flight, self.inbound.shared.config.inbound.max_in_flight)
         else {
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(&handles), arrived));
         };

@@ -99,7 +99,12 @@ impl World {
         (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    async fn get_http2(&self, via: Via, peer: Option<&str>, request: Request<()>) -> (StatusCode, ::http::HeaderMap, String) {
+    async fn get_http2(
+        &self,
+        via: Via,
+        peer: Option<&str>,
+        request: Request<()>,
+    ) -> (StatusCode, ::http::HeaderMap, String) {
         let stream = TokioIo::new(self.connect(via, peer).await);
         let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await;
         let (mut sender, connection) = handshake.unwrap();
@@ -112,7 +117,8 @@ impl World {
 
     /// The value of a counter family, all labels summed that contain every one of `labels`.
     fn counted(&self, text: &str, name: &str, labels: &[&str]) -> u64 {
-        let lines = text.lines().filter(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)));
+        let lines =
+            text.lines().filter(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 }
@@ -128,7 +134,8 @@ async fn http_app() -> SocketAddr {
         let mut connections = 0;
         while let Ok((stream, _)) = listener.accept().await {
             connections += 1;
-            let answer = service_fn(move |request: Request<Incoming>| async move { answer(request, connections).await });
+            let answer =
+                service_fn(move |request: Request<Incoming>| async move { answer(request, connections).await });
             tokio::spawn(async move {
                 let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
                 let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer).await;
@@ -255,9 +262,9 @@ async fn requests_are_judged_one_by_one_and_only_the_mesh_hears_why() {
     let (status, headers, _) = world.get(Via::Tls, Some(ELSEWHERE), "/").await;
     assert_eq!(status, 403);
     assert_eq!(headers["l5d-proxy-error"], "unauthorized request on route");
-    let call = Request::post("http://web.demo/echo.Echo/Say").header("content-type", "application/grpc").body(()).unwrap();
-    let (status, headers, _) =
-        world.get_http2(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE), call).await;
+    let call =
+        Request::post("http://web.demo/echo.Echo/Say").header("content-type", "application/grpc").body(()).unwrap();
+    let (status, headers, _) = world.get_http2(Via::Direct(Some(SessionProtocol::Http2)), Some(ELSEWHERE), call).await;
     assert_eq!((status, headers["grpc-status"].to_str().unwrap()), (StatusCode::OK, "7"));
 }
 
@@ -332,7 +339,9 @@ async fn an_application_that_does_not_listen_is_a_bad_gateway() {
 async fn bytes_are_forwarded_when_nobody_speaks_http() {
     let world = World::new(banner_app().await).await;
     // An opaque port, then silence inside TLS on a detected port, then a transport header without HTTP.
-    for (via, is_opaque) in [(Via::Plain, true), (Via::Tls, false), (Via::Direct(None), true), (Via::Direct(None), false)] {
+    for (via, is_opaque) in
+        [(Via::Plain, true), (Via::Tls, false), (Via::Direct(None), true), (Via::Direct(None), false)]
+    {
         let all = vec![authz("all", anybody())];
         world.policies.publish(world.app.port(), if is_opaque { opaque(all) } else { detecting_soon(all) });
         let mut stream = world.connect(via, Some(ELSEWHERE)).await;

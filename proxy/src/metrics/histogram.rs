@@ -43,7 +43,7 @@ impl TypedMetric for LatencyMs {
 impl EncodeMetric for LatencyMs {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let counts = self.0.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
-        let bounds = BOUNDS_MS.iter().copied().chain([f64::MAX]);
+        let bounds = BOUNDS_MS.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         let total = buckets.iter().map(|(_, count)| count).sum();
         let sum = self.0.sum_us.load(Ordering::Relaxed) as f64 / 1000.0;

@@ -186,10 +186,10 @@ impl Endpoint {
         let credentials = self.shared.credentials.borrow().clone();
         let credentials = credentials.ok_or(ConnectError::NoCredentials(self.info.addr))?;
         let mut cached = self.tls.lock();
-        if let Some(known) = cached.as_ref() {
-            if Arc::ptr_eq(&known.credentials, &credentials) {
-                return Ok(Arc::clone(&known.config));
-            }
+        if let Some(known) = cached.as_ref()
+            && Arc::ptr_eq(&known.credentials, &credentials)
+        {
+            return Ok(Arc::clone(&known.config));
         }
         let alpn: &[&[u8]] = if self.info.transport_port.is_some() { &[ALPN] } else { &[] };
         let config = credentials.client_config(&tls.server_id, alpn);

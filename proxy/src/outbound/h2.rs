@@ -34,9 +34,10 @@ const INITIAL_STREAMS: usize = 1000;
 #[derive(Default)]
 pub(crate) struct Slot {
     ready: Mutex<Option<SendRequest<Bytes>>>,
-    /// Held while connecting, so that a burst of requests makes one connection. Counts attempts.
-    connecting: tokio::sync::Mutex<u64>,
-    attempts: AtomicU64,
+    /// Held while connecting, so that a burst of requests makes one connection.
+    connecting: tokio::sync::Mutex<()>,
+    /// Attempts that failed, so that a burst of requests makes one of those, too.
+    failures: AtomicU64,
 }
 
 /// Why a request was not answered.
@@ -102,28 +103,27 @@ fn was_not_processed(error: &::h2::Error) -> bool {
 async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
     let slot = &endpoint.h2;
     let known = slot.ready.lock().clone();
-    if let Some(known) = known {
-        if let Ok(ready) = known.ready().await {
-            return Ok(ready);
-        }
+    if let Some(known) = known
+        && let Ok(ready) = known.ready().await
+    {
+        return Ok(ready);
     }
-    let seen = slot.attempts.load(Ordering::Relaxed);
-    let mut connecting = slot.connecting.lock().await;
+    let failures = slot.failures.load(Ordering::Relaxed);
+    let _connecting = slot.connecting.lock().await;
     let known = slot.ready.lock().clone();
-    if let Some(known) = known {
-        if let Ok(ready) = known.ready().await {
-            return Ok(ready);
-        }
+    if let Some(known) = known
+        && let Ok(ready) = known.ready().await
+    {
+        return Ok(ready);
     }
     let addr = endpoint.info.addr;
-    if *connecting != seen {
+    if slot.failures.load(Ordering::Relaxed) != failures {
         // The attempt that this request waited for has failed, and so would the next.
         return Err(ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() });
     }
-    *connecting += 1;
-    let connected = connect(endpoint).await;
-    slot.attempts.store(*connecting, Ordering::Relaxed);
-    let sender = connected?;
+    let sender = connect(endpoint).await.inspect_err(|_| {
+        slot.failures.fetch_add(1, Ordering::Relaxed);
+    })?;
     *slot.ready.lock() = Some(sender.clone());
     sender.ready().await.map_err(|source| ConnectError::Http2 { addr, source })
 }
@@ -160,7 +160,10 @@ async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, Connect
         if let Some(endpoint) = owner.upgrade() {
             let mut ready = endpoint.h2.ready.lock();
             let unusable = ready.as_mut().is_some_and(|sender| {
-                matches!(sender.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop())), Poll::Ready(Err(_)))
+                matches!(
+                    sender.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop())),
+                    Poll::Ready(Err(_))
+                )
             });
             if unusable {
                 *ready = None;

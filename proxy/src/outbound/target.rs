@@ -121,8 +121,7 @@ impl Target {
     /// The plan of the moment; `None` when there is no answer, or the answer is a refusal.
     pub(super) fn plan(&self) -> Option<Arc<Plan>> {
         let mut current = self.current.lock();
-        let changed =
-            current.profile.has_changed().unwrap_or(false) || current.policy.has_changed().unwrap_or(false);
+        let changed = current.profile.has_changed().unwrap_or(false) || current.policy.has_changed().unwrap_or(false);
         if changed || current.plan.is_none() {
             let profile = current.profile.borrow_and_update().clone();
             let policy = current.policy.borrow_and_update().clone();
@@ -301,9 +300,7 @@ fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect
     };
     match policy {
         PolicyState::Pending | PolicyState::Refused => None,
-        PolicyState::Absent => {
-            Some(Policy::synthesize(overrides.unwrap_or_else(by_profile), opaque, detect_timeout))
-        }
+        PolicyState::Absent => Some(Policy::synthesize(overrides.unwrap_or_else(by_profile), opaque, detect_timeout)),
         PolicyState::Known(policy) => {
             let policy = match &overrides {
                 Some(overrides) => policy.overridden(overrides),

@@ -87,7 +87,9 @@ where
     let backend = match picked {
         Some(backend) => backend,
         // The plan changed since the connection was accepted; its route still names backends, just not this plan's.
-        None => route.backends.first().map(|backend| connection.worker.resolve(backend)).ok_or(ForwardError::NoBackend)?,
+        None => {
+            route.backends.first().map(|backend| connection.worker.resolve(backend)).ok_or(ForwardError::NoBackend)?
+        }
     };
     let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
     tracing::debug!(orig_dst.addr = %connection.target.addr, dst.addr = %endpoint.info.addr, "forwarding");

@@ -197,7 +197,9 @@ async fn endpoints_that_appear_serve_requests_that_wait() {
     let control = Control::default();
     let service = "10.1.1.2:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy = Proxy::start_with(service, control, |config| config.outbound.failfast_timeout = Duration::from_secs(5), true).await;
+    let proxy =
+        Proxy::start_with(service, control, |config| config.outbound.failfast_timeout = Duration::from_secs(5), true)
+            .await;
     let mut sender = proxy.http1().await;
     let waiting = tokio::spawn(async move { sender.send_request(get("/")).await.unwrap() });
     tokio::task::yield_now().await;
@@ -283,7 +285,9 @@ async fn http2_streams_both_ways_and_keeps_its_trailers() {
         let service = service_fn(|request: Request<Incoming>| async move {
             assert!(!request.headers().contains_key("l5d-orig-proto"));
             // Answers each message as it comes, before the request has ended.
-            Ok::<_, Infallible>(Response::builder().header("content-type", "application/grpc").body(request.into_body()).unwrap())
+            Ok::<_, Infallible>(
+                Response::builder().header("content-type", "application/grpc").body(request.into_body()).unwrap(),
+            )
         });
         http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await.unwrap();
     });

@@ -23,12 +23,15 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     discover: Discover,
     targets: Mutex<HashMap<SocketAddr, Cached>>,
-    balancers: Mutex<HashMap<String, Vec<(PeakEwma, Weak<Balancer>)>>>,
+    balancers: Mutex<HashMap<String, BalancersOfPath>>,
     endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
     in_flight: Arc<AtomicUsize>,
     #[cfg(test)]
     pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
 }
+
+/// The balancers of one service; several only where routes estimate load differently.
+type BalancersOfPath = Vec<(PeakEwma, Weak<Balancer>)>;
 
 struct Cached {
     target: Arc<Target>,
@@ -80,10 +83,10 @@ impl Worker {
 
     fn endpoint(&self, info: &Arc<EndpointInfo>) -> Arc<Endpoint> {
         let mut endpoints = self.endpoints.lock();
-        if let Some(known) = endpoints.get(&info.addr).and_then(Weak::upgrade) {
-            if *known.info == **info {
-                return known;
-            }
+        if let Some(known) = endpoints.get(&info.addr).and_then(Weak::upgrade)
+            && *known.info == **info
+        {
+            return known;
         }
         let endpoint = Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info)));
         endpoints.insert(info.addr, Arc::downgrade(&endpoint));
@@ -121,7 +124,10 @@ impl Worker {
                     cached.used = now;
                 }
             }
-            targets.extract_if(|_, cached| now.saturating_duration_since(cached.used) >= idle).map(|(_, old)| old).collect()
+            targets
+                .extract_if(|_, cached| now.saturating_duration_since(cached.used) >= idle)
+                .map(|(_, old)| old)
+                .collect()
         };
         drop(unused);
         self.balancers.lock().retain(|_, of_path| {

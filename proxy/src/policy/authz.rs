@@ -297,8 +297,7 @@ mod tests {
         ] {
             check(name, networks, &anybody, client(ip, PLAIN), expected);
         }
-        let network =
-            Network { net: "10.0.0.0/8".parse().unwrap(), except: vec!["10.9.0.0/16".parse().unwrap()] };
+        let network = Network { net: "10.0.0.0/8".parse().unwrap(), except: vec!["10.9.0.0/16".parse().unwrap()] };
         assert!(network.contains("10.8.0.1".parse().unwrap()));
         assert!(!network.contains("10.9.0.1".parse().unwrap()));
     }
@@ -319,8 +318,7 @@ mod tests {
             authentication,
             meta: Arc::new(Meta::built_in(name)),
         };
-        let list =
-            [named("web", identities(&["web.demo"], &[])), named("rest", Authentication::Unauthenticated)];
+        let list = [named("web", identities(&["web.demo"], &[])), named("rest", Authentication::Unauthenticated)];
         assert_eq!(&*authorize(&list, &client("10.0.0.1", meshed("web.demo"))).unwrap().name, "web");
         assert_eq!(&*authorize(&list, &client("10.0.0.1", PLAIN)).unwrap().name, "rest");
     }

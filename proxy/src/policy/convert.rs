@@ -254,8 +254,7 @@ pub(crate) mod tests {
         };
         let everything = route("default", routes::path_match::Kind::Prefix("/".into()), None, Vec::new());
         let probes = vec![authz("probe", anybody())];
-        let probe =
-            route("probe", routes::path_match::Kind::Exact("/healthz".into()), Some(http::Method::GET), probes);
+        let probe = route("probe", routes::path_match::Kind::Exact("/healthz".into()), Some(http::Method::GET), probes);
         let detect = proto::proxy_protocol::Detect {
             timeout: Some(prost_duration(Duration::from_secs(10))),
             http_routes: vec![everything, probe],

@@ -213,9 +213,7 @@ mod tests {
 
     fn located(message: http_route::RequestRedirect) -> (u16, String) {
         match Filter::redirect(message).unwrap().apply(&mut request()) {
-            Err(Failure::Redirect { status, location }) => {
-                (status.as_u16(), location.to_str().unwrap().to_owned())
-            }
+            Err(Failure::Redirect { status, location }) => (status.as_u16(), location.to_str().unwrap().to_owned()),
             other => panic!("{other:?}"),
         }
     }

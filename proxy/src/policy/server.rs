@@ -144,8 +144,7 @@ enum Source {
 
 /// The default policy's name, and what it grants.
 fn grant(policy: DefaultPolicy) -> (&'static str, Option<(Source, Authentication)>) {
-    let meshed =
-        || Authentication::TlsIdentities { identities: Default::default(), suffixes: vec![Suffix::Any] };
+    let meshed = || Authentication::TlsIdentities { identities: Default::default(), suffixes: vec![Suffix::Any] };
     match policy {
         DefaultPolicy::Deny => ("deny", None),
         DefaultPolicy::AllAuthenticated => ("all-authenticated", Some((Source::All, meshed()))),

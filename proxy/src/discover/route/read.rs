@@ -250,7 +250,10 @@ fn read_grpc_filter(message: outbound::grpc_route::Filter) -> Result<Filter, Pol
 
 /// Without a ratio, or with a senseless one, every request fails.
 fn read_ratio(ratio: Option<http_route::Ratio>) -> (u32, u32) {
-    ratio.map(|ratio| (ratio.numerator, ratio.denominator)).filter(|(_, denominator)| *denominator > 0).unwrap_or((1, 1))
+    ratio
+        .map(|ratio| (ratio.numerator, ratio.denominator))
+        .filter(|(_, denominator)| *denominator > 0)
+        .unwrap_or((1, 1))
 }
 
 fn read_redirect(message: http_route::RequestRedirect) -> Result<Redirect, PolicyError> {
@@ -345,8 +348,7 @@ mod tests {
     fn what_lacks_a_part_is_an_error() {
         assert!(Policy::read(outbound::OutboundPolicy::default()).is_err());
         assert!(Policy::read(http1(outbound::http_route::Rule::default())).is_err());
-        let rule =
-            outbound::http_route::Rule { backends: first(outbound::Backend::default()), ..Default::default() };
+        let rule = outbound::http_route::Rule { backends: first(outbound::Backend::default()), ..Default::default() };
         assert!(Policy::read(http1(rule)).is_err());
     }
 

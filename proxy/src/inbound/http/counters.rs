@@ -37,7 +37,10 @@ struct Entry {
 
 impl Counters {
     /// The counters of requests on this route that this authorization lets in.
-    #[expect(clippy::too_many_arguments, reason = "what a label set is made of; a struct would be filled and taken apart once")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what a label set is made of; a struct would be filled and taken apart once"
+    )]
     pub(super) fn handles(
         &self,
         inbound: &Inbound,
@@ -86,7 +89,13 @@ impl Counters {
     }
 
     /// Counts a request that no route takes.
-    pub(super) fn route_not_found(&self, inbound: &Inbound, policy: &ServerPolicy, client: &Client, target: SocketAddr) {
+    pub(super) fn route_not_found(
+        &self,
+        inbound: &Inbound,
+        policy: &ServerPolicy,
+        client: &Client,
+        target: SocketAddr,
+    ) {
         let mut labels = route_labels(policy, None, target);
         client.tls.append_labels(&mut labels);
         inbound.shared.metrics.inbound_http_route_not_found.get_or_create(&labels).inc();

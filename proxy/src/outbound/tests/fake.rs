@@ -109,10 +109,8 @@ pub(crate) fn endpoint(addr: SocketAddr, meshed: Option<(&str, u16)>) -> Weighte
     let mut endpoint = WeightedAddr { addr: Some(addr.into()), weight: 10_000, ..Default::default() };
     if let Some((identity, port)) = meshed {
         let name = DnsLikeIdentity { name: identity.to_owned() };
-        endpoint.tls_identity = Some(TlsIdentity {
-            strategy: Some(Strategy::DnsLikeIdentity(name.clone())),
-            server_name: Some(name),
-        });
+        endpoint.tls_identity =
+            Some(TlsIdentity { strategy: Some(Strategy::DnsLikeIdentity(name.clone())), server_name: Some(name) });
         endpoint.protocol_hint = Some(ProtocolHint {
             protocol: Some(protocol_hint::Protocol::H2(protocol_hint::H2 {})),
             opaque_transport: Some(protocol_hint::OpaqueTransport { inbound_port: u32::from(port) }),
