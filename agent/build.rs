@@ -5,10 +5,8 @@ use std::{env, fs, path::PathBuf, process::ExitCode};
 fn main() -> ExitCode {
     println!("cargo::rerun-if-env-changed=WEFT_EBPF_OBJECT");
     let directory = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let object = env::var_os("WEFT_EBPF_OBJECT").map_or_else(
-        || directory.join("../ebpf/target/bpfel-unknown-none/release/weft-ebpf"),
-        PathBuf::from,
-    );
+    let object = env::var_os("WEFT_EBPF_OBJECT")
+        .map_or_else(|| directory.join("../ebpf/target/bpfel-unknown-none/release/weft-ebpf"), PathBuf::from);
     println!("cargo::rerun-if-changed={}", object.display());
     let bytes = match fs::read(&object) {
         Ok(bytes) => bytes,

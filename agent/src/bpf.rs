@@ -121,12 +121,8 @@ fn c_path(path: &Path) -> io::Result<CString> {
 impl Link {
     /// Attaches a program to a cgroup or a network namespace.
     pub(crate) fn create(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Self> {
-        let mut attr = LinkCreateAttr {
-            prog_fd: raw(program),
-            target_fd: raw(target),
-            attach_type: attach_type as u32,
-            flags: 0,
-        };
+        let mut attr =
+            LinkCreateAttr { prog_fd: raw(program), target_fd: raw(target), attach_type: attach_type as u32, flags: 0 };
         bpf_fd(BPF_LINK_CREATE, &mut attr).map(Self)
     }
 

@@ -81,7 +81,11 @@ pub(crate) struct Enrolled {
     pub(crate) ips: Vec<IpAddr>,
 }
 
-fn open_map<T>(pins: &Pins, name: &'static str, wrap: impl FnOnce(MapData) -> Result<T, MapError>) -> Result<T, DatapathError> {
+fn open_map<T>(
+    pins: &Pins,
+    name: &'static str,
+    wrap: impl FnOnce(MapData) -> Result<T, MapError>,
+) -> Result<T, DatapathError> {
     MapData::from_pin(pins.map(name)).and_then(wrap).map_err(|source| DatapathError::OpenMap { name, source })
 }
 
@@ -150,8 +154,12 @@ impl Datapath {
         let netns = Netns::open(&rules.netns_path)?;
         let cookie = netns.cookie;
         // A pod of the same name in another namespace is a predecessor.
-        let predecessors: Vec<u64> =
-            self.names.iter().filter(|(other, name)| **other != cookie && **name == rules.pod).map(|(other, _)| *other).collect();
+        let predecessors: Vec<u64> = self
+            .names
+            .iter()
+            .filter(|(other, name)| **other != cookie && **name == rules.pod)
+            .map(|(other, _)| *other)
+            .collect();
         for predecessor in predecessors {
             self.remove(predecessor)?;
         }
@@ -180,8 +188,7 @@ impl Datapath {
 
     /// Forgets a pod; an unknown one is fine.
     pub(crate) fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {
-        let cookies: Vec<u64> =
-            self.names.iter().filter(|(_, name)| *name == pod).map(|(cookie, _)| *cookie).collect();
+        let cookies: Vec<u64> = self.names.iter().filter(|(_, name)| *name == pod).map(|(cookie, _)| *cookie).collect();
         cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
     }
 

@@ -74,7 +74,8 @@ pub(crate) fn check_bpffs(pin_dir: &Path) -> Result<(), HostError> {
     if file_system(existing) == Some(BPF_FS_MAGIC) {
         return Ok(());
     }
-    let hint = if pin_dir.starts_with("/sys/fs/bpf") { Path::new("/sys/fs/bpf") } else { pin_dir.parent().unwrap_or(pin_dir) };
+    let hint =
+        if pin_dir.starts_with("/sys/fs/bpf") { Path::new("/sys/fs/bpf") } else { pin_dir.parent().unwrap_or(pin_dir) };
     Err(HostError::NoBpffs { path: pin_dir.display().to_string(), hint: hint.display().to_string() })
 }
 

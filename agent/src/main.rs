@@ -34,11 +34,16 @@ const SOCKET: &str = "/run/weft/agent.sock";
 const PIN_DIR: &str = "/sys/fs/bpf/weft/v1";
 
 #[derive(Debug, Parser)]
-#[command(name = "weft-agent", version, about = "Weft's node agent", after_help = "Examples:
+#[command(
+    name = "weft-agent",
+    version,
+    about = "Weft's node agent",
+    after_help = "Examples:
   weft-agent run                                     serve this node until SIGTERM; redirection outlives the agent
   weft-agent run --cgroup /sys/fs/cgroup/kubepods --metrics-addr 127.0.0.1:9650
   weft-agent status -o json                          ask the running agent
-  weft-agent unload                                  stop redirecting and remove everything, also without an agent")]
+  weft-agent unload                                  stop redirecting and remove everything, also without an agent"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

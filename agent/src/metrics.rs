@@ -55,7 +55,11 @@ impl Collector for Datapath {
         for (name, help, count) in [
             ("weft_agent_events_dropped", "Trace events that found no room", sample.events_dropped),
             ("weft_agent_flow_misses", "Connections to a proxy that nobody announced", sample.flow_misses),
-            ("weft_agent_bind_failures", "Redirected connections without the pod's source address", sample.bind_failures),
+            (
+                "weft_agent_bind_failures",
+                "Redirected connections without the pod's source address",
+                sample.bind_failures,
+            ),
             ("weft_agent_listeners_lost", "Listeners of proxies that could not be recorded", sample.listeners_lost),
         ] {
             let metric = ConstCounter::new(count);

@@ -1,18 +1,22 @@
-//! Entering a network namespace to ask for its cookie. Owns the `unsafe` of that question; refuses to stay inside: the
-//! entering thread is thrown away.
+//! Entering a network namespace to ask for its cookie. Refuses to stay inside: the entering thread is thrown away.
 
-use std::{
-    fs::File,
-    io,
-    os::fd::{AsRawFd, OwnedFd},
-    path::Path,
-    thread,
-};
+use std::{fs::File, io, os::fd::OwnedFd, path::Path, thread};
 
 use nix::{
+    getsockopt_impl,
     sched::{CloneFlags, setns},
-    sys::socket::{AddressFamily, SockFlag, SockType, socket},
+    sockopt_impl,
+    sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
 };
+
+sockopt_impl!(
+    /// The identity of a socket's network namespace, eight bytes.
+    NetnsCookie,
+    GetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64
+);
 
 /// A pod's network namespace.
 #[derive(Debug)]
@@ -56,23 +60,8 @@ impl Netns {
             Ok(socket) => socket?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let cookie = netns_cookie(&socket).map_err(|source| NetnsError::Cookie { path: text, source })?;
+        let cookie = getsockopt(&socket, NetnsCookie)
+            .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
         Ok(Self { file, cookie })
     }
-}
-
-fn netns_cookie(socket: &OwnedFd) -> io::Result<u64> {
-    let mut cookie = 0u64;
-    let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
-    // SAFETY: the option is eight bytes long, and both pointers are to live variables of that size and its length.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }

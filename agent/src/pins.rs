@@ -36,9 +36,7 @@ pub(crate) enum PinsError {
     Read { path: String, source: io::Error },
     #[error("cannot remove {path}")]
     Remove { path: String, source: io::Error },
-    #[error(
-        "{path} has layout {found}, this agent knows up to {LAYOUT}: run the newer agent, or unload with it first"
-    )]
+    #[error("{path} has layout {found}, this agent knows up to {LAYOUT}: run the newer agent, or unload with it first")]
     NewerLayout { path: String, found: String },
 }
 

@@ -5,9 +5,7 @@ use std::{fs::File, io, os::fd::AsFd, os::unix::fs::MetadataExt};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    programs::{
-        CgroupSock, CgroupSockAddr, CgroupSockopt, Program, ProgramError, ProgramFd, SkLookup, SockOps,
-    },
+    programs::{CgroupSock, CgroupSockAddr, CgroupSockopt, Program, ProgramError, ProgramFd, SkLookup, SockOps},
 };
 use weft_ebpf_abi::map;
 
@@ -96,10 +94,8 @@ impl Programs {
     /// Returns whether anything changed; then the pods' programs are to be replaced too.
     pub(crate) fn attach(&self, ebpf: &mut Ebpf, cgroup: &File) -> Result<bool, ProgramsError> {
         let current = self.pins.programs()?.is_some_and(|digest| digest == self.digest());
-        let cgroup_id = cgroup
-            .metadata()
-            .map_err(|source| ProgramsError::Attach { name: CGROUP_PROGRAMS[0].name, source })?
-            .ino();
+        let cgroup_id =
+            cgroup.metadata().map_err(|source| ProgramsError::Attach { name: CGROUP_PROGRAMS[0].name, source })?.ino();
         let mut changed = false;
         for CgroupProgram { name, pin, hook } in CGROUP_PROGRAMS {
             let path = self.pins.link(pin);

@@ -88,8 +88,7 @@ impl Rules {
         }
         let mut ips = Vec::new();
         for text in &request.ips {
-            let ip: IpAddr =
-                text.parse().map_err(|_| invalid("ips", format!("{text:?} is not an IP address")))?;
+            let ip: IpAddr = text.parse().map_err(|_| invalid("ips", format!("{text:?} is not an IP address")))?;
             let ip = ip.to_canonical();
             if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
                 return Err(invalid("ips", format!("{ip} cannot be a pod's address")));

@@ -57,9 +57,7 @@ fn json(status: &StatusResponse) -> Value {
     let verdicts: Vec<_> = status
         .verdicts
         .iter()
-        .map(|count| {
-            json!({"direction": direction(count.direction), "verdict": count.verdict, "count": count.count})
-        })
+        .map(|count| json!({"direction": direction(count.direction), "verdict": count.verdict, "count": count.count}))
         .collect();
     json!({
         "version": status.version, "programs": status.programs, "cgroup": status.cgroup, "pin_dir": status.pin_dir,

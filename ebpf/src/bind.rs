@@ -36,7 +36,8 @@ pub fn weft_post_bind6(ctx: SockContext) -> i32 {
 fn note(ctx: &SockContext) {
     let sk = ctx.sock;
     // SAFETY: the verifier checks every access to the context.
-    let (socket_type, port) = unsafe { (read_volatile(&raw const (*sk).type_), read_volatile(&raw const (*sk).src_port)) };
+    let (socket_type, port) =
+        unsafe { (read_volatile(&raw const (*sk).type_), read_volatile(&raw const (*sk).src_port)) };
     if socket_type != SOCK_STREAM {
         return;
     }

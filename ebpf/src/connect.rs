@@ -171,8 +171,7 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
     }
     if watched {
         let end = End { address: *destination, port };
-        let source =
-            End { address: if destination.is_v4() { pod.source_v4 } else { pod.source_v6 }, port: 0 };
+        let source = End { address: if destination.is_v4() { pod.source_v4 } else { pod.source_v6 }, port: 0 };
         trace::emit(netns_cookie, Direction::Outbound, verdict, &caller, source, end, end);
     }
     if verdict == Verdict::DenyNoMemory { Outcome::Refuse } else { Outcome::Proceed }
@@ -187,9 +186,7 @@ fn release_from_device(ctx: &SockAddrContext, sk: *mut bpf_sock) {
     }
     let mut name = [0u8; 4];
     // SAFETY: the buffer outlives the call; an empty name unbinds.
-    unsafe {
-        bpf_setsockopt(ctx.as_ptr(), SOL_SOCKET, SO_BINDTODEVICE, name.as_mut_ptr().cast(), name.len() as i32)
-    };
+    unsafe { bpf_setsockopt(ctx.as_ptr(), SOL_SOCKET, SO_BINDTODEVICE, name.as_mut_ptr().cast(), name.len() as i32) };
 }
 
 #[repr(C)]
@@ -238,9 +235,7 @@ fn bind_source(ctx: &SockAddrContext, sk: *mut bpf_sock, pod: &Pod, destination:
         }
         let mut address = SockaddrIn { family: AF_INET, port: 0, address: source.words[3], zero: [0; 8] };
         // SAFETY: the address outlives the call.
-        unsafe {
-            bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn>() as i32)
-        }
+        unsafe { bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn>() as i32) }
     } else {
         if bound_v6 != 0 {
             return;
@@ -248,9 +243,7 @@ fn bind_source(ctx: &SockAddrContext, sk: *mut bpf_sock, pod: &Pod, destination:
         // A mapped source for a mapped destination: the kernel keeps both forms in step.
         let mut address = SockaddrIn6 { family: AF_INET6, port: 0, flow_info: 0, address: source, scope: 0 };
         // SAFETY: the address outlives the call.
-        unsafe {
-            bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn6>() as i32)
-        }
+        unsafe { bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn6>() as i32) }
     };
     if result != 0 {
         maps::count_at(counter::BIND_FAILURES);

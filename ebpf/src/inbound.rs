@@ -87,29 +87,34 @@ fn assign(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, family: u8) -> bo
 }
 
 /// The client and the local end.
+///
+/// All fields are read before any branch: a branch between two of them becomes arithmetic on the pointer, which the
+/// verifier refuses.
 #[inline(always)]
 fn ends(context: *mut bpf_sk_lookup) -> (End, End) {
     // SAFETY: as above.
     unsafe {
         let client_port = u16::from_be(read_volatile(&raw const (*context).remote_port));
         let local_port = read_volatile(&raw const (*context).local_port) as u16;
-        let (client, local) = if read_volatile(&raw const (*context).family) == AF_INET {
-            let client = Address::v4(read_volatile(&raw const (*context).remote_ip4));
-            (client, Address::v4(read_volatile(&raw const (*context).local_ip4)))
+        let family = read_volatile(&raw const (*context).family);
+        let client_v4 = Address::v4(read_volatile(&raw const (*context).remote_ip4));
+        let local_v4 = Address::v4(read_volatile(&raw const (*context).local_ip4));
+        let client_v6 = [
+            read_volatile(&raw const (*context).remote_ip6[0]),
+            read_volatile(&raw const (*context).remote_ip6[1]),
+            read_volatile(&raw const (*context).remote_ip6[2]),
+            read_volatile(&raw const (*context).remote_ip6[3]),
+        ];
+        let local_v6 = [
+            read_volatile(&raw const (*context).local_ip6[0]),
+            read_volatile(&raw const (*context).local_ip6[1]),
+            read_volatile(&raw const (*context).local_ip6[2]),
+            read_volatile(&raw const (*context).local_ip6[3]),
+        ];
+        let (client, local) = if family == AF_INET {
+            (client_v4, local_v4)
         } else {
-            let client = [
-                read_volatile(&raw const (*context).remote_ip6[0]),
-                read_volatile(&raw const (*context).remote_ip6[1]),
-                read_volatile(&raw const (*context).remote_ip6[2]),
-                read_volatile(&raw const (*context).remote_ip6[3]),
-            ];
-            let local = [
-                read_volatile(&raw const (*context).local_ip6[0]),
-                read_volatile(&raw const (*context).local_ip6[1]),
-                read_volatile(&raw const (*context).local_ip6[2]),
-                read_volatile(&raw const (*context).local_ip6[3]),
-            ];
-            (Address { words: client }, Address { words: local })
+            (Address { words: client_v6 }, Address { words: local_v6 })
         };
         (End { address: client, port: client_port }, End { address: local, port: local_port })
     }

@@ -110,8 +110,7 @@ pub(crate) fn socket(sk: *mut bpf_sock) -> Option<&'static SocketState> {
 pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
     let flags = BPF_SK_STORAGE_GET_F_CREATE as u64;
     // SAFETY: as in `socket`.
-    let slot =
-        unsafe { bpf_sk_storage_get((&raw const SOCKETS).cast_mut().cast(), sk.cast(), ptr::null_mut(), flags) };
+    let slot = unsafe { bpf_sk_storage_get((&raw const SOCKETS).cast_mut().cast(), sk.cast(), ptr::null_mut(), flags) };
     // SAFETY: as in `socket`; the socket's owner is in a system call on it.
     match unsafe { slot.cast::<SocketState>().as_mut() } {
         Some(slot) => {

@@ -131,7 +131,7 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     maps::count_at(counter::LISTENERS_LOST);
 }
 
-/// The local and the remote end of a TCP socket.
+/// The local and the remote end of a TCP socket. All fields are read before any branch, see `inbound::ends`.
 #[inline(always)]
 fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
     // SAFETY: the verifier checks every access to the context.
@@ -139,32 +139,24 @@ fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
         // The local port is in host order, the remote one in the upper half of a network-order word.
         let local_port = read_volatile(&raw const (*ops).local_port) as u16;
         let remote_port = u32::from_be(read_volatile(&raw const (*ops).remote_port)) as u16;
+        let family = read_volatile(&raw const (*ops).family);
         let local_v4 = Address::v4(read_volatile(&raw const (*ops).local_ip4));
-        if read_volatile(&raw const (*ops).family) == AF_INET {
-            let remote = Address::v4(read_volatile(&raw const (*ops).remote_ip4));
-            return (End { address: local_v4, port: local_port }, End { address: remote, port: remote_port });
-        }
-        let remote = Address {
-            words: [
-                read_volatile(&raw const (*ops).remote_ip6[0]),
-                read_volatile(&raw const (*ops).remote_ip6[1]),
-                read_volatile(&raw const (*ops).remote_ip6[2]),
-                read_volatile(&raw const (*ops).remote_ip6[3]),
-            ],
-        };
+        let remote_v4 = Address::v4(read_volatile(&raw const (*ops).remote_ip4));
+        let remote_v6 = [
+            read_volatile(&raw const (*ops).remote_ip6[0]),
+            read_volatile(&raw const (*ops).remote_ip6[1]),
+            read_volatile(&raw const (*ops).remote_ip6[2]),
+            read_volatile(&raw const (*ops).remote_ip6[3]),
+        ];
+        let local_v6 = [
+            read_volatile(&raw const (*ops).local_ip6[0]),
+            read_volatile(&raw const (*ops).local_ip6[1]),
+            read_volatile(&raw const (*ops).local_ip6[2]),
+            read_volatile(&raw const (*ops).local_ip6[3]),
+        ];
+        let remote = if family == AF_INET { remote_v4 } else { Address { words: remote_v6 } };
         // On a v4-mapped connection the IPv4 form is the one that is always filled.
-        let local = if remote.is_v4() {
-            local_v4
-        } else {
-            Address {
-                words: [
-                    read_volatile(&raw const (*ops).local_ip6[0]),
-                    read_volatile(&raw const (*ops).local_ip6[1]),
-                    read_volatile(&raw const (*ops).local_ip6[2]),
-                    read_volatile(&raw const (*ops).local_ip6[3]),
-                ],
-            }
-        };
+        let local = if remote.is_v4() { local_v4 } else { Address { words: local_v6 } };
         (End { address: local, port: local_port }, End { address: remote, port: remote_port })
     }
 }

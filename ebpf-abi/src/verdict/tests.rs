@@ -43,14 +43,7 @@ fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
     let skipped = [4190, 4191, 4567, 4568];
     let client = address(client);
     let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
-    verdict_inbound(
-        &pod(),
-        &client,
-        &address(local),
-        || skipped.contains(&port),
-        || from_skipped_subnet,
-        || listening,
-    )
+    verdict_inbound(&pod(), &client, &address(local), || skipped.contains(&port), || from_skipped_subnet, || listening)
 }
 
 #[test]

@@ -1,0 +1,228 @@
+//! A process in a pod, and the handle by which the test commands it: one line in, one line out.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    getsockopt_impl,
+    sched::{CloneFlags, setns},
+    sockopt_impl,
+    sys::socket::getsockopt,
+    unistd::{Gid, Uid, setgid, setuid},
+};
+use socket2::{Domain, SockRef, Socket, Type};
+
+/// The first argument of a process that is to be one of these.
+pub(crate) const SUBCOMMAND: &str = "pod-process";
+
+const LEVEL: libc::c_int = 0x5745;
+const OPTION: libc::c_int = 1;
+sockopt_impl!(
+    /// The agent's attestation.
+    Attestation,
+    GetOnly,
+    LEVEL,
+    OPTION,
+    [u32; 4]
+);
+
+/// A running process.
+pub(crate) struct Pod {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// What a server said about a connection, and what the client saw of it.
+#[derive(Debug)]
+pub(crate) struct Answer(BTreeMap<String, String>);
+
+impl Answer {
+    pub(crate) fn field(&self, name: &str) -> &str {
+        self.0.get(name).map_or_else(|| panic!("no {name} in {self:?}"), String::as_str)
+    }
+
+    pub(crate) fn port(&self, name: &str) -> u16 {
+        self.field(name).rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
+    pub(crate) fn listener(&self) -> Option<u16> {
+        self.0.get("listener").and_then(|port| port.parse().ok())
+    }
+}
+
+impl Pod {
+    /// Starts a process in a cgroup and a network namespace, as a user.
+    pub(crate) fn start(cgroup: &Path, netns: &str, uid: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([SUBCOMMAND, cgroup.to_str().unwrap(), netns, &uid.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    pub(crate) fn say(&mut self, command: &str) -> String {
+        writeln!(self.input, "{command}").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the process ended at {command:?}");
+        line.trim_end().to_owned()
+    }
+
+    pub(crate) fn ok(&mut self, command: &str) {
+        assert_eq!(self.say(command), "ok", "{command}");
+    }
+
+    pub(crate) fn answer(&mut self, command: &str) -> Answer {
+        let line = self.say(command);
+        let fields: BTreeMap<_, _> = line
+            .split(' ')
+            .filter_map(|field| field.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())))
+            .collect();
+        assert!(!fields.is_empty(), "{command}: {line}");
+        Answer(fields)
+    }
+
+    pub(crate) fn connect(&mut self, target: &str) -> Answer {
+        self.answer(&format!("connect {target}"))
+    }
+
+    pub(crate) fn connect_from(&mut self, source: &str, target: &str) -> Answer {
+        self.answer(&format!("connect {target} {source}"))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process itself.
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let [cgroup, netns, uid] = arguments else { return ExitCode::FAILURE };
+    std::fs::write(Path::new(cgroup).join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    let uid: u32 = uid.parse().unwrap();
+    setns(std::fs::File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+    setgid(Gid::from_raw(uid)).unwrap();
+    setuid(Uid::from_raw(uid)).unwrap();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match words[..] {
+            ["proxy"] => proxy(),
+            ["serve", port] => listen(&format!("[::]:{port}"), false),
+            ["connect", target] => connect(target, None),
+            ["connect", target, source] => connect(target, Some(source.parse().unwrap())),
+            ["reuse", first, second] => reuse(first, second),
+            ["attest"] => attest(),
+            _ => Err(std::io::Error::other("unknown command")),
+        };
+        match answer {
+            Ok(answer) => println!("{answer}"),
+            Err(error) => println!("error {:?}", error.kind()),
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn proxy() -> std::io::Result<String> {
+    listen("127.0.0.1:4140", true)?;
+    listen("[::1]:4140", true)?;
+    listen("[::]:4143", true)
+}
+
+/// Serves an address in a thread: tells each client what the accepted socket knows.
+fn listen(address: &str, group: bool) -> std::io::Result<String> {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(group)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(64)?;
+    let listener = TcpListener::from(socket);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let (local, peer) = (canonical(stream.local_addr().unwrap()), canonical(stream.peer_addr().unwrap()));
+            let socket = SockRef::from(&stream);
+            let original = if peer.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
+            let original = match original {
+                Ok(address) => address.as_socket().unwrap().to_string(),
+                Err(error) => format!("error:{:?}", error.raw_os_error().map(Errno::from_raw)),
+            };
+            let _ = writeln!(
+                stream,
+                "listener={} orig={original} accepted-local={local} accepted-peer={peer} pid={}",
+                address.port(),
+                std::process::id()
+            );
+        }
+    });
+    Ok("ok".into())
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn connect(target: &str, source: Option<IpAddr>) -> std::io::Result<String> {
+    let target: SocketAddr = target.parse().unwrap();
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    if let Some(source) = source {
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    dial(&socket, target)?;
+    describe(socket)
+}
+
+/// Connects a socket, disconnects it, connects it elsewhere.
+fn reuse(first: &str, second: &str) -> std::io::Result<String> {
+    let (first, second): (SocketAddr, SocketAddr) = (first.parse().unwrap(), second.parse().unwrap());
+    let socket = Socket::new(Domain::for_address(first), Type::STREAM, None)?;
+    dial(&socket, first)?;
+    rustix::net::connect_unspec(socket.as_fd())?;
+    dial(&socket, second)?;
+    describe(socket)
+}
+
+fn dial(socket: &Socket, target: SocketAddr) -> std::io::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    socket.connect_timeout(&target.into(), PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))
+}
+
+fn describe(socket: Socket) -> std::io::Result<String> {
+    let mut stream = TcpStream::from(socket);
+    let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
+    let mut line = String::new();
+    stream.read_to_string(&mut line)?;
+    Ok(format!("peername={peer} sockname={local} {}", line.trim_end()))
+}
+
+fn attest() -> std::io::Result<String> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    Ok(match getsockopt(&socket.as_fd(), Attestation) {
+        Ok([flags, generation, low, high]) => {
+            format!("flags={flags} generation={generation} cookie={}", u64::from(high) << 32 | u64::from(low))
+        }
+        Err(errno) => format!("error {errno:?}"),
+    })
+}
