@@ -31,31 +31,31 @@ const FIRST_CLUSTER_IP: u32 = 100;
 
 /// What should be there.
 #[derive(Debug, Default)]
-pub struct Desired {
+pub(super) struct Desired {
     /// Pods, injected where they ask for it.
-    pub pods: Vec<DesiredPod>,
+    pub(super) pods: Vec<DesiredPod>,
     /// Services with their cluster IPs.
-    pub services: Vec<Service>,
+    pub(super) services: Vec<Service>,
     /// Everything else that the control plane wants to know: policy, namespaces, service accounts.
-    pub objects: Vec<Object>,
+    pub(super) objects: Vec<Object>,
     /// What is wrong, one line each.
-    pub errors: Vec<String>,
+    pub(super) errors: Vec<String>,
 }
 
 /// A pod that should run.
 #[derive(Clone, Debug)]
-pub struct DesiredPod {
+pub(super) struct DesiredPod {
     /// The pod, with its proxy.
-    pub pod: Pod,
+    pub(super) pod: Pod,
     /// What the agent must know; none for a pod without a proxy.
-    pub redirection: Option<Redirection>,
+    pub(super) redirection: Option<Redirection>,
     /// Changes whenever the pod has to be replaced.
-    pub template_hash: String,
+    pub(super) template_hash: String,
 }
 
 /// Remembers the cluster IPs that it gave, for the sandbox's life.
 #[derive(Debug)]
-pub struct Allocator {
+pub(super) struct Allocator {
     given: HashMap<String, IpAddr>,
     next: u32,
 }
@@ -84,7 +84,7 @@ impl Allocator {
 }
 
 /// Decides what should be there.
-pub fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &mut Allocator) -> Desired {
+pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &mut Allocator) -> Desired {
     let mut all = Desired::default();
     let namespaces: BTreeMap<String, Namespace> = objects
         .iter()

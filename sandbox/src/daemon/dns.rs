@@ -41,7 +41,7 @@ struct Handler {
 ///
 /// # Errors
 /// When the address cannot be bound.
-pub async fn serve(
+pub(super) async fn serve(
     node_netns: &Path,
     address: SocketAddr,
     names: watch::Receiver<Arc<Names>>,

@@ -12,7 +12,7 @@ use crate::config::CLUSTER_DOMAIN;
 
 /// A snapshot of every name.
 #[derive(Clone, Debug, Default)]
-pub struct Names {
+pub(super) struct Names {
     /// Lower case, without the trailing dot.
     addresses: HashMap<String, Vec<IpAddr>>,
     services: HashMap<String, Vec<Target>>,
@@ -20,16 +20,16 @@ pub struct Names {
 
 /// What an SRV record points to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub(super) struct Target {
     /// A name with addresses.
-    pub host: String,
+    pub(super) host: String,
     /// The port there.
-    pub port: u16,
+    pub(super) port: u16,
 }
 
 /// What is known of a name.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Answer<T> {
+pub(super) enum Answer<T> {
     /// The name is ours and has this; an empty list means that it has records of other types only.
     Found(Vec<T>),
     /// The name is in our domain and does not exist.
@@ -40,7 +40,7 @@ pub enum Answer<T> {
 
 impl Names {
     /// Derives all names.
-    pub fn of(services: &[Service], slices: &[EndpointSlice]) -> Self {
+    pub(super) fn of(services: &[Service], slices: &[EndpointSlice]) -> Self {
         let mut names = Self::default();
         for service in services {
             names.add(service, slices);
@@ -93,12 +93,12 @@ impl Names {
     }
 
     /// The addresses of a name.
-    pub fn addresses(&self, name: &str) -> Answer<IpAddr> {
+    pub(super) fn addresses(&self, name: &str) -> Answer<IpAddr> {
         self.look_up(name, &self.addresses)
     }
 
     /// The targets of a service name.
-    pub fn targets(&self, name: &str) -> Answer<Target> {
+    pub(super) fn targets(&self, name: &str) -> Answer<Target> {
         self.look_up(name, &self.services)
     }
 

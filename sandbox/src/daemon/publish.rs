@@ -28,18 +28,18 @@ use crate::{
 
 /// A pod that has an address.
 #[derive(Clone, Debug)]
-pub struct RunningPod {
+pub(super) struct RunningPod {
     /// The pod as it was decided upon.
-    pub pod: Pod,
+    pub(super) pod: Pod,
     /// Its addresses, IPv4 first.
-    pub ips: Vec<IpAddr>,
+    pub(super) ips: Vec<IpAddr>,
     /// Whether it takes traffic.
-    pub ready: bool,
+    pub(super) ready: bool,
 }
 
 /// Keeps the directory equal to what was last published.
 #[derive(Debug)]
-pub struct Publisher {
+pub(super) struct Publisher {
     dir: PathBuf,
     written: HashMap<String, String>,
 }
@@ -49,7 +49,7 @@ impl Publisher {
     ///
     /// # Errors
     /// When the directory cannot be created.
-    pub fn create(dir: PathBuf) -> io::Result<Self> {
+    pub(super) fn create(dir: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
         Ok(Self { dir, written: HashMap::new() })
     }
@@ -58,7 +58,7 @@ impl Publisher {
     ///
     /// # Errors
     /// When the directory is not writable; what was not written is tried again the next time.
-    pub fn publish(&mut self, objects: &[Value]) -> io::Result<()> {
+    pub(super) fn publish(&mut self, objects: &[Value]) -> io::Result<()> {
         let mut current = HashMap::with_capacity(objects.len());
         for object in objects {
             let file = file_name(object);
@@ -85,12 +85,12 @@ fn file_name(object: &Value) -> String {
 }
 
 /// An object as JSON.
-pub fn json<T: Serialize>(object: &T) -> Value {
+pub(super) fn json<T: Serialize>(object: &T) -> Value {
     serde_json::to_value(object).expect("Kubernetes types are plain data")
 }
 
 /// An object of the manifests as JSON; none for kinds that are not handed on as they are.
-pub fn json_of(object: &Object) -> Option<Value> {
+pub(super) fn json_of(object: &Object) -> Option<Value> {
     Some(match object {
         Object::Namespace(object) => json(object),
         Object::ServiceAccount(object) => json(object),
@@ -103,7 +103,7 @@ pub fn json_of(object: &Object) -> Option<Value> {
 }
 
 /// The pod as the API server would show it while it runs.
-pub fn running_pod(running: &RunningPod) -> Pod {
+pub(super) fn running_pod(running: &RunningPod) -> Pod {
     let mut pod = running.pod.clone();
     if let Some(spec) = &mut pod.spec {
         spec.node_name = Some(NODE_NAME.to_owned());
@@ -124,7 +124,7 @@ pub fn running_pod(running: &RunningPod) -> Pod {
 }
 
 /// A Service's slices: one per address family that a selected pod has. None for a Service without selector.
-pub fn endpoint_slices(service: &Service, pods: &[RunningPod]) -> Vec<EndpointSlice> {
+pub(super) fn endpoint_slices(service: &Service, pods: &[RunningPod]) -> Vec<EndpointSlice> {
     let Some(spec) = &service.spec else { return Vec::new() };
     let Some(selector) = spec.selector.as_ref().filter(|selector| !selector.is_empty()) else { return Vec::new() };
     let selected: Vec<&RunningPod> = pods
@@ -212,7 +212,7 @@ fn target_port(port: &ServicePort, selected: &[&RunningPod]) -> Option<i32> {
 }
 
 /// What the node translates for clients outside the mesh: every cluster IP and port to the ready endpoints.
-pub fn virtual_services(services: &[Service], slices: &[EndpointSlice]) -> Vec<VirtualService> {
+pub(super) fn virtual_services(services: &[Service], slices: &[EndpointSlice]) -> Vec<VirtualService> {
     let mut all = Vec::new();
     for service in services {
         let Some(spec) = &service.spec else { continue };
@@ -235,7 +235,7 @@ pub fn virtual_services(services: &[Service], slices: &[EndpointSlice]) -> Vec<V
 }
 
 /// The slices of a Service.
-pub fn slices_of<'a>(service: &'a Service, slices: &'a [EndpointSlice]) -> impl Iterator<Item = &'a EndpointSlice> {
+pub(super) fn slices_of<'a>(service: &'a Service, slices: &'a [EndpointSlice]) -> impl Iterator<Item = &'a EndpointSlice> {
     slices.iter().filter(|slice| {
         let owner = slice.metadata.labels.as_ref().and_then(|labels| labels.get(labels::SERVICE_NAME));
         slice.metadata.namespace == service.metadata.namespace && owner == service.metadata.name.as_ref()
@@ -254,7 +254,7 @@ fn ready_addresses(slice: &EndpointSlice, port_name: &str) -> Vec<SocketAddr> {
 }
 
 /// The endpoints that take traffic; unset means yes, as in Kubernetes.
-pub fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = &Endpoint> {
+pub(super) fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = &Endpoint> {
     slice.endpoints.iter().flatten().filter(|endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
     })
