@@ -34,7 +34,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     #[command(flatten)]
-    Run(RunCommand),
+    Run(Box<RunCommand>),
     /// Prints completions for a shell.
     Completions {
         /// The shell.

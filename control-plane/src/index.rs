@@ -129,7 +129,7 @@ impl SharedIndex {
         self.0.lock().store.service_by_ip(ip)
     }
 
-    /// The node's zone, where it is known.
+    /// The address of a Service's endpoint with this hostname.
     pub(crate) fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
         self.0.lock().store.pod_of_service(service, hostname)
     }

@@ -30,9 +30,19 @@ fn main() -> ExitCode {
     match app::main(&command, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line, whoever reads it: the chain of causes behind colons.
-            eprintln!("weft-control-plane: {error:#}");
+            eprintln!("weft-control-plane: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes on one line, without those that the message before already quotes.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line.replace('\n', " ")
 }

@@ -109,7 +109,7 @@ struct World {
 }
 
 /// The command line of `all` on free ports, with everything it needs in `dir`.
-fn command(dir: &Path, signer: &TokenSigner) -> RunCommand {
+fn command(dir: &Path, signer: &TokenSigner) -> Box<RunCommand> {
     let (manifests, issuer) = (dir.join("manifests"), dir.join("issuer"));
     fs::create_dir(&manifests).unwrap();
     fs::create_dir(&issuer).unwrap();
@@ -394,7 +394,7 @@ async fn what_is_wrong_at_start_is_named_by_its_flag() {
             Some(text) => fs::write(dir.path().join(file), text).unwrap(),
             None => fs::remove_file(dir.path().join(file)).unwrap(),
         }
-        let error = format!("{:#}", App::start(&command).await.err().unwrap());
+        let error = crate::one_line(&App::start(&command).await.err().unwrap());
         assert!(error.contains(flag) && !error.contains('\n'), "{file}: {error}");
     }
 }

@@ -59,12 +59,10 @@ fn check_pod(pod: &Pod) -> Vec<Invalid> {
 
 fn check_service(service: &Service) -> Vec<Invalid> {
     let mut found = Vec::new();
-    if let Some(text) =
-        service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(labels::OPAQUE_PORTS))
-    {
-        if let Err(error) = text.parse::<PortList>() {
-            found.push(FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error));
-        }
+    let opaque_ports =
+        service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(labels::OPAQUE_PORTS));
+    if let Some(Err(error)) = opaque_ports.map(|text| text.parse::<PortList>()) {
+        found.push(FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error));
     }
     let Some(spec) = &service.spec else { return found };
     for (index, port) in spec.ports.iter().flatten().enumerate() {

@@ -39,7 +39,6 @@ macro_rules! objects {
     ($($(#[$doc:meta])* $kind:ident, $group:literal, $namespaced:literal;)*) => {
         /// A typed object.
         #[derive(Clone, Debug, PartialEq)]
-        #[expect(clippy::large_enum_variant, reason = "a Pod is the common case")]
         pub enum Object { $($(#[$doc])* $kind($kind),)* }
 
         impl Object {
