@@ -1,2 +1,140 @@
-//! Placeholder while the workspace is being laid out.
-fn main() {}
+//! `weft`, the command for people: a mesh on this host, the kernel's verdicts live, versions.
+//!
+//! ```text
+//! weft sandbox ... ──> weft_sandbox (daemon, client)
+//! weft trace       ──> the agent's unix socket
+//! ```
+//!
+//! Owns arguments, tables, JSON on standard output and exit codes: 2 for wrong usage, 1 for anything that failed, and the
+//! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: that is the libraries' business.
+//! Also the program that the sandbox starts for its containers and its janitor, by two hidden subcommands.
+
+mod output;
+mod sandbox;
+mod trace;
+mod version;
+
+use std::{
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use weft_sandbox::host::{container, janitor};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "weft",
+    version,
+    about = "A service mesh that the kernel redirects to",
+    after_help = "Examples:
+  sudo weft sandbox run examples/mesh    a mesh on this host, from Kubernetes manifests
+  sudo weft sandbox ps                   its pods
+  sudo weft trace                        what the kernel decides, while it decides it
+  weft completions bash > /etc/bash_completion.d/weft"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs a mesh on this host, without Kubernetes, and looks into it
+    Sandbox(sandbox::SandboxArgs),
+    /// Shows what the kernel decides about connections of meshed pods, while it decides it
+    Trace(trace::TraceArgs),
+    /// Says what this is, for bug reports
+    Version(version::VersionArgs),
+    /// Prints a completion script
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Becomes a container
+    #[command(hide = true)]
+    SandboxInit {
+        /// What the container is to be; removed when read
+        spec_file: PathBuf,
+    },
+    /// Waits for a sandbox's daemon to end and removes what it left
+    #[command(hide = true)]
+    SandboxJanitor {
+        /// The sandbox
+        name: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let failed = match execute(Cli::parse().command) {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    if output::is_closed_pipe(&failed) {
+        // Whoever read has seen enough, e.g. `weft trace | head`.
+        return ExitCode::SUCCESS;
+    }
+    complain(&format!("{failed:#}"));
+    ExitCode::FAILURE
+}
+
+fn execute(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::SandboxInit { spec_file } => Ok(sandbox_init(&spec_file)),
+        Command::SandboxJanitor { name } => {
+            janitor::run(&name).with_context(|| format!("clean up after sandbox {name}"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Sandbox(args) => runtime()?.block_on(sandbox::execute(args)),
+        Command::Trace(args) => {
+            runtime()?.block_on(trace::execute(args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Version(args) => {
+            version::execute(&args)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "weft", &mut script);
+            io::stdout().write_all(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Namespaces are a thread's: this runs before there is a second one.
+fn sandbox_init(spec_file: &Path) -> ExitCode {
+    let error = container::init(spec_file);
+    complain(&error.to_string());
+    ExitCode::from(error.exit_code())
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start tokio")
+}
+
+/// One line on standard error. That nobody reads it is no reason to fail differently.
+fn complain(message: &str) {
+    let _ = writeln!(io::stderr(), "weft: {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_the_sandbox_starts_is_understood_but_not_shown() {
+        assert!(Cli::try_parse_from(["weft", "sandbox-init", "spec.json"]).is_ok());
+        assert!(Cli::try_parse_from(["weft", "sandbox-janitor", "default"]).is_ok());
+        let help = Cli::command().render_long_help().to_string();
+        assert!(!help.contains("sandbox-init") && !help.contains("sandbox-janitor"));
+    }
+}

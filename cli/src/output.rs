@@ -1,0 +1,73 @@
+//! Standard output: aligned tables for people, JSON for programs.
+
+use std::io::{self, Write as _};
+
+use anyhow::Result;
+use clap::ValueEnum;
+use comfy_table::Table;
+use serde::Serialize;
+
+/// What comes out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// An empty table with columns of these names, aligned by spaces alone so that `awk` can read it too.
+pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(columns);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+/// A line of text, or several, as they are.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// A table without the blanks that fill its last column.
+pub(crate) fn print(table: &Table) -> io::Result<()> {
+    line(&table.trim_fmt())
+}
+
+/// A value as one line of JSON.
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    line(&serde_json::to_string(value)?)?;
+    Ok(())
+}
+
+/// Whether the reader of standard output has gone away, which is no failure.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned_by_spaces_alone() {
+        let mut rows = table(["NAME", "READY"]);
+        rows.add_row(["a-longer-name", "true"]);
+        rows.add_row(["b", "false"]);
+        let text = rows.trim_fmt();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines, ["NAME           READY", "a-longer-name  true", "b              false"]);
+    }
+
+    #[test]
+    fn a_reader_that_left_is_told_from_a_full_disk() {
+        assert!(is_closed_pipe(&io::Error::from(io::ErrorKind::BrokenPipe).into()));
+        assert!(!is_closed_pipe(&io::Error::from(io::ErrorKind::StorageFull).into()));
+    }
+}

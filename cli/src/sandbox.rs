@@ -1,0 +1,163 @@
+//! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`look`] shows it, [`enter`]
+//! reaches into its pods and ends it.
+
+mod enter;
+mod look;
+mod run;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use weft_sandbox::config::{DEFAULT_NAME, Interception, check_name};
+
+use crate::output::Format;
+
+#[derive(Debug, Args)]
+#[command(
+    about = "Runs a mesh on this host, without Kubernetes, and looks into it (needs root)",
+    after_help = "Examples:
+  weft sandbox run examples/mesh                run it here; Ctrl-C removes everything
+  weft sandbox run examples/mesh --detach       run it in the background
+  weft sandbox ps                               its pods
+  weft sandbox exec client-0 -- curl -s http://web.shop
+  weft sandbox logs client-0 -c linkerd-proxy -f
+  weft sandbox stop                             end it and remove what it made"
+)]
+pub(crate) struct SandboxArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs what the manifests of a directory describe, and follows them while they are edited
+    Run(RunArgs),
+    /// Shows the pods of a sandbox
+    Ps(PsArgs),
+    /// Shows the sandboxes of this host
+    List(ListArgs),
+    /// Runs a command in a pod, as its container would; exits with the command's status
+    Exec(ExecArgs),
+    /// Prints what a container wrote
+    Logs(LogsArgs),
+    /// Ends a sandbox and removes everything that it made
+    Stop(StopArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft sandbox run examples/mesh
+  weft sandbox run examples/mesh --name other --detach -o json
+  weft sandbox run examples/mesh --interception iptables     linkerd-init's rules instead of eBPF
+  weft sandbox run examples/mesh --proxy ./linkerd2-proxy    another program in the sidecar's place")]
+struct RunArgs {
+    /// Directory of .yaml, .yml and .json manifests, read recursively and watched
+    dir: PathBuf,
+    #[command(flatten)]
+    sandbox: Name,
+    /// How traffic gets to the proxies: ebpf, iptables (linkerd-init's rules in each meshed pod) or none
+    #[arg(long, default_value_t, value_name = "WAY")]
+    interception: Interception,
+    /// Program to run in place of weft-proxy; must honour the LINKERD2_PROXY_* environment
+    #[arg(long, value_name = "PATH")]
+    proxy: Option<PathBuf>,
+    /// No control plane: for sidecars that need neither identity nor discovery
+    #[arg(long)]
+    without_control_plane: bool,
+    /// What this command, proxies, agent and control plane log
+    #[arg(long, value_name = "FILTER", default_value = "warn,weft=info")]
+    log_level: String,
+    /// Return when it is ready and leave it running
+    #[arg(long)]
+    detach: bool,
+    /// Output format: json prints one line with the whole state when everything is ready
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  weft sandbox ps\n  weft sandbox ps -o json | jq '.pods[].ips'")]
+struct PsArgs {
+    #[command(flatten)]
+    sandbox: Name,
+    /// Output format: json is the whole state, with containers, services, addresses and times
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weft sandbox list -o json")]
+struct ListArgs {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft sandbox exec client-0 -- weft-client http1 --target web.shop:80 --count 10
+  weft sandbox exec shop/web -c linkerd-proxy -- sh")]
+struct ExecArgs {
+    /// The pod: its name, NAMESPACE/NAME, or as much of the beginning as only one pod has
+    pod: String,
+    #[command(flatten)]
+    sandbox: Name,
+    #[command(flatten)]
+    container: Container,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  weft sandbox logs client-0\n  weft sandbox logs shop/web -c linkerd-proxy -f")]
+struct LogsArgs {
+    /// The pod: its name, NAMESPACE/NAME, or as much of the beginning as only one pod has
+    pod: String,
+    #[command(flatten)]
+    sandbox: Name,
+    #[command(flatten)]
+    container: Container,
+    /// Go on printing until the pod has gone
+    #[arg(short, long)]
+    follow: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  weft sandbox stop\n  weft sandbox stop --name other")]
+struct StopArgs {
+    #[command(flatten)]
+    sandbox: Name,
+}
+
+#[derive(Debug, Args)]
+struct Name {
+    /// Tells sandboxes on one host apart
+    #[arg(long, default_value = DEFAULT_NAME, value_parser = sandbox_name)]
+    name: String,
+}
+
+#[derive(Debug, Args)]
+struct Container {
+    /// The container [default: the first that is not the proxy]
+    #[arg(short, long)]
+    container: Option<String>,
+}
+
+/// For clap: a name that is checked before it becomes part of a path.
+pub(crate) fn sandbox_name(text: &str) -> Result<String, String> {
+    check_name(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
+}
+
+pub(crate) async fn execute(args: SandboxArgs) -> Result<ExitCode> {
+    match args.command {
+        Command::Run(args) => return run::execute(args).await,
+        Command::Exec(args) => return enter::exec(args).await,
+        Command::Ps(args) => look::ps(&args)?,
+        Command::List(args) => look::list(&args)?,
+        Command::Logs(args) => enter::logs(&args).await?,
+        Command::Stop(args) => enter::stop(&args).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,182 @@
+//! `weft sandbox ps` and `list`, and the tables that `run` shares with them.
+
+use anyhow::Result;
+use comfy_table::Table;
+use weft_sandbox::{
+    client::{self, Sandbox},
+    config::DEFAULT_NAME,
+    state::{PodState, ServiceState, State},
+};
+
+use super::{ListArgs, PsArgs};
+use crate::output::{self, Format};
+
+/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
+const NOTHING: &str = "-";
+
+pub(super) fn ps(args: &PsArgs) -> Result<()> {
+    let state = Sandbox::open(&args.sandbox.name)?.state()?;
+    if args.output == Format::Json {
+        return output::json(&state);
+    }
+    output::print(&pods(&state.pods))?;
+    for error in &state.manifest_errors {
+        output::line(&format!("\nmanifest error: {error}"))?;
+    }
+    Ok(())
+}
+
+pub(super) fn list(args: &ListArgs) -> Result<()> {
+    let states = client::list()?;
+    if args.output == Format::Json {
+        return output::json(&states);
+    }
+    if states.is_empty() {
+        output::line("no sandbox runs here; start one with `weft sandbox run DIR`")?;
+        return Ok(());
+    }
+    let mut table = output::table(["NAME", "PODS", "INTERCEPTION", "PID", "MANIFESTS"]);
+    for state in &states {
+        table.add_row([
+            state.config.name.clone(),
+            format!("{}/{}", state.pods.iter().filter(|pod| pod.ready).count(), state.pods.len()),
+            state.config.interception.to_string(),
+            state.daemon_pid.to_string(),
+            state.config.manifests.display().to_string(),
+        ]);
+    }
+    output::print(&table)?;
+    Ok(())
+}
+
+/// A sandbox that just became ready: what it has and what to do with it.
+pub(super) fn overview(state: &State) -> Result<()> {
+    output::print(&pods(&state.pods))?;
+    if !state.services.is_empty() {
+        output::line("")?;
+        output::print(&services(&state.services))?;
+    }
+    output::line(&format!("\n{}", hints(state)))?;
+    Ok(())
+}
+
+fn pods(pods: &[PodState]) -> Table {
+    let mut table = output::table(["NAMESPACE", "NAME", "READY", "MESHED", "RESTARTS", "IP", "STATUS"]);
+    for pod in pods {
+        let restarts: u32 = pod.containers.iter().map(|container| container.restarts).sum();
+        table.add_row([
+            pod.namespace.clone(),
+            pod.name.clone(),
+            yes(pod.ready),
+            yes(pod.meshed),
+            restarts.to_string(),
+            pod.ips.first().map_or_else(|| NOTHING.to_owned(), ToString::to_string),
+            status(pod),
+        ]);
+    }
+    table
+}
+
+fn services(services: &[ServiceState]) -> Table {
+    let mut table = output::table(["NAMESPACE", "SERVICE", "CLUSTER-IP", "PORTS", "ENDPOINTS"]);
+    for service in services {
+        table.add_row([
+            service.namespace.clone(),
+            service.name.clone(),
+            service.cluster_ip.map_or_else(|| "None".to_owned(), |ip| ip.to_string()),
+            or_nothing(&service.ports.join(",")),
+            service.endpoints.to_string(),
+        ]);
+    }
+    table
+}
+
+fn status(pod: &PodState) -> String {
+    match (pod.ready, pod.message.as_str()) {
+        (true, "") => "running".to_owned(),
+        (false, "") => "starting".to_owned(),
+        (_, message) => message.to_owned(),
+    }
+}
+
+/// Commands that can be pasted: with a pod that exists, and the name where it is not the default.
+fn hints(state: &State) -> String {
+    let name = &state.config.name;
+    let (named, traced) = if name == DEFAULT_NAME {
+        (String::new(), String::new())
+    } else {
+        (format!(" --name {name}"), format!(" --sandbox {name}"))
+    };
+    let users = state.pods.iter().find(|pod| pod.namespace != weft_sandbox::config::CONTROL_NAMESPACE);
+    let pod = users.map_or_else(|| "POD".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
+    let mut hints = vec![
+        format!("enter a pod  weft sandbox exec{named} {pod} -- sh"),
+        format!("its output   weft sandbox logs{named} {pod}"),
+    ];
+    if state.agent_socket.is_some() {
+        hints.push(format!("redirects    weft trace{traced}"));
+    }
+    hints.push(format!("end it       weft sandbox stop{named}"));
+    hints.join("\n")
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
+fn or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING } else { text }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_sandbox::config::Config;
+
+    use super::*;
+
+    fn state(name: &str, pods: Vec<PodState>) -> State {
+        State {
+            config: Config::new(name, "/manifests", "/bin").unwrap(),
+            daemon_pid: 1,
+            agent_pid: None,
+            agent_socket: Some("/run/weft/agent.sock".into()),
+            node_netns: "/run/netns/node".into(),
+            kubepods: "/cgroup".into(),
+            ready: true,
+            pods,
+            services: Vec::new(),
+            manifest_errors: Vec::new(),
+        }
+    }
+
+    fn pod(ready: bool, message: &str) -> PodState {
+        PodState {
+            namespace: "shop".into(),
+            name: "web-0".into(),
+            uid: String::new(),
+            ips: vec!["10.244.0.10".parse().unwrap()],
+            netns: "/run/netns/pod".into(),
+            cgroup: "/cgroup/pod".into(),
+            meshed: true,
+            ready,
+            message: message.into(),
+            containers: Vec::new(),
+            times: weft_sandbox::state::PodTimes::default(),
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_not_ready_says_why() {
+        let rows = pods(&[pod(true, ""), pod(false, "waiting for its sidecar")]).trim_fmt();
+        let lines: Vec<&str> = rows.lines().collect();
+        assert!(lines[1].ends_with("10.244.0.10  running"), "{rows}");
+        assert!(lines[2].ends_with("10.244.0.10  waiting for its sidecar"), "{rows}");
+    }
+
+    #[test]
+    fn hints_name_the_sandbox_only_where_needed() {
+        assert!(hints(&state("default", vec![pod(true, "")])).contains("exec shop/web-0 --"));
+        let other = hints(&state("other", Vec::new()));
+        assert!(other.contains("exec --name other POD") && other.contains("trace --sandbox other"), "{other}");
+    }
+}

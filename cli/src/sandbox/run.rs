@@ -1,0 +1,262 @@
+//! `weft sandbox run`: the daemon in the foreground, or a child in the background.
+//!
+//! Standard output tells what becomes ready; logs go to standard error. Ends in order at SIGINT and SIGTERM, and at once
+//! at the second one: then the janitor cleans up.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use weft_sandbox::{
+    client::{ClientError, Sandbox},
+    config::{Config, ControlPlane},
+    daemon,
+    state::{PodState, State},
+};
+
+use super::{RunArgs, look};
+use crate::output::{self, Format};
+
+/// How long `--detach` waits. Generous: pods start within seconds, but a busy host may take its time.
+const READY_WITHIN: Duration = Duration::from_secs(120);
+/// The exit status of what Ctrl-C ended, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
+    let config = config(&args)?;
+    if args.detach {
+        return detached(&config, args.output).await;
+    }
+    let filter = EnvFilter::try_new(&config.log_level)
+        .with_context(|| format!("`{}` is not a log filter: expected e.g. `info` or `warn,weft=debug`", args.log_level))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let shutdown = shutdown()?;
+    let mut progress = Progress::new(args.output);
+    daemon::run(config, shutdown, |state| progress.show(state)).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn config(args: &RunArgs) -> Result<Config> {
+    let weft = std::env::current_exe().context("find the directory of this program")?;
+    let bin_dir = weft.parent().map(PathBuf::from).unwrap_or_default();
+    // Absolute, because containers start elsewhere, and `weft sandbox list` is called elsewhere.
+    let manifests = fs::canonicalize(&args.dir)
+        .with_context(|| format!("cannot read manifests in {}; expected a directory", args.dir.display()))?;
+    let mut config = Config::new(&args.sandbox.name, manifests, bin_dir)?;
+    config.interception = args.interception;
+    if let Some(proxy) = &args.proxy {
+        let found = fs::canonicalize(proxy)
+            .with_context(|| format!("cannot find the proxy {}; --proxy takes a path", proxy.display()))?;
+        config.proxy = Some(found);
+    }
+    if args.without_control_plane {
+        config.control_plane = ControlPlane::None;
+    }
+    config.log_level.clone_from(&args.log_level);
+    Ok(config)
+}
+
+async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
+    let name = &config.name;
+    if let Ok(running) = Sandbox::open(name) {
+        let pid = running.state()?.daemon_pid;
+        bail!("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --name {name}`");
+    }
+    let mut interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut sandbox = Sandbox::start(config)?;
+    let ready = tokio::select! {
+        ready = sandbox.wait_ready(READY_WITHIN) => Some(ready),
+        _ = interrupted.recv() => None,
+        _ = terminated.recv() => None,
+    };
+    match ready {
+        // Nobody is there to be told that it runs.
+        None => {
+            sandbox.stop().await?;
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+        Some(Ok(state)) => {
+            print_ready(&state, format)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Err(error @ ClientError::NotReady { .. })) => Err(anyhow!(
+            "{error}; it goes on running: see `weft sandbox ps --name {name}` and {}, or stop it with \
+             `weft sandbox stop --name {name}`",
+            config.layout().daemon_log().display()
+        )),
+        Some(Err(error)) => Err(error.into()),
+    }
+}
+
+fn print_ready(state: &State, format: Format) -> Result<()> {
+    match format {
+        Format::Json => output::json(state),
+        Format::Table => look::overview(state),
+    }
+}
+
+/// Completes at the first SIGINT or SIGTERM. Signals are caught from this call on.
+fn shutdown() -> Result<impl Future<Output = ()> + use<>> {
+    let mut interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    Ok(async move {
+        either(&mut interrupted, &mut terminated).await;
+        tracing::info!("stopping; again to stop at once");
+        tokio::spawn(async move {
+            either(&mut interrupted, &mut terminated).await;
+            std::process::exit(i32::from(INTERRUPTED));
+        });
+    })
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
+
+/// What standard output was told so far.
+struct Progress {
+    format: Format,
+    /// Line by pod; without an entry, nothing was said about it.
+    pods: BTreeMap<String, String>,
+    manifest_errors: Vec<String>,
+    introduced: bool,
+    ready: bool,
+}
+
+impl Progress {
+    fn new(format: Format) -> Self {
+        Self { format, pods: BTreeMap::new(), manifest_errors: Vec::new(), introduced: false, ready: false }
+    }
+
+    fn show(&mut self, state: &State) {
+        let lines = self.changes(state);
+        if self.format == Format::Table {
+            for line in &lines {
+                self.say(output::line(line).map_err(Into::into));
+            }
+        }
+        let became_ready = state.ready && !self.ready;
+        self.ready = state.ready;
+        if !became_ready {
+            return;
+        }
+        if self.introduced {
+            if self.format == Format::Table {
+                self.say(output::line(&format!("all {} pods are ready", state.pods.len())).map_err(Into::into));
+            }
+            return;
+        }
+        self.introduced = true;
+        if self.format == Format::Table {
+            self.say(output::line("").map_err(Into::into));
+        }
+        self.say(print_ready(state, self.format));
+    }
+
+    /// The mesh goes on when nobody reads any more.
+    #[expect(clippy::unused_self, reason = "reads as what it is at its callers")]
+    fn say(&self, result: Result<()>) {
+        if let Err(error) = result {
+            tracing::debug!(%error, "cannot write to standard output");
+        }
+    }
+
+    /// A line for every pod whose readiness changed since the last call, and for every new error in a manifest.
+    fn changes(&mut self, state: &State) -> Vec<String> {
+        let mut lines = Vec::new();
+        for error in &state.manifest_errors {
+            if !self.manifest_errors.contains(error) {
+                lines.push(format!("manifest {error}"));
+            }
+        }
+        self.manifest_errors.clone_from(&state.manifest_errors);
+        let mut now = BTreeMap::new();
+        for pod in &state.pods {
+            now.insert(format!("{}/{}", pod.namespace, pod.name), describe(pod));
+        }
+        for (pod, line) in &now {
+            if !line.is_empty() && self.pods.get(pod) != Some(line) {
+                lines.push(line.clone());
+            }
+        }
+        for pod in self.pods.keys().filter(|pod| !now.contains_key(*pod)) {
+            lines.push(format!("gone     {pod}"));
+        }
+        self.pods = now;
+        lines
+    }
+}
+
+/// Empty while there is nothing to say: a pod that just begins.
+fn describe(pod: &PodState) -> String {
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    if pod.ready {
+        let kind = if pod.meshed { "meshed" } else { "not meshed" };
+        let after = pod.times.ready_ms.map(|ms| format!(" after {ms:.0} ms")).unwrap_or_default();
+        format!("ready    {name} ({kind}){after}")
+    } else if pod.message.is_empty() {
+        String::new()
+    } else {
+        format!("waiting  {name}: {}", pod.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(ready: bool, message: &str) -> State {
+        State {
+            config: Config::new("default", "/manifests", "/bin").unwrap(),
+            daemon_pid: 1,
+            agent_pid: None,
+            agent_socket: None,
+            node_netns: "/run/netns/node".into(),
+            kubepods: "/cgroup".into(),
+            ready,
+            pods: vec![PodState {
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                uid: String::new(),
+                ips: Vec::new(),
+                netns: "/run/netns/pod".into(),
+                cgroup: "/cgroup/pod".into(),
+                meshed: true,
+                ready,
+                message: message.into(),
+                containers: Vec::new(),
+                times: weft_sandbox::state::PodTimes::default(),
+            }],
+            services: Vec::new(),
+            manifest_errors: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let mut progress = Progress::new(Format::Table);
+        assert!(progress.changes(&state(false, "")).is_empty());
+        assert_eq!(progress.changes(&state(false, "its sidecar starts")), ["waiting  shop/web-0: its sidecar starts"]);
+        assert!(progress.changes(&state(false, "its sidecar starts")).is_empty());
+        assert_eq!(progress.changes(&state(true, "")), ["ready    shop/web-0 (meshed)"]);
+        let mut empty = state(true, "");
+        empty.pods.clear();
+        assert_eq!(progress.changes(&empty), ["gone     shop/web-0"]);
+    }
+
+    #[test]
+    fn an_error_in_a_manifest_is_told_once_and_again_when_it_returns() {
+        let mut progress = Progress::new(Format::Table);
+        let mut broken = state(false, "");
+        broken.manifest_errors.push("a.yaml:3: no kind".to_owned());
+        assert_eq!(progress.changes(&broken), ["manifest a.yaml:3: no kind"]);
+        assert!(progress.changes(&broken).is_empty());
+        assert!(progress.changes(&state(false, "")).is_empty());
+        assert_eq!(progress.changes(&broken).len(), 1);
+    }
+}

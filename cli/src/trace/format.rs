@@ -1,0 +1,170 @@
+//! One event as a line for people or as an object for programs.
+
+use serde::Serialize;
+use weft_proto::agent::{Direction, Event};
+
+const NS_PER_S: u64 = 1_000_000_000;
+const S_PER_DAY: u64 = 24 * 60 * 60;
+
+/// What programs get. Names are those of the agent's API.
+#[derive(Debug, Serialize)]
+pub(super) struct JsonEvent<'a> {
+    time_unix_ns: u64,
+    namespace: &'a str,
+    pod: &'a str,
+    netns_cookie: u64,
+    direction: &'static str,
+    pid: u32,
+    command: &'a str,
+    uid: u32,
+    source: &'a str,
+    original_destination: &'a str,
+    new_destination: &'a str,
+    verdict: &'a str,
+    dropped_before: u64,
+}
+
+pub(super) fn json(event: &Event) -> JsonEvent<'_> {
+    let (namespace, pod) =
+        event.pod.as_ref().map_or(("", ""), |pod| (pod.namespace.as_str(), pod.name.as_str()));
+    JsonEvent {
+        time_unix_ns: event.time_unix_ns,
+        namespace,
+        pod,
+        netns_cookie: event.netns_cookie,
+        direction: direction(event),
+        pid: event.pid,
+        command: &event.command,
+        uid: event.uid,
+        source: &event.source,
+        original_destination: &event.original_destination,
+        new_destination: &event.new_destination,
+        verdict: &event.verdict,
+        dropped_before: event.dropped_before,
+    }
+}
+
+pub(super) fn header() -> String {
+    columns(&Columns {
+        time: "TIME (UTC)".to_owned(),
+        pod: "POD".to_owned(),
+        process: "PROCESS".to_owned(),
+        uid: "UID".to_owned(),
+        direction: "DIRECTION",
+        verdict: "VERDICT",
+        way: "SOURCE, DESTINATION -> NEW DESTINATION".to_owned(),
+    })
+}
+
+pub(super) fn line(event: &Event) -> String {
+    // Inbound the kernel acts for nobody.
+    let caller = event.pid != 0;
+    columns(&Columns {
+        time: time_of_day(event.time_unix_ns),
+        pod: event
+            .pod
+            .as_ref()
+            .map_or_else(|| format!("netns:{}", event.netns_cookie), |pod| format!("{}/{}", pod.namespace, pod.name)),
+        process: if caller { format!("{}[{}]", event.command, event.pid) } else { "-".to_owned() },
+        uid: if caller { event.uid.to_string() } else { "-".to_owned() },
+        direction: direction(event),
+        verdict: &event.verdict,
+        way: way(event),
+    })
+}
+
+struct Columns<'a> {
+    time: String,
+    pod: String,
+    process: String,
+    uid: String,
+    direction: &'static str,
+    verdict: &'a str,
+    way: String,
+}
+
+/// Aligned for what is usual: longer pods and commands push the rest to the right and are never cut.
+fn columns(columns: &Columns<'_>) -> String {
+    let Columns { time, pod, process, uid, direction, verdict, way } = columns;
+    format!("{time:<15}  {pod:<32}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<16}  {way}")
+}
+
+fn way(event: &Event) -> String {
+    let Event { source, original_destination: from, new_destination: to, .. } = event;
+    if from == to { format!("{source}  {from}") } else { format!("{source}  {from} -> {to}") }
+}
+
+fn direction(event: &Event) -> &'static str {
+    match event.direction() {
+        Direction::Outbound => "outbound",
+        Direction::Inbound => "inbound",
+        Direction::Unspecified => "unknown",
+    }
+}
+
+/// `HH:MM:SS.µs`, in UTC as in the mesh's logs.
+fn time_of_day(unix_ns: u64) -> String {
+    let (seconds, micros) = (unix_ns / NS_PER_S % S_PER_DAY, unix_ns % NS_PER_S / 1000);
+    format!("{:02}:{:02}:{:02}.{micros:06}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::PodRef;
+
+    use super::*;
+
+    fn redirect() -> Event {
+        Event {
+            time_unix_ns: 1_700_000_000_123_456_789,
+            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
+            netns_cookie: 7,
+            direction: Direction::Outbound.into(),
+            pid: 42,
+            command: "curl".into(),
+            uid: 1000,
+            source: "10.244.0.10:0".into(),
+            original_destination: "10.96.0.20:80".into(),
+            new_destination: "127.0.0.1:4140".into(),
+            verdict: "redirect".into(),
+            dropped_before: 0,
+        }
+    }
+
+    #[test]
+    fn a_redirect_shows_both_destinations() {
+        let line = line(&redirect());
+        assert!(line.starts_with("22:13:20.123456  shop/web-0 "), "{line}");
+        assert!(line.contains("curl[42]") && line.contains(" 1000 "), "{line}");
+        assert!(line.ends_with("redirect          10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
+    }
+
+    #[test]
+    fn an_unchanged_destination_is_shown_once() {
+        let event = Event { new_destination: "10.96.0.20:80".into(), verdict: "pass_proxy".into(), ..redirect() };
+        assert!(line(&event).ends_with("10.244.0.10:0  10.96.0.20:80"));
+    }
+
+    #[test]
+    fn inbound_has_no_process() {
+        let event = Event { pid: 0, command: String::new(), direction: Direction::Inbound.into(), ..redirect() };
+        assert!(line(&event).contains("  -  "), "{}", line(&event));
+    }
+
+    #[test]
+    fn columns_are_below_their_headings() {
+        let (header, line) = (header(), line(&redirect()));
+        assert_eq!(header.find("POD"), line.find("shop/"));
+        assert_eq!(header.find("PROCESS"), line.find("curl"));
+        assert_eq!(header.find("VERDICT"), line.find("redirect"));
+        assert_eq!(header.find("SOURCE"), line.find("10.244"));
+    }
+
+    #[test]
+    fn objects_are_flat() {
+        let object = serde_json::to_value(json(&redirect())).unwrap();
+        assert_eq!(object["pod"], "web-0");
+        assert_eq!(object["direction"], "outbound");
+        assert_eq!(object["time_unix_ns"], 1_700_000_000_123_456_789_u64);
+    }
+}
