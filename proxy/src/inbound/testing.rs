@@ -73,3 +73,19 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     let shared = Shared { config, metrics, credentials, drain: watch, control: Handle::current() };
     (Arc::new(shared), drain)
 }
+
+/// Serves the inbound side on loopback as if every connection had been dialled for the proxy's own port, and answers the port.
+pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let policies = crate::policy::Policies::unreachable(shared.config.clone());
+    let own = std::net::SocketAddr::from(([127, 0, 0, 1], shared.config.inbound.listen.port()));
+    let inbound = Arc::new(super::Inbound::new(shared, policies));
+    tokio::spawn(async move {
+        while let Ok((stream, peer)) = listener.accept().await {
+            let inbound = Arc::clone(&inbound);
+            tokio::spawn(async move { super::accept::serve(&inbound, stream, peer, own).await });
+        }
+    });
+    port
+}

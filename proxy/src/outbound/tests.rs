@@ -1,6 +1,7 @@
 //! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
 
 mod fake;
+mod pair;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
