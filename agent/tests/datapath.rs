@@ -60,15 +60,21 @@ fn main() -> ExitCode {
     // A failed check is reported once, below.
     std::panic::set_hook(Box::new(|_| {}));
     let mut world = World::new();
+    let mut failures = 0;
     for (name, check) in CHECKS {
         print!("test {name} ... ");
         if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| check(&mut world))) {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            println!("FAILED\n{}\n--- agent ---\n{}", text.unwrap_or_default(), world.agent_log());
-            return ExitCode::FAILURE;
+            println!("FAILED\n{}", text.unwrap_or_default());
+            failures += 1;
+        } else {
+            println!("ok");
         }
-        println!("ok");
+    }
+    if failures > 0 {
+        println!("\ntest result: FAILED. {failures} of {}; the last agent said:\n{}", CHECKS.len(), world.agent_log());
+        return ExitCode::FAILURE;
     }
     println!("\ntest result: ok. {} passed", CHECKS.len());
     ExitCode::SUCCESS

@@ -161,7 +161,9 @@ fn listen(address: &str, group: bool) -> std::io::Result<String> {
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let (local, peer) = (canonical(stream.local_addr().unwrap()), canonical(stream.peer_addr().unwrap()));
+            // A client that is gone again has no address any more.
+            let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { continue };
+            let (local, peer) = (canonical(local), canonical(peer));
             let socket = SockRef::from(&stream);
             let original = if peer.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
             let original = match original {

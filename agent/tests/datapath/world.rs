@@ -76,8 +76,9 @@ impl World {
         }
         world.join(("a", 1), ("b", 2), 99);
         world.join(("c", 3), ("b", 2), 98);
+        // Second addresses, which nobody uses without asking for them.
         for address in ["10.98.0.77/24", "fd98::77/64"] {
-            run(&format!("ip -n {}c addr add {address} dev to98 nodad", world.prefix));
+            run(&format!("ip -n {}c addr add {address} dev to98 nodad preferred_lft 0", world.prefix));
         }
         run(&format!("ip -n {}a addr add 10.99.0.11/24 dev to99", world.prefix));
         let mut world = world;
