@@ -21,6 +21,7 @@ const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// Where in the kernel a program is attached (`enum bpf_attach_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,12 @@ struct LinkUpdateAttr {
     new_prog_fd: u32,
     flags: u32,
     old_prog_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkDetachAttr {
+    link_fd: u32,
 }
 
 /// The head of `struct bpf_link_info`: the union's first eight bytes are the cgroup's id or, in their lower half, the
@@ -149,6 +156,18 @@ impl Link {
         let mut attr =
             LinkUpdateAttr { link_fd: raw(self.0.as_fd()), new_prog_fd: raw(program), ..LinkUpdateAttr::default() };
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+    }
+
+    /// Detaches the program at once. Closing the last reference and removing the pin would do the same, but some time
+    /// later. A link without a target is fine. Linux 5.9.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        let mut attr = LinkDetachAttr {
+            link_fd: raw(self.0.as_fd()),
+        };
+        match bpf(BPF_LINK_DETACH, &mut attr) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// What the link is attached to: a cgroup's id (its inode number) or a network namespace's inode number; 0 when

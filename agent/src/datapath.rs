@@ -281,7 +281,7 @@ impl Datapath {
     }
 
     fn remove(&mut self, cookie: u64) -> Result<(), DatapathError> {
-        self.pins.remove_pod(cookie)?;
+        self.programs.detach_pod(cookie)?;
         absent_is_fine(self.entries.remove(&cookie)).map_err(writing(map::PODS))?;
         self.remove_rules(cookie, None)?;
         self.names.remove(&cookie);

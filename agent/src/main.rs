@@ -126,7 +126,7 @@ fn execute(command: Command) -> Result<()> {
             }))
         }
         Command::Unload { pin_dir } => {
-            let message = if Pins::new(&pin_dir).unload()? { "unloaded" } else { "nothing to unload:" };
+            let message = if programs::unload(&Pins::new(&pin_dir))? { "unloaded" } else { "nothing to unload:" };
             writeln!(std::io::stderr(), "{message} {}", pin_dir.display()).context("write to standard error")
         }
         Command::Status { socket, output } => {

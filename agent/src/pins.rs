@@ -119,7 +119,11 @@ impl Pins {
         let directory = self.root.join("pods");
         let failed = |source| PinsError::Read { path: directory.display().to_string(), source };
         let mut pods = Vec::new();
-        for entry in fs::read_dir(&directory).map_err(failed)? {
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(pods),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let Some(cookie) = name.to_str().and_then(|name| name.parse::<u64>().ok()) else { continue };
             let pod = self.read_label(&format!("pods/{cookie}/pod"))?.and_then(|label| {
@@ -131,16 +135,11 @@ impl Pins {
         Ok(pods)
     }
 
-    /// Removes everything: connections stop being redirected first, then steered, then the maps go. True if there was
-    /// anything.
-    pub(crate) fn unload(&self) -> Result<bool, PinsError> {
-        if !self.root.exists() {
-            return Ok(false);
-        }
-        for path in [self.root.join("links"), self.root.join("pods"), self.root.join("maps"), self.root.clone()] {
-            remove(&path)?;
-        }
-        Ok(true)
+    /// Removes everything. True if there was anything.
+    pub(crate) fn remove_all(&self) -> Result<bool, PinsError> {
+        let existed = self.root.exists();
+        remove(&self.root)?;
+        Ok(existed)
     }
 
     fn label(&self, name: &str, value: &str) -> Result<(), PinsError> {
@@ -221,11 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn unloading_leaves_nothing_and_may_be_repeated() {
+    fn removing_leaves_nothing_and_may_be_repeated() {
         let (_directory, pins) = pins();
         pins.prepare().unwrap();
-        assert!(pins.unload().unwrap());
+        assert!(pins.remove_all().unwrap());
         assert!(!pins.root().exists());
-        assert!(!pins.unload().unwrap());
+        assert!(!pins.remove_all().unwrap());
     }
 }

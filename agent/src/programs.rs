@@ -1,7 +1,12 @@
 //! The embedded kernel programs: loading them over pinned maps, attaching them by links. Refuses to know pods beyond the
 //! cookie that an sk_lookup instance is made for.
 
-use std::{fs::File, io, os::fd::AsFd, os::unix::fs::MetadataExt};
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::Path,
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -49,6 +54,8 @@ pub(crate) enum ProgramsError {
     Missing { name: &'static str },
     #[error("cannot attach {name}")]
     Attach { name: &'static str, source: io::Error },
+    #[error("cannot detach {name}")]
+    Detach { name: &'static str, source: io::Error },
     #[error("cannot pin {path}")]
     Pin { path: String, source: io::Error },
     #[error("the programs pinned in {pin_dir} are attached to another cgroup: run `weft-agent unload` first")]
@@ -159,6 +166,12 @@ impl Programs {
         Ok(())
     }
 
+    /// Stops steering a pod's inbound connections and removes its pins.
+    pub(crate) fn detach_pod(&self, netns_cookie: u64) -> Result<(), ProgramsError> {
+        detach(&self.pins.pod_link(netns_cookie), "weft_sk_lookup")?;
+        Ok(self.pins.remove_pod(netns_cookie)?)
+    }
+
     /// Whether a pod's network namespace is gone, as its link knows. A pod without a link counts as gone.
     pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<bool, ProgramsError> {
         let failed = |source| ProgramsError::Attach { name: "weft_sk_lookup", source };
@@ -167,6 +180,23 @@ impl Programs {
             Some(link) => Ok(link.target(AttachType::SkLookup).map_err(failed)? == 0),
         }
     }
+}
+
+/// Takes everything out of force and removes it: redirection first, what answers for redirected connections last. Needs
+/// no agent and no programs. True if there was anything.
+pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
+    for program in CGROUP_PROGRAMS.iter().rev() {
+        detach(&pins.link(program.pin), program.name)?;
+    }
+    for (cookie, _) in pins.pods()? {
+        detach(&pins.pod_link(cookie), "weft_sk_lookup")?;
+    }
+    Ok(pins.remove_all()?)
+}
+
+fn detach(pin: &Path, name: &'static str) -> Result<(), ProgramsError> {
+    let failed = |source| ProgramsError::Detach { name, source };
+    Link::open(pin).map_err(failed)?.map_or(Ok(()), |link| link.detach()).map_err(failed)
 }
 
 /// Has the kernel verify a program.
