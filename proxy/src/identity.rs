@@ -65,8 +65,13 @@ pub(crate) enum CertifyError {
     #[error("the identity controller did not answer within 5 s")]
     TimedOut,
     /// The controller refused or cannot be reached.
-    #[error("the identity controller did not certify")]
-    Certify(#[from] tonic::Status),
+    #[error("the identity controller did not certify: {code:?}: {reason}")]
+    Certify {
+        /// gRPC's code.
+        code: tonic::Code,
+        /// The controller's words, or why it cannot be reached.
+        reason: String,
+    },
     /// The certificate is not fit for use.
     #[error("the identity controller's certificate is unusable: are the trust anchors those of this mesh?")]
     Credentials(#[from] CredentialsError),
@@ -180,6 +185,17 @@ fn with_sources(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
+}
+
+impl From<tonic::Status> for CertifyError {
+    fn from(status: tonic::Status) -> Self {
+        // A status of our own making carries the failure as its source, whose text says more than the status's.
+        let reason = match std::error::Error::source(&status) {
+            Some(source) => with_sources(source),
+            None => status.message().to_owned(),
+        };
+        Self::Certify { code: status.code(), reason }
+    }
 }
 
 impl CertMetrics {
