@@ -83,6 +83,10 @@ fn objects(config: &Config) -> Vec<Object> {
         "all",
         "--source=file",
         &format!("--dir={PUBLISHED_DIR}"),
+        // Pods have addresses of both families, and the proxies may take either.
+        "--identity-addr=[::]:8080",
+        "--destination-addr=[::]:8086",
+        "--policy-addr=[::]:8090",
         &format!("--identity-issuer-dir={PKI_DIR}"),
         &format!("--identity-trust-anchors={PKI_DIR}/ca-bundle.crt"),
         &format!("--token-key={PKI_DIR}/token.pub"),

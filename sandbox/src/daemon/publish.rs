@@ -123,7 +123,8 @@ pub(super) fn running_pod(running: &RunningPod) -> Pod {
     pod
 }
 
-/// A Service's slices: one per address family that a selected pod has. None for a Service without selector.
+/// A Service's slices: one for each of its address families, which is IPv4 alone where `ipFamilies` is not set, as in a
+/// cluster whose first family is IPv4. None for a Service without selector.
 pub(super) fn endpoint_slices(service: &Service, pods: &[RunningPod]) -> Vec<EndpointSlice> {
     let Some(spec) = &service.spec else { return Vec::new() };
     let Some(selector) = spec.selector.as_ref().filter(|selector| !selector.is_empty()) else { return Vec::new() };
@@ -135,20 +136,16 @@ pub(super) fn endpoint_slices(service: &Service, pods: &[RunningPod]) -> Vec<End
                 && selector.iter().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
         })
         .collect();
-    let families = [("IPv4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("IPv6", IpAddr::is_ipv6)];
-    families.into_iter().filter_map(|(family, fits)| slice(service, &selected, family, fits)).collect()
+    let single = ["IPv4".to_owned()];
+    let families = spec.ip_families.as_deref().filter(|families| !families.is_empty()).unwrap_or(&single);
+    families.iter().map(|family| slice(service, &selected, family)).collect()
 }
 
-fn slice(
-    service: &Service,
-    selected: &[&RunningPod],
-    family: &str,
-    fits: fn(&IpAddr) -> bool,
-) -> Option<EndpointSlice> {
+fn slice(service: &Service, selected: &[&RunningPod], family: &str) -> EndpointSlice {
     let endpoints: Vec<Endpoint> = selected
         .iter()
         .filter_map(|running| {
-            let ip = running.ips.iter().find(|ip| fits(ip))?;
+            let ip = running.ips.iter().find(|ip| ip.is_ipv6() == (family == "IPv6"))?;
             Some(Endpoint {
                 addresses: vec![ip.to_string()],
                 conditions: Some(EndpointConditions {
@@ -169,12 +166,9 @@ fn slice(
             })
         })
         .collect();
-    if endpoints.is_empty() && family == "IPv6" {
-        return None;
-    }
     let name = service.metadata.name.clone().unwrap_or_default();
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-    Some(EndpointSlice {
+    EndpointSlice {
         metadata: ObjectMeta {
             name: Some(format!("{name}-{}", family.to_lowercase())),
             namespace: service.metadata.namespace.clone(),
@@ -194,7 +188,7 @@ fn slice(
                 })
                 .collect(),
         ),
-    })
+    }
 }
 
 /// The port in the pods. A name is looked up in the first selected pod that knows it: Kubernetes would make a slice for
@@ -284,8 +278,10 @@ mod tests {
 
     #[test]
     fn slices_hold_the_selected_pods_by_family() {
+        let mut service = service();
+        service.spec.as_mut().unwrap().ip_families = Some(vec!["IPv4".to_owned(), "IPv6".to_owned()]);
         let pods = [pod("a", "web", "10.244.0.10", true), pod("b", "other", "10.244.0.11", true)];
-        let slices = endpoint_slices(&service(), &pods);
+        let slices = endpoint_slices(&service, &pods);
         assert_eq!(slices.iter().map(|slice| slice.address_type.as_str()).collect::<Vec<_>>(), ["IPv4", "IPv6"]);
         assert_eq!(ready_endpoints(&slices[0]).count(), 1);
         assert_eq!(slices[0].ports.as_ref().unwrap()[0].port, Some(8080));
