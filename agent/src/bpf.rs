@@ -161,9 +161,7 @@ impl Link {
     /// Detaches the program at once. Closing the last reference and removing the pin would do the same, but some time
     /// later. A link without a target is fine. Linux 5.9.
     pub(crate) fn detach(&self) -> io::Result<()> {
-        let mut attr = LinkDetachAttr {
-            link_fd: raw(self.0.as_fd()),
-        };
+        let mut attr = LinkDetachAttr { link_fd: raw(self.0.as_fd()) };
         match bpf(BPF_LINK_DETACH, &mut attr) {
             Err(error) if error.raw_os_error() != Some(libc::ENOLINK) => Err(error),
             _ => Ok(()),

@@ -36,6 +36,8 @@ pub(crate) enum PinsError {
     Read { path: String, source: io::Error },
     #[error("cannot remove {path}")]
     Remove { path: String, source: io::Error },
+    #[error("{path} was not made by weft-agent: pass its pin directory with --pin-dir")]
+    Foreign { path: String },
     #[error("{path} has layout {found}, this agent knows up to {LAYOUT}: run the newer agent, or unload with it first")]
     NewerLayout { path: String, found: String },
 }
@@ -57,11 +59,9 @@ impl Pins {
     /// `NewerLayout` when a newer agent made the directory; nothing is touched then.
     pub(crate) fn prepare(&self) -> Result<(), PinsError> {
         self.check_layout()?;
-        for path in [self.root.join("maps"), self.root.join("links"), self.root.join("pods")] {
-            fs::create_dir_all(&path)
-                .map_err(|source| PinsError::Create { path: path.display().to_string(), source })?;
-        }
-        self.label("layout", &LAYOUT.to_string())
+        create(&self.root)?;
+        self.label("layout", &LAYOUT.to_string())?;
+        ["maps", "links", "pods"].into_iter().try_for_each(|name| create(&self.root.join(name)))
     }
 
     /// Whether this agent understands what is there, if anything is.
@@ -104,8 +104,7 @@ impl Pins {
 
     /// Makes a pod's directory and records its name.
     pub(crate) fn add_pod(&self, cookie: u64, pod: &PodName) -> Result<(), PinsError> {
-        let path = self.root.join("pods").join(cookie.to_string());
-        fs::create_dir_all(&path).map_err(|source| PinsError::Create { path: path.display().to_string(), source })?;
+        create(&self.root.join("pods").join(cookie.to_string()))?;
         self.label(&format!("pods/{cookie}/pod"), &format!("{}/{}", pod.namespace, pod.name))
     }
 
@@ -135,11 +134,24 @@ impl Pins {
         Ok(pods)
     }
 
-    /// Removes everything. True if there was anything.
-    pub(crate) fn remove_all(&self) -> Result<bool, PinsError> {
-        let existed = self.root.exists();
-        remove(&self.root)?;
-        Ok(existed)
+    /// Whether there is anything that may be removed.
+    ///
+    /// # Errors
+    /// `Foreign` when the directory exists but is not an agent's; `NewerLayout` when it is a newer agent's.
+    pub(crate) fn exists(&self) -> Result<bool, PinsError> {
+        self.check_layout()?;
+        if !self.root.exists() {
+            return Ok(false);
+        }
+        match self.read_label("layout")? {
+            Some(_) => Ok(true),
+            None => Err(PinsError::Foreign { path: self.root.display().to_string() }),
+        }
+    }
+
+    /// Removes everything; ask [`Self::exists`] first.
+    pub(crate) fn remove_all(&self) -> Result<(), PinsError> {
+        remove(&self.root)
     }
 
     fn label(&self, name: &str, value: &str) -> Result<(), PinsError> {
@@ -166,6 +178,10 @@ impl Pins {
             Err(source) => Err(PinsError::Read { path: path.display().to_string(), source }),
         }
     }
+}
+
+fn create(path: &Path) -> Result<(), PinsError> {
+    fs::create_dir_all(path).map_err(|source| PinsError::Create { path: path.display().to_string(), source })
 }
 
 fn remove(path: &Path) -> Result<(), PinsError> {
@@ -223,8 +239,15 @@ mod tests {
     fn removing_leaves_nothing_and_may_be_repeated() {
         let (_directory, pins) = pins();
         pins.prepare().unwrap();
-        assert!(pins.remove_all().unwrap());
-        assert!(!pins.root().exists());
-        assert!(!pins.remove_all().unwrap());
+        assert!(pins.exists().unwrap());
+        pins.remove_all().unwrap();
+        assert!(!pins.exists().unwrap());
+    }
+
+    #[test]
+    fn a_directory_of_others_is_left_alone() {
+        let (directory, _pins) = pins();
+        let others = Pins::new(directory.path());
+        assert!(matches!(others.exists(), Err(PinsError::Foreign { .. })));
     }
 }

@@ -185,13 +185,17 @@ impl Programs {
 /// Takes everything out of force and removes it: redirection first, what answers for redirected connections last. Needs
 /// no agent and no programs. True if there was anything.
 pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
+    if !pins.exists()? {
+        return Ok(false);
+    }
     for program in CGROUP_PROGRAMS.iter().rev() {
         detach(&pins.link(program.pin), program.name)?;
     }
     for (cookie, _) in pins.pods()? {
         detach(&pins.pod_link(cookie), "weft_sk_lookup")?;
     }
-    Ok(pins.remove_all()?)
+    pins.remove_all()?;
+    Ok(true)
 }
 
 fn detach(pin: &Path, name: &'static str) -> Result<(), ProgramsError> {

@@ -7,6 +7,8 @@
 //!
 //! All names carry the process id, so runs do not meet; everything is removed on the way out, panics included.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
+
 #[path = "datapath/pod.rs"]
 mod pod;
 #[path = "datapath/world.rs"]
