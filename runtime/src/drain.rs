@@ -19,7 +19,6 @@ pub struct Watch {
 
 impl Drain {
     /// Makes both sides.
-    #[expect(clippy::new_ret_no_self, reason = "the two sides are made together, as a channel's are")]
     #[must_use]
     pub fn new() -> (Self, Watch) {
         let watch = Watch { token: CancellationToken::new(), tracker: TaskTracker::new() };

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SanType,
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, UnixTime, pem::PemObject};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -214,6 +214,9 @@ fn check_issues_valid_leaves(
 
 fn check_request(request: &CertificateSigningRequestParams, name: &Identity) -> Result<(), SignError> {
     let refuse = |why: String| Err(SignError::Content(why));
+    if ![&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384].contains(&request.public_key.algorithm()) {
+        return refuse("its key is not ECDSA on P-256 or P-384".to_owned());
+    }
     let asked = match request.params.subject_alt_names.as_slice() {
         [SanType::DnsName(dns)] => dns.as_str(),
         [SanType::URI(_)] => return refuse("it has a URI name; expected one DNS name".to_owned()),
@@ -291,6 +294,16 @@ mod tests {
         let error = issuer.sign(&csr, &"web.demo".parse().unwrap(), DAY, SKEW).unwrap_err();
         assert!(matches!(error, SignError::Content(_)), "{error}");
         assert!(matches!(issuer.sign(b"garbage", &"web.demo".parse().unwrap(), DAY, SKEW), Err(SignError::Parse(_))));
+    }
+
+    #[test]
+    fn a_key_that_is_not_ecdsa_is_refused() {
+        let (issuer, _) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        let request = CertificateParams::new(["web.demo".to_owned()]).unwrap().serialize_request(&key).unwrap();
+        let error = issuer.sign(request.der(), &name, DAY, SKEW).unwrap_err();
+        assert!(error.to_string().contains("ECDSA"), "{error}");
     }
 
     #[test]
