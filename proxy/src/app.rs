@@ -89,8 +89,12 @@ fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSe
     let mut reason = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        reason.push_str(": ");
-        reason.push_str(&error.to_string());
+        // Some errors say their source's message themselves.
+        let message = error.to_string();
+        if !reason.ends_with(&message) {
+            reason.push_str(": ");
+            reason.push_str(&message);
+        }
         source = error.source();
     }
     UnusableSetting { variable, reason }
