@@ -102,7 +102,7 @@ fn keep(mesh: Mesh) {
     println!("\nstill running; its manifests are in {} and may be edited", manifests.display());
     println!("  see it    weft sandbox ps --name {name}");
     println!(
-        "  reach it  weft sandbox exec --name {name} client-0 -- weft-client http1 --target web.shop:80 --count 10"
+        "  reach it  weft sandbox exec --name {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
     );
     println!("  trace it  weft trace --sandbox {name}");
     println!("  stop it   weft sandbox stop --name {name}");
