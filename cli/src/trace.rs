@@ -4,9 +4,13 @@
 
 mod format;
 
-use std::{io::Write as _, path::PathBuf, time::Duration};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
@@ -15,10 +19,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use weft_proto::agent::{self, WatchRequest, trace_client::TraceClient};
-use weft_sandbox::{
-    client::Sandbox,
-    config::{DEFAULT_NAME, Layout},
-};
+use weft_sandbox::{client::Sandbox, config::DEFAULT_NAME};
 
 use crate::{
     output::{self, Format},
@@ -76,12 +77,15 @@ pub(crate) async fn execute(args: TraceArgs) -> Result<()> {
     let socket = socket(&args)?;
     let request = request(&args);
     let mut client = connect(&socket).await?;
-    let mut printer = Printer { format: args.output, lost: 0 };
-    printer.header()?;
+    let mut printer = Printer { format: args.output, introduced: false, lost: 0 };
     loop {
         let error = watch(&mut client, &request, &mut printer).await?;
         note(&format!("the agent on {} went away ({error}); waiting for the next", socket.display()));
-        client = reconnect(&socket).await?;
+        let Some(successor) = reconnect(&socket).await? else {
+            note("its directory is gone, and so is what was traced");
+            return Ok(());
+        };
+        client = successor;
         note("an agent answers again; what happened between is not shown");
     }
 }
@@ -91,14 +95,13 @@ fn socket(args: &TraceArgs) -> Result<PathBuf> {
         return Ok(socket.clone());
     }
     let state = Sandbox::open(&args.sandbox)?.state()?;
-    if state.agent_socket.is_none() {
-        bail!(
+    state.agent_socket.ok_or_else(|| {
+        anyhow!(
             "sandbox `{}` has no agent to trace: it runs with --interception {}; run it with ebpf",
             args.sandbox,
             state.config.interception
-        );
-    }
-    Ok(state.agent_socket.unwrap_or_else(|| Layout::of(&args.sandbox).agent_socket()))
+        )
+    })
 }
 
 fn request(args: &TraceArgs) -> WatchRequest {
@@ -116,8 +119,8 @@ fn request(args: &TraceArgs) -> WatchRequest {
     }
 }
 
-async fn connect(socket: &PathBuf) -> Result<TraceClient<Channel>> {
-    let path = socket.clone();
+async fn connect(socket: &Path) -> Result<TraceClient<Channel>> {
+    let path = socket.to_owned();
     // The address is not used: the connector knows where to go.
     let channel = Endpoint::from_static("http://agent")
         .connect_with_connector(tower::service_fn(move |_| {
@@ -125,16 +128,26 @@ async fn connect(socket: &PathBuf) -> Result<TraceClient<Channel>> {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         }))
         .await
-        .with_context(|| format!("no agent answers on {}: is it running, and are you root?", socket.display()))?;
+        .map_err(|error| {
+            // The layers between say nothing, or the same again.
+            let cause = anyhow::Error::from(error);
+            anyhow!(
+                "no agent answers on {}: {}; is it running, and are you root?",
+                socket.display(),
+                cause.root_cause()
+            )
+        })?;
     Ok(TraceClient::new(channel))
 }
 
-async fn reconnect(socket: &PathBuf) -> Result<TraceClient<Channel>> {
+/// The next agent, or none when a sandbox has removed the socket's directory.
+async fn reconnect(socket: &Path) -> Result<Option<TraceClient<Channel>>> {
     let give_up = Instant::now() + BACK_WITHIN;
     loop {
         match connect(socket).await {
+            Err(_) if socket.parent().is_some_and(|dir| !dir.exists()) => return Ok(None),
             Err(_) if Instant::now() < give_up => tokio::time::sleep(LOOK_EVERY).await,
-            result => return result,
+            result => return result.map(Some),
         }
     }
 }
@@ -147,6 +160,7 @@ async fn watch(client: &mut TraceClient<Channel>, request: &WatchRequest, printe
         Err(status) if gone(status.code()) => return Ok(status.message().to_owned()),
         Err(status) => bail!("the agent refused: {}", status.message()),
     };
+    printer.header()?;
     loop {
         match events.message().await {
             Ok(Some(event)) => printer.event(&event)?,
@@ -159,13 +173,16 @@ async fn watch(client: &mut TraceClient<Channel>, request: &WatchRequest, printe
 
 struct Printer {
     format: Format,
+    /// Whether the columns are named already.
+    introduced: bool,
     /// Events that were lost in all.
     lost: u64,
 }
 
 impl Printer {
-    fn header(&self) -> Result<()> {
-        if self.format == Format::Table {
+    fn header(&mut self) -> Result<()> {
+        if self.format == Format::Table && !self.introduced {
+            self.introduced = true;
             output::line(&format::header())?;
         }
         Ok(())

@@ -28,8 +28,9 @@ pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
     if args.detach {
         return detached(&config, args.output).await;
     }
-    let filter = EnvFilter::try_new(&config.log_level)
-        .with_context(|| format!("`{}` is not a log filter: expected e.g. `info` or `warn,weft=debug`", args.log_level))?;
+    let filter = EnvFilter::try_new(&config.log_level).with_context(|| {
+        format!("`{}` is not a log filter: expected e.g. `info` or `warn,weft=debug`", args.log_level)
+    })?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let shutdown = shutdown()?;
     let mut progress = Progress::new(args.output);
@@ -137,7 +138,7 @@ impl Progress {
         let lines = self.changes(state);
         if self.format == Format::Table {
             for line in &lines {
-                self.say(output::line(line).map_err(Into::into));
+                say(output::line(line).map_err(Into::into));
             }
         }
         let became_ready = state.ready && !self.ready;
@@ -147,23 +148,15 @@ impl Progress {
         }
         if self.introduced {
             if self.format == Format::Table {
-                self.say(output::line(&format!("all {} pods are ready", state.pods.len())).map_err(Into::into));
+                say(output::line(&format!("all {} pods are ready", state.pods.len())).map_err(Into::into));
             }
             return;
         }
         self.introduced = true;
         if self.format == Format::Table {
-            self.say(output::line("").map_err(Into::into));
+            say(output::line("").map_err(Into::into));
         }
-        self.say(print_ready(state, self.format));
-    }
-
-    /// The mesh goes on when nobody reads any more.
-    #[expect(clippy::unused_self, reason = "reads as what it is at its callers")]
-    fn say(&self, result: Result<()>) {
-        if let Err(error) = result {
-            tracing::debug!(%error, "cannot write to standard output");
-        }
+        say(print_ready(state, self.format));
     }
 
     /// A line for every pod whose readiness changed since the last call, and for every new error in a manifest.
@@ -189,6 +182,13 @@ impl Progress {
         }
         self.pods = now;
         lines
+    }
+}
+
+/// The mesh goes on when nobody reads any more.
+fn say(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, "cannot write to standard output");
     }
 }
 

@@ -25,8 +25,7 @@ pub(super) struct JsonEvent<'a> {
 }
 
 pub(super) fn json(event: &Event) -> JsonEvent<'_> {
-    let (namespace, pod) =
-        event.pod.as_ref().map_or(("", ""), |pod| (pod.namespace.as_str(), pod.name.as_str()));
+    let (namespace, pod) = event.pod.as_ref().map_or(("", ""), |pod| (pod.namespace.as_str(), pod.name.as_str()));
     JsonEvent {
         time_unix_ns: event.time_unix_ns,
         namespace,
