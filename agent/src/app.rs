@@ -52,7 +52,10 @@ pub(crate) async fn run(config: Config) -> Result<()> {
     let cgroup = host::cgroup(config.cgroup.as_deref())?;
     host::check_bpffs(&config.pin_dir)?;
     let socket = listen(&config.socket)?;
-    let (datapath, ebpf) = Datapath::open(&config.pin_dir, &cgroup, config.debug_log)?;
+    let (datapath, ebpf) = Datapath::open(&config.pin_dir, &cgroup, config.debug_log).inspect_err(|_| {
+        // Nobody will answer there.
+        let _ = std::fs::remove_file(&config.socket);
+    })?;
     tracing::info!(
         programs = datapath.digest(), cgroup = %cgroup.display(), pin_dir = %config.pin_dir.display(),
         pods = datapath.pods()?.len(), "datapath in force"

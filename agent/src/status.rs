@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tonic::transport::Endpoint;
@@ -23,7 +23,7 @@ pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
     let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?
         .connect()
         .await
-        .with_context(|| format!("no agent answers on {}: is `weft-agent run` running there?", socket.display()))?;
+        .map_err(|_| anyhow!("no agent answers on {}: is `weft-agent run` running there?", socket.display()))?;
     let status = StatusClient::new(channel).get(StatusRequest {}).await.context("the agent refused")?.into_inner();
     Ok(match output {
         Output::Json => format!("{}\n", json(&status)),

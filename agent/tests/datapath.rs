@@ -30,7 +30,7 @@ const APP: u32 = 1000;
 type Check = (&'static str, fn(&mut World));
 
 /// In this order, because a later check finds what an earlier one left.
-const CHECKS: [Check; 17] = [
+const CHECKS: [Check; 18] = [
     ("an unenrolled namespace notices nothing", unenrolled_notices_nothing),
     ("a request that cannot be used names its field", bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment_is_attested_and_idempotent),
@@ -47,6 +47,7 @@ const CHECKS: [Check; 17] = [
     ("without its proxy a pod is refused, never open", refuses_without_proxy),
     ("a killed agent is not missed, and the next one takes over", agent_restarts),
     ("other programs replace those in force in place", programs_are_replaced),
+    ("no connection is lost while agents come and go", nothing_is_lost_under_load),
     ("unloading leaves nothing", unload_leaves_nothing),
 ];
 
@@ -379,6 +380,28 @@ fn programs_are_replaced(world: &mut World) {
     assert_eq!(world.status().programs, before.programs);
     reaches(&app.connect("10.99.0.2:8080"), 4140);
     reaches(&client.connect("10.98.0.2:8080"), 4143);
+}
+
+fn nothing_is_lost_under_load(world: &mut World) {
+    const CONNECTIONS: usize = 3000;
+    let loads = [("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("c", "10.98.0.2:8080", 4143)];
+    let loads = loads.map(|(netns, target, listener)| {
+        let mut pod = world.pod(netns, APP);
+        let load = std::thread::spawn(move || pod.say(&format!("load {target} {CONNECTIONS}")));
+        (load, format!("{listener}={CONNECTIONS}"))
+    });
+    let mut changes = 0;
+    while loads.iter().any(|(load, _)| !load.is_finished()) {
+        world.kill_agent();
+        world.start_agent(if changes % 2 == 0 { &["--debug-log"] } else { &[] });
+        let _watch = world.watch(WatchRequest::default());
+        changes += 1;
+    }
+    for (load, expected) in loads {
+        assert_eq!(load.join().unwrap(), expected);
+    }
+    assert!(changes > 1, "the load ended too soon");
+    assert_eq!(world.status().flow_misses, 0);
 }
 
 fn unload_leaves_nothing(world: &mut World) {

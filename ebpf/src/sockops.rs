@@ -51,22 +51,39 @@ pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
 /// The SYN is about to leave: the source port is known, so the proxy's end of the connection can be told in advance.
 #[inline(always)]
 fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    let Some(client) = maps::socket(sk) else { return };
-    if client.kind != kind::CLIENT {
-        return;
+    let (local, remote) = ends(ctx.ops);
+    match maps::socket(sk) {
+        Some(client) if client.kind == kind::CLIENT => {
+            let original = End { address: client.destination, port: client.port };
+            let netns_cookie = hand_over(ctx, local, original);
+            if maps::watched() {
+                let caller = Caller { pid: client.pid, uid: client.uid, command: client.command };
+                trace::emit(netns_cookie, Direction::Outbound, Verdict::Redirect, &caller, local, original, remote);
+            }
+        }
+        // Dialling the proxy by hand is announced as what it is, lest it finds what a connection that never came to
+        // be left behind under the same port.
+        _ if remote.address.is_loopback() => {
+            // SAFETY: the helper takes this kind of context.
+            let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+            if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
+                hand_over(ctx, local, remote);
+            }
+        }
+        _ => {}
     }
+}
+
+/// Leaves the original destination for the proxy's end of the connection. Returns the namespace's cookie.
+#[inline(always)]
+fn hand_over(ctx: &SockOpsContext, local: End, original: End) -> u64 {
     // SAFETY: the helper takes this kind of context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
-    let (local, remote) = ends(ctx.ops);
     let key = FlowKey { netns_cookie, address: local.address, port: u32::from(local.port), pad: 0 };
-    let flow = Flow { destination: client.destination, port: u32::from(client.port) };
-    // The map evicts the oldest; without an entry the proxy drops the connection.
+    let flow = Flow { destination: original.address, port: u32::from(original.port) };
+    // The map evicts the oldest; without an entry the proxy learns its own address and refuses to call itself.
     let _ = maps::FLOWS.insert(key, flow, 0);
-    if maps::watched() {
-        let caller = Caller { pid: client.pid, uid: client.uid, command: client.command };
-        let original = End { address: client.destination, port: client.port };
-        trace::emit(netns_cookie, Direction::Outbound, Verdict::Redirect, &caller, local, original, remote);
-    }
+    netns_cookie
 }
 
 /// The proxy's end is established: what the client announced becomes the accepted socket's own.

@@ -129,6 +129,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             ["connect", target] => connect(target, None),
             ["connect", target, source] => connect(target, Some(source.parse().unwrap())),
             ["reuse", first, second] => reuse(first, second),
+            ["load", target, count] => load(target, count.parse().unwrap()),
             ["attest"] => attest(),
             _ => Err(std::io::Error::other("unknown command")),
         };
@@ -203,6 +204,24 @@ fn reuse(first: &str, second: &str) -> std::io::Result<String> {
     rustix::net::connect_unspec(socket.as_fd())?;
     dial(&socket, second)?;
     describe(socket)
+}
+
+/// Connects again and again; counts the listeners that answered and the failures.
+fn load(target: &str, count: usize) -> std::io::Result<String> {
+    let mut answers = BTreeMap::<String, usize>::new();
+    for _ in 0..count {
+        let outcome = match connect(target, None) {
+            Ok(answer) => {
+                let field =
+                    |name: &str| answer.split(' ').find_map(|field| field.strip_prefix(name)).map(str::to_owned);
+                let (listener, original) = (field("listener=").unwrap(), field("orig=").unwrap());
+                if original == target { listener } else { format!("wrong-{original}") }
+            }
+            Err(error) => format!("{:?}", error.kind()),
+        };
+        *answers.entry(outcome).or_default() += 1;
+    }
+    Ok(answers.into_iter().map(|(outcome, count)| format!("{outcome}={count}")).collect::<Vec<_>>().join(" "))
 }
 
 fn dial(socket: &Socket, target: SocketAddr) -> std::io::Result<()> {
