@@ -115,7 +115,11 @@ fn execute(command: Command) -> Result<()> {
         || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start tokio");
     match command {
         Command::Run(args) => {
-            let filter = if args.debug_log && args.log == "info" { "info,weft_ebpf=debug,weft_agent=debug".to_owned() } else { args.log };
+            let filter = if args.debug_log && args.log == "info" {
+                "info,weft_ebpf=debug,weft_agent=debug".to_owned()
+            } else {
+                args.log
+            };
             telemetry::init(&filter, args.log_format)?;
             runtime()?.block_on(app::run(app::Config {
                 socket: args.socket,

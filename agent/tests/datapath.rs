@@ -30,7 +30,7 @@ const APP: u32 = 1000;
 type Check = (&'static str, fn(&mut World));
 
 /// In this order, because a later check finds what an earlier one left.
-const CHECKS: [Check; 18] = [
+const CHECKS: [Check; 19] = [
     ("an unenrolled namespace notices nothing", unenrolled_notices_nothing),
     ("a request that cannot be used names its field", bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment_is_attested_and_idempotent),
@@ -40,6 +40,7 @@ const CHECKS: [Check; 18] = [
     ("inbound skipped ports and subnets pass", inbound_exemptions_pass),
     ("a socket used again forgets its first destination", reused_sockets_forget),
     ("the application's own source address stays", chosen_source_stays),
+    ("a socket bound to a device is redirected or refused", device_bound_is_redirected),
     ("traces tell who, where from, where to and why", traces_tell),
     ("a filter leaves out the rest", traces_filter),
     ("a group of listeners outlives its members", listener_group_outlives_members),
@@ -248,6 +249,18 @@ fn chosen_source_stays(world: &mut World) {
     reaches(&answer, 4140);
     assert!(answer.field("accepted-peer").starts_with("10.99.0.11:"), "{answer:?}");
     assert_eq!(answer.field("orig"), "10.99.0.2:8080");
+}
+
+fn device_bound_is_redirected(world: &mut World) {
+    let mut app = world.pod("a", 0);
+    for target in ["10.99.0.2:8080", "[fd99::2]:8080"] {
+        let answer = app.answer(&format!("connect-by to99 {target}"));
+        reaches(&answer, 4140);
+        assert_eq!(answer.field("orig"), target);
+    }
+    // The kernel frees a socket from its device only for processes with CAP_NET_RAW; the others are refused.
+    let mut app = world.pod("a", APP);
+    assert!(app.say("connect-by to99 10.99.0.2:8080").starts_with("error"));
 }
 
 fn traces_tell(world: &mut World) {

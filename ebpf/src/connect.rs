@@ -177,7 +177,8 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
     if verdict == Verdict::DenyNoMemory { Outcome::Refuse } else { Outcome::Proceed }
 }
 
-/// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback.
+/// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback. The kernel frees it from
+/// the device only for a caller with CAP_NET_RAW (sock_bindtoindex); any other caller's connection fails.
 #[inline(always)]
 fn release_from_device(ctx: &SockAddrContext, sk: *mut bpf_sock) {
     // SAFETY: as in `weft_connect4`.

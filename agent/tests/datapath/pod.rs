@@ -127,6 +127,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             ["proxy"] => proxy(),
             ["serve", port] => listen(&format!("[::]:{port}"), false),
             ["connect", target] => connect(target, None),
+            ["connect-by", device, target] => connect_by(device, target),
             ["connect", target, source] => connect(target, Some(source.parse().unwrap())),
             ["reuse", first, second] => reuse(first, second),
             ["load", target, count] => load(target, count.parse().unwrap()),
@@ -192,6 +193,15 @@ fn connect(target: &str, source: Option<IpAddr>) -> std::io::Result<String> {
     if let Some(source) = source {
         socket.bind(&SocketAddr::new(source, 0).into())?;
     }
+    dial(&socket, target)?;
+    describe(socket)
+}
+
+/// Connects a socket that is bound to a device.
+fn connect_by(device: &str, target: &str) -> std::io::Result<String> {
+    let target: SocketAddr = target.parse().unwrap();
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    socket.bind_device(Some(device.as_bytes()))?;
     dial(&socket, target)?;
     describe(socket)
 }
