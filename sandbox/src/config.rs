@@ -81,7 +81,9 @@ pub struct Config {
 
 /// A name that cannot be part of file, namespace and cgroup names.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a sandbox name: expected 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and single hyphens, starting with a letter")]
+#[error(
+    "`{0}` is not a sandbox name: expected 1 to {MAX_NAME_BYTES} characters of a-z, 0-9 and single hyphens, starting with a letter"
+)]
 pub struct NameError(String);
 
 /// An unknown way of interception.

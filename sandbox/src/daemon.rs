@@ -38,7 +38,6 @@ use weft_k8s_api::{
     manifest::{self, Object, ObjectRef},
 };
 
-pub use self::{agent::AgentError, pki::PkiError, spec::SpecError};
 use self::{
     agent::Agent,
     desired::{Allocator, Desired, DesiredPod, desired},
@@ -47,6 +46,7 @@ use self::{
     pod::{Handle, PodEvent, Shared},
     publish::{Publisher, RunningPod, endpoint_slices, json, json_of, running_pod, virtual_services},
 };
+pub use self::{agent::AgentError, pki::PkiError, spec::SpecError};
 use crate::{
     config::{Config, ControlPlane, DNS_ADDRESS, Interception},
     host::{HostError, cgroup, cleanup, janitor, mount_bpffs, network, preflight, services},
@@ -155,7 +155,8 @@ async fn serve(
     let layout = config.layout();
     let pki = Pki::create(&layout.pki_dir())?;
     let published = layout.published_dir();
-    let publisher = Publisher::create(published.clone()).map_err(|source| DaemonError::Files { path: published, source })?;
+    let publisher =
+        Publisher::create(published.clone()).map_err(|source| DaemonError::Files { path: published, source })?;
     let cgroup2 = cgroup::mount_point()?;
     for dir in [layout.kubepods(), layout.cgroup().join("node")] {
         cgroup::create(&cgroup2.join(dir))?;
@@ -174,14 +175,7 @@ async fn serve(
 
     let inject = control_plane::inject_config(&config, &pki.anchors_pem);
     let (events_tx, events) = mpsc::unbounded_channel();
-    let shared = Arc::new(Shared {
-        config: config.clone(),
-        layout,
-        cgroup2,
-        node_netns,
-        pki,
-        agent: agent.clone(),
-    });
+    let shared = Arc::new(Shared { config: config.clone(), layout, cgroup2, node_netns, pki, agent: agent.clone() });
     let daemon = Daemon {
         inject,
         shared,
@@ -266,7 +260,8 @@ impl<R: FnMut(&State)> Daemon<R> {
     /// Stops the applications first, then the control plane.
     async fn end(&mut self, mut events: mpsc::UnboundedReceiver<(u32, PodEvent)>) {
         for control_plane in [false, true] {
-            let of_this_kind = |handle: &Handle| (handle.state.namespace == crate::config::CONTROL_NAMESPACE) == control_plane;
+            let of_this_kind =
+                |handle: &Handle| (handle.state.namespace == crate::config::CONTROL_NAMESPACE) == control_plane;
             self.pods.values().filter(|handle| of_this_kind(handle)).for_each(Handle::stop);
             while self.pods.values().any(of_this_kind) {
                 let Some((number, event)) = events.recv().await else { return };

@@ -172,7 +172,10 @@ impl Agent {
     ) -> Result<EnrolResponse, AgentError> {
         let name = format!("{}/{}", pod.namespace, pod.name);
         let ranges = |ports: &weft_k8s_api::ports::PortSet| -> Vec<PortRange> {
-            ports.ranges().map(|range| PortRange { first: (*range.start()).into(), last: (*range.end()).into() }).collect()
+            ports
+                .ranges()
+                .map(|range| PortRange { first: (*range.start()).into(), last: (*range.end()).into() })
+                .collect()
         };
         let request = EnrolRequest {
             pod: Some(pod),

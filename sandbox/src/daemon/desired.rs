@@ -276,7 +276,8 @@ spec: {containers: [{name: legacy, image: x, command: [legacy]}]}
         let ip = |desired: &Desired| desired.services[0].spec.as_ref().unwrap().cluster_ip.clone();
         let first = ip(&check(MESHED, &mut allocator));
         assert_eq!(first, ip(&check(MESHED, &mut allocator)));
-        let headless = MESHED.replace("spec: {selector: {app: web}, ports", "spec: {clusterIP: None, selector: {app: web}, ports");
+        let headless =
+            MESHED.replace("spec: {selector: {app: web}, ports", "spec: {clusterIP: None, selector: {app: web}, ports");
         assert_eq!(ip(&check(&headless, &mut allocator)).as_deref(), Some("None"));
     }
 }

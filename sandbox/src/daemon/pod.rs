@@ -4,20 +4,19 @@
 //! network ─> enrol (nothing of the pod runs before) ─> init containers and sidecars in order ─> containers ─> ready
 //! ```
 
+mod report;
+mod supervisor;
+
 use std::{
     fs::{self, OpenOptions},
     net::IpAddr,
     path::PathBuf,
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Container;
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use tokio::{
     process::Child,
     sync::mpsc,
@@ -28,6 +27,10 @@ use tokio_util::sync::CancellationToken;
 use weft_k8s_api::{inject::Redirection, labels, ports::PortSet};
 use weft_proto::agent::PodRef;
 
+use self::{
+    report::Report,
+    supervisor::{Supervisor, describe},
+};
 use super::{
     agent::{Agent, AgentError},
     container_spec_file,
@@ -46,12 +49,6 @@ use crate::{
 const PROBE_UNREADY: Duration = Duration::from_millis(25);
 /// How often a ready pod is probed: twice the sidecar's own period, because all pods share this host.
 const PROBE_READY: Duration = Duration::from_secs(4);
-/// The pause before a container's second start; doubles with each further one, like Kubernetes' crash loop back-off.
-const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-/// Kubernetes stops doubling at five minutes.
-const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// A container that ran this long starts afresh in the back-off: Kubernetes' ten minutes.
-const BACKOFF_RESET: Duration = Duration::from_secs(600);
 /// The pause before a failed start of the pod is tried again.
 const START_RETRY: Duration = Duration::from_secs(2);
 /// Kubernetes' default for terminationGracePeriodSeconds is 30; nothing here needs that long unless it says so.
@@ -163,36 +160,6 @@ fn addresses(number: u32) -> Vec<IpAddr> {
 fn containers_of(desired: &DesiredPod) -> impl Iterator<Item = &Container> {
     let spec = desired.pod.spec.iter();
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
-}
-
-/// The pod's state, and the way to the daemon.
-struct Report {
-    number: u32,
-    started: Instant,
-    state: Mutex<PodState>,
-    events: mpsc::UnboundedSender<(u32, PodEvent)>,
-}
-
-impl Report {
-    fn update(&self, change: impl FnOnce(&mut PodState, f64)) {
-        let elapsed_ms = self.started.elapsed().as_secs_f64() * 1000.0;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut state, elapsed_ms);
-        // The daemon is gone only while everything ends.
-        let _ = self.events.send((self.number, PodEvent::Changed(state.clone())));
-    }
-
-    fn container(&self, name: &str, change: impl FnOnce(&mut ContainerState)) {
-        self.update(|state, _| {
-            if let Some(container) = state.containers.iter_mut().find(|container| container.name == name) {
-                change(container);
-            }
-        });
-    }
-
-    fn snapshot(&self) -> PodState {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
 }
 
 struct Life {
@@ -440,9 +407,11 @@ impl Life {
 
     async fn is_ready(&self, containers: &[&Container]) -> bool {
         let state = self.report.snapshot();
-        if state.containers.iter().any(|container| {
-            container.pid.is_none() && containers.iter().any(|running| running.name == container.name)
-        }) {
+        if state
+            .containers
+            .iter()
+            .any(|container| container.pid.is_none() && containers.iter().any(|running| running.name == container.name))
+        {
             return false;
         }
         for container in containers {
@@ -514,60 +483,6 @@ impl Life {
     }
 }
 
-/// Keeps one container running.
-struct Supervisor {
-    life: Life,
-    container: Container,
-    stop: CancellationToken,
-}
-
-impl Supervisor {
-    async fn run(self, mut child: Child) {
-        let mut backoff = BACKOFF_FIRST;
-        loop {
-            let started = Instant::now();
-            let status = tokio::select! {
-                status = child.wait() => status,
-                () = self.stop.cancelled() => {
-                    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-                        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-                    }
-                    let _ = child.wait().await;
-                    return;
-                }
-            };
-            let last_exit = status.map_or_else(|error| error.to_string(), describe);
-            self.life.report.container(&self.container.name, |state| {
-                state.pid = None;
-                state.last_exit = Some(last_exit.clone());
-            });
-            let message = format!("container {} ended ({last_exit}); see `weft sandbox logs`", self.container.name);
-            self.life.report.update(|state, _| {
-                state.ready = false;
-                state.message = message;
-            });
-            if started.elapsed() > BACKOFF_RESET {
-                backoff = BACKOFF_FIRST;
-            }
-            loop {
-                tokio::select! {
-                    () = sleep(backoff) => {}
-                    () = self.stop.cancelled() => return,
-                }
-                backoff = (backoff * 2).min(BACKOFF_MAX);
-                match self.life.launch(&self.container) {
-                    Ok(started) => {
-                        child = started;
-                        break;
-                    }
-                    Err(error) => self.life.report.update(|state, _| state.message = error.to_string()),
-                }
-            }
-            self.life.report.container(&self.container.name, |state| state.restarts += 1);
-        }
-    }
-}
-
 fn pod_ref(state: &PodState) -> PodRef {
     PodRef { namespace: state.namespace.clone(), name: state.name.clone() }
 }
@@ -590,14 +505,5 @@ fn init_rules(redirection: &Redirection) -> iptables::InitRules {
         skip_outbound: ranges(&redirection.skip_outbound_ports),
         skip_subnets: redirection.skip_subnets.iter().map(ToString::to_string).collect(),
         ipv6: false,
-    }
-}
-
-fn describe(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => status.to_string(),
     }
 }

@@ -229,7 +229,10 @@ pub(super) fn virtual_services(services: &[Service], slices: &[EndpointSlice]) -
 }
 
 /// The slices of a Service.
-pub(super) fn slices_of<'a>(service: &'a Service, slices: &'a [EndpointSlice]) -> impl Iterator<Item = &'a EndpointSlice> {
+pub(super) fn slices_of<'a>(
+    service: &'a Service,
+    slices: &'a [EndpointSlice],
+) -> impl Iterator<Item = &'a EndpointSlice> {
     slices.iter().filter(|slice| {
         let owner = slice.metadata.labels.as_ref().and_then(|labels| labels.get(labels::SERVICE_NAME));
         slice.metadata.namespace == service.metadata.namespace && owner == service.metadata.name.as_ref()
@@ -249,9 +252,11 @@ fn ready_addresses(slice: &EndpointSlice, port_name: &str) -> Vec<SocketAddr> {
 
 /// The endpoints that take traffic; unset means yes, as in Kubernetes.
 pub(super) fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = &Endpoint> {
-    slice.endpoints.iter().flatten().filter(|endpoint| {
-        endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
-    })
+    slice
+        .endpoints
+        .iter()
+        .flatten()
+        .filter(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true))
 }
 
 #[cfg(test)]

@@ -198,10 +198,10 @@ fn mounts(placed: &Placed<'_>, container: &Container) -> Result<Vec<Mount>, Spec
     all.extend(placed.proxy_dir.map(|dir| read_only(dir, PROXY_DIR)));
     let volumes = placed.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     for mount in container.volume_mounts.iter().flatten() {
-        let volume = volumes.iter().find(|volume| volume.name == mount.name).ok_or_else(|| SpecError::Mount {
-            container: container.name.clone(),
-            volume: mount.name.clone(),
-        })?;
+        let volume = volumes
+            .iter()
+            .find(|volume| volume.name == mount.name)
+            .ok_or_else(|| SpecError::Mount { container: container.name.clone(), volume: mount.name.clone() })?;
         all.push(Mount {
             source: volume_source(placed.dir, volume),
             target: PathBuf::from(&mount.mount_path),

@@ -1,0 +1,38 @@
+//! A pod's state and the way in which the daemon hears of its changes.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::{sync::mpsc, time::Instant};
+
+use super::PodEvent;
+use crate::state::{ContainerState, PodState};
+
+/// The pod's state, and the way to the daemon.
+pub(super) struct Report {
+    pub(super) number: u32,
+    pub(super) started: Instant,
+    pub(super) state: Mutex<PodState>,
+    pub(super) events: mpsc::UnboundedSender<(u32, PodEvent)>,
+}
+
+impl Report {
+    pub(super) fn update(&self, change: impl FnOnce(&mut PodState, f64)) {
+        let elapsed_ms = self.started.elapsed().as_secs_f64() * 1000.0;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state, elapsed_ms);
+        // The daemon is gone only while everything ends.
+        let _ = self.events.send((self.number, PodEvent::Changed(state.clone())));
+    }
+
+    pub(super) fn container(&self, name: &str, change: impl FnOnce(&mut ContainerState)) {
+        self.update(|state, _| {
+            if let Some(container) = state.containers.iter_mut().find(|container| container.name == name) {
+                change(container);
+            }
+        });
+    }
+
+    pub(super) fn snapshot(&self) -> PodState {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
