@@ -3,7 +3,7 @@
 //! Standard output tells what becomes ready; logs go to standard error. Ends in order at SIGINT and SIGTERM, and at once
 //! at the second one: then the janitor cleans up.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -20,6 +20,8 @@ use crate::output::{self, Format};
 
 /// How long `--detach` waits. Generous: pods start within seconds, but a busy host may take its time.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+/// How the message of a pod begins that comes up in order.
+const STARTING: &str = ": waiting for ";
 /// The exit status of what Ctrl-C ended, as shells have it.
 const INTERRUPTED: u8 = 130;
 
@@ -31,7 +33,8 @@ pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
     let filter = EnvFilter::try_new(&config.log_level).with_context(|| {
         format!("`{}` is not a log filter: expected e.g. `info` or `warn,weft=debug`", args.log_level)
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
     let shutdown = shutdown()?;
     let mut progress = Progress::new(args.output);
     daemon::run(config, shutdown, |state| progress.show(state)).await?;
@@ -173,7 +176,10 @@ impl Progress {
             now.insert(format!("{}/{}", pod.namespace, pod.name), describe(pod));
         }
         for (pod, line) in &now {
-            if !line.is_empty() && self.pods.get(pod) != Some(line) {
+            let before = self.pods.get(pod).map_or("", String::as_str);
+            // On the way up, each pod waits for several things: that is no news yet.
+            let starting = line.contains(STARTING) && !before.starts_with("ready");
+            if !line.is_empty() && before != line && !starting {
                 lines.push(line.clone());
             }
         }
@@ -241,12 +247,25 @@ mod tests {
     fn each_change_is_told_once() {
         let mut progress = Progress::new(Format::Table);
         assert!(progress.changes(&state(false, "")).is_empty());
-        assert_eq!(progress.changes(&state(false, "its sidecar starts")), ["waiting  shop/web-0: its sidecar starts"]);
-        assert!(progress.changes(&state(false, "its sidecar starts")).is_empty());
+        assert_eq!(
+            progress.changes(&state(false, "container web ended")),
+            ["waiting  shop/web-0: container web ended"]
+        );
+        assert!(progress.changes(&state(false, "container web ended")).is_empty());
         assert_eq!(progress.changes(&state(true, "")), ["ready    shop/web-0 (meshed)"]);
         let mut empty = state(true, "");
         empty.pods.clear();
         assert_eq!(progress.changes(&empty), ["gone     shop/web-0"]);
+    }
+
+    #[test]
+    fn waiting_is_news_only_for_a_pod_that_was_ready() {
+        let mut progress = Progress::new(Format::Table);
+        assert!(progress.changes(&state(false, "waiting for its network")).is_empty());
+        assert!(progress.changes(&state(false, "waiting for its readiness probes")).is_empty());
+        assert_eq!(progress.changes(&state(true, "")).len(), 1);
+        let again = progress.changes(&state(false, "waiting for container web"));
+        assert_eq!(again, ["waiting  shop/web-0: waiting for container web"]);
     }
 
     #[test]
