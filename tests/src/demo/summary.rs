@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
-/// Requests by protocol, under the names the issue tracker's dashboards use.
+/// The protocols that the demo speaks, as keys of the object's `protocols`.
 pub const PROTOCOLS: [&str; 5] = ["http1", "http2", "grpc", "websocket", "tcp_server_first"];
 
 /// Everything the demo measured. Each field is counted while it runs; none is assumed.
