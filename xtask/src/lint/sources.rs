@@ -8,11 +8,10 @@ use super::{Finding, Source, lexer::code_only};
 const LONGEST_FILE: usize = 600;
 
 /// Where `unsafe` may stand, with the reason.
-const UNSAFE_ALLOWED: [(&str, &str); 4] = [
+const UNSAFE_ALLOWED: [(&str, &str); 3] = [
     ("ebpf/", "kernel programs handle raw pointers"),
-    ("ebpf-abi/src/", "the `Pod` implementations of what kernel and user space share"),
-    ("agent/", "raw bpf(2) calls and entering the network namespaces of pods"),
-    ("sandbox/src/", "entering namespaces between fork and exec"),
+    ("ebpf-abi/src/user.rs", "the `Pod` implementations of what kernel and user space share"),
+    ("agent/src/bpf.rs", "bpf(2) calls that the loader has no function for"),
 ];
 
 /// Where a line on standard output is the result rather than a log line that missed its subscriber.
