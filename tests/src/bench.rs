@@ -32,6 +32,8 @@ const MANIFEST: &str = include_str!("bench/pods.yaml");
 const NAMESPACE: &str = "bench";
 /// The server's port for plain TCP.
 const PORT: u16 = 9100;
+/// Connections whose tracking entries are counted.
+const COUNTED_CONNECTIONS: u64 = 200;
 /// How long a started pod may take until it serves.
 const SERVES_WITHIN: Duration = Duration::from_secs(20);
 
@@ -58,6 +60,7 @@ pub struct Contender {
     client_netns: PathBuf,
     server_netns: PathBuf,
     cpu_stat: PathBuf,
+    conntrack_entries_per_connection: f64,
 }
 
 impl Contender {
@@ -82,12 +85,13 @@ impl Contender {
         };
         let mesh = Mesh::start(manifests, options).await?;
         let (client, server) = (mesh.pod(NAMESPACE, "client").await?, mesh.pod(NAMESPACE, "server").await?);
-        let contender = Self {
+        let mut contender = Self {
             mode,
             target: format!("{}:{PORT}", server.ip),
             client_netns: client.netns,
             server_netns: server.netns,
-            cpu_stat: cgroup2()?.join(Layout::of(mesh.name()).cgroup()).join("cpu.stat"),
+            cpu_stat: cgroup2()?.join(Layout::of(mesh.name()).kubepods()).join("cpu.stat"),
+            conntrack_entries_per_connection: 0.0,
             mesh,
         };
         until(SERVES_WITHIN, async || {
@@ -96,6 +100,7 @@ impl Contender {
         .await
         .with_context(|| format!("{}: the server does not answer", mode.label()))?;
         contender.check_path().await?;
+        contender.conntrack_entries_per_connection = contender.count_tracked().await?;
         Ok(contender)
     }
 
@@ -107,7 +112,6 @@ impl Contender {
         let limit = format!("{}s", effort.limit_seconds);
         let (connects, burst) = (effort.connects.to_string(), effort.burst.to_string());
         let (pings, bulk) = (effort.pings.to_string(), effort.bulk_bytes.to_string());
-        let tracked_before = self.tracked()?;
         let cpu_before = cpu_usage_us(&self.cpu_stat)?;
         let opening = self
             .measure(&[
@@ -124,7 +128,6 @@ impl Contender {
             ])
             .await?;
         let cpu_us = cpu_usage_us(&self.cpu_stat)?.saturating_sub(cpu_before);
-        let tracked = self.tracked()?.saturating_sub(tracked_before);
         let open = self
             .measure(&["--connects", "0", "--burst", "0", "--pings", &pings, "--bulk-bytes", &bulk, "--limit", &limit])
             .await?;
@@ -135,7 +138,7 @@ impl Contender {
             round_trip_us: open.round_trip_us,
             bulk_gbit_per_second: open.bulk_gbit_per_second,
             cpu_us_per_connection: cpu_us as f64 / opening.connections as f64,
-            conntrack_entries_per_connection: tracked as f64 / opening.connections as f64,
+            conntrack_entries_per_connection: self.conntrack_entries_per_connection,
         })
     }
 
@@ -158,6 +161,15 @@ impl Contender {
         let output = self.mesh.exec(NAMESPACE, "client", &command).await?;
         anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Counted once, before anything else fills the tables: entries outlive their connections by minutes, so that later
+    /// counts would mix those that expire with those that come.
+    async fn count_tracked(&self) -> anyhow::Result<f64> {
+        let before = self.tracked()?;
+        let connects = COUNTED_CONNECTIONS.to_string();
+        self.measure(&["--connects", &connects, "--burst", "0", "--pings", "0", "--bulk-bytes", "0"]).await?;
+        Ok(self.tracked()?.saturating_sub(before) as f64 / COUNTED_CONNECTIONS as f64)
     }
 
     fn tracked(&self) -> io::Result<u64> {

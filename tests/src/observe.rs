@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use weft_sandbox::config::Layout;
+use weft_sandbox::config::{Layout, RUN_DIR};
 
 /// What a pod's network namespace holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +73,11 @@ pub fn leftovers(sandbox: &str) -> io::Result<BTreeSet<String>> {
             found.insert(format!("namespace {}", entry.display()));
         }
     }
-    if fs::exists(&run_dir)? {
-        found.insert(format!("files {}", run_dir.display()));
+    for entry in entries(Path::new(RUN_DIR))? {
+        let name = file_name(&entry);
+        if name == sandbox || name.strip_prefix(sandbox).is_some_and(|rest| rest.starts_with('.')) {
+            found.insert(format!("files {}", entry.display()));
+        }
     }
     for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
         let mut fields = line.split_whitespace();

@@ -47,7 +47,7 @@ pub struct Sample {
     pub round_trip_us: Quantiles,
     /// One bulk stream, gigabits per second.
     pub bulk_gbit_per_second: f64,
-    /// CPU time of everything in the sandbox, microseconds per connection.
+    /// CPU time of all processes in both pods, kernel included, microseconds per connection.
     pub cpu_us_per_connection: f64,
     /// Entries that connection tracking gained in both pods, per connection.
     pub conntrack_entries_per_connection: f64,
