@@ -3,6 +3,7 @@
 //! It reads a pipe that only the daemon writes to. The kernel closes it however the daemon ends, `kill -9` included.
 
 use std::{
+    fs,
     io::{self, Write as _},
     os::unix::process::CommandExt as _,
     path::Path,
@@ -73,7 +74,10 @@ pub fn run(name: &str) -> Result<()> {
             Err(error) => return Err(error),
         }
     };
-    cleanup::remove_everything(&Layout::of(name))
+    let layout = Layout::of(name);
+    // Of a daemon in the background; one in a terminal has none.
+    let _ = fs::remove_file(layout.daemon_log());
+    cleanup::remove_everything(&layout)
 }
 
 /// Whether a byte comes before the end.
