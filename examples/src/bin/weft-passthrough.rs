@@ -14,7 +14,7 @@ use weft_examples::{
 ///
 /// Takes its listeners from the environment that a Linkerd injector sets.
 #[derive(Parser)]
-#[command(version, after_help = "Example:\n  weft sandbox run examples/mesh --proxy weft-passthrough")]
+#[command(version, after_help = "Example:\n  weft sandbox run examples/mesh --proxy ./weft-passthrough")]
 struct Args {
     /// Where redirected connections of the application arrive; IPv6 is left out where the host has none
     #[arg(
