@@ -25,7 +25,7 @@ enum Subject {
     #[command(after_help = "Examples:
   cargo xtask bench interception
   cargo xtask bench interception --json --repetitions 9
-  cargo xtask bench interception --help      here; `-- --help` for every option of weft-bench")]
+  cargo xtask bench interception -- --help     every option of weft-bench")]
     Interception {
         /// Arguments for `weft-bench interception`, such as --json and --repetitions N
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
