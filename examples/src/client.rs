@@ -115,6 +115,33 @@ pub struct Report {
     pub elapsed_ms: u64,
 }
 
+impl Report {
+    /// Adds what another load to the same target counted. Latencies are those of the slower one.
+    pub fn absorb(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.failures += other.failures;
+        self.connections += other.connections;
+        self.elapsed_ms += other.elapsed_ms;
+        self.peer_addr_ok &= other.peer_addr_ok;
+        for (mine, theirs) in [
+            (&mut self.errors, &other.errors),
+            (&mut self.by_backend, &other.by_backend),
+            (&mut self.by_client_id, &other.by_client_id),
+        ] {
+            for (key, count) in theirs {
+                *mine.entry(key.clone()).or_default() += count;
+            }
+        }
+        for (mine, theirs) in [(&mut self.local_ips, &other.local_ips), (&mut self.seen_peer_ips, &other.seen_peer_ips)]
+        {
+            let new: Vec<_> = theirs.iter().filter(|ip| !mine.contains(ip)).cloned().collect();
+            mine.extend(new);
+        }
+        let (mine, theirs) = (&mut self.latency_ms, other.latency_ms);
+        (mine.p50, mine.p99, mine.max) = (mine.p50.max(theirs.p50), mine.p99.max(theirs.p99), mine.max.max(theirs.max));
+    }
+}
+
 /// Milliseconds per request.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
@@ -335,6 +362,24 @@ pub async fn probe(target: &str, mapped: bool) -> io::Result<Probe> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_reports_add_up_and_a_wrong_peer_stays_wrong() {
+        let report = |backend: &str, peer_addr_ok| Report {
+            requests: 2,
+            failures: 1,
+            by_backend: [(backend.to_owned(), 1)].into(),
+            local_ips: vec!["10.0.0.1".to_owned()],
+            peer_addr_ok,
+            ..Report::default()
+        };
+        let mut all = report("web-0", true);
+        all.absorb(&report("web-1", false));
+        all.absorb(&report("web-1", true));
+        assert_eq!((all.requests, all.failures, all.peer_addr_ok), (6, 3, false));
+        assert_eq!(all.by_backend, [("web-0".to_owned(), 1), ("web-1".to_owned(), 2)].into());
+        assert_eq!(all.local_ips, ["10.0.0.1"]);
+    }
 
     #[test]
     fn maps_ipv4_into_ipv6_and_leaves_ipv6_alone() {

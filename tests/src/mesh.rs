@@ -12,7 +12,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::Output,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context as _;
@@ -201,6 +201,27 @@ impl Mesh {
             let stderr = String::from_utf8_lossy(&output.stderr);
             format!("{} in {namespace}/{pod} printed no report: {}", command.join(" "), stderr.trim())
         })
+    }
+
+    /// Repeats a load until so many pods have answered, or `within` has passed, and adds the reports up. A balancer that
+    /// prefers fast replicas leaves one that was slow once alone for a while, so that no number of requests is enough.
+    ///
+    /// # Errors
+    /// As [`Mesh::load`].
+    pub async fn load_all(
+        &self,
+        namespace: &str,
+        pod: &str,
+        arguments: &[&str],
+        replicas: usize,
+        within: Duration,
+    ) -> anyhow::Result<Report> {
+        let started = Instant::now();
+        let mut report = self.load(namespace, pod, arguments).await?;
+        while report.by_backend.len() < replicas && report.failures == 0 && started.elapsed() < within {
+            report.absorb(&self.load(namespace, pod, arguments).await?);
+        }
+        Ok(report)
     }
 
     /// A connection to the agent that runs now.

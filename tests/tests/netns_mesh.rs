@@ -32,6 +32,17 @@ async fn answered(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -
     report
 }
 
+/// Sends requests from the client until every replica has answered; none may fail meanwhile.
+async fn answered_by_all(mesh: &Mesh, arguments: &[&str], replicas: usize) -> Report {
+    let client = mesh.pod_of("shop", "client").await.unwrap();
+    let within = Duration::from_secs(30);
+    let report = mesh.load_all("shop", &client, arguments, replicas, within).await.unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+    assert_eq!(report.by_backend.len(), replicas, "{report:?}");
+    assert!(report.peer_addr_ok, "{report:?}");
+    report
+}
+
 /// Sends requests that must all be refused, and says how.
 async fn refused(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
     let report = load(mesh, namespace, app, arguments).await;
@@ -48,8 +59,7 @@ fn assert_vouched_for(report: &Report) {
 #[test]
 fn http1_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
-        let report = answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "60"]).await;
-        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        let report = answered_by_all(mesh, &["http1", "--target", WEB, "--count", "60"], 3).await;
         assert_vouched_for(&report);
     });
 }
@@ -57,8 +67,7 @@ fn http1_reaches_every_replica_with_the_clients_identity() {
 #[test]
 fn http2_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
-        let report = answered(mesh, "shop", "client", &["http2", "--target", WEB, "--count", "60"]).await;
-        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        let report = answered_by_all(mesh, &["http2", "--target", WEB, "--count", "60"], 3).await;
         assert_vouched_for(&report);
     });
 }
@@ -66,8 +75,7 @@ fn http2_reaches_every_replica_with_the_clients_identity() {
 #[test]
 fn grpc_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
-        let report = answered(mesh, "shop", "client", &["grpc", "--target", WEB, "--count", "60"]).await;
-        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        let report = answered_by_all(mesh, &["grpc", "--target", WEB, "--count", "60"], 3).await;
         assert_vouched_for(&report);
     });
 }
@@ -75,8 +83,7 @@ fn grpc_reaches_every_replica_with_the_clients_identity() {
 #[test]
 fn websocket_reaches_every_replica_with_the_clients_identity() {
     MESH.test(async |mesh| {
-        let report = answered(mesh, "shop", "client", &["ws", "--target", WEB, "--count", "60", "--fresh"]).await;
-        assert_eq!(report.by_backend.len(), 3, "{report:?}");
+        let report = answered_by_all(mesh, &["ws", "--target", WEB, "--count", "60", "--fresh"], 3).await;
         assert_vouched_for(&report);
     });
 }
@@ -93,9 +100,7 @@ fn websocket_carries_many_messages_on_one_connection() {
 #[test]
 fn tcp_in_which_the_server_speaks_first_reaches_every_replica() {
     MESH.test(async |mesh| {
-        let arguments = ["banner", "--target", "banner.shop:9000", "--count", "40", "--fresh"];
-        let report = answered(mesh, "shop", "client", &arguments).await;
-        assert_eq!(report.by_backend.len(), 2, "{report:?}");
+        answered_by_all(mesh, &["banner", "--target", "banner.shop:9000", "--count", "40", "--fresh"], 2).await;
     });
 }
 
@@ -327,6 +332,7 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
                 break;
             }
         }
-        assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0);
+        let status = mesh.agent().await.unwrap().status().await.unwrap();
+        assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0, "the meshed pod's were counted");
     });
 }

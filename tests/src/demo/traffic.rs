@@ -1,5 +1,7 @@
 //! Points 1 to 3: every protocol through the mesh, policy for those outside it, and the kernel's trace meanwhile.
 
+use std::time::Duration;
+
 use super::{Stage, Trace};
 
 /// A Service's port with a protocol that it speaks.
@@ -9,24 +11,28 @@ struct Conversation {
     /// The client's command.
     command: &'static str,
     target: &'static str,
+    /// How many pods are behind the target.
+    replicas: usize,
     /// Connection-wise protocols are balanced by connection, so they need several.
     fresh: bool,
 }
 
 const CONVERSATIONS: [Conversation; 5] = [
-    Conversation { name: "http1", command: "http1", target: WEB, fresh: false },
-    Conversation { name: "http2", command: "http2", target: WEB, fresh: false },
-    Conversation { name: "grpc", command: "grpc", target: WEB, fresh: false },
-    Conversation { name: "websocket", command: "ws", target: WEB, fresh: true },
-    Conversation { name: "tcp_server_first", command: "banner", target: "banner.shop:9000", fresh: true },
+    Conversation { name: "http1", command: "http1", target: WEB, replicas: 3, fresh: false },
+    Conversation { name: "http2", command: "http2", target: WEB, replicas: 3, fresh: false },
+    Conversation { name: "grpc", command: "grpc", target: WEB, replicas: 3, fresh: false },
+    Conversation { name: "websocket", command: "ws", target: WEB, replicas: 3, fresh: true },
+    Conversation { name: "tcp_server_first", command: "banner", target: "banner.shop:9000", replicas: 2, fresh: true },
 ];
 
 const WEB: &str = "web.shop:80";
 const PAYMENTS: &str = "payments.shop:80";
 const LEDGER: &str = "payments.shop:9000";
 
-/// Requests by protocol: enough that three replicas answer each with near certainty.
+/// Requests by protocol, at least.
 const REQUESTS: &str = "60";
+/// Every replica answers within this: a balancer leaves one that was slow once alone for some seconds.
+const ALL_ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Requests of each policy question.
 const QUESTIONS: &str = "10";
 
@@ -42,7 +48,8 @@ impl Stage<'_> {
             if conversation.fresh {
                 arguments.push("--fresh");
             }
-            let report = self.mesh.load("shop", &self.client, &arguments).await?;
+            let report =
+                self.mesh.load_all("shop", &self.client, &arguments, conversation.replicas, ALL_ANSWER_WITHIN).await?;
             trace.end_step();
             self.allow(&format!("{} to {}", conversation.name, conversation.target), &report);
             self.summary.protocols.insert(conversation.name, report.requests - report.failures);
