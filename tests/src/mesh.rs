@@ -101,7 +101,8 @@ impl Mesh {
         config.interception = options.interception;
         config.proxy = options.proxy;
         config.control_plane = options.control_plane;
-        let guard = Guard::watch(&config.bin_dir.join("weft"), &config.name).context("start a guard")?;
+        let guard = Guard::watch(&config.bin_dir.join("weft"), &config.layout(), &config.name, manifests.path())
+            .context("start a guard")?;
         let sandbox = Sandbox::start(&config).context("start the sandbox")?;
         let mut mesh = Self { name: options.name, sandbox, manifests, guard };
         if let Err(error) = mesh.sandbox.wait_ready(READY_WITHIN).await {

@@ -93,6 +93,10 @@ pub fn leftovers(sandbox: &str) -> io::Result<BTreeSet<String>> {
     for process in entries(Path::new("/proc"))? {
         // Processes come and go while the table is read.
         let Ok(command) = fs::read(process.join("cmdline")) else { continue };
+        if command.is_empty() {
+            // Dead already, and waiting for its parent to ask: it holds nothing any more.
+            continue;
+        }
         let command = String::from_utf8_lossy(&command).replace('\0', " ");
         let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
         let inside = cgroup.lines().any(|line| line.split('/').any(|part| Path::new(part) == cgroup_name));

@@ -3,10 +3,11 @@
 use std::{
     collections::BTreeSet,
     fs,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
+use tempfile::TempDir;
 use weft_tests::{
     binaries,
     manifests::Manifests,
@@ -18,12 +19,26 @@ use weft_tests::{
 /// The janitor notices at once; processes get their grace period.
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
 
-async fn eventually_clean(name: &str) {
+async fn eventually_clean(name: &str, temporary: Option<&TempDir>) {
     eventually(CLEAN_WITHIN, async || {
-        let left = leftovers(name).unwrap();
+        let mut left = leftovers(name).unwrap();
+        if let Some(temporary) = temporary {
+            left.extend(fs::read_dir(temporary.path()).unwrap().map(|entry| format!("{:?}", entry.unwrap().path())));
+        }
         if left.is_empty() { Ok(()) } else { Err(format!("left behind: {left:?}")) }
     })
     .await;
+}
+
+/// A demo with a directory of its own for temporary files.
+fn demo(name: &str, temporary: &TempDir) -> Child {
+    let mut demo = Command::new(binaries::directory().unwrap().join("weft-demo"));
+    demo.args(["--name", name])
+        .env("TMPDIR", temporary.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,15 +60,30 @@ async fn a_killed_sandbox_leaves_nothing() {
     let options = Options { name: name.clone(), ..Options::default() };
     let mesh = Mesh::start(Manifests::example().unwrap(), options).await.unwrap();
     mesh.crash().unwrap();
-    eventually_clean(&name).await;
+    eventually_clean(&name, None).await;
+}
+
+/// Ctrl-C at the worst moments: before there is anything to stop, and half-way through the start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demo_interrupted_while_it_starts_leaves_nothing() {
+    for (moment, file) in [("early", ".log"), ("late", "/state.json")] {
+        let name = unique_name(&format!("t-{moment}"));
+        let temporary = tempfile::tempdir().unwrap();
+        let mut demo = demo(&name, &temporary);
+        let sign = format!("/run/weft/{name}{file}");
+        eventually(Duration::from_secs(30), async || fs::exists(&sign).unwrap().then_some(()).ok_or("not yet")).await;
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(demo.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+        assert_eq!(demo.wait().unwrap().code(), Some(130));
+        eventually_clean(&name, Some(&temporary)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_demo_leaves_nothing() {
     let name = unique_name("t-demo");
-    let demo = binaries::directory().unwrap().join("weft-demo");
-    let mut demo =
-        Command::new(demo).args(["--name", &name]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let mut demo = demo(&name, &temporary);
     eventually(Duration::from_secs(60), async || {
         let state = fs::read_to_string(format!("/run/weft/{name}/state.json")).unwrap_or_default();
         if state.contains("\"ready\": true") { Ok(()) } else { Err("the demo has no ready pod yet") }
@@ -61,5 +91,5 @@ async fn a_killed_demo_leaves_nothing() {
     .await;
     demo.kill().unwrap();
     demo.wait().unwrap();
-    eventually_clean(&name).await;
+    eventually_clean(&name, Some(&temporary)).await;
 }

@@ -105,7 +105,7 @@ fn keep(mesh: Mesh) {
         "  reach it  weft sandbox exec --name {name} shop/client -- weft-client http1 --target web.shop:80 --count 10"
     );
     println!("  trace it  weft trace --sandbox {name}");
-    println!("  stop it   weft sandbox stop --name {name}");
+    println!("  stop it   weft sandbox stop --name {name} && rm -r {}", manifests.display());
 }
 
 fn conclude(summary: &mut Summary, json: bool) -> anyhow::Result<ExitCode> {

@@ -7,8 +7,19 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// Reads a line from the harness: "done" when the harness has taken care, the end of the stream when it died.
-const SCRIPT: &str = r#"read -r word; [ "$word" = done ] || exec "$0" sandbox stop --name "$1""#;
+use weft_sandbox::config::Layout;
+
+/// Reads a line from the harness: "done" when the harness has taken care, the end of the stream when it died. A sandbox
+/// that has just been started cannot be stopped yet, so that is tried for some seconds; one that failed leaves its log. The manifests were the harness's own.
+const SCRIPT: &str = r#"
+read -r word
+[ "$word" = done ] && exit
+for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    "$0" sandbox stop --name "$1" && break
+    sleep 0.25
+done
+rm -rf "$2" "$3"
+"#;
 
 /// A waiting process that stops the sandbox when this one ends.
 #[derive(Debug)]
@@ -21,9 +32,9 @@ impl Guard {
     ///
     /// # Errors
     /// The process cannot be started.
-    pub(super) fn watch(weft: &Path, sandbox: &str) -> io::Result<Self> {
+    pub(super) fn watch(weft: &Path, layout: &Layout, sandbox: &str, manifests: &Path) -> io::Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", SCRIPT]).arg(weft).arg(sandbox);
+        command.args(["-c", SCRIPT]).arg(weft).arg(sandbox).arg(layout.daemon_log()).arg(manifests);
         // A group of its own: Ctrl-C in the terminal is for the harness alone.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         Ok(Self { process: command.spawn()? })
