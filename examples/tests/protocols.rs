@@ -1,6 +1,8 @@
 //! The example client and server against each other on loopback, each protocol with its opposite: what works without a
 //! mesh is the baseline for what has to work with one.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};

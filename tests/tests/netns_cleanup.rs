@@ -1,5 +1,7 @@
 //! A sandbox leaves nothing behind: neither when it is stopped nor when it, or the program that started it, is killed.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     collections::BTreeSet,
     fs,

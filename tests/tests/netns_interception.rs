@@ -1,6 +1,8 @@
 //! Interception by itself, with a copy-only program in the proxy's place: what SO_ORIGINAL_DST answers, and the same
 //! program behind linkerd-init's rules and behind the agent's programs.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use weft_examples::{
     client::Report,
     passthrough::{Connection, Direction},

@@ -2,6 +2,8 @@
 //! netfilter state, and a pod outside the mesh that notices nothing. One mesh serves all tests of this file; each only
 //! looks or sends requests.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{collections::BTreeSet, time::Duration};
 
 use nix::libc;

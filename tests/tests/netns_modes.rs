@@ -1,6 +1,8 @@
 //! The mesh behind linkerd-init's rules in place of the agent's programs: the same proxies, the same result, for
 //! comparison and for hosts where the agent cannot run.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 
 use weft_tests::{

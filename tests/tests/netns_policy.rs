@@ -1,5 +1,7 @@
 //! Manifests change while the mesh runs: policy follows, and a malformed file harms nobody else.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use weft_examples::client::Report;

@@ -1,6 +1,8 @@
 //! A proxy that cannot prove who it is does not serve: it names what is broken and exits with 64, whatever is broken, and
 //! never opens its inbound listener to plaintext instead.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     fs,
     path::Path,
