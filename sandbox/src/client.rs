@@ -276,7 +276,7 @@ impl Sandbox {
             signal(pid, Signal::SIGTERM);
         }
         let give_up = Instant::now() + STOP_DEADLINE;
-        while self.layout.run_dir().exists() {
+        while self.layout.run_dir().exists() || self.layout.lock_file().exists() {
             if let Some(daemon) = &mut self.daemon {
                 // Reaps the child, so that its pid does not look alive for ever.
                 let _ = daemon.try_wait();

@@ -178,6 +178,12 @@ impl Layout {
         self.run_dir().join("state.json")
     }
 
+    /// Held by the daemon while it lives, and removed as the last thing of all.
+    #[must_use]
+    pub fn lock_file(&self) -> PathBuf {
+        Path::new(RUN_DIR).join(format!("{}.lock", self.name))
+    }
+
     /// The log of a daemon in the background: beside the directory, because the daemon clears that when it starts.
     #[must_use]
     pub fn daemon_log(&self) -> PathBuf {

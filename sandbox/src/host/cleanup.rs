@@ -31,7 +31,7 @@ pub struct Lock {
 /// # Errors
 /// [`HostError::AlreadyRuns`] when a daemon has it.
 pub fn lock(name: &str) -> Result<Lock> {
-    let path = Path::new(RUN_DIR).join(format!("{name}.lock"));
+    let path = Layout::of(name).lock_file();
     let failed = |source| HostError::Lock { path: path.clone(), source };
     fs::create_dir_all(RUN_DIR).map_err(failed)?;
     loop {
