@@ -274,7 +274,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         match event {
             PodEvent::Changed(state) => {
                 if let Some(handle) = self.pods.get_mut(&number) {
-                    handle.state = state;
+                    handle.state = *state;
                 }
             }
             PodEvent::Gone(number) => {

@@ -135,7 +135,7 @@ mod tests {
             ready,
         };
         let pods = [pod("a", "10.244.0.10", true), pod("b", "10.244.0.11", false)];
-        Names::of(&[service.clone()], &endpoint_slices(&service, &pods))
+        Names::of(std::slice::from_ref(&service), &endpoint_slices(&service, &pods))
     }
 
     #[test]

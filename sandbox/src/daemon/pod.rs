@@ -67,7 +67,7 @@ pub(super) struct Shared {
 /// What the daemon hears of a pod.
 pub(super) enum PodEvent {
     /// Something changed.
-    Changed(PodState),
+    Changed(Box<PodState>),
     /// Nothing of the pod is left.
     Gone(u32),
 }
@@ -459,9 +459,8 @@ impl Life {
             tracing::warn!(pod = %state.name, %error, "pod's network is not removed");
         }
         let directory = state.cgroup.clone();
-        match tokio::task::spawn_blocking(move || cgroup::remove(&directory)).await {
-            Ok(Err(error)) => tracing::warn!(pod = %state.name, %error, "pod's cgroup is not removed"),
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || cgroup::remove(&directory)).await {
+            tracing::warn!(pod = %state.name, %error, "pod's cgroup is not removed");
         }
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::debug!(pod = %state.name, %error, "pod's directory is not removed");

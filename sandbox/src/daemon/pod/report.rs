@@ -21,7 +21,7 @@ impl Report {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state, elapsed_ms);
         // The daemon is gone only while everything ends.
-        let _ = self.events.send((self.number, PodEvent::Changed(state.clone())));
+        let _ = self.events.send((self.number, PodEvent::Changed(Box::new(state.clone()))));
     }
 
     pub(super) fn container(&self, name: &str, change: impl FnOnce(&mut ContainerState)) {
