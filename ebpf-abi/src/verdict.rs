@@ -141,7 +141,9 @@ pub fn verdict_inbound(
     skips_subnet: impl FnOnce() -> bool,
     steer: impl FnOnce() -> bool,
 ) -> Verdict {
-    if local.is_loopback() {
+    // A loopback client with another local address: a late segment of a connection between a redirected application and
+    // its proxy, after the application's end is gone.
+    if local.is_loopback() || client.is_loopback() {
         return Verdict::PassLoopback;
     }
     // Nobody else can complete a handshake with one of the pod's own addresses as source.

@@ -108,6 +108,7 @@ fn inbound_truth_table() {
         ("over loopback", "127.0.0.1", "127.0.0.1", 8080, true, PassLoopback),
         ("over ipv6 loopback", "::1", "::1", 8080, true, PassLoopback),
         ("redirected client of this pod", "10.244.0.5", "127.0.0.1", 4140, true, PassLoopback),
+        ("proxy to a redirected client that is gone", "127.0.0.1", "10.244.0.5", 50000, true, PassLoopback),
         ("own address to itself", "10.244.0.5", "10.244.0.5", 8080, true, PassOwnAddress),
         ("own address to another own address", "192.168.7.5", "10.244.0.5", 8080, true, PassOwnAddress),
         ("own ipv6 address to itself", "fd00:10:244::5", "fd00:10:244::5", 8080, false, PassOwnAddress),
