@@ -87,8 +87,12 @@ pub struct Comparison {
     pub repetitions: usize,
     /// The median of each number, by mode.
     pub medians: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
-    /// Rows in which eBPF came out worse than iptables.
+    /// How far repetitions of one mode lie apart: half the distance between the quartiles of each number, by mode.
+    pub spreads: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
+    /// Rows in which eBPF's median is worse than iptables' by more than the larger of the two spreads.
     pub ebpf_worse_than_iptables: Vec<&'static str>,
+    /// Rows in which it is worse by less: the run cannot tell the two apart.
+    pub undecided: Vec<&'static str>,
     /// Every repetition, by mode, in order.
     pub samples: BTreeMap<&'static str, Vec<Sample>>,
 }
@@ -96,29 +100,35 @@ pub struct Comparison {
 impl Comparison {
     /// Summarises the samples of a run.
     pub fn of(machine: Machine, samples: BTreeMap<Mode, Vec<Sample>>) -> Self {
-        let medians: BTreeMap<_, BTreeMap<_, _>> = samples
-            .iter()
-            .map(|(mode, samples)| {
-                let rows = ROWS.iter().map(|row| (row.name, median(samples.iter().map(row.value).collect())));
-                (mode.label(), rows.collect())
-            })
-            .collect();
-        let at = |mode: Mode, row: &Row| medians.get(mode.label()).and_then(|rows| rows.get(row.name)).copied();
-        let worse = ROWS.iter().filter(|row| match (at(Mode::Ebpf, row), at(Mode::Iptables, row)) {
-            (Some(ebpf), Some(iptables)) => {
-                if row.more {
-                    ebpf < iptables
-                } else {
-                    ebpf > iptables
-                }
+        let summary = |summarise: fn(Vec<f64>) -> f64| -> BTreeMap<_, BTreeMap<_, _>> {
+            let of_mode = |samples: &[Sample]| -> BTreeMap<_, _> {
+                ROWS.iter().map(|row| (row.name, summarise(samples.iter().map(row.value).collect()))).collect()
+            };
+            samples.iter().map(|(mode, samples)| (mode.label(), of_mode(samples))).collect()
+        };
+        let (medians, spreads) = (summary(median), summary(spread));
+        let both = |numbers: &BTreeMap<&str, BTreeMap<&str, f64>>, row: &Row| {
+            let of = |mode: Mode| numbers.get(mode.label()).and_then(|rows| rows.get(row.name)).copied();
+            of(Mode::Ebpf).zip(of(Mode::Iptables))
+        };
+        let (mut worse, mut undecided) = (Vec::new(), Vec::new());
+        for row in &ROWS {
+            let Some((ebpf, iptables)) = both(&medians, row) else { continue };
+            let behind = if row.more { iptables - ebpf } else { ebpf - iptables };
+            let noise = both(&spreads, row).map_or(0.0, |(ebpf, iptables)| ebpf.max(iptables));
+            if behind > noise {
+                worse.push(row.name);
+            } else if behind > 0.0 {
+                undecided.push(row.name);
             }
-            _ => false,
-        });
+        }
         Self {
             machine,
             repetitions: samples.values().map(Vec::len).max().unwrap_or(0),
-            ebpf_worse_than_iptables: worse.map(|row| row.name).collect(),
             medians,
+            spreads,
+            ebpf_worse_than_iptables: worse,
+            undecided,
             samples: samples.into_iter().map(|(mode, samples)| (mode.label(), samples)).collect(),
         }
     }
@@ -151,6 +161,17 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// Half the distance between the quartiles; zero of fewer than four values, which have none.
+fn spread(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let half = values.len() / 2;
+    if half < 2 {
+        return 0.0;
+    }
+    let (lower, upper) = (values[..half].to_vec(), values[values.len() - half..].to_vec());
+    (median(upper) - median(lower)) / 2.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +191,20 @@ mod tests {
         let comparison = Comparison::of(Machine::here(), samples.into());
         assert_eq!(comparison.ebpf_worse_than_iptables, ["new connections per second"]);
         assert!(comparison.table().contains("new connections per second"));
+    }
+
+    #[test]
+    fn a_difference_within_the_spread_of_the_repetitions_decides_nothing() {
+        let samples = |rates: [f64; 4]| -> Vec<Sample> {
+            rates.map(|rate| Sample { connections_per_second: rate, ..Sample::default() }).into()
+        };
+        let check = |ebpf| {
+            let samples = [(Mode::Iptables, samples([90.0, 98.0, 102.0, 110.0])), (Mode::Ebpf, samples(ebpf))];
+            let comparison = Comparison::of(Machine::here(), samples.into());
+            (comparison.ebpf_worse_than_iptables, comparison.undecided)
+        };
+        let row = vec!["new connections per second"];
+        assert_eq!(check([89.0, 97.0, 101.0, 109.0]), (vec![], row.clone()));
+        assert_eq!(check([49.0, 57.0, 61.0, 69.0]), (row, vec![]));
     }
 }

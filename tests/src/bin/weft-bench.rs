@@ -66,6 +66,9 @@ async fn main() -> anyhow::Result<ExitCode> {
     let machine = &comparison.machine;
     println!("\nLinux {}, {} CPUs, {}, {} MiB", machine.kernel, machine.cpus, machine.model, machine.memory_mib);
     println!("{}", comparison.table());
+    for row in &comparison.undecided {
+        println!("eBPF and iptables are within the spread of the repetitions in: {row}");
+    }
     for row in &comparison.ebpf_worse_than_iptables {
         println!("eBPF is worse than iptables in: {row}");
     }
