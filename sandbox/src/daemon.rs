@@ -1,7 +1,7 @@
 //! The daemon: keeps the host as the manifests say, and says what is there.
 //!
 //! One loop reacts to four kinds of news (manifests, pods, the agent, the order to stop), derives everything from what
-//! it knows then, and publishes it. [`desired`], [`publish`] and [`names`] are pure; [`pod`] lives one pod's life.
+//! it knows then, and publishes it. [`mod@desired`], [`publish`] and [`names`] are pure; [`pod`] lives one pod's life.
 //!
 //! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. At the end the same
 //! backwards; a daemon that dies without an end is cleaned up after by its janitor.

@@ -3,7 +3,7 @@
 //! - [`mesh`]: a running sandbox with the example manifests, and requests from inside its pods,
 //! - [`agent`], [`metrics`], [`observe`]: what the kernel, the proxies and the host itself count,
 //! - [`demo`]: the scenario of `weft-demo`,
-//! - [`bench`]: the measurements of `weft-bench`.
+//! - [`mod@bench`]: the measurements of `weft-bench`.
 //!
 //! Everything here uses the product as a user does: its binaries, its manifests, its APIs.
 
