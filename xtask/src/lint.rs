@@ -173,7 +173,9 @@ fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
 fn doc(workspace: &Workspace) -> Result<()> {
     step("cargo doc");
     let mut cargo = command::cargo();
-    cargo.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    // For developers: a module may point its readers at its private parts.
+    cargo.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    cargo.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
     command::run(cargo.current_dir(&workspace.root))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`test`] and [`bench`] build and run, [`lint`] checks. It shells out and depends on none of our packages, so it
+//! [`mod@test`] and [`mod@bench`] build and run, [`lint`] checks. It shells out and depends on none of our packages, so it
 //! builds fast and works when they do not compile.
 
 mod bench;
