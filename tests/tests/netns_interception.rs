@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 use weft_examples::{
     client::Report,
     passthrough::{Connection, Direction},
@@ -12,7 +14,11 @@ use weft_tests::{
     manifests::Manifests,
     mesh::{ControlPlane, Interception, Mesh, Options, Pod, Shared, unique_name},
     observe,
+    wait::eventually,
 };
+
+/// How long a started application may take to listen.
+const SERVES_WITHIN: Duration = Duration::from_secs(10);
 
 static EBPF: Shared = Shared::with(|| passthrough("t-ebpf", Interception::Ebpf));
 static IPTABLES: Shared = Shared::with(|| passthrough("t-iptables", Interception::Iptables));
@@ -78,8 +84,18 @@ async fn seen(mesh: &Mesh, pod: &str, direction: Direction, original: &str) -> V
     all.into_iter().filter(matching).collect()
 }
 
+/// Both pods, once the application answers: nothing probes it here, so its pod is ready when its process has started.
 async fn pods(mesh: &Mesh) -> (Pod, Pod) {
-    (mesh.pod("shop", "client").await.unwrap(), mesh.pod("shop", "web").await.unwrap())
+    let (client, web) = (mesh.pod("shop", "client").await.unwrap(), mesh.pod("shop", "web").await.unwrap());
+    for (protocol, port) in [("http1", 8080), ("banner", 9000)] {
+        let target = format!("{}:{port}", web.ip);
+        eventually(SERVES_WITHIN, async || {
+            let report = mesh.load("shop", "client", &[protocol, "--target", &target, "--count", "1"]).await.unwrap();
+            if report.failures == 0 { Ok(()) } else { Err(format!("{report:?}")) }
+        })
+        .await;
+    }
+    (client, web)
 }
 
 /// Both proxies know where an IPv4 connection was going, and from whom it came.
