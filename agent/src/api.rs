@@ -15,10 +15,11 @@ use weft_proto::agent::{
 };
 
 use crate::{
-    app::Shared,
     datapath::{Datapath, DatapathError, Enrolled},
+    error::chain,
     netns::NetnsError,
     rules::{InvalidRule, PodName, Rules},
+    shared::Shared,
     trace::{Filter, Hub, api_direction},
 };
 
@@ -146,9 +147,4 @@ fn failed(error: DatapathError) -> Status {
         }
         _ => Status::failed_precondition(text),
     }
-}
-
-/// An error with its causes, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -6,7 +6,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context, Result, bail};
@@ -22,6 +21,7 @@ use crate::{
     bpf,
     datapath::Datapath,
     host, metrics,
+    shared::Shared,
     trace::{self, Hub},
 };
 
@@ -33,17 +33,6 @@ pub(crate) struct Config {
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) metrics_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
-}
-
-/// The datapath, one call at a time. Never held over an await.
-#[derive(Clone)]
-pub(crate) struct Shared(Arc<Mutex<Datapath>>);
-
-impl Shared {
-    /// Waits for the running call to end. A call that panicked left the kernel's maps valid: each write is complete.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Datapath> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -60,7 +49,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         programs = datapath.digest(), cgroup = %cgroup.display(), pin_dir = %config.pin_dir.display(),
         pods = datapath.pods()?.len(), "datapath in force"
     );
-    let datapath = Shared(Arc::new(Mutex::new(datapath)));
+    let datapath = Shared::new(datapath);
     let hub = Hub::new();
     let readiness = Readiness::new();
     let mut tasks = Tasks::new();

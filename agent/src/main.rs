@@ -12,12 +12,14 @@ mod api;
 mod app;
 mod bpf;
 mod datapath;
+mod error;
 mod host;
 mod metrics;
 mod netns;
 mod pins;
 mod programs;
 mod rules;
+mod shared;
 mod status;
 mod trace;
 

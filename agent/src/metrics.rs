@@ -15,7 +15,7 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 
-use crate::{app::Shared, datapath::DatapathError};
+use crate::{datapath::DatapathError, error::chain, shared::Shared};
 
 /// Registers everything.
 pub(crate) fn register(registry: &mut Registry, datapath: Shared) {
@@ -38,7 +38,7 @@ impl Collector for Datapath {
         let sample = match self.sample() {
             Ok(sample) => sample,
             Err(error) => {
-                tracing::warn!(error = crate::api::chain(&error), "cannot read the datapath's counters");
+                tracing::warn!(error = chain(&error), "cannot read the datapath's counters");
                 return Ok(());
             }
         };

@@ -19,9 +19,10 @@ use weft_ebpf_abi::{
 use weft_proto::agent::{self, Event, WatchRequest};
 
 use crate::{
-    app::Shared,
     bpf,
     datapath::{Datapath, DatapathError},
+    error::chain,
+    shared::Shared,
 };
 
 /// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
@@ -194,7 +195,7 @@ pub(crate) async fn collect_garbage(datapath: Shared) -> anyhow::Result<()> {
             Ok(0) => {}
             Ok(pods) => tracing::info!(pods, "forgot pods whose network namespaces are gone"),
             Err(error @ DatapathError::Pins(_)) => return Err(error.into()),
-            Err(error) => tracing::warn!(error = crate::api::chain(&error), "cannot look for pods that are gone"),
+            Err(error) => tracing::warn!(error = chain(&error), "cannot look for pods that are gone"),
         }
     }
 }

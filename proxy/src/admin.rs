@@ -15,7 +15,7 @@ use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::Readiness;
 use weft_runtime::telemetry::LogLevel;
 
-use crate::app::Shared;
+use crate::shared::Shared;
 
 /// What the admin server shows and changes.
 pub(crate) struct Admin {

@@ -24,41 +24,18 @@ use weft_tls::anchors::TrustAnchors;
 use weft_tls::credentials::Credentials;
 use weft_tls::keys::IdentityKey;
 
-use crate::config::Config;
+use crate::config::{Config, UnusableSetting};
 use crate::control::{ControlClient, Trust};
 use crate::discover::Discover;
 use crate::dns::Dns;
 use crate::listen::{self, Listener};
 use crate::metrics::ProxyMetrics;
 use crate::policy::Policies;
+use crate::shared::Shared;
 use crate::{admin, attest, identity, inbound, outbound};
 
 /// How often the log says that there is no certificate yet.
 const IDENTITY_WARNING: Duration = Duration::from_secs(15);
-
-/// What every part of the proxy may use. Immutable but for the snapshots behind its receivers.
-pub(crate) struct Shared {
-    /// The settings.
-    pub(crate) config: Config,
-    /// The proxy's metric families.
-    pub(crate) metrics: ProxyMetrics,
-    /// This proxy's certificate; `None` until the first was issued.
-    pub(crate) credentials: watch::Receiver<Option<Arc<Credentials>>>,
-    /// Told when the proxy ends; tracks what has to finish before.
-    pub(crate) drain: drain::Watch,
-    /// The control thread's runtime, where control-plane streams run.
-    pub(crate) control: Handle,
-}
-
-/// A setting whose content turned out to be unusable only when it was used; the process exits with 64.
-#[derive(Debug, thiserror::Error)]
-#[error("{variable} cannot be used: {reason}")]
-pub(crate) struct UnusableSetting {
-    /// The variable's full name.
-    pub(crate) variable: &'static str,
-    /// What is wrong with what it names.
-    pub(crate) reason: String,
-}
 
 struct Sockets {
     /// Per worker, the outbound listeners.

@@ -219,6 +219,16 @@ pub(crate) struct ControlAddr {
     pub(crate) identity: Option<Identity>,
 }
 
+/// A setting whose content turned out to be unusable only when it was used; the process exits with 64.
+#[derive(Debug, thiserror::Error)]
+#[error("{variable} cannot be used: {reason}")]
+pub(crate) struct UnusableSetting {
+    /// The variable's full name.
+    pub(crate) variable: &'static str,
+    /// What is wrong with what it names.
+    pub(crate) reason: String,
+}
+
 impl Config {
     /// Parses all settings from `source`, which answers a variable's value by its full name.
     ///

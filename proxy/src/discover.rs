@@ -25,8 +25,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::app::Shared;
 use crate::control::ControlClient;
+use crate::shared::Shared;
 
 use endpoints::EndpointsState;
 use policy::PolicyState;

@@ -23,9 +23,10 @@ use weft_tls::anchors::TrustAnchors;
 use weft_tls::credentials::{Credentials, CredentialsError};
 use weft_tls::keys::IdentityKey;
 
-use crate::app::{Shared, UnusableSetting};
 use crate::config::IdentityConfig;
+use crate::config::UnusableSetting;
 use crate::control::{Backoff, ControlClient};
+use crate::shared::Shared;
 
 /// How much of a certificate's remaining lifetime passes before it is renewed: Linkerd's share.
 const REFRESH_AT: f64 = 0.7;

@@ -23,12 +23,12 @@ use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 
-use crate::app::Shared;
 use crate::listen::{Accepted, Listener};
 use crate::metrics::{Direction, Peer, TransportMetrics, target_labels};
 use crate::orig_dst::original_dst;
 use crate::policy::Policies;
 use crate::policy::authz::{Client, ClientTls, Meta};
+use crate::shared::Shared;
 
 use accept::ConnectionError;
 use target::Targets;

@@ -20,6 +20,7 @@ mod metrics;
 mod orig_dst;
 mod outbound;
 mod policy;
+mod shared;
 mod transport_header;
 
 use std::process::ExitCode;
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));
-            if error.is::<app::UnusableSetting>() { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+            if error.is::<config::UnusableSetting>() { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

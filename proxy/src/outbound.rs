@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 
-use crate::app::Shared;
 use crate::detect::{self, DetectError, Detected};
 use crate::discover::Discover;
 use crate::discover::route::{OpaqueRoutes, Protocol};
@@ -30,6 +29,7 @@ use crate::io::{Io, Stream};
 use crate::listen::{Accepted, Listener};
 use crate::metrics::label;
 use crate::orig_dst::{self, OrigDstError};
+use crate::shared::Shared;
 
 use http::HttpVersion;
 use target::{Target, TargetError};

@@ -25,9 +25,9 @@ use tonic::Code;
 use weft_proto::linkerd::inbound::PortSpec;
 use weft_proto::linkerd::inbound::inbound_server_policies_client::InboundServerPoliciesClient;
 
-use crate::app::Shared;
 use crate::config::Config;
 use crate::control::{Backoff, ControlClient};
+use crate::shared::Shared;
 
 use server::ServerPolicy;
 

@@ -16,12 +16,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
-use crate::app::Shared;
 use crate::http::body::Body;
 use crate::http::respond::Failure;
 use crate::io::Io;
 use crate::listen::set_options;
 use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
+use crate::shared::Shared;
 
 /// Idle connections are swept no more often than this.
 pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);

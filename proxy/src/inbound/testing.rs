@@ -12,9 +12,9 @@ use weft_tls::credentials::Credentials;
 use weft_tls::identity::Identity;
 use weft_tls::keys::IdentityKey;
 
-use crate::app::Shared;
 use crate::config::Config;
 use crate::metrics::ProxyMetrics;
+use crate::shared::Shared;
 
 /// This proxy's identity in tests.
 pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";

@@ -16,12 +16,12 @@ use weft_tls::credentials::Credentials;
 use weft_tls::identity::Identity;
 
 use super::{h1, h2};
-use crate::app::Shared;
 use crate::discover::endpoint::{EndpointInfo, EndpointTls};
 use crate::http::respond::Failure;
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
 use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
+use crate::shared::Shared;
 use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
 
 /// An endpoint with its connections.

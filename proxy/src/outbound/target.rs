@@ -11,7 +11,6 @@ use tokio::sync::watch;
 
 use super::endpoint::Endpoint;
 use super::worker::Worker;
-use crate::app::Shared;
 use crate::balance::Balancer;
 use crate::discover::Lookup;
 use crate::discover::policy::PolicyState;
@@ -20,6 +19,7 @@ use crate::discover::route::{
     Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, Rule, forward_to,
 };
 use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
+use crate::shared::Shared;
 
 /// How long a connection waits for the control plane's first answer about its destination.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -24,12 +24,12 @@ use weft_proto::linkerd::outbound::http_route;
 use weft_runtime::drain::Drain;
 
 use super::*;
-use crate::app::Shared;
 use crate::config::{Config, SocketConfig};
 use crate::control::{ControlClient, Trust};
 use crate::dns::Dns;
 use crate::inbound::testing::{self, Mesh};
 use crate::listen;
+use crate::shared::Shared;
 use crate::transport_header::SessionProtocol;
 
 use fake::{Control, Peer, add, endpoint, forbidden, policy};

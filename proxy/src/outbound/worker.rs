@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 
 use super::endpoint::Endpoint;
 use super::target::{Resolved, Target};
-use crate::app::Shared;
 use crate::balance::Balancer;
 use crate::discover::Discover;
 use crate::discover::endpoint::EndpointInfo;
 use crate::discover::route::{Backend, BackendKind, PeakEwma};
+use crate::shared::Shared;
 
 /// One worker's outbound state.
 pub(super) struct Worker {
