@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
-use weft_runtime::drain::{self, Drain};
+use weft_runtime::drain::Drain;
 use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::Readiness;
 use weft_runtime::tasks::Tasks;
