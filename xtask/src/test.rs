@@ -50,11 +50,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     ebpf::build(&workspace, &toolchain)?;
     let (privileged, plain): (Vec<_>, Vec<_>) =
         workspace.integration_tests().into_iter().partition(|(package, _)| PRIVILEGED.contains(&package.as_str()));
+    let mut failed = Vec::new();
     if args.level != Level::Netns {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
         selection.extend(plain.into_iter().flat_map(|(_, test)| ["--test".to_owned(), test]));
-        cargo_test(&workspace, &selection, args, None)?;
+        if let Err(error) = cargo_test(&workspace, &selection, args, None) {
+            // What the other level says is worth knowing too.
+            eprintln!("error: {error:#}");
+            failed.push("unit");
+        }
     }
     if args.level != Level::Unit {
         let binaries = build::binaries(&workspace, Profile::Dev)?;
@@ -64,7 +69,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if selection.is_empty() {
             bail!("no integration tests found in {}", PRIVILEGED.join(" and "));
         }
-        cargo_test(&workspace, &selection, args, Some(&snapshot))?;
+        if let Err(error) = cargo_test(&workspace, &selection, args, Some(&snapshot)) {
+            eprintln!("error: {error:#}");
+            failed.push("netns");
+        }
+    }
+    if !failed.is_empty() {
+        bail!("tests failed: {}", failed.join(", "));
     }
     Ok(())
 }
