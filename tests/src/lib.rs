@@ -2,6 +2,7 @@
 //!
 //! - [`mesh`]: a running sandbox with the example manifests, and requests from inside its pods,
 //! - [`agent`], [`metrics`], [`observe`]: what the kernel, the proxies and the host itself count,
+//! - [`cluster`], [`tutorial`]: a Kubernetes cluster with Weft in it, and the documents that say how it gets there,
 //! - [`demo`]: the scenario of `weft-demo`,
 //! - [`mod@bench`]: the measurements of `weft-bench`.
 //!
@@ -10,9 +11,11 @@
 pub mod agent;
 pub mod bench;
 pub mod binaries;
+pub mod cluster;
 pub mod demo;
 pub mod manifests;
 pub mod mesh;
 pub mod metrics;
 pub mod observe;
+pub mod tutorial;
 pub mod wait;

@@ -1,0 +1,204 @@
+//! A Kubernetes cluster as a user sees it: through kubectl, as `KUBECONFIG` says which.
+//!
+//! Whoever runs the tests has the cluster ready (`cargo xtask test cluster` brings one up, or takes the one that
+//! `KUBECONFIG` names). What only the host of a local cluster can see, such as its audit log, is optional here.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use weft_examples::client::Report;
+
+use crate::{binaries, wait};
+
+/// Longest time that a rollout may take on a small and busy machine.
+const ROLLOUT: &str = "180s";
+
+/// A cluster to test.
+#[derive(Debug)]
+pub struct Cluster {
+    path: std::ffi::OsString,
+    audit_log: Option<PathBuf>,
+}
+
+/// A load that runs in a pod until it is asked for its report.
+#[derive(Debug)]
+pub struct Load {
+    child: Option<Child>,
+}
+
+impl Cluster {
+    /// The cluster that the environment names.
+    ///
+    /// # Errors
+    /// When there is none, or it does not answer.
+    pub fn from_env() -> anyhow::Result<Self> {
+        if env::var_os("KUBECONFIG").is_none() {
+            bail!("KUBECONFIG is not set: `cargo xtask test cluster` brings up a cluster, `cargo xtask kube env` prints the setting of one");
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let directories = std::iter::once(binaries::directory()?).chain(env::split_paths(&path));
+        let cluster = Self {
+            path: env::join_paths(directories).context("put the binaries into PATH")?,
+            audit_log: env::var_os("WEFT_KUBE_AUDIT_LOG").map(PathBuf::from),
+        };
+        cluster.kubectl(&["version", "-o", "json"]).context("ask the cluster for its version")?;
+        Ok(cluster)
+    }
+
+    /// PATH with the product's binaries in front.
+    pub fn path(&self) -> String {
+        self.path.to_string_lossy().into_owned()
+    }
+
+    /// A program in this cluster's environment.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("PATH", &self.path).stdin(Stdio::null());
+        command
+    }
+
+    /// What kubectl prints.
+    ///
+    /// # Errors
+    /// When it fails; its own message is part of the error.
+    pub fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.command("kubectl").args(arguments).output().context("start kubectl")?;
+        stdout(&output).with_context(|| format!("kubectl {}", arguments.join(" ")))
+    }
+
+    /// What kubectl prints with `-o json`.
+    ///
+    /// # Errors
+    /// As [`Self::kubectl`].
+    pub fn get(&self, arguments: &[&str]) -> anyhow::Result<Value> {
+        let text = self.kubectl(&[&["get"], arguments, &["-o", "json"]].concat())?;
+        serde_json::from_str(&text).context("read what kubectl printed")
+    }
+
+    /// Applies a manifest.
+    ///
+    /// # Errors
+    /// What the API server refuses, in its words.
+    pub fn apply(&self, manifest: &str) -> anyhow::Result<String> {
+        use io::Write as _;
+        let mut file = tempfile::NamedTempFile::new()?;
+        file.write_all(manifest.as_bytes())?;
+        let path = file.path().to_string_lossy().into_owned();
+        self.kubectl(&["apply", "-f", &path])
+    }
+
+    /// Waits until a workload such as `deploy/web` has rolled out.
+    ///
+    /// # Errors
+    /// When it has not in time.
+    pub fn rolled_out(&self, namespace: &str, workload: &str) -> anyhow::Result<()> {
+        self.kubectl(&["-n", namespace, "rollout", "status", workload, "--timeout", ROLLOUT]).map(drop)
+    }
+
+    /// Names of the pods that a label selector finds, those that are going away left out.
+    ///
+    /// # Errors
+    /// As [`Self::kubectl`].
+    pub fn pods(&self, namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
+        let list = self.get(&["-n", namespace, "pods", "-l", selector])?;
+        let staying =
+            list["items"].as_array().into_iter().flatten().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        Ok(staying.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// The one pod that a label selector finds.
+    ///
+    /// # Errors
+    /// When there is none or there are several.
+    pub fn pod(&self, namespace: &str, selector: &str) -> anyhow::Result<String> {
+        let pods = self.pods(namespace, selector)?;
+        match pods.as_slice() {
+            [pod] => Ok(pod.clone()),
+            _ => bail!("expected one pod -l {selector} in {namespace}, found {pods:?}"),
+        }
+    }
+
+    /// Runs `weft-client` in a workload's pod to its end and returns its report.
+    ///
+    /// # Errors
+    /// When it printed none.
+    pub fn client(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Report> {
+        self.start_client(namespace, pod, arguments)?.report()
+    }
+
+    /// Starts `weft-client` in a pod, to look at its report later.
+    ///
+    /// # Errors
+    /// When kubectl cannot be started.
+    pub fn start_client(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Load> {
+        let mut kubectl = self.command("kubectl");
+        kubectl.args(["-n", namespace, "exec", pod, "-c", "client", "--", "/weft-client"]).args(arguments).arg("--json");
+        let child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("start kubectl exec")?;
+        Ok(Load { child: Some(child) })
+    }
+
+    /// The audit log's entries so far, where the cluster has one on this host.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn audit(&self) -> anyhow::Result<Option<Vec<Value>>> {
+        let Some(log) = &self.audit_log else { return Ok(None) };
+        let text = std::fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+        // The last line may be half written.
+        Ok(Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
+    }
+
+    /// Waits until the question has an answer.
+    ///
+    /// # Errors
+    /// The last refusal.
+    pub fn until<T>(&self, within: Duration, mut ask: impl FnMut(&Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        runtime.block_on(wait::until(within, async || ask(self)))
+    }
+
+    /// The repository's root, where tutorials are run.
+    pub fn repository() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    }
+}
+
+impl Load {
+    /// Waits for the end and returns what the client counted.
+    ///
+    /// # Errors
+    /// When it printed no report.
+    pub fn report(mut self) -> anyhow::Result<Report> {
+        let output = self.child.take().context("asked once")?.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        // A failed request makes the client fail; it reports all the same.
+        text.lines()
+            .rev()
+            .find_map(|line| serde_json::from_str(line).ok())
+            .with_context(|| format!("no report: {text}{}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn stdout(output: &Output) -> anyhow::Result<String> {
+    if !output.status.success() {
+        bail!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
