@@ -1,0 +1,217 @@
+{{/* Domain of identities. */}}
+{{- define "weft.trustDomain" -}}
+{{ .Values.identityTrustDomain | default .Values.clusterDomain }}
+{{- end }}
+
+{{/* Labels of every object; arguments: root, component, and name where it is not the component's. */}}
+{{- define "weft.labels" -}}
+app.kubernetes.io/name: {{ .name | default .component }}
+app.kubernetes.io/part-of: weft
+app.kubernetes.io/version: {{ .root.Chart.AppVersion }}
+{{ include "weft.componentLabels" . }}
+{{- end }}
+
+{{/* The labels that Linkerd's tools look for; arguments: root, component. */}}
+{{- define "weft.componentLabels" -}}
+linkerd.io/control-plane-component: {{ .component }}
+linkerd.io/control-plane-ns: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/* What a Deployment selects its pods by; arguments: root, component. */}}
+{{- define "weft.selector" -}}
+{{ include "weft.componentLabels" . }}
+linkerd.io/proxy-deployment: linkerd-{{ .component }}
+{{- end }}
+
+{{/* Labels of a control plane pod; arguments: root, component. */}}
+{{- define "weft.podLabels" -}}
+{{ include "weft.labels" . }}
+linkerd.io/proxy-deployment: linkerd-{{ .component }}
+linkerd.io/workload-ns: {{ .root.Release.Namespace }}
+{{- with .root.Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/*
+Annotations of a control plane pod; arguments: root, opaquePorts, and config if the pod reads linkerd-config.
+The node agent and the policy controller read those of config.linkerd.io here, as on any meshed pod.
+*/}}
+{{- define "weft.podAnnotations" -}}
+{{- $v := .root.Values -}}
+linkerd.io/created-by: weft/helm {{ .root.Chart.Version }}
+linkerd.io/proxy-version: {{ $v.proxy.image.version | default .root.Chart.AppVersion | quote }}
+{{- if not $v.identity.externalCA }}
+linkerd.io/trust-root-sha256: {{ $v.identityTrustAnchorsPEM | trim | printf "%s\n" | sha256sum }}
+{{- end }}
+{{- if .config }}
+checksum/config: {{ include "weft.configValues" .root | sha256sum }}
+{{- end }}
+cluster-autoscaler.kubernetes.io/safe-to-evict: "true"
+config.linkerd.io/default-inbound-policy: all-unauthenticated
+{{- with .opaquePorts }}
+config.linkerd.io/opaque-ports: {{ . | quote }}
+{{- end }}
+config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
+{{- include "weft.portAnnotations" .root }}
+{{- with $v.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The proxy's user and ports where they are not the well-known ones. */}}
+{{- define "weft.portAnnotations" -}}
+{{- $proxy := .Values.proxy }}
+{{- if ne (int $proxy.uid) 2102 }}
+config.linkerd.io/proxy-uid: {{ int $proxy.uid | quote }}
+{{- end }}
+{{- if ne (int $proxy.ports.admin) 4191 }}
+config.linkerd.io/admin-port: {{ int $proxy.ports.admin | quote }}
+{{- end }}
+{{- if ne (int $proxy.ports.control) 4190 }}
+config.linkerd.io/control-port: {{ int $proxy.ports.control | quote }}
+{{- end }}
+{{- if ne (int $proxy.ports.inbound) 4143 }}
+config.linkerd.io/inbound-port: {{ int $proxy.ports.inbound | quote }}
+{{- end }}
+{{- if ne (int $proxy.ports.outbound) 4140 }}
+config.linkerd.io/outbound-port: {{ int $proxy.ports.outbound | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Image of the control plane. */}}
+{{- define "weft.controllerImage" -}}
+{{ .Values.controllerImage }}:{{ .Values.controllerImageVersion | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* What every pod of a control plane Deployment has in common; arguments: root, component. */}}
+{{- define "weft.podSpec" -}}
+{{- $v := .root.Values -}}
+{{- with $v.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if $v.enablePodAntiAffinity }}
+affinity:
+  podAntiAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "weft.componentLabels" . | nindent 12 }}
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: topology.kubernetes.io/zone
+          labelSelector:
+            matchLabels:
+              {{- include "weft.componentLabels" . | nindent 14 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  seccompProfile:
+    type: RuntimeDefault
+{{- end }}
+
+{{/* Security context of a control plane container. */}}
+{{- define "weft.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: {{ int .Values.controllerUID }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{/*
+One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
+admin (name of the admin port), resources, mounts (a list).
+*/}}
+{{- define "weft.container" -}}
+- name: {{ .name }}
+  image: {{ include "weft.controllerImage" .root }}
+  imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+  args:
+    {{- range .args }}
+    - {{ . | quote }}
+    {{- end }}
+  env:
+    # Who holds a lease, and whom an Event is about.
+    - name: HOSTNAME
+      valueFrom:
+        fieldRef:
+          fieldPath: metadata.name
+  ports:
+    {{- toYaml .ports | nindent 4 }}
+  livenessProbe:
+    httpGet:
+      path: /live
+      port: {{ .admin }}
+    initialDelaySeconds: 10
+  readinessProbe:
+    httpGet:
+      path: /ready
+      port: {{ .admin }}
+    periodSeconds: 2
+    failureThreshold: 7
+  {{- with (.resources | default .root.Values.controllerResources) }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "weft.securityContext" .root | nindent 4 }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  {{- with .mounts }}
+  volumeMounts:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* Flags of every part of the control plane; argument: the root. */}}
+{{- define "weft.commonArgs" -}}
+- --controller-namespace={{ .Release.Namespace }}
+- --log-format={{ .Values.controllerLogFormat }}
+{{- end }}
+
+{{/* Flags of the parts that have to know the mesh; argument: the root. */}}
+{{- define "weft.clusterArgs" -}}
+{{ include "weft.commonArgs" . }}
+- --trust-domain={{ include "weft.trustDomain" . }}
+- --cluster-domain={{ .Values.clusterDomain }}
+- --cluster-networks={{ .Values.clusterNetworks }}
+- --default-opaque-ports={{ .Values.proxy.opaquePorts | toString }}
+{{- end }}
+
+{{/*
+The values as the injector, the agent and the CLI read them: complete, and without the issuer's key.
+*/}}
+{{- define "weft.configValues" -}}
+{{- $values := deepCopy .Values -}}
+{{- $_ := unset $values "global" -}}
+{{- $_ := unset $values.identity.issuer.tls "keyPEM" -}}
+{{- $_ := set $values "identityTrustDomain" (include "weft.trustDomain" .) -}}
+{{- $_ := set $values "controllerImageVersion" ($values.controllerImageVersion | default .Chart.AppVersion) -}}
+{{- range list $values.proxy.image $values.agent.image -}}
+{{- $_ := set . "version" (.version | default $.Chart.AppVersion) -}}
+{{- $_ := set . "pullPolicy" (.pullPolicy | default $values.imagePullPolicy) -}}
+{{- end -}}
+{{- /* A list given as one number, such as --set proxyInit.ignoreInboundPorts=4567, is a string all the same. */ -}}
+{{- range $key := list "ignoreInboundPorts" "ignoreOutboundPorts" "kubeAPIServerPorts" -}}
+{{- $_ := set $values.proxyInit $key (get $values.proxyInit $key | toString) -}}
+{{- end -}}
+{{- $_ := set $values.proxy "opaquePorts" ($values.proxy.opaquePorts | toString) -}}
+{{- toYaml $values | trim -}}
+{{- end }}

@@ -1,0 +1,214 @@
+{{/*
+The proxy in the control plane's own pods, which start before there is an injector. What is here is what the injector
+gives every other pod (k8s-api/src/inject), apart from where the control plane is found; arguments:
+
+  root          the root
+  native        whether it is a native sidecar, which the containers behind it wait for
+  local         names of the services that run in this pod, found on loopback in plain text: destination, policy, identity
+  inboundPorts  the pod's ports
+  opaquePorts   of these, the ones whose protocol is not to be detected
+*/}}
+{{- define "weft.proxy" -}}
+{{- $v := .root.Values -}}
+{{- $proxy := $v.proxy -}}
+{{- $ns := .root.Release.Namespace -}}
+{{- $svc := printf "%s.svc.%s.:" $ns $v.clusterDomain -}}
+{{- $trust := include "weft.trustDomain" .root -}}
+{{- $mesh := printf "%s.serviceaccount.identity.%s.%s" $ns $ns $trust -}}
+{{- $any := ternary "0.0.0.0" "[::]" $v.disableIPv6 -}}
+{{- $outbound := printf "127.0.0.1:%d" (int $proxy.ports.outbound) -}}
+- name: linkerd-proxy
+  image: {{ $proxy.image.name }}:{{ $proxy.image.version | default .root.Chart.AppVersion }}
+  imagePullPolicy: {{ $proxy.image.pullPolicy | default $v.imagePullPolicy }}
+  {{- if .native }}
+  restartPolicy: Always
+  {{- end }}
+  env:
+    - name: _pod_name
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    - name: _pod_ns
+      valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+    - name: _pod_uid
+      valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+    - name: _pod_ip
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    - name: _pod_nodeName
+      valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+    - name: _pod_containerName
+      value: linkerd-proxy
+    - name: LINKERD2_PROXY_SHUTDOWN_ENDPOINT_ENABLED
+      value: "false"
+    # Headers may carry secrets, so their spans stay off whatever the level.
+    - name: LINKERD2_PROXY_LOG
+      value: {{ printf "%s,[{headers}]=off,[{request}]=off" $proxy.logLevel | quote }}
+    - name: LINKERD2_PROXY_LOG_FORMAT
+      value: {{ $proxy.logFormat }}
+    - name: LINKERD2_PROXY_DESTINATION_SVC_ADDR
+      value: {{ has "destination" .local | ternary "localhost.:8086" (printf "linkerd-dst-headless.%s8086" $svc) }}
+    - name: LINKERD2_PROXY_DESTINATION_PROFILE_NETWORKS
+      value: {{ $v.clusterNetworks | quote }}
+    - name: LINKERD2_PROXY_POLICY_SVC_ADDR
+      value: {{ has "policy" .local | ternary "localhost.:8090" (printf "linkerd-policy.%s8090" $svc) }}
+    - name: LINKERD2_PROXY_POLICY_WORKLOAD
+      value: {{ `{"ns":"$(_pod_ns)", "pod":"$(_pod_name)"}` | squote }}
+    - name: LINKERD2_PROXY_INBOUND_DEFAULT_POLICY
+      value: all-unauthenticated
+    - name: LINKERD2_PROXY_POLICY_CLUSTER_NETWORKS
+      value: {{ $v.clusterNetworks | quote }}
+    - name: LINKERD2_PROXY_CONTROL_STREAM_INITIAL_TIMEOUT
+      value: 3s
+    - name: LINKERD2_PROXY_CONTROL_STREAM_IDLE_TIMEOUT
+      value: 5m
+    - name: LINKERD2_PROXY_CONTROL_STREAM_LIFETIME
+      value: 1h
+    - name: LINKERD2_PROXY_INBOUND_CONNECT_TIMEOUT
+      value: 100ms
+    - name: LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT
+      value: 1000ms
+    - name: LINKERD2_PROXY_OUTBOUND_DISCOVERY_IDLE_TIMEOUT
+      value: 5s
+    - name: LINKERD2_PROXY_INBOUND_DISCOVERY_IDLE_TIMEOUT
+      value: 90s
+    - name: LINKERD2_PROXY_CONTROL_LISTEN_ADDR
+      value: {{ printf "%s:%d" $any (int $proxy.ports.control) | quote }}
+    - name: LINKERD2_PROXY_ADMIN_LISTEN_ADDR
+      value: {{ printf "%s:%d" $any (int $proxy.ports.admin) | quote }}
+    - name: LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR
+      value: {{ $outbound | quote }}
+    - name: LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS
+      value: {{ $v.disableIPv6 | ternary $outbound (printf "%s,[::1]:%d" $outbound (int $proxy.ports.outbound)) | quote }}
+    - name: LINKERD2_PROXY_INBOUND_LISTEN_ADDR
+      value: {{ printf "%s:%d" $any (int $proxy.ports.inbound) | quote }}
+    - name: LINKERD2_PROXY_INBOUND_IPS
+      valueFrom: {fieldRef: {fieldPath: status.podIPs}}
+    - name: LINKERD2_PROXY_INBOUND_PORTS
+      value: {{ .inboundPorts | quote }}
+    - name: LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES
+      value: svc.{{ $v.clusterDomain }}.
+    - name: LINKERD2_PROXY_INBOUND_ACCEPT_KEEPALIVE
+      value: 10000ms
+    - name: LINKERD2_PROXY_OUTBOUND_CONNECT_KEEPALIVE
+      value: 10000ms
+    - name: LINKERD2_PROXY_INBOUND_ACCEPT_USER_TIMEOUT
+      value: 30s
+    - name: LINKERD2_PROXY_OUTBOUND_CONNECT_USER_TIMEOUT
+      value: 30s
+    {{- range list "INBOUND" "OUTBOUND" }}
+    - name: LINKERD2_PROXY_{{ . }}_SERVER_HTTP2_KEEP_ALIVE_INTERVAL
+      value: 10s
+    - name: LINKERD2_PROXY_{{ . }}_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT
+      value: 3s
+    {{- end }}
+    - name: LINKERD2_PROXY_INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION
+      value: {{ .opaquePorts | quote }}
+    - name: LINKERD2_PROXY_DESTINATION_CONTEXT
+      value: {{ `{"ns":"$(_pod_ns)", "nodeName":"$(_pod_nodeName)", "pod":"$(_pod_name)"}` | squote }}
+    - name: _pod_sa
+      valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}
+    - name: _l5d_ns
+      value: {{ $ns }}
+    - name: _l5d_trustdomain
+      value: {{ $trust }}
+    - name: LINKERD2_PROXY_IDENTITY_DIR
+      value: /var/run/linkerd/identity/end-entity
+    - name: LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS
+      valueFrom:
+        configMapKeyRef:
+          name: linkerd-identity-trust-roots
+          key: ca-bundle.crt
+    - name: LINKERD2_PROXY_IDENTITY_TOKEN_FILE
+      value: /var/run/secrets/tokens/linkerd-identity-token
+    - name: LINKERD2_PROXY_IDENTITY_SVC_ADDR
+      value: {{ has "identity" .local | ternary "localhost.:8080" (printf "linkerd-identity-headless.%s8080" $svc) }}
+    - name: LINKERD2_PROXY_IDENTITY_LOCAL_NAME
+      value: $(_pod_sa).$(_pod_ns).serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)
+    - name: LINKERD2_PROXY_IDENTITY_SVC_NAME
+      value: linkerd-identity.{{ $mesh }}
+    - name: LINKERD2_PROXY_DESTINATION_SVC_NAME
+      value: linkerd-destination.{{ $mesh }}
+    - name: LINKERD2_PROXY_POLICY_SVC_NAME
+      value: linkerd-destination.{{ $mesh }}
+    # Not ready before the kernel attests that the redirect is in force.
+    - name: WEFT_PROXY_REQUIRE_REDIRECT
+      value: "true"
+  ports:
+    - name: linkerd-proxy
+      containerPort: {{ int $proxy.ports.inbound }}
+    - name: linkerd-admin
+      containerPort: {{ int $proxy.ports.admin }}
+  livenessProbe:
+    httpGet:
+      path: /live
+      port: linkerd-admin
+    initialDelaySeconds: 10
+  readinessProbe:
+    httpGet:
+      path: /ready
+      port: linkerd-admin
+    initialDelaySeconds: 2
+    periodSeconds: 2
+    failureThreshold: 7
+  {{- if .native }}
+  startupProbe:
+    httpGet:
+      path: /ready
+      port: linkerd-admin
+    periodSeconds: 1
+    failureThreshold: 120
+  {{- end }}
+  {{- with include "weft.proxyResources" .root | trim }}
+  resources:
+    {{- . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    allowPrivilegeEscalation: false
+    capabilities:
+      drop: [ALL]
+    readOnlyRootFilesystem: true
+    runAsNonRoot: true
+    runAsUser: {{ int $proxy.uid }}
+    {{- if ge (int $proxy.gid) 0 }}
+    runAsGroup: {{ int $proxy.gid }}
+    {{- end }}
+    seccompProfile:
+      type: RuntimeDefault
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    - name: linkerd-identity-end-entity
+      mountPath: /var/run/linkerd/identity/end-entity
+    - name: linkerd-identity-token
+      mountPath: /var/run/secrets/tokens
+{{- end }}
+
+{{/* Resources of the proxy, nothing where none are set. */}}
+{{- define "weft.proxyResources" -}}
+{{- $all := dict -}}
+{{- range $kind := list "limit" "request" -}}
+{{- $some := dict -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- with index $.Values.proxy.resources $name $kind -}}
+{{- $_ := set $some $name (toString .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $some -}}
+{{- $_ := set $all (printf "%ss" $kind) $some -}}
+{{- end -}}
+{{- end -}}
+{{- if $all -}}
+{{- toYaml $all -}}
+{{- end -}}
+{{- end }}
+
+{{/* Volumes of the proxy. */}}
+{{- define "weft.proxyVolumes" -}}
+- name: linkerd-identity-end-entity
+  emptyDir:
+    medium: Memory
+- name: linkerd-identity-token
+  projected:
+    sources:
+      - serviceAccountToken:
+          audience: identity.l5d.io
+          expirationSeconds: 86400
+          path: linkerd-identity-token
+{{- end }}

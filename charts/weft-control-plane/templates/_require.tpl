@@ -1,0 +1,77 @@
+{{/*
+What has to be true before anything is installed. Each message names the value and the cure.
+*/}}
+{{- define "weft.require" -}}
+{{- include "weft.requireTrustAnchors" . -}}
+{{- include "weft.requireIssuer" . -}}
+{{- range $name, $webhook := dict "proxyInjector" .Values.proxyInjector "profileValidator" .Values.profileValidator "policyValidator" .Values.policyValidator -}}
+{{- if and $webhook.externalSecret (not (or $webhook.caBundle $webhook.injectCaFrom $webhook.injectCaFromSecret)) -}}
+{{- fail (printf "\n\n%s.externalSecret is true, so say who signed that certificate: set %s.caBundle, .injectCaFrom or .injectCaFromSecret\n" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- include "weft.requireCluster" . -}}
+{{- end }}
+
+{{- define "weft.requireTrustAnchors" -}}
+{{- if not .Values.identity.externalCA -}}
+{{- $how := "--set-file identityTrustAnchorsPEM=ca.crt (docs/getting-started.md makes one with `step`)" -}}
+{{- $pem := required (printf "\n\nidentityTrustAnchorsPEM is missing: the certificate of the mesh's root authority. Add %s\n" $how) .Values.identityTrustAnchorsPEM -}}
+{{- if contains "PRIVATE KEY" $pem -}}
+{{- fail "\n\nidentityTrustAnchorsPEM contains a private key, and would be readable by every pod: give the root's certificate only\n" -}}
+{{- end -}}
+{{- if not (contains "-----BEGIN CERTIFICATE-----" $pem) -}}
+{{- fail (printf "\n\nidentityTrustAnchorsPEM is not a PEM certificate. Did you mean --set-file instead of --set? %s\n" $how) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "weft.requireIssuer" -}}
+{{- if eq .Values.identity.issuer.scheme "linkerd.io/tls" -}}
+{{- $tls := .Values.identity.issuer.tls -}}
+{{- $crt := required "\n\nidentity.issuer.tls.crtPEM is missing: the certificate that signs those of proxies. Add --set-file identity.issuer.tls.crtPEM=issuer.crt (docs/getting-started.md makes one with `step`)\n" $tls.crtPEM -}}
+{{- $key := required "\n\nidentity.issuer.tls.keyPEM is missing: the private key of identity.issuer.tls.crtPEM. Add --set-file identity.issuer.tls.keyPEM=issuer.key\n" $tls.keyPEM -}}
+{{- if not (contains "-----BEGIN CERTIFICATE-----" $crt) -}}
+{{- fail "\n\nidentity.issuer.tls.crtPEM is not a PEM certificate. Did you mean --set-file instead of --set?\n" -}}
+{{- end -}}
+{{- if contains "PRIVATE KEY" $crt -}}
+{{- fail "\n\nidentity.issuer.tls.crtPEM contains a private key, and is stored where everybody who may read ConfigMaps reads it: give the certificate only, and the key as identity.issuer.tls.keyPEM\n" -}}
+{{- end -}}
+{{- if contains "ENCRYPTED" $key -}}
+{{- fail "\n\nidentity.issuer.tls.keyPEM is encrypted with a password: nobody could type it. Make the key with `step certificate create ... --no-password --insecure`\n" -}}
+{{- end -}}
+{{- if not (contains "PRIVATE KEY-----" $key) -}}
+{{- fail "\n\nidentity.issuer.tls.keyPEM is not a PEM private key. Did you mean --set-file instead of --set?\n" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+What only a cluster can answer. `helm template` and a client's dry run have none: every lookup is empty there, also that
+of a namespace which every cluster has, and then nothing is demanded.
+*/}}
+{{- define "weft.requireCluster" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" -}}
+{{- range $name, $version := dict "servers.policy.linkerd.io" "v1beta3" "serverauthorizations.policy.linkerd.io" "v1beta1" "authorizationpolicies.policy.linkerd.io" "v1alpha1" "meshtlsauthentications.policy.linkerd.io" "v1alpha1" "networkauthentications.policy.linkerd.io" "v1alpha1" "serviceprofiles.linkerd.io" "v1alpha2" "externalworkloads.workload.linkerd.io" "v1beta1" -}}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
+{{- if not $crd -}}
+{{- fail (printf "\n\nthe custom resource definition %s is missing in this cluster. Install the CRDs first:\n  helm install weft-crds charts/weft-crds --namespace %s --wait\n" $name $.Release.Namespace) -}}
+{{- end -}}
+{{- $served := false -}}
+{{- range $crd.spec.versions -}}
+{{- if and (eq .name $version) .served -}}
+{{- $served = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not $served -}}
+{{- fail (printf "\n\nthe custom resource definition %s of this cluster has no version %s: it is too old. Upgrade the CRDs first:\n  helm upgrade weft-crds charts/weft-crds --namespace %s --wait\n" $name $version $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
+{{- if $namespace -}}
+{{- $enforced := get ($namespace.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
+{{- if and $enforced (ne $enforced "privileged") -}}
+{{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\nNamespaces of applications may stay as restricted as they are.\n" .Release.Namespace $enforced .Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
