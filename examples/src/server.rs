@@ -1,12 +1,17 @@
 //! The echo server: answers every request with what it saw of it (who answered, from which address the client came,
 //! in which protocol, with which headers), so that a test can tell what happened on the way.
 //!
+//! With an upstream it asks that for every plain HTTP request, and its answer has the upstream's in it: services that call
+//! services.
+//!
 //! ```text
 //! HTTP port    HTTP/1.1 and HTTP/2 by prior knowledge: JSON; `application/grpc`: the Echo service; `/ws`: WebSocket
 //! banner port  the server speaks first: one JSON line; then every line comes back with the pod's name before it
 //! ```
 
-use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+mod upstream;
+
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
@@ -21,6 +26,8 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -34,6 +41,10 @@ use crate::echo::{
     echo_server::{Echo, EchoServer},
 };
 
+pub use upstream::Upstream;
+
+/// The path of probes, which ask about this server and not about its upstream.
+const PROBE_PATH: &str = "/healthz";
 /// How long to wait before accepting again when the process ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -56,6 +67,9 @@ pub struct Seen {
     pub headers: BTreeMap<String, String>,
     /// Bytes in the request's body.
     pub body_bytes: usize,
+    /// What the upstream answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<Box<Seen>>,
 }
 
 /// What both ports of a server need to know.
@@ -63,6 +77,8 @@ pub struct Seen {
 pub struct EchoApp {
     /// The name answers are signed with: the pod's.
     pub pod: Arc<str>,
+    /// Whom to ask before answering HTTP requests.
+    pub upstream: Option<Upstream>,
 }
 
 /// One connection's addresses, as the server's socket tells them.
@@ -73,23 +89,40 @@ struct Ends {
 }
 
 impl EchoApp {
-    /// Serves HTTP/1.1, HTTP/2, gRPC and WebSocket until the caller drops the future.
-    pub async fn serve_http(self, listener: TcpListener) {
+    /// Serves HTTP/1.1, HTTP/2, gRPC and WebSocket until `stop`, then finishes the requests in flight.
+    pub async fn serve_http(self, listener: TcpListener, stop: impl Future<Output = ()>) {
+        // Connections close when this sender is gone.
+        let (open, closing) = watch::channel(());
+        let mut connections = JoinSet::new();
+        let mut stop = pin!(stop);
         loop {
-            let Some((stream, ends)) = accept(&listener).await else {
-                continue;
+            let accepted = tokio::select! {
+                accepted = accept(&listener) => accepted,
+                () = &mut stop => break,
             };
+            while connections.try_join_next().is_some() {}
+            if let Some((stream, ends)) = accepted {
+                connections.spawn(self.clone().serve_connection(stream, ends, closing.clone()));
+            }
+        }
+        drop((listener, open));
+        while connections.join_next().await.is_some() {}
+    }
+
+    async fn serve_connection(self, stream: TcpStream, ends: Ends, mut closing: watch::Receiver<()>) {
+        let service = service_fn(move |request| {
             let app = self.clone();
-            tokio::spawn(async move {
-                let service = service_fn(move |request| {
-                    let app = app.clone();
-                    async move { Ok::<_, Infallible>(app.answer(request, ends).await) }
-                });
-                // The client went away or broke the protocol: nobody to tell.
-                let _ = auto::Builder::new(TokioExecutor::new())
-                    .serve_connection_with_upgrades(TokioIo::new(stream), service)
-                    .await;
-            });
+            async move { Ok::<_, Infallible>(app.answer(request, ends).await) }
+        });
+        let builder = auto::Builder::new(TokioExecutor::new());
+        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        // The client went away or broke the protocol: nobody to tell.
+        tokio::select! {
+            _ = connection.as_mut() => {}
+            _ = closing.changed() => {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            }
         }
     }
 
@@ -121,6 +154,12 @@ impl EchoApp {
         match request.into_body().collect().await {
             Ok(body) => seen.body_bytes = body.to_bytes().len(),
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
+        }
+        if let Some(upstream) = self.upstream.as_ref().filter(|_| seen.path != PROBE_PATH) {
+            match upstream.ask(&seen.path).await {
+                Ok(answer) => seen.upstream = Some(Box::new(answer)),
+                Err(error) => return text(StatusCode::BAD_GATEWAY, error.to_string()),
+            }
         }
         let json = serde_json::to_vec(&seen).unwrap_or_default();
         let mut response = Response::new(full(json));

@@ -5,10 +5,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    time::timeout,
+};
 use weft_examples::{
     client::{self, Load, Protocol, Report},
-    server::EchoApp,
+    server::{EchoApp, Seen, Upstream},
 };
 
 fn load(protocol: Protocol, target: String) -> Load {
@@ -29,11 +34,11 @@ fn load(protocol: Protocol, target: String) -> Load {
 async fn serve(banner: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
-    let app = EchoApp { pod: Arc::from("web-0") };
+    let app = EchoApp { pod: Arc::from("web-0"), upstream: None };
     if banner {
         tokio::spawn(app.serve_banner(listener));
     } else {
-        tokio::spawn(app.serve_http(listener));
+        tokio::spawn(app.serve_http(listener, std::future::pending()));
     }
     target
 }
@@ -121,4 +126,53 @@ async fn a_probe_tells_both_ends_and_the_kernels_answers() {
     assert_eq!(probe.dialled, http);
     assert_eq!(probe.peer, http);
     assert!(probe.local.starts_with("127.0.0.1:"));
+}
+
+async fn serve_in_front_of(upstream: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    let app = EchoApp { pod: Arc::from("front-0"), upstream: Some(Upstream::new(upstream)) };
+    tokio::spawn(app.serve_http(listener, std::future::pending()));
+    target
+}
+
+#[tokio::test]
+async fn an_answer_has_the_upstreams_answer_in_it() {
+    let front = serve_in_front_of(&serve(false).await).await;
+    let mut stream = TcpStream::connect(&front).await.unwrap();
+    stream.write_all(b"GET /cart?x=1 HTTP/1.1\r\nhost: front\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let seen: Seen = serde_json::from_str(body).unwrap();
+    let upstream = seen.upstream.unwrap();
+    assert_eq!((seen.pod.as_str(), upstream.pod.as_str(), upstream.path.as_str()), ("front-0", "web-0", "/cart?x=1"));
+}
+
+#[tokio::test]
+async fn a_missing_upstream_fails_requests_but_not_probes() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nobody = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let front = serve_in_front_of(&nobody).await;
+    let report = client::drive(load(Protocol::Http1, front.clone())).await;
+    assert_eq!(report.errors.get("status 502"), Some(&30), "{report:?}");
+    let probes = client::drive(Load { path: "/healthz".to_owned(), ..load(Protocol::Http1, front) }).await;
+    assert_eq!(probes.failures, 0, "{probes:?}");
+}
+
+#[tokio::test]
+async fn a_stopped_server_closes_idle_connections_and_takes_no_new_ones() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let app = EchoApp { pod: Arc::from("web-0"), upstream: None };
+    let server = tokio::spawn(app.serve_http(listener, async { drop(stopped.await) }));
+    let mut kept = TcpStream::connect(target).await.unwrap();
+    kept.write_all(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
+    assert!(kept.read(&mut [0; 1024]).await.unwrap() > 0);
+    drop(stop);
+    timeout(Duration::from_secs(5), server).await.unwrap().unwrap();
+    assert_eq!(kept.read(&mut [0; 1024]).await.unwrap(), 0);
+    assert!(TcpStream::connect(target).await.is_err());
 }
