@@ -53,29 +53,8 @@ config.linkerd.io/default-inbound-policy: all-unauthenticated
 config.linkerd.io/opaque-ports: {{ . | quote }}
 {{- end }}
 config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
-{{- include "weft.portAnnotations" .root }}
 {{- with $v.podAnnotations }}
 {{ toYaml . }}
-{{- end }}
-{{- end }}
-
-{{/* The proxy's user and ports where they are not the well-known ones. */}}
-{{- define "weft.portAnnotations" -}}
-{{- $proxy := .Values.proxy }}
-{{- if ne (int $proxy.uid) 2102 }}
-config.linkerd.io/proxy-uid: {{ int $proxy.uid | quote }}
-{{- end }}
-{{- if ne (int $proxy.ports.admin) 4191 }}
-config.linkerd.io/admin-port: {{ int $proxy.ports.admin | quote }}
-{{- end }}
-{{- if ne (int $proxy.ports.control) 4190 }}
-config.linkerd.io/control-port: {{ int $proxy.ports.control | quote }}
-{{- end }}
-{{- if ne (int $proxy.ports.inbound) 4143 }}
-config.linkerd.io/inbound-port: {{ int $proxy.ports.inbound | quote }}
-{{- end }}
-{{- if ne (int $proxy.ports.outbound) 4140 }}
-config.linkerd.io/outbound-port: {{ int $proxy.ports.outbound | quote }}
 {{- end }}
 {{- end }}
 

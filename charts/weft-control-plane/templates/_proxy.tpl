@@ -128,6 +128,9 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
       value: linkerd-destination.{{ $mesh }}
     - name: LINKERD2_PROXY_POLICY_SVC_NAME
       value: linkerd-destination.{{ $mesh }}
+    {{- with $proxy.additionalEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     # Not ready before the kernel attests that the redirect is in force.
     - name: WEFT_PROXY_REQUIRE_REDIRECT
       value: "true"
