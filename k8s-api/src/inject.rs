@@ -19,7 +19,10 @@ use k8s_openapi::{
 use sha2::{Digest, Sha256};
 
 pub use annotations::InjectError;
-pub use config::{ControlPlaneAddrs, ControlService, InjectConfig, default_cluster_networks};
+pub(crate) use annotations::is_quantity;
+pub use config::{
+    ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
+};
 pub use redirection::{Redirection, RedirectionDefaults};
 
 use crate::{

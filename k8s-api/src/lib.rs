@@ -9,9 +9,13 @@
 //! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
 //! files. There is no network, no clock and no environment.
 
+pub mod crds;
 pub mod field;
 pub mod inject;
 pub mod labels;
 pub mod manifest;
 pub mod policy;
 pub mod ports;
+pub mod profile;
+pub mod values;
+pub mod workload;

@@ -2,14 +2,18 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`mod@test`] and [`mod@bench`] build and run, [`lint`] checks. It shells out and depends on none of our packages, so it
+//! [`mod@test`] and [`mod@bench`] build and run, [`kube`] is a cluster to run in, [`dist`] is what is shipped, [`lint`]
+//! checks. It shells out and depends on none of our packages, so it
 //! builds fast and works when they do not compile.
 
 mod bench;
 mod build;
+mod codegen;
 mod command;
 mod demo;
+mod dist;
 mod ebpf;
+mod kube;
 mod lint;
 mod setup;
 mod test;
@@ -32,6 +36,8 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask test                      unit tests, then tests against the real kernel
   cargo xtask test unit -- verdict      unit tests whose name contains \"verdict\", without root
   cargo xtask bench interception        direct, iptables and eBPF side by side
+  cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
+  cargo xtask dist                      container images and charts
   cargo xtask lint                      what has to pass before a push
   cargo xtask setup --check             say what is missing, change nothing
 
@@ -54,8 +60,14 @@ enum Command {
     Test(test::Args),
     /// Measures
     Bench(bench::Args),
+    /// Runs a real Kubernetes on this machine
+    Kube(kube::Args),
+    /// Writes container images and packaged charts
+    Dist(dist::Args),
     /// Checks formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
     Lint(lint::Args),
+    /// Writes the files that are generated from code, or checks that they are current
+    Codegen(codegen::Args),
     /// Prints a completion script
     Completions {
         /// The shell to complete for
@@ -80,7 +92,10 @@ fn run(command: Command) -> Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kube(args) => kube::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Lint(args) => lint::run(&args),
+        Command::Codegen(args) => codegen::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cargo-xtask", &mut std::io::stdout());
             Ok(())

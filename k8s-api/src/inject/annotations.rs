@@ -199,7 +199,7 @@ fn is_duration(text: &str) -> bool {
 }
 
 /// Kubernetes' quantities: a decimal number and a binary, decimal or exponent suffix.
-fn is_quantity(text: &str) -> bool {
+pub(crate) fn is_quantity(text: &str) -> bool {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let suffix = &text[number.len()..];
     number.parse::<f64>().is_ok_and(|number| number >= 0.0)

@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
 use crate::{
+    labels,
     policy::DefaultPolicy,
     ports::{PortSet, default_opaque_ports},
 };
@@ -21,8 +22,16 @@ pub struct InjectConfig {
     pub proxy_args: Vec<String>,
     /// Pull policy of the image.
     pub image_pull_policy: String,
+    /// User id of the proxy, above 0.
+    pub proxy_uid: i64,
     /// Group id of the proxy; none leaves it to the image.
     pub proxy_gid: Option<i64>,
+    /// Ports of the proxy's listeners.
+    pub ports: ProxyPorts,
+    /// What the proxy asks for and may use.
+    pub resources: ProxyResources,
+    /// Whether the proxy is not ready before the kernel attests the redirect.
+    pub require_redirect: bool,
     /// Namespace of the control plane.
     pub control_plane_namespace: String,
     /// Domain of the cluster's DNS names.
@@ -47,6 +56,44 @@ pub struct InjectConfig {
     pub log_format: String,
     /// Further environment, behind everything else.
     pub extra_env: Vec<EnvVar>,
+}
+
+/// Ports of a proxy's listeners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyPorts {
+    /// Where outbound connections are redirected to.
+    pub outbound: u16,
+    /// Where inbound connections are redirected to.
+    pub inbound: u16,
+    /// Tap.
+    pub control: u16,
+    /// Probes and metrics.
+    pub admin: u16,
+}
+
+impl Default for ProxyPorts {
+    /// Linkerd's.
+    fn default() -> Self {
+        Self {
+            outbound: labels::OUTBOUND_PORT,
+            inbound: labels::INBOUND_PORT,
+            control: labels::CONTROL_PORT,
+            admin: labels::ADMIN_PORT,
+        }
+    }
+}
+
+/// Kubernetes quantities for the proxy's container; none leaves one out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProxyResources {
+    /// CPU to reserve.
+    pub cpu_request: Option<String>,
+    /// CPU at most.
+    pub cpu_limit: Option<String>,
+    /// Memory to reserve.
+    pub memory_request: Option<String>,
+    /// Memory at most.
+    pub memory_limit: Option<String>,
 }
 
 /// Addresses of the control plane's services.
@@ -107,7 +154,11 @@ impl InjectConfig {
             proxy_command: Vec::new(),
             proxy_args: Vec::new(),
             image_pull_policy: "IfNotPresent".to_owned(),
+            proxy_uid: labels::PROXY_UID,
             proxy_gid: None,
+            ports: ProxyPorts::default(),
+            resources: ProxyResources::default(),
+            require_redirect: false,
             control_plane_namespace: "linkerd".to_owned(),
             cluster_domain: "cluster.local".to_owned(),
             trust_domain: "cluster.local".to_owned(),

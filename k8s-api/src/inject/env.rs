@@ -12,6 +12,9 @@ pub(super) const TOKEN_DIR: &str = "/var/run/secrets/tokens";
 /// Name of the projected token's file.
 pub(super) const TOKEN_FILE: &str = "linkerd-identity-token";
 
+/// Keeps the proxy unready until the kernel attests that both directions are redirected.
+const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
+
 /// Detection without a timeout is a timeout of a year, as in Linkerd's template.
 const NO_TIMEOUT: &str = "365d";
 
@@ -61,6 +64,10 @@ pub(super) fn env(config: &InjectConfig, settings: &Settings, ports: &PodPorts, 
     identity(&mut env, config);
     env.0.extend(settings.additional_env.iter().cloned());
     env.0.extend(config.extra_env.iter().cloned());
+    if config.require_redirect {
+        // Behind everything that a pod may add: nobody opts out of knowing that the mesh is bypassed.
+        env.raw(REQUIRE_REDIRECT, "true");
+    }
     env.0
 }
 
@@ -107,13 +114,13 @@ fn timeouts(env: &mut Env, settings: &Settings) {
 
 fn listeners(env: &mut Env, config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) {
     let any = if config.ipv6 { "[::]" } else { "0.0.0.0" };
-    let outbound = settings.outbound_port.unwrap_or(labels::OUTBOUND_PORT);
-    env.set("CONTROL_LISTEN_ADDR", format!("{any}:{}", settings.control_port.unwrap_or(labels::CONTROL_PORT)));
-    env.set("ADMIN_LISTEN_ADDR", format!("{any}:{}", settings.admin_port.unwrap_or(labels::ADMIN_PORT)));
+    let outbound = settings.outbound_port.unwrap_or(config.ports.outbound);
+    env.set("CONTROL_LISTEN_ADDR", format!("{any}:{}", settings.control_port.unwrap_or(config.ports.control)));
+    env.set("ADMIN_LISTEN_ADDR", format!("{any}:{}", settings.admin_port.unwrap_or(config.ports.admin)));
     env.set("OUTBOUND_LISTEN_ADDR", format!("127.0.0.1:{outbound}"));
     let v6 = if config.ipv6 { format!(",[::1]:{outbound}") } else { String::new() };
     env.set("OUTBOUND_LISTEN_ADDRS", format!("127.0.0.1:{outbound}{v6}"));
-    env.set("INBOUND_LISTEN_ADDR", format!("{any}:{}", settings.inbound_port.unwrap_or(labels::INBOUND_PORT)));
+    env.set("INBOUND_LISTEN_ADDR", format!("{any}:{}", settings.inbound_port.unwrap_or(config.ports.inbound)));
     env.field("LINKERD2_PROXY_INBOUND_IPS", "status.podIPs");
     let inbound: Vec<_> =
         settings.inbound_ports.as_ref().unwrap_or(&ports.inbound).iter().map(|port| port.to_string()).collect();

@@ -3,7 +3,10 @@
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::annotations::{InjectError, Settings};
+use super::{
+    annotations::{InjectError, Settings},
+    config::ProxyPorts,
+};
 use crate::{labels, ports::PortSet};
 
 /// Redirection of one pod, as `linkerd-init`'s arguments would say it.
@@ -26,6 +29,10 @@ pub struct Redirection {
 /// What applies to pods that say nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionDefaults {
+    /// Ports of the proxy's listeners.
+    pub ports: ProxyPorts,
+    /// User id of the proxy in the pod.
+    pub proxy_uid: i64,
     /// Inbound ports that pass by.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that pass by.
@@ -38,7 +45,13 @@ impl Default for RedirectionDefaults {
     /// Linkerd's Helm defaults: 4567 and 4568, Galera's replication.
     fn default() -> Self {
         let galera: PortSet = [4567, 4568].into_iter().collect();
-        Self { skip_inbound_ports: galera.clone(), skip_outbound_ports: galera, skip_subnets: Vec::new() }
+        Self {
+            ports: ProxyPorts::default(),
+            proxy_uid: labels::PROXY_UID,
+            skip_inbound_ports: galera.clone(),
+            skip_outbound_ports: galera,
+            skip_subnets: Vec::new(),
+        }
     }
 }
 
@@ -53,15 +66,14 @@ impl Redirection {
             return Err(error);
         }
         let mut skip_inbound_ports = settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone());
-        for own in
-            [settings.control_port.unwrap_or(labels::CONTROL_PORT), settings.admin_port.unwrap_or(labels::ADMIN_PORT)]
-        {
+        let ports = defaults.ports;
+        for own in [settings.control_port.unwrap_or(ports.control), settings.admin_port.unwrap_or(ports.admin)] {
             skip_inbound_ports.insert(own..=own);
         }
         Ok(Self {
-            outbound_port: settings.outbound_port.unwrap_or(labels::OUTBOUND_PORT),
-            inbound_port: settings.inbound_port.unwrap_or(labels::INBOUND_PORT),
-            proxy_uid: settings.uid.unwrap_or(labels::PROXY_UID),
+            outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
+            inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
+            proxy_uid: settings.uid.unwrap_or(defaults.proxy_uid),
             skip_inbound_ports,
             skip_outbound_ports: settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone()),
             skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),

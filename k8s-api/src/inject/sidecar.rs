@@ -2,16 +2,16 @@
 
 use k8s_openapi::{
     api::core::v1::{
-        Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSpec, Probe, ProjectedVolumeSource,
-        ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection, Volume, VolumeMount,
-        VolumeProjection,
+        Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSpec, Probe,
+        ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection,
+        Volume, VolumeMount, VolumeProjection,
     },
     apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
 };
 
 use super::{
     annotations::Settings,
-    config::InjectConfig,
+    config::{InjectConfig, ProxyResources},
     env::{self, PodPorts},
 };
 use crate::{labels, ports::PortSet};
@@ -85,12 +85,8 @@ pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, ing
         None => config.default_opaque_ports.clone(),
     };
     let inbound = container_ports(pod).into_iter().chain(probe_ports(pod)).collect();
-    let mut proxy = container(config, settings, &PodPorts { inbound, opaque }, ingress);
+    let proxy = container(config, settings, &PodPorts { inbound, opaque }, ingress);
     let spec = pod.spec.get_or_insert_with(PodSpec::default);
-    let first = spec.containers.first().and_then(|container| container.security_context.as_ref());
-    if let (Some(own), Some(first)) = (&mut proxy.security_context, first) {
-        own.capabilities.clone_from(&first.capabilities);
-    }
     spec.init_containers.get_or_insert_default().insert(0, proxy);
     let volumes = spec.volumes.get_or_insert_default();
     volumes.push(end_entity_volume());
@@ -98,8 +94,8 @@ pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, ing
 }
 
 fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) -> Container {
-    let admin = settings.admin_port.unwrap_or(labels::ADMIN_PORT);
-    let inbound = settings.inbound_port.unwrap_or(labels::INBOUND_PORT);
+    let admin = settings.admin_port.unwrap_or(config.ports.admin);
+    let inbound = settings.inbound_port.unwrap_or(config.ports.inbound);
     let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
     Container {
         name: labels::PROXY_CONTAINER.to_owned(),
@@ -114,12 +110,15 @@ fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingre
         // The kubelet starts the next container when this succeeds: 120 tries, one a second, are Linkerd's two minutes.
         startup_probe: Some(Probe { period_seconds: Some(1), failure_threshold: Some(120), ..probe("/ready", admin) }),
         restart_policy: Some("Always".to_owned()),
-        resources: resources(settings),
+        resources: resources(&config.resources, settings),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
+            // What Pod Security `restricted` demands. Linkerd copies the first container's instead, for its init container.
+            capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+            privileged: Some(false),
             read_only_root_filesystem: Some(true),
             run_as_non_root: Some(true),
-            run_as_user: Some(settings.uid.unwrap_or(labels::PROXY_UID)),
+            run_as_user: Some(settings.uid.unwrap_or(config.proxy_uid)),
             run_as_group: settings.gid.or(config.proxy_gid),
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
             ..SecurityContext::default()
@@ -141,14 +140,15 @@ fn image(config: &InjectConfig, settings: &Settings) -> String {
     format!("{name}:{version}")
 }
 
-fn resources(settings: &Settings) -> Option<ResourceRequirements> {
-    let list = |cpu: &Option<String>, memory: &Option<String>| {
-        let pairs = [("cpu", cpu), ("memory", memory)];
-        let set = pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), Quantity(value.clone()?))));
+fn resources(defaults: &ProxyResources, settings: &Settings) -> Option<ResourceRequirements> {
+    type Choice<'a> = (&'a Option<String>, &'a Option<String>);
+    let list = |cpu: Choice<'_>, memory: Choice<'_>| {
+        let pairs = [("cpu", cpu.0.as_ref().or(cpu.1.as_ref())), ("memory", memory.0.as_ref().or(memory.1.as_ref()))];
+        let set = pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), Quantity(value?.clone()))));
         Some(set.collect::<std::collections::BTreeMap<_, _>>()).filter(|set| !set.is_empty())
     };
-    let requests = list(&settings.cpu.0, &settings.memory.0);
-    let limits = list(&settings.cpu.1, &settings.memory.1);
+    let requests = list((&settings.cpu.0, &defaults.cpu_request), (&settings.memory.0, &defaults.memory_request));
+    let limits = list((&settings.cpu.1, &defaults.cpu_limit), (&settings.memory.1, &defaults.memory_limit));
     (requests.is_some() || limits.is_some()).then(|| ResourceRequirements {
         requests,
         limits,

@@ -24,10 +24,11 @@ pub struct ServerSpec {
     /// The port: a number, or the name of a container port.
     #[schemars(schema_with = "int_or_string")]
     pub port: IntOrString,
-    /// What clients speak; read it with [`ServerSpec::protocol`].
+    /// What clients speak: unknown, HTTP/1, HTTP/2, gRPC, opaque or TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<String>,
-    /// What applies beside the AuthorizationPolicies; read it with [`ServerSpec::access`].
+    /// What applies beside the AuthorizationPolicies: all-unauthenticated, all-authenticated, cluster-unauthenticated,
+    /// cluster-authenticated, deny or audit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_policy: Option<String>,
 }
