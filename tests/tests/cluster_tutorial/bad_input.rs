@@ -1,0 +1,183 @@
+//! What is wrong is told: which object, which field, and what to do.
+
+use std::{fs, time::Duration};
+
+use anyhow::bail;
+use serde_json::Value;
+use weft_tls::ca::Root;
+
+use crate::world::{MESH, SHOP, World};
+
+/// The chart under test, from the repository's root.
+const CHART: &str = "charts/weft-control-plane";
+
+pub(super) fn missing_crds(world: &mut World) {
+    let root = Root::generate("root.linkerd.cluster.local").unwrap();
+    let values = Values::new(root.certificate_pem(), &root.issue_issuer("identity.linkerd.cluster.local").unwrap());
+    let install = ["install", "too-early", CHART, "--namespace", MESH, "--create-namespace"];
+    let (installed, said) = world.helm(&[&install[..], &values.arguments()].concat());
+    assert!(!installed, "{said}");
+    assert!(said.contains("weft-crds") && said.contains("helm install"), "{said}");
+    // Nothing of it stays, or the tutorial would stumble over it.
+    world.cluster.kubectl(&["delete", "namespace", MESH, "--ignore-not-found"]).unwrap();
+}
+
+pub(super) fn missing_values(world: &mut World) {
+    let (rendered, said) = world.helm(&["template", "x", CHART, "--namespace", MESH]);
+    assert!(!rendered && said.contains("identityTrustAnchorsPEM"), "{said}");
+    let (rendered, said) = world.helm(&["template", "x", CHART, "--set", "identityTrustAnchorsPEM=nonsense"]);
+    assert!(!rendered && said.contains("identity"), "{said}");
+}
+
+pub(super) fn mismatched_certificates(world: &mut World) {
+    let (listed, releases) = world.helm(&["list", "-n", MESH, "-o", "json"]);
+    assert!(listed, "{releases}");
+    let releases: Value = serde_json::from_str(&releases).unwrap();
+    let of_chart = |release: &&Value| release["chart"].as_str().is_some_and(|c| c.starts_with("weft-control-plane"));
+    let release = releases.as_array().unwrap().iter().find(of_chart).unwrap()["name"].as_str().unwrap().to_owned();
+
+    let stranger = Root::generate("stranger.linkerd.cluster.local").unwrap();
+    let values = Values::new("", &stranger.issue_issuer("identity.linkerd.cluster.local").unwrap());
+    let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reuse-values"];
+    let (upgraded, said) = world.helm(&[&upgrade[..], &values.arguments()].concat());
+    assert!(upgraded, "{said}");
+
+    // The new identity pod does not become ready, says why, and the old one goes on.
+    world.event(MESH, "Deployment/linkerd-identity", &["linkerd-identity-issuer", "trust anchor"]);
+    let logged = world.cluster.until(Duration::from_secs(60), |cluster| {
+        let selector = "linkerd.io/control-plane-component=identity";
+        let log = cluster.kubectl(&["-n", MESH, "logs", "-l", selector, "-c", "identity", "--tail=-1"])?;
+        let told = log.lines().any(|line| line.contains("linkerd-identity-issuer") || line.contains("trust anchor"));
+        if told { Ok(()) } else { bail!("the log of identity does not name the issuer: {log}") }
+    });
+    logged.unwrap();
+    let complaint = world.weft(&["check", "-o", "json", "--wait", "0s"]).unwrap_err().to_string();
+    assert!(complaint.contains("linkerd-identity-issuer"), "{complaint}");
+    let client = world.client(SHOP);
+    let report = world.cluster.client(SHOP, &client, &["http1", "--target", "web.shop:80", "--count", "20"]).unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+
+    let (rolled_back, said) = world.helm(&["rollback", &release, "--namespace", MESH]);
+    assert!(rolled_back, "{said}");
+    world.cluster.rolled_out(MESH, "deploy/linkerd-identity").unwrap();
+}
+
+/// Certificates in files, as `helm --set-file` wants them.
+struct Values {
+    directory: tempfile::TempDir,
+    anchors: bool,
+}
+
+impl Values {
+    fn new(anchors_pem: &str, issuer: &weft_tls::ca::IssuerPem) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in
+            [("ca.crt", anchors_pem), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
+        {
+            fs::write(directory.path().join(name), text).unwrap();
+        }
+        Self { directory, anchors: !anchors_pem.is_empty() }
+    }
+
+    fn arguments(&self) -> Vec<&'static str> {
+        let value = |name: &str, file: &str| format!("{name}={}", self.directory.path().join(file).display());
+        let mut arguments = vec![
+            "--set-file".to_owned(),
+            value("identity.issuer.tls.crtPEM", "issuer.crt"),
+            "--set-file".to_owned(),
+            value("identity.issuer.tls.keyPEM", "issuer.key"),
+        ];
+        if self.anchors {
+            arguments.extend(["--set-file".to_owned(), value("identityTrustAnchorsPEM", "ca.crt")]);
+        }
+        arguments.into_iter().map(|argument| &*argument.leak()).collect()
+    }
+}
+
+pub(super) fn unreadable_annotation(world: &mut World) {
+    let manifest = format!(
+        r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: unreadable, namespace: {SHOP}}}
+spec:
+  selector: {{matchLabels: {{app: unreadable}}}}
+  template:
+    metadata:
+      labels: {{app: unreadable}}
+      annotations: {{config.linkerd.io/skip-outbound-ports: "80-x"}}
+    spec:
+      securityContext: {{runAsNonRoot: true, seccompProfile: {{type: RuntimeDefault}}}}
+      containers:
+        - name: client
+          image: localhost/weft-examples:0.1.0
+          command: [/weft-client, wait]
+          securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+"#
+    );
+    world.cluster.apply(&manifest).unwrap();
+    let told = ["config.linkerd.io/skip-outbound-ports", "80-x", "8000-8100"];
+    world.event(SHOP, "Deployment/unreadable", &told);
+    let replica_set = world.cluster.kubectl(&["-n", SHOP, "get", "rs", "-l", "app=unreadable", "-o", "name"]).unwrap();
+    let replica_set = replica_set.trim().rsplit('/').next().unwrap().to_owned();
+    world.event(SHOP, &format!("ReplicaSet/{replica_set}"), &told);
+    let described = world.cluster.kubectl(&["-n", SHOP, "describe", "deploy/unreadable"]).unwrap();
+    assert!(told.iter().all(|word| described.contains(word)), "{described}");
+    assert_eq!(world.cluster.pods(SHOP, "app=unreadable").unwrap(), [""; 0], "it was started all the same");
+    world.cluster.kubectl(&["-n", SHOP, "delete", "deploy/unreadable"]).unwrap();
+}
+
+/// A pod that was injected already and whose annotation is broken later: its redirection stays as it was.
+pub(super) fn annotation_broken_later(world: &mut World) {
+    let pod = world.client(SHOP);
+    let annotate = |value: &str| {
+        let annotation = format!("config.linkerd.io/skip-inbound-ports{value}");
+        world.cluster.kubectl(&["-n", SHOP, "annotate", "--overwrite", "pod", &pod, &annotation]).unwrap();
+    };
+    annotate("=nonsense");
+    world.event(SHOP, &format!("Pod/{pod}"), &["config.linkerd.io/skip-inbound-ports", "nonsense"]);
+    let report = world.cluster.client(SHOP, &pod, &["http1", "--target", "web.shop:80", "--count", "20"]).unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+    annotate("-");
+}
+
+pub(super) fn refused_by_admission(world: &mut World) {
+    let profile = "apiVersion: linkerd.io/v1alpha2\nkind: ServiceProfile\nmetadata: {name: web.shop.svc.cluster.local, namespace: shop}\n\
+                   spec: {routes: [{name: front, condition: {pathRegex: /}, timeout: soon}]}\n";
+    let refusal = world.cluster.apply(profile).unwrap_err();
+    let refusal = format!("{refusal:#}");
+    assert!(refusal.contains("linkerd-sp-validator") && refusal.contains("soon"), "{refusal}");
+    let network = "apiVersion: policy.linkerd.io/v1alpha1\nkind: NetworkAuthentication\nmetadata: {name: odd, namespace: shop}\n\
+                   spec: {networks: [{cidr: 10.0.0.0/8, except: [192.168.0.0/16]}]}\n";
+    let refusal = format!("{:#}", world.cluster.apply(network).unwrap_err());
+    assert!(refusal.contains("linkerd-policy-validator") && refusal.contains("192.168.0.0/16"), "{refusal}");
+    // Their good relatives are taken.
+    let good = profile.replace("soon", "300ms");
+    world.cluster.apply(&good).unwrap();
+    world.cluster.kubectl(&["-n", SHOP, "delete", "serviceprofile", "web.shop.svc.cluster.local"]).unwrap();
+}
+
+pub(super) fn lost_webhook_certificate(world: &mut World) {
+    let bundle = |world: &World| {
+        let hook = world.cluster.get(&["mutatingwebhookconfiguration", "linkerd-proxy-injector-webhook-config"]);
+        hook.unwrap()["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_ne!(bundle(world), "");
+    let remove = r#"[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]"#;
+    let hook = "mutatingwebhookconfiguration/linkerd-proxy-injector-webhook-config";
+    world.cluster.kubectl(&["patch", hook, "--type=json", "-p", remove]).unwrap();
+    let secret = "secret/linkerd-proxy-injector-k8s-tls";
+    world.cluster.kubectl(&["-n", MESH, "patch", secret, "--type=merge", "-p", r#"{"data":null}"#]).unwrap();
+    let back = world.cluster.until(Duration::from_secs(30), |cluster| {
+        let secret = cluster.get(&["-n", MESH, secret])?;
+        if secret["data"]["tls.crt"].is_null() || bundle(world).is_empty() { bail!("not yet: {secret:#}") }
+        Ok(())
+    });
+    back.unwrap();
+    // And it works: a pod that is created now is injected.
+    world.cluster.kubectl(&["-n", SHOP, "rollout", "restart", "deploy/client"]).unwrap();
+    world.cluster.rolled_out(SHOP, "deploy/client").unwrap();
+    let injected = world.cluster.until(Duration::from_secs(60), |cluster| cluster.pod(SHOP, "app=client")).unwrap();
+    let pod = world.cluster.get(&["-n", SHOP, "pod", &injected]).unwrap();
+    assert_eq!(pod["spec"]["initContainers"][0]["name"], "linkerd-proxy");
+}

@@ -1,0 +1,134 @@
+//! What may happen to a cluster while requests run, without one of them failing.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use weft_tests::cluster::Load;
+
+use crate::world::{MESH, SHOP, World};
+
+/// How long before something happens, and after it is over: longer than any cache or balancer remembers.
+const AROUND: Duration = Duration::from_secs(3);
+
+/// Runs requests through all three services while `happens` happens; none may fail.
+fn under_load(world: &mut World, seconds: u64, happens: impl FnOnce(&mut World)) {
+    let duration = format!("{seconds}s");
+    let client = world.client(SHOP);
+    let start = |world: &World, more: &[&str]| -> Load {
+        let arguments =
+            ["http1", "--target", "web.shop:80", "--duration", &duration, "--concurrency", "2", "--pause", "5ms"];
+        world.cluster.start_client(SHOP, &client, &[&arguments, more].concat()).unwrap()
+    };
+    // Connections that last, and a new one for every request, which the kernel has to redirect each time.
+    let loads = [start(world, &[]), start(world, &["--fresh"])];
+    let started = Instant::now();
+    thread::sleep(AROUND);
+    happens(world);
+    let over = started.elapsed() + AROUND;
+    assert!(over < Duration::from_secs(seconds), "the load ended before it was over: it took {over:?}");
+    for load in loads {
+        let report = load.report().unwrap();
+        println!("    {} requests, {} connections, {} failures", report.requests, report.connections, report.failures);
+        assert!(report.requests > 100, "too few requests to mean anything: {report:?}");
+        assert_eq!(report.failures, 0, "{:?}", report.errors);
+    }
+}
+
+fn agent(world: &World) -> String {
+    world.cluster.pod(MESH, "linkerd.io/control-plane-component=agent").unwrap()
+}
+
+pub(super) fn agent_killed(world: &mut World) {
+    under_load(world, 45, |world| {
+        let before = agent(world);
+        world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
+        world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+        assert_ne!(agent(world), before);
+    });
+}
+
+pub(super) fn agent_rolled_out(world: &mut World) {
+    under_load(world, 60, |world| {
+        world.cluster.kubectl(&["-n", MESH, "rollout", "restart", "ds/weft-agent"]).unwrap();
+        world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    });
+}
+
+pub(super) fn leader_killed(world: &mut World) {
+    let scale = |world: &World, replicas: &str| {
+        world.cluster.kubectl(&["-n", MESH, "scale", "deploy/linkerd-destination", "--replicas", replicas]).unwrap();
+        world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
+    };
+    scale(world, "2");
+    under_load(world, 75, |world| {
+        let before = world.lease_holder().unwrap();
+        world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
+        // A force-deleted pod gets SIGKILL; the lease runs out 30 s after its last renewal.
+        let moved = world.cluster.until(Duration::from_secs(50), |_| match world.lease_holder()? {
+            holder if holder != before => Ok(holder),
+            _ => anyhow::bail!("{before} still holds the lease"),
+        });
+        println!("    the lease moved from {before} to {}", moved.unwrap());
+    });
+    scale(world, "1");
+}
+
+pub(super) fn leader_deleted(world: &mut World) {
+    let before = world.lease_holder().unwrap();
+    let started = Instant::now();
+    world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before]).unwrap();
+    world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
+    let moved = world.cluster.until(Duration::from_secs(15), |_| match world.lease_holder()? {
+        holder if holder != before => Ok(()),
+        _ => anyhow::bail!("{before} still holds the lease"),
+    });
+    moved.unwrap();
+    let transitions = world.lease().unwrap()["spec"]["leaseTransitions"].as_i64();
+    assert!(transitions.is_some_and(|count| count >= 2), "transitions are counted: {transitions:?}");
+    println!("    after {:?}", started.elapsed());
+}
+
+pub(super) fn application_rolled_out(world: &mut World) {
+    under_load(world, 90, |world| {
+        for workload in ["deploy/api", "deploy/web"] {
+            world.cluster.kubectl(&["-n", SHOP, "rollout", "restart", workload]).unwrap();
+            world.cluster.rolled_out(SHOP, workload).unwrap();
+        }
+    });
+}
+
+/// With no agent on the node a meshed pod's application is not started, and pods that run do not notice.
+pub(super) fn waits_for_the_agent(world: &mut World) {
+    const NOWHERE: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":"true"}}}}}"#;
+    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", NOWHERE]).unwrap();
+    let gone = world.cluster.until(Duration::from_secs(60), |cluster| {
+        let pods = cluster.pods(MESH, "linkerd.io/control-plane-component=agent")?;
+        if pods.is_empty() { Ok(()) } else { anyhow::bail!("still there: {pods:?}") }
+    });
+    gone.unwrap();
+    let client = world.client(SHOP);
+    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "2"]).unwrap();
+    let report = world
+        .cluster
+        .client(SHOP, &client, &["http1", "--target", "web.shop:80", "--duration", "10s", "--fresh", "--pause", "20ms"])
+        .unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+    let list = world.cluster.get(&["-n", SHOP, "pods", "-l", "app=store"]).unwrap();
+    let held: Vec<_> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| &pod["status"])
+        .filter(|status| status["containerStatuses"][0]["ready"] == false)
+        .collect();
+    let [status] = held.as_slice() else { panic!("one pod waits: {list:#}") };
+    assert!(!status["containerStatuses"][0]["state"]["waiting"].is_null(), "its application was started: {status:#}");
+    let back = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":null}}}}}"#;
+    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", back]).unwrap();
+    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
+    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "1"]).unwrap();
+    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
+}

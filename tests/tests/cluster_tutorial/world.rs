@@ -1,0 +1,187 @@
+//! The cluster, the tutorial in its shell, and questions that several checks ask.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use weft_tests::{
+    cluster::Cluster,
+    metrics::Metrics,
+    tutorial::{self, Block, Shell},
+};
+
+/// The control plane's namespace.
+pub(super) const MESH: &str = "linkerd";
+/// The application's namespace.
+pub(super) const SHOP: &str = "shop";
+/// Whose holder writes EndpointSlices.
+pub(super) const LEASE: &str = "linkerd-destination-endpoint-write";
+/// The tutorial.
+const TUTORIAL: &str = "docs/getting-started.md";
+/// The section with which the tutorial undoes what it did.
+const END: &str = "Uninstall";
+
+pub(super) struct World {
+    pub(super) cluster: Cluster,
+    shell: Shell,
+    blocks: Vec<Block>,
+    /// Network namespaces of meshed pods that run on this host, by inode.
+    netns: Vec<u64>,
+}
+
+impl World {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let cluster = Cluster::from_env()?;
+        let text = std::fs::read_to_string(Cluster::repository().join(TUTORIAL)).context(TUTORIAL)?;
+        let blocks = tutorial::blocks(&text);
+        if !blocks.iter().any(|block| Self::is_end(&block.section)) {
+            bail!("{TUTORIAL} has no section {END:?} with a block to run");
+        }
+        let shell = Shell::start(Cluster::repository(), &[("PATH", cluster.path())])?;
+        Ok(Self { cluster, shell, blocks, netns: Vec::new() })
+    }
+
+    pub(super) fn is_end(section: &str) -> bool {
+        section == END
+    }
+
+    /// Runs the blocks of these sections.
+    pub(super) fn follow_tutorial(&mut self, wanted: impl Fn(&str) -> bool) {
+        for block in self.blocks.iter().filter(|block| wanted(&block.section)) {
+            if let Err(error) = self.shell.run(block) {
+                panic!("{TUTORIAL}: {error:#}");
+            }
+        }
+    }
+
+    /// What a person would look at when the installation failed.
+    pub(super) fn explain(&self) {
+        for arguments in [
+            &["get", "pods", "-A", "-o", "wide"][..],
+            &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+            &["-n", MESH, "logs", "-l", "linkerd.io/control-plane-ns", "--all-containers", "--prefix", "--tail=30"],
+            &["-n", MESH, "logs", "ds/weft-agent", "--tail=50"],
+        ] {
+            println!("kubectl {}", arguments.join(" "));
+            println!("{}", self.cluster.kubectl(arguments).unwrap_or_else(|error| format!("{error:#}")));
+        }
+    }
+
+    /// What `weft` prints.
+    pub(super) fn weft(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.cluster.command("weft").args(arguments).output().context("start weft")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            bail!("weft {}: {}\n{text}{}", arguments.join(" "), output.status, String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(text)
+    }
+
+    /// What helm prints, standard error included, and whether it was content.
+    pub(super) fn helm(&self, arguments: &[&str]) -> (bool, String) {
+        let output = self.cluster.command("helm").args(arguments).current_dir(Cluster::repository()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    pub(super) fn lease(&self) -> anyhow::Result<Value> {
+        self.cluster.get(&["-n", MESH, "lease", LEASE])
+    }
+
+    /// The pod that holds the lease.
+    pub(super) fn lease_holder(&self) -> anyhow::Result<String> {
+        let lease = self.lease()?;
+        let holder = lease["spec"]["holderIdentity"].as_str().filter(|holder| !holder.is_empty());
+        holder.map(str::to_owned).with_context(|| format!("nobody holds the lease: {lease:#}"))
+    }
+
+    /// The pod from which requests are sent.
+    pub(super) fn client(&self, namespace: &str) -> String {
+        self.cluster.pod(namespace, "app=client").unwrap()
+    }
+
+    /// The metrics of a pod's proxy.
+    pub(super) fn proxy_metrics(&self, namespace: &str, pod: &str) -> Metrics {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:4191/proxy/metrics");
+        Metrics::parse(&self.cluster.kubectl(&["get", "--raw", &path]).unwrap())
+    }
+
+    /// Waits until a message stands in the events about an object.
+    pub(super) fn event(&self, namespace: &str, object: &str, words: &[&str]) {
+        let found = self.cluster.until(Duration::from_secs(60), |cluster| {
+            let list = cluster.get(&["-n", namespace, "events"])?;
+            let events: Vec<_> = list["items"].as_array().into_iter().flatten().map(event_text).collect();
+            let about = events.iter().filter(|event| event.starts_with(object));
+            let found = about.clone().any(|event| words.iter().all(|word| event.contains(word)));
+            if found { Ok(()) } else { bail!("no event of {object} says {words:?}: {:#?}", about.collect::<Vec<_>>()) }
+        });
+        found.unwrap();
+    }
+
+    /// Notes the network namespaces of the meshed pods, if they are on this host.
+    pub(super) fn remember_pods(&mut self) {
+        let links = bpftool(&["link", "show"]);
+        let inodes = links.as_array().into_iter().flatten().filter_map(|link| link["netns_ino"].as_u64());
+        let list = self.cluster.get(&["pods", "-A", "-l", "linkerd.io/control-plane-ns"]).unwrap();
+        let uids: Vec<_> =
+            list["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+        let ours: Vec<u64> = pod_namespaces(&uids);
+        self.netns = inodes.filter(|inode| ours.contains(inode)).collect();
+    }
+
+    /// Nothing of the agent's is loaded on this host any more for this cluster's pods.
+    pub(super) fn assert_kernel_is_clean(&self) {
+        let links = bpftool(&["link", "show"]);
+        let left: Vec<_> = links
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|link| link["netns_ino"].as_u64().is_some_and(|inode| self.netns.contains(&inode)))
+            .collect();
+        assert!(left.is_empty(), "links at namespaces of pods: {left:?}");
+        let Ok(nodes) = self.cluster.get(&["nodes"]) else { return };
+        for node in nodes["items"].as_array().unwrap() {
+            let name = node["metadata"]["name"].as_str().unwrap();
+            for cgroup in cgroups_of(name) {
+                let tree = Command::new("bpftool").args(["cgroup", "tree"]).arg(&cgroup).output().unwrap();
+                let tree = String::from_utf8_lossy(&tree.stdout).into_owned();
+                let left: Vec<_> = tree.lines().filter(|line| line.contains("weft") || line.contains("connect4")).collect();
+                assert!(left.is_empty(), "programs at {}: {left:?}", cgroup.display());
+            }
+        }
+    }
+}
+
+fn event_text(event: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let object = &event["involvedObject"];
+    format!("{}/{} {}: {}", text(&object["kind"]), text(&object["name"]), text(&event["reason"]), text(&event["message"]))
+}
+
+fn bpftool(arguments: &[&str]) -> Value {
+    let output = Command::new("bpftool").args(["-j"]).args(arguments).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
+}
+
+/// Inodes of the network namespaces of processes whose cgroup names one of these pods.
+fn pod_namespaces(uids: &[&str]) -> Vec<u64> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let cgroup = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        if uids.iter().any(|uid| cgroup.contains(uid))
+            && let Ok(namespace) = std::fs::metadata(process.path().join("ns/net"))
+        {
+            found.push(namespace.ino());
+        }
+    }
+    found
+}
+
+/// The control groups of a node that `cargo xtask kube` made on this host.
+fn cgroups_of(node: &str) -> Vec<PathBuf> {
+    let Some(cluster) = node.strip_suffix("-node") else { return Vec::new() };
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let roots = mounts.lines().filter(|line| line.contains(" - cgroup2 ")).filter_map(|line| line.split(' ').nth(4));
+    roots.map(|root| PathBuf::from(root).join(format!("weft-kube-{cluster}"))).filter(|path| path.is_dir()).collect()
+}
