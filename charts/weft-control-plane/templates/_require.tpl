@@ -47,10 +47,14 @@ What has to be true before anything is installed. Each message names the value a
 
 {{/*
 What only a cluster can answer. `helm template` and a client's dry run have none: every lookup is empty there, also that
-of a namespace which every cluster has, and then nothing is demanded.
+of a namespace which every cluster has, and then nothing is demanded. The version is asked for here and not in Chart.yaml,
+because offline it is whatever helm was built with.
 */}}
 {{- define "weft.requireCluster" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" -}}
+{{- if not (semverCompare ">=1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "\n\nthis cluster runs Kubernetes %s; Weft needs 1.31 or newer, for native sidecars\n" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- range $name, $version := dict "servers.policy.linkerd.io" "v1beta3" "serverauthorizations.policy.linkerd.io" "v1beta1" "authorizationpolicies.policy.linkerd.io" "v1alpha1" "meshtlsauthentications.policy.linkerd.io" "v1alpha1" "networkauthentications.policy.linkerd.io" "v1alpha1" "serviceprofiles.linkerd.io" "v1alpha2" "externalworkloads.workload.linkerd.io" "v1beta1" -}}
 {{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
 {{- if not $crd -}}
