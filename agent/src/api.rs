@@ -1,8 +1,9 @@
-//! The gRPC edge on the unix socket: turns messages into calls of the datapath and errors into status codes. Refuses to
-//! decide anything. Pods are learned through [`Pods`] alone; another source calls the same [`Datapath`] functions.
+//! The gRPC edge: turns messages into calls of the datapath and errors into status codes. Refuses to decide anything.
+//! [`Pods`] is served where nobody else tells of pods; on a Kubernetes node `kubernetes` calls the same functions.
 
-use std::{pin::Pin, sync::Arc};
+use std::{collections::HashMap, pin::Pin, sync::Arc};
 
+use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream, wrappers::errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
 use weft_ebpf_abi::{
@@ -10,15 +11,18 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 use weft_proto::agent::{
-    EnrolRequest, EnrolResponse, Event, PodStatus, StatusRequest, StatusResponse, VerdictCount, WatchRequest,
-    WithdrawRequest, WithdrawResponse, pods_server, status_server, trace_server,
+    EnrolRequest, EnrolResponse, Event, Host, PodState, PodStatus, StatusRequest, StatusResponse, VerdictCount,
+    WatchRequest, WithdrawRequest, WithdrawResponse, pods_server, status_server, trace_server,
 };
 
 use crate::{
+    cgroup::{self, AttachPoint},
     datapath::{Datapath, DatapathError, Enrolled},
     error::chain,
-    netns::NetnsError,
-    rules::{InvalidRule, PodName, Rules},
+    host,
+    kubernetes::{Problem, Tracking, Trackings},
+    netns::{Netns, NetnsError},
+    rules::{InvalidRule, PodName, Rules, netns_path},
     shared::Shared,
     trace::{Filter, Hub, api_direction},
 };
@@ -30,19 +34,38 @@ pub(crate) struct Pods(pub(crate) Shared);
 pub(crate) struct Trace(pub(crate) Hub);
 
 /// Tells how things stand.
-pub(crate) struct StatusService(pub(crate) Shared);
+#[derive(Clone)]
+pub(crate) struct StatusService {
+    pub(crate) datapath: Shared,
+    pub(crate) attach: AttachPoint,
+    /// None outside Kubernetes.
+    pub(crate) kubernetes: Option<KubernetesNode>,
+}
+
+/// What only an agent on a Kubernetes node can tell.
+#[derive(Clone)]
+pub(crate) struct KubernetesNode {
+    pub(crate) name: String,
+    pub(crate) pods: watch::Receiver<Trackings>,
+}
 
 #[tonic::async_trait]
 impl pods_server::Pods for Pods {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
-        let rules = Rules::parse(request.into_inner()).map_err(invalid)?;
-        let (pod, path) = (rules.pod.clone(), rules.netns_path.clone());
-        let (netns_cookie, generation) = run(&self.0, move |datapath| datapath.enrol(&rules)).await?;
+        let request = request.into_inner();
+        let path = netns_path(&request).map_err(invalid)?;
+        let rules = Rules::parse(request).map_err(invalid)?;
+        let pod = rules.pod.clone();
+        let netns = {
+            let path = path.clone();
+            blocking(move || Netns::open(&path)).await?.map_err(no_netns)?
+        };
+        let done = run(&self.0, move |datapath| datapath.enrol(&netns, &rules)).await?;
         tracing::info!(
-            namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie, generation,
-            "pod enrolled"
+            namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie = done.cookie,
+            generation = done.generation, "pod enrolled"
         );
-        Ok(Response::new(EnrolResponse { netns_cookie, generation: generation.into() }))
+        Ok(Response::new(EnrolResponse { netns_cookie: done.cookie, generation: done.generation.into() }))
     }
 
     async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
@@ -82,35 +105,88 @@ impl trace_server::Trace for Trace {
 #[tonic::async_trait]
 impl status_server::Status for StatusService {
     async fn get(&self, _request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        run(&self.0, |datapath| status(datapath)).await.map(Response::new)
+        let view = self.clone();
+        run(&self.datapath, move |datapath| view.status(datapath)).await.map(Response::new)
     }
 }
 
-fn status(datapath: &Datapath) -> Result<StatusResponse, DatapathError> {
-    let mut verdicts = Vec::new();
-    for direction in Direction::ALL {
-        for verdict in Verdict::ALL {
-            verdicts.push(VerdictCount {
-                direction: api_direction(direction).into(),
-                verdict: verdict.label().to_owned(),
-                count: datapath.verdicts(direction, verdict)?,
-            });
+impl StatusService {
+    fn status(&self, datapath: &Datapath) -> Result<StatusResponse, DatapathError> {
+        let mut verdicts = Vec::new();
+        for direction in Direction::ALL {
+            for verdict in Verdict::ALL {
+                verdicts.push(VerdictCount {
+                    direction: api_direction(direction).into(),
+                    verdict: verdict.label().to_owned(),
+                    count: datapath.verdicts(direction, verdict)?,
+                });
+            }
+        }
+        let known = self.kubernetes.as_ref().and_then(|node| node.pods.borrow().clone());
+        Ok(StatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            programs: datapath.digest(),
+            cgroup: datapath.cgroup().display().to_string(),
+            pin_dir: datapath.pin_dir().display().to_string(),
+            pods: pods(datapath.pods()?, known),
+            verdicts,
+            events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
+            flow_misses: datapath.counter(counter::FLOW_MISSES)?,
+            node: self.kubernetes.as_ref().map(|node| node.name.clone()).unwrap_or_default(),
+            mode: if self.kubernetes.is_some() { "kubernetes" } else { "api" }.to_owned(),
+            cgroup_reason: self.attach.reason.clone(),
+            cgroup_is_root: self.attach.is_root,
+            host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
+        })
+    }
+}
+
+/// The kernel's pods and, on a Kubernetes node, what is known of them and of those that are not in the kernel.
+fn pods(enrolled: Vec<Enrolled>, known: Trackings) -> Vec<PodStatus> {
+    let in_kubernetes = known.is_some();
+    let (mut by_cookie, mut others) = (HashMap::new(), Vec::new());
+    for tracking in known.into_iter().flatten() {
+        match tracking.enrolled {
+            Some(enrolment) => drop(by_cookie.insert(enrolment.cookie, tracking)),
+            None => others.push(tracking),
         }
     }
-    Ok(StatusResponse {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        programs: datapath.digest(),
-        cgroup: datapath.cgroup().display().to_string(),
-        pin_dir: datapath.pin_dir().display().to_string(),
-        pods: datapath.pods()?.into_iter().map(PodStatus::from).collect(),
-        verdicts,
-        events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
-        flow_misses: datapath.counter(counter::FLOW_MISSES)?,
-    })
+    let mut pods: Vec<PodStatus> = Vec::new();
+    for pod in enrolled {
+        let tracking = by_cookie.remove(&pod.cookie);
+        let mut status = PodStatus::from(pod);
+        match tracking {
+            Some(tracking) => describe(&mut status, &tracking),
+            None if in_kubernetes => {
+                status.state = PodState::Leaving.into();
+                status.reason = "the API server does not tell of it any more, or of another sandbox".to_owned();
+            }
+            None => {}
+        }
+        pods.push(status);
+    }
+    for tracking in by_cookie.into_values().chain(others) {
+        let mut status = PodStatus { pod: Some((&tracking.name).into()), ..PodStatus::default() };
+        describe(&mut status, &tracking);
+        pods.push(status);
+    }
+    pods
+}
+
+fn describe(status: &mut PodStatus, tracking: &Tracking) {
+    status.uid.clone_from(&tracking.uid);
+    status.reason = tracking.problem.as_ref().map(Problem::text).unwrap_or_default();
+    if let Some(enrolment) = tracking.enrolled {
+        status.enrolled_after_ms = u64::try_from(enrolment.after.as_millis()).unwrap_or(u64::MAX);
+    } else {
+        let refused = matches!(tracking.problem, Some(Problem::Annotation(_)));
+        status.state = if refused { PodState::Refused } else { PodState::Pending }.into();
+    }
 }
 
 impl From<Enrolled> for PodStatus {
     fn from(pod: Enrolled) -> Self {
+        let state = if pod.outbound && pod.inbound { PodState::Enrolled } else { PodState::Pending };
         Self {
             pod: pod.name.as_ref().map(Into::into),
             netns_cookie: pod.cookie,
@@ -118,6 +194,8 @@ impl From<Enrolled> for PodStatus {
             inbound: pod.inbound,
             generation: pod.generation.into(),
             ips: pod.ips.iter().map(ToString::to_string).collect(),
+            state: state.into(),
+            ..Self::default()
         }
     }
 }
@@ -128,23 +206,90 @@ async fn run<T: Send + 'static>(
     call: impl FnOnce(&mut Datapath) -> Result<T, DatapathError> + Send + 'static,
 ) -> Result<T, Status> {
     let datapath = datapath.clone();
-    tokio::task::spawn_blocking(move || call(&mut datapath.lock()))
-        .await
-        .map_err(|error| Status::internal(format!("datapath call failed: {error}")))?
-        .map_err(failed)
+    blocking(move || call(&mut datapath.lock())).await?.map_err(|error| {
+        let text = chain(&error);
+        tracing::warn!(error = text, "refused");
+        Status::failed_precondition(text)
+    })
+}
+
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    let called = tokio::task::spawn_blocking(call).await;
+    called.map_err(|error| Status::internal(format!("datapath call failed: {error}")))
 }
 
 fn invalid(rule: InvalidRule) -> Status {
     Status::invalid_argument(rule.to_string())
 }
 
-fn failed(error: DatapathError) -> Status {
+fn no_netns(error: NetnsError) -> Status {
     let text = chain(&error);
     tracing::warn!(error = text, "refused");
     match &error {
-        DatapathError::Netns(NetnsError::Open { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Status::not_found(text)
-        }
+        NetnsError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Status::not_found(text),
         _ => Status::failed_precondition(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use weft_k8s_api::inject::InjectError;
+
+    use super::*;
+    use crate::kubernetes::Enrolment;
+
+    fn enrolled(name: &str, cookie: u64) -> Enrolled {
+        Enrolled {
+            name: Some(PodName { namespace: "shop".into(), name: name.into() }),
+            cookie,
+            generation: 1,
+            outbound: true,
+            inbound: true,
+            ips: Vec::new(),
+        }
+    }
+
+    fn tracking(name: &str, cookie: Option<u64>, problem: Option<Problem>) -> Tracking {
+        Tracking {
+            name: PodName { namespace: "shop".into(), name: name.into() },
+            uid: format!("uid-{name}"),
+            enrolled: cookie.map(|cookie| Enrolment { cookie, after: Duration::from_millis(40) }),
+            problem,
+        }
+    }
+
+    #[test]
+    fn kernel_and_api_server_are_told_as_one() {
+        let bad = InjectError { annotation: "config.linkerd.io/x", value: "y".into(), expected: "z" };
+        let known = vec![
+            tracking("running", Some(1), None),
+            tracking("changed", Some(2), Some(Problem::Annotation(bad.clone()))),
+            tracking("starting", None, Some(Problem::NotYet("no process".into()))),
+            tracking("refused", None, Some(Problem::Annotation(bad))),
+        ];
+        let kernel = vec![enrolled("running", 1), enrolled("changed", 2), enrolled("deleted", 3)];
+        let told: Vec<_> = pods(kernel, Some(known))
+            .into_iter()
+            .map(|pod| (pod.pod.unwrap().name, pod.uid, PodState::try_from(pod.state).unwrap(), pod.reason.is_empty()))
+            .collect();
+        let row = |name: &str, uid: &str, state, fine| (name.to_owned(), uid.to_owned(), state, fine);
+        assert_eq!(
+            told,
+            [
+                row("running", "uid-running", PodState::Enrolled, true),
+                row("changed", "uid-changed", PodState::Enrolled, false),
+                row("deleted", "", PodState::Leaving, false),
+                row("starting", "uid-starting", PodState::Pending, false),
+                row("refused", "uid-refused", PodState::Refused, false),
+            ]
+        );
+    }
+
+    #[test]
+    fn nobody_leaves_before_the_first_list() {
+        let told = pods(vec![enrolled("running", 1)], None);
+        assert_eq!(told[0].state(), PodState::Enrolled);
     }
 }

@@ -1,5 +1,5 @@
 //! The life of `weft-agent run`: checks the host, opens the datapath, serves until told to stop. Stopping leaves
-//! everything pinned and in force.
+//! everything pinned and in force, unless Weft is being uninstalled from the cluster.
 
 use std::{
     io,
@@ -10,19 +10,30 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use aya::Ebpf;
-use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
+use kube::Client;
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::{mpsc, watch},
+};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
+use weft_k8s_api::inject::RedirectionDefaults;
 use weft_proto::agent::{pods_server::PodsServer, status_server::StatusServer, trace_server::TraceServer};
 use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks};
 
 use crate::{
-    api::{Pods, StatusService, Trace},
-    bpf,
+    api::{KubernetesNode, Pods, StatusService, Trace},
+    bpf, bpffs,
+    cgroup::{AttachPoint, Search},
     datapath::Datapath,
-    host, metrics,
+    garbage, host,
+    kubernetes::{self, Identity, Outputs, Owner, Publisher},
+    lock::Lock,
+    metrics::{self, EnrolmentSeconds},
+    pins::Pins,
+    programs,
     shared::Shared,
-    trace::{self, Hub},
+    trace::Hub,
 };
 
 /// What `weft-agent run` is told.
@@ -31,56 +42,199 @@ pub(crate) struct Config {
     pub(crate) socket: PathBuf,
     pub(crate) pin_dir: PathBuf,
     pub(crate) cgroup: Option<PathBuf>,
+    pub(crate) cgroup_root: Option<PathBuf>,
     pub(crate) metrics_addr: Option<SocketAddr>,
+    pub(crate) api_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
+    pub(crate) kubernetes: Option<KubernetesConfig>,
+}
+
+/// What is told only to an agent on a Kubernetes node.
+#[derive(Clone, Debug)]
+pub(crate) struct KubernetesConfig {
+    pub(crate) identity: Identity,
+    pub(crate) controller_namespace: Option<String>,
+    pub(crate) defaults: RedirectionDefaults,
+}
+
+/// The API server, and whom to ask and tell there.
+struct Cluster {
+    config: KubernetesConfig,
+    client: Client,
+    publisher: Publisher,
 }
 
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<()> {
+    let Some(kubernetes) = config.kubernetes.clone() else {
+        host::check()?;
+        let attach = find_attach_point(&config)?;
+        host::check_bpffs(&config.pin_dir)?;
+        let lock = Lock::take(&config.pin_dir)?;
+        let (datapath, ebpf) = Datapath::open(&config.pin_dir, &attach.path, config.debug_log)?;
+        return serve(&config, attach, datapath, ebpf, lock, None).await;
+    };
+    let client = Client::try_default().await.context("cannot tell how to reach the API server")?;
+    let publisher = Publisher::new(client.clone(), kubernetes.identity.clone());
+    match prepare_node(&config).await {
+        Ok((attach, datapath, ebpf, lock)) => {
+            let cluster = Cluster { config: kubernetes, client, publisher };
+            serve(&config, attach, datapath, ebpf, lock, Some(cluster)).await
+        }
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "this node cannot be served");
+            publisher.unsupported(&format!("{error:#}")).await;
+            Err(error)
+        }
+    }
+}
+
+/// Puts the datapath in force on a Kubernetes node.
+async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, Lock)> {
     host::check()?;
-    let cgroup = host::cgroup(config.cgroup.as_deref())?;
-    host::check_bpffs(&config.pin_dir)?;
-    let socket = listen(&config.socket)?;
-    let (datapath, ebpf) = Datapath::open(&config.pin_dir, &cgroup, config.debug_log).inspect_err(|_| {
-        // Nobody will answer there.
-        let _ = std::fs::remove_file(&config.socket);
-    })?;
+    let attach = find_attach_point(config)?;
+    if attach.is_root {
+        tracing::warn!(
+            cgroup = %attach.path.display(), reason = attach.reason,
+            "attaching to the root of the cgroup2 tree: the node's own processes meet the programs, too"
+        );
+    }
+    if let Err(missing) = host::check_bpffs(&config.pin_dir) {
+        let bpffs = Path::new(host::BPFFS);
+        if !config.pin_dir.starts_with(bpffs) {
+            return Err(missing.into());
+        }
+        bpffs::mount_on_node(bpffs).with_context(|| missing.to_string())?;
+        tracing::info!(path = host::BPFFS, "mounted a bpffs on the node");
+    }
+    let lock = Lock::wait(&config.pin_dir).await?;
+    let (datapath, ebpf) = Datapath::open(&config.pin_dir, &attach.path, config.debug_log)?;
+    Ok((attach, datapath, ebpf, lock))
+}
+
+fn find_attach_point(config: &Config) -> Result<AttachPoint> {
+    let own_pod = config.kubernetes.as_ref().and_then(|kubernetes| kubernetes.identity.pod.as_ref());
+    Ok(AttachPoint::find(Search {
+        cgroup: config.cgroup.as_deref(),
+        root: config.cgroup_root.as_deref(),
+        pod_uid: own_pod.map(|pod| pod.uid.as_str()),
+    })?)
+}
+
+async fn serve(
+    config: &Config,
+    attach: AttachPoint,
+    datapath: Datapath,
+    ebpf: Ebpf,
+    lock: Lock,
+    cluster: Option<Cluster>,
+) -> Result<()> {
     tracing::info!(
-        programs = datapath.digest(), cgroup = %cgroup.display(), pin_dir = %config.pin_dir.display(),
-        pods = datapath.pods()?.len(), "datapath in force"
+        programs = datapath.digest(), cgroup = %attach.path.display(), reason = attach.reason,
+        pin_dir = %config.pin_dir.display(), pods = datapath.pods()?.len(), "datapath in force"
     );
     let datapath = Shared::new(datapath);
     let hub = Hub::new();
     let readiness = Readiness::new();
+    let registry = Metrics::new();
+    registry.register(|registry| metrics::register(registry, datapath.clone()));
     let mut tasks = Tasks::new();
 
+    let (gone_tx, gone) = mpsc::unbounded_channel();
+    let (pods_tx, pods) = watch::channel(None);
+    let (owner_tx, owner) = watch::channel(Owner::Unknown);
     tasks.spawn("trace", hub.clone().run(datapath.clone()));
-    tasks.spawn("garbage", trace::collect_garbage(datapath.clone()));
+    tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
+    let mut status = StatusService { datapath: datapath.clone(), attach: attach.clone(), kubernetes: None };
+    if let Some(Cluster { config: kubernetes, client, publisher }) = &cluster {
+        let node = kubernetes.identity.node.clone();
+        status.kubernetes = Some(KubernetesNode { name: node.clone(), pods: pods.clone() });
+        let seconds = EnrolmentSeconds::new();
+        registry.register(|registry| metrics::register_kubernetes(registry, &seconds, pods));
+        let (reports, reported) = mpsc::unbounded_channel();
+        tasks.spawn("events", publisher.clone().run(reported));
+        if let Some(pod) = kubernetes.identity.pod.clone() {
+            tasks.spawn("daemonset", kubernetes::follow(client.clone(), pod, owner_tx));
+        }
+        let outputs = Outputs {
+            datapath: datapath.clone(),
+            trackings: pods_tx,
+            caught_up: readiness.gate("pods"),
+            seconds,
+            reports,
+        };
+        let enrolment = kubernetes::Config {
+            node,
+            controller_namespace: kubernetes.controller_namespace.clone(),
+            defaults: kubernetes.defaults.clone(),
+            attach,
+            gone,
+        };
+        tasks.spawn("pods", kubernetes::enrol_pods(client.clone(), enrolment, outputs));
+    }
     if let Some(address) = config.metrics_addr {
-        let listener =
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen on --metrics-addr {address}"))?;
-        let registry = Metrics::new();
-        registry.register(|registry| metrics::register(registry, datapath.clone()));
-        let admin = Admin::new(registry, readiness.clone());
+        let listener = bind(address, "--metrics-addr").await?;
+        let admin = Admin::new(registry, readiness);
         tasks.spawn("admin", async move {
             admin.serve(listener, std::future::pending()).await;
             Ok(())
         });
     }
+    if let Some(address) = config.api_addr {
+        let listener = TcpListenerStream::new(bind(address, "--api-addr").await?);
+        // Who reaches a TCP port of the node may look, and nothing else.
+        let server = Server::builder()
+            .add_service(TraceServer::new(Trace(hub.clone())))
+            .add_service(StatusServer::new(status.clone()));
+        tasks.spawn("api", async move { server.serve_with_incoming(listener).await.context("gRPC server failed") });
+    }
+    let socket = listen(&config.socket)?;
+    // Where the API server tells of pods, nobody else does.
+    let enrolment = cluster.is_none().then(|| PodsServer::new(Pods(datapath)));
     let server = Server::builder()
-        .add_service(PodsServer::new(Pods(datapath.clone())))
         .add_service(TraceServer::new(Trace(hub)))
-        .add_service(StatusServer::new(StatusService(datapath)));
-    tasks.spawn("api", async move {
+        .add_service(StatusServer::new(status))
+        .add_optional_service(enrolment);
+    tasks.spawn("socket", async move {
         server.serve_with_incoming(UnixListenerStream::new(socket)).await.context("gRPC server failed")
     });
     let result = tasks.run_until(signal::shutdown()).await;
     // The datapath stays; the socket would only mislead.
     let _ = std::fs::remove_file(&config.socket);
+    if let (Ok(()), Some(cluster)) = (&result, cluster) {
+        let owner = owner.borrow().clone();
+        drop(tasks);
+        leave(config, &cluster, &owner).await?;
+    }
+    drop(lock);
     result
+}
+
+/// Decides what becomes of the datapath when a DaemonSet's agent was told to stop.
+async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> {
+    let reason = match &cluster.config.identity.pod {
+        Some(pod) => kubernetes::uninstalled(&cluster.client, pod, owner).await,
+        None => None,
+    };
+    let Some(reason) = reason else {
+        tracing::info!(?owner, "the datapath stays in force: Weft was not uninstalled");
+        return Ok(());
+    };
+    let pins = Pins::new(&config.pin_dir);
+    programs::unload(&pins).context("cannot unload the datapath")?;
+    // The directory of all layouts, if this was the last. An empty one would do no harm.
+    if let Some(parent) = config.pin_dir.parent() {
+        let _ = std::fs::remove_dir(parent);
+    }
+    tracing::info!(reason, pin_dir = %config.pin_dir.display(), "unloaded: nothing is redirected any more");
+    Ok(())
+}
+
+async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {flag} {address}"))
 }
 
 /// Listens on a unix socket that only root may use, in place of one that a dead agent left.

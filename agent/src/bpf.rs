@@ -96,10 +96,10 @@ struct LinkInfo {
     rest: [u32; 9],
 }
 
-/// Lets an async task wait until something that owns a map's descriptor has records.
+/// Lets an async task wait until something that owns a descriptor, a map's or another, has records.
 pub(crate) fn readable<T: AsFd + AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: aya's ring buffers and loggers own their descriptor, name the same one always, and live as long as the
-    // registration, which owns them.
+    // SAFETY: aya's ring buffers and loggers, and `OwnedFd`, own their descriptor, name the same one always, and live as
+    // long as the registration, which owns them.
     unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
 }
 

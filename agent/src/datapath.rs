@@ -32,7 +32,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    netns::{Netns, NetnsError},
+    netns::Netns,
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
     rules::{PodName, Rules},
@@ -54,8 +54,6 @@ pub(crate) struct Datapath {
 /// Why the datapath could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DatapathError {
-    #[error(transparent)]
-    Netns(#[from] NetnsError),
     #[error(transparent)]
     Pins(#[from] PinsError),
     #[error(transparent)]
@@ -79,6 +77,19 @@ pub(crate) struct Enrolled {
     pub(crate) outbound: bool,
     pub(crate) inbound: bool,
     pub(crate) ips: Vec<IpAddr>,
+}
+
+/// What an enrolment came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Enrolment {
+    /// The network namespace's.
+    pub(crate) cookie: u64,
+    /// The rules'.
+    pub(crate) generation: u32,
+    /// Whether anything was changed.
+    pub(crate) changed: bool,
+    /// Whether the namespace was unknown.
+    pub(crate) is_new: bool,
 }
 
 fn open_map<T>(
@@ -148,12 +159,9 @@ impl Datapath {
     }
 
     /// Puts a pod's rules in force, in both directions. The same rules again change nothing.
-    ///
-    /// Returns the namespace's cookie and the rules' generation.
-    pub(crate) fn enrol(&mut self, rules: &Rules) -> Result<(u64, u32), DatapathError> {
-        let netns = Netns::open(&rules.netns_path)?;
+    pub(crate) fn enrol(&mut self, netns: &Netns, rules: &Rules) -> Result<Enrolment, DatapathError> {
         let cookie = netns.cookie;
-        // A pod of the same name in another namespace is a predecessor.
+        // A pod of the same name in another namespace is a predecessor. While its namespace lives, so does its redirect.
         let predecessors: Vec<u64> = self
             .names
             .iter()
@@ -161,7 +169,9 @@ impl Datapath {
             .map(|(other, _)| *other)
             .collect();
         for predecessor in predecessors {
-            self.remove(predecessor)?;
+            if self.programs.is_gone(predecessor)? {
+                self.remove(predecessor)?;
+            }
         }
         let old = self.entry(cookie)?;
         let next = rules.entry(old.map_or(1, |old| old.generation.wrapping_add(1)));
@@ -175,7 +185,7 @@ impl Datapath {
         }
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, rules.pod.clone());
-        self.programs.attach_pod(cookie, &netns.file)?;
+        let attached = self.programs.attach_pod(cookie, &netns.file)?;
         if !entry.has(pod::INBOUND) {
             entry.flags |= pod::INBOUND;
             self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;
@@ -183,7 +193,8 @@ impl Datapath {
         if let (None, Some(old)) = (unchanged, old) {
             self.remove_rules(cookie, Some(old.generation))?;
         }
-        Ok((cookie, entry.generation))
+        let changed = unchanged.is_none() || attached;
+        Ok(Enrolment { cookie, generation: entry.generation, changed, is_new: old.is_none() })
     }
 
     /// Forgets a pod; an unknown one is fine.
@@ -192,8 +203,8 @@ impl Datapath {
         cookies.into_iter().try_for_each(|cookie| self.remove(cookie))
     }
 
-    /// Forgets pods whose network namespace is gone. Returns how many.
-    pub(crate) fn collect_garbage(&mut self) -> Result<usize, DatapathError> {
+    /// Forgets pods whose network namespace is gone. Returns their cookies.
+    pub(crate) fn collect_garbage(&mut self) -> Result<Vec<u64>, DatapathError> {
         let mut cookies: Vec<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
         // An entry without a directory is left over from a crash in `remove`.
         for key in self.entries.keys() {
@@ -202,11 +213,11 @@ impl Datapath {
                 cookies.push(cookie);
             }
         }
-        let mut removed = 0;
+        let mut removed = Vec::new();
         for cookie in cookies {
             if self.programs.is_gone(cookie)? {
                 self.remove(cookie)?;
-                removed += 1;
+                removed.push(cookie);
             }
         }
         Ok(removed)

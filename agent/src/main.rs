@@ -1,7 +1,8 @@
 //! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, tells what the kernel decides.
 //!
 //! ```text
-//! sandbox, kubernetes ──Enrol──> api ──> datapath ──> pins, programs ──bpf(2)──> kernel
+//! sandbox ──Enrol──> api ───────────┐
+//! API server ──watch──> kubernetes ─┴─> datapath ──> pins, programs ──bpf(2)──> kernel
 //! weft trace <──events── api <── trace hub <──ring buffer─────────────────────────┘
 //! ```
 //!
@@ -11,9 +12,14 @@
 mod api;
 mod app;
 mod bpf;
+mod bpffs;
+mod cgroup;
 mod datapath;
 mod error;
+mod garbage;
 mod host;
+mod kubernetes;
+mod lock;
 mod metrics;
 mod netns;
 mod pins;
@@ -23,13 +29,24 @@ mod shared;
 mod status;
 mod trace;
 
-use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    io::Write,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use weft_k8s_api::{inject::RedirectionDefaults, values::Values};
 use weft_runtime::telemetry::{self, LogFormat};
 
-use crate::{pins::Pins, status::Output};
+use crate::{
+    kubernetes::{Identity, OwnPod},
+    pins::Pins,
+    rules::PodName,
+    status::Output,
+};
 
 const SOCKET: &str = "/run/weft/agent.sock";
 /// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node changes over.
@@ -43,6 +60,7 @@ const PIN_DIR: &str = "/sys/fs/bpf/weft/v1";
     after_help = "Examples:
   weft-agent run                                     serve this node until SIGTERM; redirection outlives the agent
   weft-agent run --cgroup /sys/fs/cgroup/kubepods --metrics-addr 127.0.0.1:9650
+  weft-agent run --node-name $NODE_NAME              enrol the pods of a Kubernetes node
   weft-agent status -o json                          ask the running agent
   weft-agent unload                                  stop redirecting and remove everything, also without an agent"
 )]
@@ -88,18 +106,72 @@ struct RunArgs {
     /// cgroup2 directory to attach to [default: Kubernetes' pods if there are any, else the cgroup2 root]
     #[arg(long)]
     cgroup: Option<PathBuf>,
-    /// Serve Prometheus metrics on this address [default: no metrics]
-    #[arg(long)]
+    /// Where the node's cgroup file systems are mounted, here or below [default: wherever a cgroup2 is mounted]
+    #[arg(long, value_name = "DIR", conflicts_with = "cgroup")]
+    cgroup_root: Option<PathBuf>,
+    /// Serve /metrics, /ready and /live on this address [default: none of them]
+    #[arg(long, value_name = "ADDR", visible_alias = "admin-addr")]
     metrics_addr: Option<SocketAddr>,
+    /// Serve traces and status, but no enrolment, by gRPC without encryption on this address [default: the socket only]
+    #[arg(long, value_name = "ADDR")]
+    api_addr: Option<SocketAddr>,
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
     /// Have the kernel programs log each step; costs time on each connection
     #[arg(long)]
     debug_log: bool,
     /// What to log, e.g. `info` or `weft_agent=debug`
-    #[arg(long, env = "WEFT_LOG", default_value = "info")]
+    #[arg(long, visible_alias = "log-level", env = "WEFT_LOG", default_value = "info")]
     log: String,
     /// How to log: `plain` or `json`
     #[arg(long, env = "WEFT_LOG_FORMAT", default_value = "plain")]
     log_format: LogFormat,
+}
+
+/// An agent on a Kubernetes node.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "On a Kubernetes node")]
+struct KubernetesArgs {
+    /// Enrol the meshed pods of this node, as the API server tells of them
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+    /// The agent's own pod
+    #[arg(long, env = "POD_NAME", value_name = "NAME", requires_all = ["pod_namespace", "pod_uid"])]
+    pod_name: Option<String>,
+    /// The agent's own pod's namespace
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
+    pod_namespace: Option<String>,
+    /// The agent's own pod's uid: its cgroup tells where pods run
+    #[arg(long, env = "POD_UID", value_name = "UID")]
+    pod_uid: Option<String>,
+    /// Enrol only pods of the control plane in this namespace [default: of any]
+    #[arg(long, value_name = "NAME")]
+    controller_namespace: Option<String>,
+    /// The chart's values, for the ports and subnets that pods skip unless their annotations say otherwise
+    #[arg(long, value_name = "FILE")]
+    values: Option<PathBuf>,
+}
+
+impl KubernetesArgs {
+    fn config(self) -> Result<Option<app::KubernetesConfig>> {
+        let Some(node) = self.node_name else { return Ok(None) };
+        let pod = match (self.pod_namespace, self.pod_name, self.pod_uid) {
+            (Some(namespace), Some(name), Some(uid)) => Some(OwnPod { name: PodName { namespace, name }, uid }),
+            _ => None,
+        };
+        Ok(Some(app::KubernetesConfig {
+            identity: Identity { node, pod },
+            controller_namespace: self.controller_namespace,
+            defaults: self.values.as_deref().map_or_else(|| Ok(RedirectionDefaults::default()), read_defaults)?,
+        }))
+    }
+}
+
+/// What the chart's values say of redirection.
+fn read_defaults(path: &Path) -> Result<RedirectionDefaults> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read --values {}", path.display()))?;
+    let defaults = Values::parse(&text).and_then(|values| values.redirection());
+    defaults.with_context(|| format!("--values {} cannot be used", path.display()))
 }
 
 fn main() -> ExitCode {
@@ -127,8 +199,11 @@ fn execute(command: Command) -> Result<()> {
                 socket: args.socket,
                 pin_dir: args.pin_dir,
                 cgroup: args.cgroup,
+                cgroup_root: args.cgroup_root,
                 metrics_addr: args.metrics_addr,
+                api_addr: args.api_addr,
                 debug_log: args.debug_log,
+                kubernetes: args.kubernetes.config()?,
             }))
         }
         Command::Unload { pin_dir } => {

@@ -1,9 +1,11 @@
-//! Entering a network namespace to ask for its cookie. Refuses to stay inside: the entering thread is thrown away.
+//! Entering a network namespace to ask for its cookie and addresses. Refuses to stay inside: the entering thread is
+//! thrown away.
 
-use std::{fs::File, io, os::fd::OwnedFd, path::Path, thread};
+use std::{fs::File, io, net::IpAddr, os::fd::OwnedFd, path::Path, thread};
 
 use nix::{
     getsockopt_impl,
+    ifaddrs::getifaddrs,
     sched::{CloneFlags, setns},
     sockopt_impl,
     sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
@@ -25,6 +27,8 @@ pub(crate) struct Netns {
     pub(crate) file: File,
     /// The kernel's identity of it, never reused until reboot. Linux 5.14.
     pub(crate) cookie: u64,
+    /// The addresses of its interfaces that other hosts may dial, in the interfaces' order.
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// Why a namespace could not be used.
@@ -36,6 +40,8 @@ pub(crate) enum NetnsError {
     Enter { path: String, source: io::Error },
     #[error("cannot ask the network namespace {path} for its cookie (needs Linux 5.14)")]
     Cookie { path: String, source: io::Error },
+    #[error("cannot ask the network namespace {path} for its addresses")]
+    Addresses { path: String, source: io::Error },
 }
 
 impl Netns {
@@ -44,24 +50,48 @@ impl Netns {
     /// # Errors
     /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
     pub(crate) fn open(path: &Path) -> Result<Self, NetnsError> {
+        let file = File::open(path).map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
+        Self::enter(file, path)
+    }
+
+    /// Asks a namespace that is open; the path is for messages.
+    ///
+    /// # Errors
+    /// See [`NetnsError`].
+    pub(crate) fn enter(file: File, path: &Path) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
-        let file = File::open(path).map_err(|source| NetnsError::Open { path: text.clone(), source })?;
-        // setns changes the calling thread for good, so the question gets a thread of its own.
-        let socket = thread::scope(|scope| {
-            let enter = || -> Result<OwnedFd, NetnsError> {
+        // setns changes the calling thread for good, so the questions get a thread of their own.
+        let answers = thread::scope(|scope| {
+            let enter = || -> Result<(OwnedFd, Vec<IpAddr>), NetnsError> {
                 setns(&file, CloneFlags::CLONE_NEWNET)
                     .map_err(|errno| NetnsError::Enter { path: text.clone(), source: errno.into() })?;
-                socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-                    .map_err(|errno| NetnsError::Cookie { path: text.clone(), source: errno.into() })
+                let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+                    .map_err(|errno| NetnsError::Cookie { path: text.clone(), source: errno.into() })?;
+                let interfaces =
+                    getifaddrs().map_err(|errno| NetnsError::Addresses { path: text.clone(), source: errno.into() })?;
+                let ips = interfaces.filter_map(|interface| {
+                    let address = interface.address?;
+                    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+                    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+                });
+                Ok((socket, ips.filter(dialled_by_others).collect()))
             };
             scope.spawn(enter).join()
         });
-        let socket = match socket {
-            Ok(socket) => socket?,
+        let (socket, addresses) = match answers {
+            Ok(answers) => answers?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
         let cookie = getsockopt(&socket, NetnsCookie)
             .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
-        Ok(Self { file, cookie })
+        Ok(Self { file, cookie, addresses })
     }
+}
+
+fn dialled_by_others(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !link_local
 }

@@ -26,7 +26,6 @@ pub(crate) struct PodName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) pod: PodName,
-    pub(crate) netns_path: PathBuf,
     ips: Vec<IpAddr>,
     proxy_uid: u32,
     outbound_port: u16,
@@ -70,6 +69,14 @@ impl PodName {
     }
 }
 
+/// The path by which a request refers to a network namespace.
+///
+/// # Errors
+/// When it is empty.
+pub(crate) fn netns_path(request: &EnrolRequest) -> Result<PathBuf, InvalidRule> {
+    if request.netns_path.is_empty() { Err(invalid("netns_path", "empty")) } else { Ok((&request.netns_path).into()) }
+}
+
 impl From<&PodName> for PodRef {
     fn from(pod: &PodName) -> Self {
         Self { namespace: pod.namespace.clone(), name: pod.name.clone() }
@@ -83,9 +90,6 @@ impl Rules {
     /// Names the first field that cannot be used.
     pub(crate) fn parse(request: EnrolRequest) -> Result<Self, InvalidRule> {
         let pod = PodName::parse(request.pod)?;
-        if request.netns_path.is_empty() {
-            return Err(invalid("netns_path", "empty"));
-        }
         let mut ips = Vec::new();
         for text in &request.ips {
             let ip: IpAddr = text.parse().map_err(|_| invalid("ips", format!("{text:?} is not an IP address")))?;
@@ -122,7 +126,6 @@ impl Rules {
         }
         Ok(Self {
             pod,
-            netns_path: request.netns_path.into(),
             ips,
             proxy_uid: request.proxy_uid,
             outbound_port,
@@ -274,11 +277,10 @@ mod tests {
     #[test]
     fn names_the_field_that_cannot_be_used() {
         type Change = fn(&mut EnrolRequest);
-        let rows: [(&str, Change); 11] = [
+        let rows: [(&str, Change); 10] = [
             ("pod", |r| r.pod = None),
             ("pod.name", |r| r.pod = Some(PodRef { namespace: "a".into(), name: String::new() })),
             ("pod.namespace", |r| r.pod = Some(PodRef { namespace: "a/b".into(), name: "c".into() })),
-            ("netns_path", |r| r.netns_path.clear()),
             ("ips", |r| r.ips.clear()),
             ("ips", |r| r.ips = vec!["10.0.0.300".into()]),
             ("ips", |r| r.ips = vec!["127.0.0.1".into()]),
@@ -292,5 +294,6 @@ mod tests {
             change(&mut request);
             assert_eq!(Rules::parse(request).unwrap_err().field, field);
         }
+        assert_eq!(netns_path(&EnrolRequest::default()).unwrap_err().field, "netns_path");
     }
 }

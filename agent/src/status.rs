@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tonic::transport::Endpoint;
-use weft_proto::agent::{Direction, PodStatus, StatusRequest, StatusResponse, status_client::StatusClient};
+use weft_proto::agent::{Direction, PodState, PodStatus, StatusRequest, StatusResponse, status_client::StatusClient};
 
 /// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -43,6 +43,16 @@ fn direction(number: i32) -> &'static str {
     }
 }
 
+fn state(pod: &PodStatus) -> &'static str {
+    match pod.state() {
+        PodState::Enrolled => "enrolled",
+        PodState::Pending => "pending",
+        PodState::Refused => "refused",
+        PodState::Leaving => "leaving",
+        PodState::Unspecified => "unknown",
+    }
+}
+
 fn json(status: &StatusResponse) -> Value {
     let pods: Vec<_> = status
         .pods
@@ -50,7 +60,8 @@ fn json(status: &StatusResponse) -> Value {
         .map(|pod| {
             json!({
                 "pod": name(pod), "netns_cookie": pod.netns_cookie, "outbound": pod.outbound, "inbound": pod.inbound,
-                "generation": pod.generation, "ips": pod.ips,
+                "generation": pod.generation, "ips": pod.ips, "uid": pod.uid, "state": state(pod),
+                "reason": pod.reason, "enrolled_after_ms": pod.enrolled_after_ms,
             })
         })
         .collect();
@@ -62,7 +73,11 @@ fn json(status: &StatusResponse) -> Value {
     json!({
         "version": status.version, "programs": status.programs, "cgroup": status.cgroup, "pin_dir": status.pin_dir,
         "pods": pods, "verdicts": verdicts, "events_dropped": status.events_dropped,
-        "flow_misses": status.flow_misses,
+        "flow_misses": status.flow_misses, "node": status.node, "mode": status.mode,
+        "cgroup_reason": status.cgroup_reason, "cgroup_is_root": status.cgroup_is_root,
+        "host": status.host.as_ref().map(|host| json!({
+            "kernel": host.kernel, "cgroups": host.cgroups, "btf": host.btf,
+        })),
     })
 }
 
@@ -72,24 +87,33 @@ fn table(status: &StatusResponse) -> String {
         table.load_preset(presets::NOTHING).set_header(header);
         table
     };
-    let mut pods = new_table(&["POD", "OUTBOUND", "INBOUND", "GENERATION", "COOKIE", "ADDRESSES"]);
+    let mut pods = new_table(&["POD", "STATE", "OUTBOUND", "INBOUND", "GENERATION", "COOKIE", "ADDRESSES", "REASON"]);
     let word = |in_force: bool| if in_force { "yes" } else { "no" };
     for pod in &status.pods {
         pods.add_row([
             name(pod),
+            state(pod).to_owned(),
             word(pod.outbound).into(),
             word(pod.inbound).into(),
             pod.generation.to_string(),
             pod.netns_cookie.to_string(),
             pod.ips.join(" "),
+            pod.reason.clone(),
         ]);
     }
     let mut verdicts = new_table(&["DIRECTION", "VERDICT", "COUNT"]);
     for count in status.verdicts.iter().filter(|count| count.count > 0) {
         verdicts.add_row([direction(count.direction).to_owned(), count.verdict.clone(), count.count.to_string()]);
     }
+    let node = if status.node.is_empty() { String::new() } else { format!(", node {}", status.node) };
     format!(
-        "version {}, programs {}\ncgroup {}\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
-        status.version, status.programs, status.cgroup, status.pin_dir, status.events_dropped, status.flow_misses
+        "version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
+        status.version,
+        status.programs,
+        status.cgroup,
+        status.cgroup_reason,
+        status.pin_dir,
+        status.events_dropped,
+        status.flow_misses
     )
 }

@@ -4,7 +4,6 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
 use aya::maps::{MapData, RingBuf};
@@ -18,12 +17,7 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{self, Event, WatchRequest};
 
-use crate::{
-    bpf,
-    datapath::{Datapath, DatapathError},
-    error::chain,
-    shared::Shared,
-};
+use crate::{bpf, datapath::Datapath, shared::Shared};
 
 /// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
 const BACKLOG: usize = 4096;
@@ -179,24 +173,6 @@ impl Filter {
                 || [&event.original_destination, &event.new_destination]
                     .into_iter()
                     .any(|end| end.rsplit_once(':').is_some_and(|(_, port)| *port == wanted.port.to_string())))
-    }
-}
-
-/// Keeps the datapath free of pods whose namespaces are gone, forever.
-pub(crate) async fn collect_garbage(datapath: Shared) -> anyhow::Result<()> {
-    /// Nothing waits for it: a dead namespace costs a map entry.
-    const PERIOD: Duration = Duration::from_secs(15);
-    let mut ticks = tokio::time::interval(PERIOD);
-    loop {
-        ticks.tick().await;
-        let datapath = datapath.clone();
-        let collected = tokio::task::spawn_blocking(move || datapath.lock().collect_garbage()).await?;
-        match collected {
-            Ok(0) => {}
-            Ok(pods) => tracing::info!(pods, "forgot pods whose network namespaces are gone"),
-            Err(error @ DatapathError::Pins(_)) => return Err(error.into()),
-            Err(error) => tracing::warn!(error = chain(&error), "cannot look for pods that are gone"),
-        }
     }
 }
 

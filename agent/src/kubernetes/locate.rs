@@ -1,0 +1,272 @@
+//! From a pod's uid to its network namespace, by what the kubelet and the container runtime leave on the node: the
+//! pod's cgroup, the processes in it, and their namespaces. Asks no runtime, so it works with any. Reads, never changes.
+//!
+//! ```text
+//! KUBEPODS/burstable/podUID/CONTAINER/cgroup.procs ─> oldest process that is not in the host's namespace
+//!     ─> /proc/PID/ns/net, /proc/PID/uid_map
+//! ```
+//!
+//! The oldest is the runtime's own: the one that holds the pod's namespaces. An application may make further network
+//! namespaces, but its processes are younger.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    cgroup::AttachPoint,
+    netns::{Netns, NetnsError},
+};
+
+/// A pod's namespaces.
+#[derive(Debug)]
+pub(super) struct Sandbox {
+    pub(super) netns: Netns,
+    /// The proxy's user as the host sees it.
+    pub(super) proxy_uid: u32,
+    /// How long ago the pod's first process started, to 10 ms.
+    pub(super) age: Duration,
+}
+
+/// What is missing still. All of it may come with time.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LocateError {
+    #[error("its sandbox has not started: no process in its cgroup")]
+    NoProcess,
+    #[error("its processes are in the node's network namespace still")]
+    HostNetns,
+    #[error("its network namespace has no address yet")]
+    NoAddress,
+    #[error("its user namespace has no mapping for the proxy's user {uid} yet")]
+    UserMapping { uid: i64 },
+    #[error("process {pid} ended while it was looked at")]
+    Ended { pid: u32 },
+    #[error("cannot read {path} (needs hostPID and CAP_SYS_PTRACE)")]
+    Read { path: String, source: io::Error },
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+}
+
+/// Where pods are looked for.
+#[derive(Clone, Debug)]
+pub(super) struct Locator {
+    attach: AttachPoint,
+    proc: PathBuf,
+    host_netns: u64,
+    host_users: u64,
+}
+
+/// A process, and the cgroup in which it was found.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    start_ticks: u64,
+    pid: u32,
+}
+
+impl Locator {
+    /// Looks below the cgroup that the programs are attached to.
+    ///
+    /// # Errors
+    /// When the agent's own namespaces cannot be read.
+    pub(super) fn new(attach: AttachPoint) -> Result<Self, LocateError> {
+        let proc = PathBuf::from("/proc");
+        let own = |name: &str| inode(&proc.join("self/ns").join(name));
+        Ok(Self { host_netns: own("net")?, host_users: own("user")?, attach, proc })
+    }
+
+    /// Finds a pod. `uid` is the Kubernetes object's, `proxy_uid` the proxy's user in the pod.
+    pub(super) fn find(&self, uid: &str, proxy_uid: i64, user_namespace: bool) -> Result<Sandbox, LocateError> {
+        let mut processes = Vec::new();
+        for pid in self.pids(uid)? {
+            // One that ended is not the one that holds the namespaces.
+            if let Some(start_ticks) = self.start_ticks(pid) {
+                processes.push(Process { start_ticks, pid });
+            }
+        }
+        processes.sort_unstable();
+        if processes.is_empty() {
+            return Err(LocateError::NoProcess);
+        }
+        for Process { start_ticks, pid } in processes {
+            let path = self.proc.join(pid.to_string()).join("ns/net");
+            let Some(file) = ended_is_none(&path, File::open(&path))? else { continue };
+            let inode = file.metadata().map_err(|source| reading(&path, source))?.ino();
+            // The runtime's helpers, and a container that is on its way into its namespaces.
+            if inode == self.host_netns {
+                continue;
+            }
+            let proxy_uid = self.host_uid(pid, proxy_uid, user_namespace)?;
+            // The number may have passed to another process before the file was opened.
+            if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
+                return Err(LocateError::Ended { pid });
+            }
+            let netns = Netns::enter(file, &path)?;
+            if netns.addresses.is_empty() {
+                return Err(LocateError::NoAddress);
+            }
+            return Ok(Sandbox { netns, proxy_uid, age: age(start_ticks) });
+        }
+        Err(LocateError::HostNetns)
+    }
+
+    /// The pod's own cgroup, once the kubelet has made it.
+    pub(super) fn pod_cgroup(&self, uid: &str) -> Option<PathBuf> {
+        self.attach.pod_cgroups(uid).into_iter().find(|path| path.is_dir())
+    }
+
+    /// The pod's processes, as the node numbers them.
+    fn pids(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
+        if self.attach.is_root {
+            return self.pids_by_membership(uid);
+        }
+        let Some(pod) = self.pod_cgroup(uid) else { return Ok(Vec::new()) };
+        let mut pids = Vec::new();
+        let Some(entries) = ended_is_none(&pod, fs::read_dir(&pod))? else { return Ok(pids) };
+        for entry in entries {
+            let Ok(entry) = entry else { continue };
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path().join("cgroup.procs");
+            let Some(text) = ended_is_none(&path, fs::read_to_string(&path))? else { continue };
+            // A process outside the agent's PID namespace reads as 0.
+            pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0));
+        }
+        Ok(pids)
+    }
+
+    /// Without a cgroup2 tree of pods: whoever names the pod in any hierarchy.
+    fn pids_by_membership(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
+        let mut pids = Vec::new();
+        for entry in fs::read_dir(&self.proc).map_err(|source| reading(&self.proc, source))? {
+            let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) else {
+                continue;
+            };
+            let membership = fs::read_to_string(self.proc.join(pid.to_string()).join("cgroup")).unwrap_or_default();
+            if membership.contains(uid) || membership.contains(&uid.replace('-', "_")) {
+                pids.push(pid);
+            }
+        }
+        Ok(pids)
+    }
+
+    /// Field 22 of /proc/PID/stat (proc(5)): clock ticks after boot.
+    fn start_ticks(&self, pid: u32) -> Option<u64> {
+        let stat = fs::read_to_string(self.proc.join(pid.to_string()).join("stat")).ok()?;
+        start_ticks(&stat)
+    }
+
+    fn host_uid(&self, pid: u32, uid: i64, user_namespace: bool) -> Result<u32, LocateError> {
+        let unmapped = LocateError::UserMapping { uid };
+        let Ok(in_pod) = u32::try_from(uid) else { return Err(unmapped) };
+        if !user_namespace {
+            return Ok(in_pod);
+        }
+        let process = self.proc.join(pid.to_string());
+        // On its way into its namespaces it is in the network's before the user's.
+        if inode(&process.join("ns/user"))? == self.host_users {
+            return Err(unmapped);
+        }
+        let path = process.join("uid_map");
+        let map = fs::read_to_string(&path).map_err(|source| reading(&path, source))?;
+        map_uid(&map, in_pod).ok_or(unmapped)
+    }
+}
+
+fn reading(path: &Path, source: io::Error) -> LocateError {
+    LocateError::Read { path: path.display().to_string(), source }
+}
+
+/// What belongs to a process or cgroup that has ended meanwhile is `None`.
+fn ended_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, LocateError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        // ESRCH: the process is a zombie; ENODEV: the cgroup was removed under an open file.
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV)) =>
+        {
+            Ok(None)
+        }
+        Err(source) => Err(reading(path, source)),
+    }
+}
+
+fn inode(path: &Path) -> Result<u64, LocateError> {
+    fs::metadata(path).map(|metadata| metadata.ino()).map_err(|source| reading(path, source))
+}
+
+fn start_ticks(stat: &str) -> Option<u64> {
+    // The command's name, in parentheses, may contain anything; nineteen fields lie between it and the start.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// A user in a namespace as the host sees it (user_namespaces(7)): lines of inside, outside, length.
+fn map_uid(map: &str, uid: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        let (Some(Ok(inside)), Some(Ok(outside)), Some(Ok(length))) = (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return None;
+        };
+        let offset = uid.checked_sub(inside).filter(|offset| *offset < length)?;
+        outside.checked_add(offset)
+    })
+}
+
+fn age(start_ticks: u64) -> Duration {
+    /// USER_HZ, the unit of /proc on every architecture that is supported.
+    const TICKS_PER_SECOND: u64 = 100;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default());
+    now.saturating_sub(Duration::from_millis(start_ticks * (1000 / TICKS_PER_SECOND)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_start_behind_a_strange_name() {
+        let stat = "71 (a) b (c) S 1 71 71 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 123456 2 3";
+        assert_eq!(start_ticks(stat), Some(123_456));
+        assert_eq!(start_ticks("71 (a"), None);
+    }
+
+    #[test]
+    fn maps_users_as_the_kernel_does() {
+        let rows: [(&str, u32, Option<u32>); 6] = [
+            ("         0          0 4294967295\n", 2102, Some(2102)),
+            ("0 65536 65536\n", 2102, Some(67_638)),
+            ("0 1000 1\n1 100000 65536\n", 2102, Some(102_101)),
+            ("0 65536 2000\n", 2102, None),
+            ("", 2102, None),
+            ("0 4294967290 65536\n", 2102, None),
+        ];
+        for (map, uid, expected) in rows {
+            assert_eq!(map_uid(map, uid), expected, "{map:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_without_cgroup_has_no_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let attach = AttachPoint::given(directory.path().to_path_buf());
+        let locator = Locator::new(attach).unwrap();
+        assert!(matches!(locator.find("u", 2102, false), Err(LocateError::NoProcess)));
+    }
+
+    #[test]
+    fn a_process_in_the_host_network_is_not_the_pod() {
+        let directory = tempfile::tempdir().unwrap();
+        let container = directory.path().join("burstable/pod11-22/aa");
+        fs::create_dir_all(&container).unwrap();
+        fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
+        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
+        assert!(matches!(locator.find("11-22", 2102, false), Err(LocateError::HostNetns)));
+    }
+}

@@ -1,0 +1,149 @@
+//! Whether Weft is being uninstalled: then the agent that is told to stop takes the datapath with it. It stays in force
+//! when an agent stops for any other reason: a rollout, an eviction, a node that shuts down.
+//!
+//! `helm uninstall` deletes the DaemonSet first and the agent's rights soon after, and its pods last. So the agent watches
+//! its DaemonSet from the start, and what that watch said is what counts.
+
+use std::{future::Future, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Namespace, Pod},
+};
+use kube::{
+    Api, Client,
+    api::ObjectMeta,
+    runtime::{WatchStreamExt, watcher::watch_object},
+};
+use tokio::sync::watch;
+
+use super::OwnPod;
+use crate::error::chain;
+
+/// How long an agent that is told to stop waits for an answer. Kubernetes gives it 30 s altogether.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between questions for the agent's own pod.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What is known of the agent's DaemonSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// Nothing yet, or the agent's pod has none.
+    Unknown,
+    Present(String),
+    Deleted(String),
+}
+
+/// Follows the DaemonSet that owns the agent's pod, forever.
+pub(crate) async fn follow(client: Client, pod: OwnPod, state: watch::Sender<Owner>) -> anyhow::Result<()> {
+    let namespace = &pod.name.namespace;
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let name = loop {
+        match pods.get(&pod.name.name).await {
+            Ok(own) => match daemon_set(&own.metadata) {
+                Some(name) => break name,
+                None => {
+                    tracing::info!("no DaemonSet owns the agent's pod: it leaves the datapath in force when it stops");
+                    return std::future::pending().await;
+                }
+            },
+            Err(error) => tracing::warn!(error = chain(&error), "cannot read the agent's own pod"),
+        }
+        tokio::time::sleep(RETRY).await;
+    };
+    let daemon_sets = Api::<DaemonSet>::namespaced(client, namespace);
+    let mut states = std::pin::pin!(watch_object(daemon_sets, &name).default_backoff());
+    while let Some(found) = states.next().await {
+        match found {
+            Ok(found) => {
+                let now = owner(&name, found.as_ref().map(|found| &found.metadata));
+                if state.send_replace(now.clone()) != now {
+                    tracing::info!(daemon_set = name, state = ?now, "the agent's DaemonSet");
+                }
+            }
+            Err(error) => tracing::warn!(error = chain(&error), "cannot watch the agent's DaemonSet"),
+        }
+    }
+    anyhow::bail!("the watch of DaemonSet {namespace}/{name} ended")
+}
+
+/// Why everything is to be unloaded now that the agent was told to stop; `None` to leave it in force.
+pub(crate) async fn uninstalled(client: &Client, pod: &OwnPod, owner: &Owner) -> Option<String> {
+    let namespace = &pod.name.namespace;
+    if let Owner::Deleted(name) = owner {
+        return Some(format!("DaemonSet {namespace}/{name} was deleted"));
+    }
+    // The watch may have been between two connections.
+    if let Owner::Present(name) = owner {
+        let daemon_sets = Api::<DaemonSet>::namespaced(client.clone(), namespace);
+        if is_deleted(daemon_sets.get_metadata_opt(name), |found| found.metadata).await {
+            return Some(format!("DaemonSet {namespace}/{name} was deleted"));
+        }
+    }
+    let namespaces = Api::<Namespace>::all(client.clone());
+    if is_deleted(namespaces.get_metadata_opt(namespace), |found| found.metadata).await {
+        return Some(format!("namespace {namespace} was deleted"));
+    }
+    None
+}
+
+/// Whether the API server says so. No answer, or no right to ask, says nothing.
+async fn is_deleted<T>(
+    question: impl Future<Output = kube::Result<Option<T>>>,
+    metadata: impl Fn(T) -> ObjectMeta,
+) -> bool {
+    match tokio::time::timeout(PATIENCE, question).await {
+        Ok(Ok(found)) => found.is_none_or(|found| metadata(found).deletion_timestamp.is_some()),
+        Ok(Err(error)) => {
+            tracing::debug!(error = chain(&error), "cannot ask whether Weft was uninstalled");
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+fn owner(name: &str, found: Option<&ObjectMeta>) -> Owner {
+    match found {
+        Some(metadata) if metadata.deletion_timestamp.is_none() => Owner::Present(name.to_owned()),
+        _ => Owner::Deleted(name.to_owned()),
+    }
+}
+
+fn daemon_set(pod: &ObjectMeta) -> Option<String> {
+    let mut owners = pod.owner_references.iter().flatten();
+    owners.find(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true)).map(|owner| owner.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn metadata(metadata: Value) -> ObjectMeta {
+        serde_json::from_value(metadata).unwrap()
+    }
+
+    #[test]
+    fn the_controlling_daemon_set_counts() {
+        let owners = |kind, controller| {
+            metadata(json!({"ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": kind, "name": "weft-agent", "uid": "u", "controller": controller},
+            ]}))
+        };
+        assert_eq!(daemon_set(&owners("DaemonSet", true)).as_deref(), Some("weft-agent"));
+        assert_eq!(daemon_set(&owners("DaemonSet", false)), None);
+        assert_eq!(daemon_set(&owners("ReplicaSet", true)), None);
+        assert_eq!(daemon_set(&ObjectMeta::default()), None);
+    }
+
+    #[test]
+    fn a_daemon_set_on_its_way_out_is_deleted() {
+        let there = metadata(json!({"name": "weft-agent"}));
+        let going = metadata(json!({"name": "weft-agent", "deletionTimestamp": "2026-01-01T00:00:00Z"}));
+        assert_eq!(owner("weft-agent", Some(&there)), Owner::Present("weft-agent".into()));
+        assert_eq!(owner("weft-agent", Some(&going)), Owner::Deleted("weft-agent".into()));
+        assert_eq!(owner("weft-agent", None), Owner::Deleted("weft-agent".into()));
+    }
+}

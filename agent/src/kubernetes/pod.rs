@@ -1,0 +1,171 @@
+//! What the agent reads from a Pod: whether it is this mesh's to redirect, and by which rules. Pure.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use weft_k8s_api::{
+    inject::{InjectError, Redirection, RedirectionDefaults},
+    labels,
+};
+use weft_proto::agent::{EnrolRequest, PortRange};
+
+use crate::rules::PodName;
+
+/// The init container that `linkerd-init` runs in: it redirects by iptables, and twice is once too often.
+const INIT_CONTAINER: &str = "linkerd-init";
+
+/// A pod that gets its redirection from this agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MeshedPod {
+    pub(crate) name: PodName,
+    pub(crate) uid: String,
+    /// What the API server says; empty until the kubelet has told it.
+    pub(crate) ips: Vec<IpAddr>,
+    /// Whether the pod's user ids differ from the host's.
+    pub(crate) user_namespace: bool,
+    /// The rules, or the annotation that cannot be read.
+    pub(crate) rules: Result<Redirection, InjectError>,
+}
+
+impl MeshedPod {
+    /// Reads a pod; `None` for one that has no proxy, has its redirection from elsewhere, or has ended.
+    pub(crate) fn read(pod: &Pod, defaults: &RedirectionDefaults) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let status = pod.status.clone().unwrap_or_default();
+        pod.metadata.labels.as_ref()?.get(labels::CONTROL_PLANE_NS)?;
+        let mut names = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| &container.name);
+        if !names.clone().any(|name| name == labels::PROXY_CONTAINER) || names.any(|name| name == INIT_CONTAINER) {
+            return None;
+        }
+        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        if spec.host_network == Some(true) || ended {
+            return None;
+        }
+        let ips = status.pod_ips.unwrap_or_default();
+        Some(Self {
+            name: PodName { namespace: pod.metadata.namespace.clone()?, name: pod.metadata.name.clone()? },
+            uid: pod.metadata.uid.clone()?,
+            // An address that cannot be read is read from the network namespace all the same.
+            ips: ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect(),
+            user_namespace: spec.host_users == Some(false),
+            rules: Redirection::of(pod, defaults),
+        })
+    }
+}
+
+/// The rules as the datapath is asked for them.
+///
+/// `namespace_ips` are the addresses that the pod's network namespace has, `proxy_uid` the proxy's user as the host sees it.
+pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy_uid: u32) -> EnrolRequest {
+    // Kubernetes' own address goes first: it becomes the source of redirected connections.
+    let mut ips = pod.ips.clone();
+    ips.extend(namespace_ips.iter().filter(|ip| !pod.ips.contains(ip)));
+    ips.truncate(weft_ebpf_abi::pod::ADDRESSES);
+    let ranges = |ports: &weft_k8s_api::ports::PortSet| {
+        let ranges = ports.ranges();
+        ranges.map(|range| PortRange { first: (*range.start()).into(), last: (*range.end()).into() }).collect()
+    };
+    EnrolRequest {
+        pod: Some((&pod.name).into()),
+        uid: pod.uid.clone(),
+        netns_path: String::new(),
+        ips: ips.iter().map(ToString::to_string).collect(),
+        proxy_uid,
+        outbound_port: rules.outbound_port.into(),
+        inbound_port: rules.inbound_port.into(),
+        skip_outbound_ports: ranges(&rules.skip_outbound_ports),
+        skip_inbound_ports: ranges(&rules.skip_inbound_ports),
+        skip_subnets: rules.skip_subnets.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A meshed pod, with `change` merged into it (RFC 7396).
+    pub(in crate::kubernetes) fn pod(name: &str, change: &Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {
+                "namespace": "shop", "name": name, "uid": format!("uid-{name}"),
+                "labels": {"linkerd.io/control-plane-ns": "linkerd"},
+            },
+            "spec": {
+                "nodeName": "n",
+                "initContainers": [{"name": "linkerd-proxy", "restartPolicy": "Always"}],
+                "containers": [{"name": "web"}],
+            },
+            "status": {"phase": "Pending"},
+        });
+        merge(&mut pod, change);
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn merge(target: &mut Value, change: &Value) {
+        match (target, change) {
+            (Value::Object(target), Value::Object(change)) => {
+                for (key, value) in change {
+                    merge(target.entry(key).or_insert(Value::Null), value);
+                }
+            }
+            (target, change) => *target = change.clone(),
+        }
+    }
+
+    fn read(change: &Value) -> Option<MeshedPod> {
+        MeshedPod::read(&pod("web-0", change), &RedirectionDefaults::default())
+    }
+
+    #[test]
+    fn only_pods_with_a_proxy_and_a_network_of_their_own_are_redirected() {
+        let ordinary = json!([{"name": "web"}, {"name": "linkerd-proxy"}]);
+        let rows = [
+            ("a native sidecar", json!({}), true),
+            ("an ordinary container", json!({"spec": {"initContainers": null, "containers": ordinary}}), true),
+            ("running", json!({"status": {"phase": "Running"}}), true),
+            ("no label", json!({"metadata": {"labels": null}}), false),
+            ("no proxy", json!({"spec": {"initContainers": null}}), false),
+            ("host network", json!({"spec": {"hostNetwork": true}}), false),
+            (
+                "redirected by iptables",
+                json!({"spec": {"initContainers": [{"name": "linkerd-init"}, {"name": "linkerd-proxy"}]}}),
+                false,
+            ),
+            ("succeeded", json!({"status": {"phase": "Succeeded"}}), false),
+            ("failed", json!({"status": {"phase": "Failed"}}), false),
+        ];
+        for (row, change, meshed) in rows {
+            assert_eq!(read(&change).is_some(), meshed, "{row}");
+        }
+    }
+
+    #[test]
+    fn annotations_become_rules() {
+        let change = json!({"metadata": {"annotations": {
+            "config.linkerd.io/skip-outbound-ports": "25,8000-8002",
+            "config.linkerd.io/proxy-uid": "2200",
+        }}, "status": {"podIPs": [{"ip": "10.244.0.7"}, {"ip": "fd00::7"}]}});
+        let pod = read(&change).unwrap();
+        let rules = pod.rules.clone().unwrap();
+        assert_eq!(rules.proxy_uid, 2200);
+        let also: Vec<IpAddr> = vec!["fd00::7".parse().unwrap(), "172.17.0.1".parse().unwrap()];
+        let request = request(&pod, &rules, &also, 102_200);
+        assert_eq!(request.ips, ["10.244.0.7", "fd00::7", "172.17.0.1"]);
+        assert_eq!(request.proxy_uid, 102_200);
+        assert_eq!(
+            request.skip_outbound_ports,
+            [PortRange { first: 25, last: 25 }, PortRange { first: 8000, last: 8002 }]
+        );
+        assert!(request.skip_inbound_ports.contains(&PortRange { first: 4190, last: 4191 }), "{request:?}");
+    }
+
+    #[test]
+    fn an_annotation_that_cannot_be_read_is_named() {
+        let change = json!({"metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": "http"}}});
+        let error = read(&change).unwrap().rules.unwrap_err();
+        assert_eq!(error.annotation, "config.linkerd.io/skip-inbound-ports");
+        assert_eq!(error.value, "http");
+    }
+}

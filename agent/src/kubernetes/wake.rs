@@ -1,0 +1,96 @@
+//! Tells when something new is in a pod's cgroup, so that a pending pod need not be looked for all the time. Refuses to
+//! know what it is: whoever is woken looks.
+
+use std::{collections::HashMap, io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
+
+use rustix::{
+    fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
+    io::Errno,
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::bpf;
+
+/// Watches directories of the cgroup tree for new entries (inotify(7)).
+#[derive(Debug)]
+pub(super) struct Wake {
+    inotify: AsyncFd<OwnedFd>,
+    /// Watched pods' uids; other directories have none.
+    pods: HashMap<i32, String>,
+}
+
+impl Wake {
+    pub(super) fn new() -> io::Result<Self> {
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+        Ok(Self { inotify: bpf::readable(inotify)?, pods: HashMap::new() })
+    }
+
+    /// Watches a directory in which pods' cgroups appear. One that does not exist yet, or that cannot be watched, only
+    /// means that pods are found later.
+    pub(super) fn watch(&self, directory: &Path) -> Option<i32> {
+        let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
+        inotify::add_watch(self.inotify.get_ref(), directory, flags).ok()
+    }
+
+    /// Watches a pod's own cgroup, until it is removed; again is fine.
+    pub(super) fn watch_pod(&mut self, directory: &Path, uid: &str) {
+        if let Some(number) = self.watch(directory) {
+            self.pods.insert(number, uid.to_owned());
+        }
+    }
+
+    /// Waits for something new: in one pod's cgroup, or `None` where it may be any pod's. Cancelling loses nothing.
+    pub(super) async fn woken(&mut self) -> io::Result<Vec<Option<String>>> {
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+        loop {
+            let mut guard = self.inotify.readable().await?;
+            let mut woken = Vec::new();
+            let mut reader = inotify::Reader::new(self.inotify.get_ref(), &mut buffer);
+            loop {
+                let event = match reader.next() {
+                    Ok(event) => event,
+                    Err(Errno::AGAIN) => break,
+                    Err(error) => return Err(error.into()),
+                };
+                if event.events().contains(ReadFlags::IGNORED) {
+                    self.pods.remove(&event.wd());
+                } else {
+                    let pod = self.pods.get(&event.wd()).cloned();
+                    if !woken.contains(&pod) {
+                        woken.push(pod);
+                    }
+                }
+            }
+            guard.clear_ready();
+            if !woken.is_empty() {
+                return Ok(woken);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_new_cgroup_wakes_its_pod() {
+        let directory = tempfile::tempdir().unwrap();
+        let pod = directory.path().join("pod1");
+        let mut wake = Wake::new().unwrap();
+        assert_eq!(wake.watch(&pod), None);
+        wake.watch(directory.path()).unwrap();
+        fs::create_dir(&pod).unwrap();
+        assert_eq!(wake.woken().await.unwrap(), [None]);
+        wake.watch_pod(&pod, "uid-1");
+        wake.watch_pod(&pod, "uid-1");
+        fs::create_dir(pod.join("container")).unwrap();
+        assert_eq!(wake.woken().await.unwrap(), [Some("uid-1".to_owned())]);
+        fs::remove_dir_all(&pod).unwrap();
+        fs::create_dir(&pod).unwrap();
+        assert_eq!(wake.woken().await.unwrap(), [None]);
+        assert!(wake.pods.is_empty());
+    }
+}

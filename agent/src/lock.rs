@@ -1,0 +1,88 @@
+//! One agent at a time for a pin directory. The kernel forgets the lock with its holder, however that ends.
+
+use std::{fs::File, io, path::Path, time::Duration};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
+
+/// Between two attempts.
+const RETRY: Duration = Duration::from_millis(500);
+/// Between two log lines.
+const REMINDER: u32 = 20;
+
+/// Held while this lives.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _directory: File,
+}
+
+/// Why it cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LockError {
+    #[error("cannot open {path}")]
+    Open { path: String, source: io::Error },
+    #[error("another agent holds {path}: stop it, or pass another --pin-dir")]
+    Held { path: String },
+    #[error("cannot lock {path}")]
+    Lock { path: String, source: io::Error },
+}
+
+impl Lock {
+    /// Takes it, or refuses.
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub(crate) fn take(directory: &Path) -> Result<Self, LockError> {
+        let path = || directory.display().to_string();
+        let open = std::fs::create_dir_all(directory).and_then(|()| File::open(directory));
+        let open = open.map_err(|source| LockError::Open { path: path(), source })?;
+        match flock(&open, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _directory: open }),
+            Err(Errno::AGAIN) => Err(LockError::Held { path: path() }),
+            Err(error) => Err(LockError::Lock { path: path(), source: error.into() }),
+        }
+    }
+
+    /// Takes it as soon as nobody else has it: two agents meet in a rollout.
+    ///
+    /// # Errors
+    /// See [`LockError`], but never `Held`.
+    pub(crate) async fn wait(directory: &Path) -> Result<Self, LockError> {
+        let mut attempts = 0;
+        loop {
+            match Self::take(directory) {
+                Err(LockError::Held { .. }) => {
+                    if attempts % REMINDER == 0 {
+                        tracing::warn!(pin_dir = %directory.display(), "waiting for another agent to end");
+                    }
+                    attempts += 1;
+                    tokio::time::sleep(RETRY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v1");
+        let first = Lock::take(&path).unwrap();
+        assert!(matches!(Lock::take(&path), Err(LockError::Held { .. })));
+        let second = tokio::spawn({
+            let path = path.clone();
+            async move { Lock::wait(&path).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished());
+        drop(first);
+        second.await.unwrap().unwrap();
+    }
+}
