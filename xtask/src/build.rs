@@ -6,6 +6,7 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
 use crate::{
     command::{self, step},
@@ -13,12 +14,14 @@ use crate::{
 };
 
 /// How to compile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Profile {
-    /// For the demo and the tests.
+    /// For the demo and the tests
     Dev,
-    /// For measurements.
+    /// For measurements
     Release,
+    /// For users: small and fast programs, slow to build
+    Dist,
 }
 
 /// Builds every binary of the workspace and returns their directory.
@@ -34,6 +37,10 @@ pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBu
         Profile::Release => {
             cargo.arg("--release");
             "release"
+        }
+        Profile::Dist => {
+            cargo.args(["--profile", "dist"]);
+            "dist"
         }
     };
     command::run(&mut cargo)?;

@@ -35,6 +35,8 @@ pub(crate) enum Scope {
     Build,
     /// Compile, then create pods and load programs: root, kernel features and network tools as well.
     Run,
+    /// Compile and run, and run a Kubernetes node: container runtime and network plugins as well.
+    Kube,
 }
 
 /// Installs or reports.
@@ -43,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return report();
     }
     ensure(Scope::Build)?;
-    install_packages(Scope::Run)?;
+    install_packages(Scope::Kube)?;
     let problems = kernel::problems();
     if !problems.is_empty() {
         bail!("everything is installed, but nothing can run here: {}", problems.join("; "));
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// # Errors
 /// When something is missing and cannot be installed; the message says what and what to do.
 pub(crate) fn ensure(scope: Scope) -> Result<Toolchain> {
-    if scope == Scope::Run {
+    if scope != Scope::Build {
         // Before minutes of building, not after.
         let problems = kernel::problems();
         if !problems.is_empty() {
@@ -68,13 +70,17 @@ pub(crate) fn ensure(scope: Scope) -> Result<Toolchain> {
     toolchain::ensure()
 }
 
-fn install_packages(scope: Scope) -> Result<()> {
+/// Makes sure of programs and libraries of the distribution alone.
+///
+/// # Errors
+/// As [`ensure`].
+pub(crate) fn install_packages(scope: Scope) -> Result<()> {
     packages::install(&packages::missing(scope))
 }
 
 fn report() -> Result<()> {
     let mut missing = 0;
-    for need in packages::missing(Scope::Run) {
+    for need in packages::missing(Scope::Kube) {
         missing += 1;
         println!("missing  {}: {} (apt: {})", need.probe, need.why, need.package);
     }
@@ -94,6 +100,6 @@ fn report() -> Result<()> {
             "{missing} of the things that Weft needs are missing; `cargo xtask setup` installs what can be installed"
         );
     }
-    println!("found    everything that building, demo, tests and benches need");
+    println!("found    everything that building, demo, tests, benches and clusters need");
     Ok(())
 }

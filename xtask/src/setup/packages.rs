@@ -18,6 +18,8 @@ pub(crate) enum Probe {
     Program(&'static str),
     /// A file at this path.
     File(&'static str),
+    /// A file at one of these paths.
+    OneOf(&'static [&'static str]),
 }
 
 impl fmt::Display for Probe {
@@ -25,6 +27,7 @@ impl fmt::Display for Probe {
         match self {
             Self::Program(name) => f.write_str(name),
             Self::File(path) => f.write_str(path),
+            Self::OneOf(paths) => f.write_str(&paths.join(" or ")),
         }
     }
 }
@@ -59,10 +62,24 @@ const RUN: [Need; 5] = [
     need(Probe::Program("iptables-legacy-save"), "iptables", "shows that no pod has rules of the old kind either"),
 ];
 
+/// What a Kubernetes node takes besides the programs that `kube` builds.
+const KUBE: [Need; 6] = [
+    need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
+    need(Probe::Program("runc"), "runc", "starts them"),
+    need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
+    need(Probe::Program("openssl"), "openssl", "makes the certificates of the test cluster"),
+    need(Probe::Program("strip"), "binutils", "takes the symbols out of programs in images"),
+    need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
+];
+
+/// One of the plugins, where distributions have them.
+const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
+
 /// What is missing for a scope.
 pub(crate) fn missing(scope: Scope) -> Vec<Need> {
-    let run = if scope == Scope::Run { &RUN[..] } else { &[] };
-    missing_among(BUILD.iter().chain(run), is_there)
+    let run = if scope == Scope::Build { &[] } else { &RUN[..] };
+    let kube = if scope == Scope::Kube { &KUBE[..] } else { &[] };
+    missing_among(BUILD.iter().chain(run).chain(kube), is_there)
 }
 
 fn missing_among<'a>(needs: impl Iterator<Item = &'a Need>, is_there: impl Fn(&Probe) -> bool) -> Vec<Need> {
@@ -73,6 +90,7 @@ fn is_there(probe: &Probe) -> bool {
     match probe {
         Probe::Program(name) => command::find(name).is_some(),
         Probe::File(path) => Path::new(path).exists(),
+        Probe::OneOf(paths) => paths.iter().any(|path| Path::new(path).exists()),
     }
 }
 

@@ -1,0 +1,238 @@
+//! `dist`: what a cluster is given: container images of our programs, and packaged charts.
+//!
+//! An image is a program, the libraries that it is linked with at their own paths, and a list of users: nothing that
+//! could be run or read besides. The libraries are one layer that all images share.
+
+pub(crate) mod image;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use image::{Files, Image, Layer};
+
+pub(crate) use crate::build::Profile;
+use crate::{
+    build,
+    command::{self, step},
+    ebpf,
+    kube::tools::Tools,
+    setup::{self, Scope},
+    workspace::Workspace,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask dist                      optimised images and charts in dist/
+  cargo xtask dist --profile dev        the same from the binaries of the tests, in seconds
+  docker load < dist/images/weft-proxy-0.1.0.tar
+  kind load image-archive dist/images/weft-proxy-0.1.0.tar
+  ctr -n k8s.io images import dist/images/weft-proxy-0.1.0.tar
+
+The archives need no daemon to make: each is an OCI layout and a docker archive in one.")]
+pub(crate) struct Args {
+    /// How to compile
+    #[arg(long, value_enum, default_value_t = Profile::Dist)]
+    profile: Profile,
+}
+
+/// An image: its programs, of which the first is started, and as whom it runs.
+struct Recipe {
+    name: &'static str,
+    programs: &'static [&'static str],
+    user: &'static str,
+    title: &'static str,
+}
+
+const RECIPES: [Recipe; 4] = [
+    Recipe { name: "weft-proxy", programs: &["weft-proxy"], user: "2102:2102", title: "Weft's sidecar proxy" },
+    Recipe {
+        name: "weft-control-plane",
+        programs: &["weft-control-plane"],
+        user: "2103:2103",
+        title: "Weft's control plane",
+    },
+    // Loads eBPF programs and enters the namespaces of pods.
+    Recipe { name: "weft-agent", programs: &["weft-agent"], user: "0:0", title: "Weft's node agent" },
+    Recipe {
+        name: "weft-examples",
+        programs: &["weft-echo", "weft-client"],
+        user: "65532:65532",
+        title: "Applications to try Weft with",
+    },
+];
+
+/// Installed in this order.
+const CHARTS: [&str; 2] = ["weft-crds", "weft-control-plane"];
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Every user of the images, so that programs which ask for a name get one.
+const PASSWD: &str = "\
+root:x:0:0:root:/:/
+weft-proxy:x:2102:2102:weft-proxy:/:/
+weft-control-plane:x:2103:2103:weft-control-plane:/:/
+nonroot:x:65532:65532:nonroot:/:/
+";
+
+/// Builds images and charts.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let workspace = Workspace::load()?;
+    let mut written = images(&workspace, args.profile)?;
+    if workspace.root.join("charts").exists() {
+        written.extend(charts(&workspace)?);
+    }
+    for path in written {
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Builds the programs and their images; returns the archives. Images of unchanged programs are left as they are.
+///
+/// # Errors
+/// When something does not compile, or a library is not found.
+pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<PathBuf>> {
+    let toolchain = setup::ensure(Scope::Build)?;
+    ebpf::build(workspace, &toolchain)?;
+    let binaries = build::binaries(workspace, profile)?;
+
+    let directory = workspace.root.join("dist/images");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let lock = File::create(directory.join(".lock")).context("create the lock of the images")?;
+    lock.lock().context("lock the images")?;
+
+    let programs: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.programs).map(|name| binaries.join(name)).collect();
+    let libraries = libraries(&programs)?;
+    let base = pack_libraries(&libraries)?;
+    let mut archives = Vec::new();
+    for recipe in &RECIPES {
+        let archive = directory.join(format!("{}-{VERSION}.tar", recipe.name));
+        let own: Vec<_> = recipe.programs.iter().map(|name| binaries.join(name)).collect();
+        let (inputs, known) = (fingerprint(own.iter().chain(&libraries))?, archive.with_extension("inputs"));
+        if !archive.exists() || fs::read_to_string(&known).ok().as_ref() != Some(&inputs) {
+            step(&format!("write {}", archive.display()));
+            // Until the new archive is complete nothing vouches for the old one.
+            let _ = fs::remove_file(&known);
+            let programs = pack_programs(workspace, &own)?;
+            write(recipe, &[&base, &programs], &archive)?;
+            fs::write(&known, inputs).with_context(|| format!("write {}", known.display()))?;
+        }
+        archives.push(archive);
+    }
+    Ok(archives)
+}
+
+/// Packages the charts with helm; returns the packages.
+///
+/// # Errors
+/// When helm refuses a chart.
+fn charts(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let directory = workspace.root.join("dist/charts");
+    let sources: Vec<_> = CHARTS.iter().map(|name| workspace.root.join("charts").join(name)).collect();
+    let helm = Tools::ensure(&["helm"])?.program("helm");
+    for source in &sources {
+        let mut package = Command::new(&helm);
+        package.args(["package", "--destination"]).arg(&directory).arg(source);
+        command::run(&mut package)?;
+    }
+    Ok(CHARTS.iter().map(|name| directory.join(format!("{name}-{VERSION}.tgz"))).collect())
+}
+
+fn write(recipe: &Recipe, layers: &[&Layer], archive: &Path) -> Result<()> {
+    let name = format!("localhost/{}:{VERSION}", recipe.name);
+    let labels = [
+        ("org.opencontainers.image.title", recipe.title),
+        ("org.opencontainers.image.version", VERSION),
+        ("org.opencontainers.image.licenses", env!("CARGO_PKG_LICENSE")),
+        ("org.opencontainers.image.vendor", "Weft"),
+    ];
+    let entrypoint = format!("/{}", recipe.programs[0]);
+    Image { name: &name, layers, entrypoint: &entrypoint, user: recipe.user, labels: &labels }.write(archive)
+}
+
+/// Programs without their symbols, which are many times as large.
+fn pack_programs(workspace: &Workspace, programs: &[PathBuf]) -> Result<Layer> {
+    let directory = workspace.target.join("xtask/stripped");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let mut files = Files::default();
+    for program in programs {
+        let name = program.file_name().context("a program has a name")?;
+        let stripped = directory.join(name);
+        command::run(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
+        files.add_program(&format!("/{}", name.display()), &stripped)?;
+    }
+    Layer::pack(&files)
+}
+
+fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {
+    let mut files = Files::default();
+    files.add("/etc/passwd", 0o644, PASSWD.as_bytes().to_vec());
+    for library in libraries {
+        files.add_program(&library.display().to_string(), library)?;
+    }
+    Layer::pack(&files)
+}
+
+/// The libraries that programs are linked with, and those that these are linked with.
+fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for program in programs {
+        let text = command::output(Command::new("ldd").arg(program))?;
+        found.extend(parse_ldd(&text).with_context(|| format!("libraries of {}", program.display()))?);
+    }
+    Ok(found)
+}
+
+/// Lines are `NAME => PATH (ADDRESS)`, `PATH (ADDRESS)` for the loader, and `NAME (ADDRESS)` for what the kernel maps.
+fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        if line.contains("not found") {
+            bail!("{}", line.trim());
+        }
+        let target = line.rsplit("=>").next().unwrap_or(line).trim();
+        let path = target.split(" (").next().unwrap_or(target);
+        if path.starts_with('/') {
+            found.insert(PathBuf::from(path));
+        }
+    }
+    Ok(found)
+}
+
+/// What an archive depends on, by name, size and time: reading it all would take as long as writing the archive.
+fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
+    // How an image is made is part of what it depends on.
+    let own = std::env::current_exe().context("find this program")?;
+    let mut text = String::new();
+    for file in std::iter::once(own).chain(files.cloned()) {
+        let found = file.metadata().with_context(|| format!("look at {}", file.display()))?;
+        text += &format!("{} {} {}.{}\n", file.display(), found.size(), found.mtime(), found.mtime_nsec());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_taken_from_where_the_loader_finds_them() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+            \tlibgcc_s.so.1 => /lib/x86_64-linux-gnu/libgcc_s.so.1 (0x00007f9d)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x00007f9d)\n";
+        let expected = ["/lib/x86_64-linux-gnu/libgcc_s.so.1", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        assert_eq!(parse_ldd(text).expect("all there"), BTreeSet::from(expected));
+        assert_eq!(parse_ldd("\tstatically linked\n").expect("none"), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_missing_library_is_named() {
+        let error = parse_ldd("\tlibfoo.so.1 => not found\n").expect_err("missing");
+        assert!(error.to_string().contains("libfoo.so.1"), "{error}");
+    }
+}

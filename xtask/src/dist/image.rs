@@ -1,0 +1,282 @@
+//! Container images without a container daemon: layers as tars, and one archive that every importer reads.
+//!
+//! The archive is an OCI layout (`oci-layout`, `index.json`, `blobs/`) with docker's `manifest.json` beside it, so that
+//! `ctr images import`, `kind load image-archive`, `k3d image import`, `podman load` and `docker load` all take it. The
+//! same inputs give the same bytes: names are sorted, times are zero, owners are root.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// Part of a file system: what stands at which absolute path.
+#[derive(Debug, Default)]
+pub(crate) struct Files(BTreeMap<String, (u32, Vec<u8>)>);
+
+impl Files {
+    /// Adds a file with these permissions.
+    pub(crate) fn add(&mut self, path: &str, mode: u32, content: Vec<u8>) {
+        self.0.insert(path.trim_start_matches('/').to_owned(), (mode, content));
+    }
+
+    /// Adds a program or library of this host.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn add_program(&mut self, path: &str, from: &Path) -> Result<()> {
+        let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
+        self.add(path, 0o755, content);
+        Ok(())
+    }
+}
+
+/// A layer of an image; images can share it.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    tar: Vec<u8>,
+    digest: String,
+}
+
+impl Layer {
+    /// Packs files.
+    ///
+    /// # Errors
+    /// When a path does not fit into a tar.
+    pub(crate) fn pack(files: &Files) -> Result<Self> {
+        let mut tar = tar::Builder::new(Vec::new());
+        let directories: BTreeSet<&str> = files.0.keys().flat_map(|path| parents(path)).collect();
+        for directory in directories {
+            append(&mut tar, directory, tar::EntryType::Directory, 0o755, &[])?;
+        }
+        for (path, (mode, content)) in &files.0 {
+            append(&mut tar, path, tar::EntryType::Regular, *mode, content)?;
+        }
+        let tar = tar.into_inner().context("pack a layer")?;
+        Ok(Self { digest: sha256(&tar), tar })
+    }
+}
+
+/// What an image says about itself.
+#[derive(Debug)]
+pub(crate) struct Image<'a> {
+    /// Registry, repository and tag, such as `localhost/weft-proxy:0.1.0`.
+    pub(crate) name: &'a str,
+    /// From the bottom up.
+    pub(crate) layers: &'a [&'a Layer],
+    pub(crate) entrypoint: &'a str,
+    /// Numeric user and group.
+    pub(crate) user: &'a str,
+    pub(crate) labels: &'a [(&'a str, &'a str)],
+}
+
+impl Image<'_> {
+    /// Writes the archive; what was there is replaced at once or not at all.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn write(&self, to: &Path) -> Result<()> {
+        let partial = to.with_extension("partial");
+        let file = File::create(&partial).with_context(|| format!("create {}", partial.display()))?;
+        let mut out = BufWriter::new(file);
+        self.archive(&mut out)
+            .and_then(|()| Ok(out.flush()?))
+            .with_context(|| format!("write {}", partial.display()))?;
+        fs::rename(&partial, to).with_context(|| format!("rename {} to {}", partial.display(), to.display()))
+    }
+
+    fn archive(&self, out: impl Write) -> Result<()> {
+        let config = self.config().to_string().into_bytes();
+        let manifest = self.manifest(&config).to_string().into_bytes();
+        let index = self.index(&manifest).to_string().into_bytes();
+        let docker = self.docker_manifest(&config).to_string().into_bytes();
+
+        // Layers are the bulk, so they are borrowed; docker reads `manifest.json` whatever comes before it.
+        let mut blobs: BTreeMap<String, &[u8]> = BTreeMap::new();
+        for layer in self.layers {
+            blobs.insert(blob(&layer.digest), &layer.tar);
+        }
+        for content in [&config, &manifest] {
+            blobs.insert(blob(&sha256(content)), content);
+        }
+        let layout: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+        let top = [("index.json", &index[..]), ("manifest.json", &docker), ("oci-layout", layout)];
+
+        let mut tar = tar::Builder::new(out);
+        for directory in ["blobs", "blobs/sha256"] {
+            append(&mut tar, directory, tar::EntryType::Directory, 0o755, &[])?;
+        }
+        for (path, content) in blobs.iter().map(|(path, content)| (path.as_str(), *content)).chain(top) {
+            append(&mut tar, path, tar::EntryType::Regular, 0o644, content)?;
+        }
+        tar.finish().context("end the archive")
+    }
+
+    /// The image's configuration (OCI image spec, `config.md`).
+    fn config(&self) -> Value {
+        let labels: BTreeMap<_, _> = self.labels.iter().copied().collect();
+        json!({
+            "created": "1970-01-01T00:00:00Z",
+            "architecture": architecture(),
+            "os": "linux",
+            "config": { "Entrypoint": [self.entrypoint], "User": self.user, "WorkingDir": "/", "Labels": labels },
+            "rootfs": { "type": "layers", "diff_ids": self.layers.iter().map(|layer| digest(&layer.digest)).collect::<Vec<_>>() },
+        })
+    }
+
+    fn manifest(&self, config: &[u8]) -> Value {
+        let layer = |layer: &&Layer| {
+            json!({
+                "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": digest(&layer.digest),
+                "size": layer.tar.len(),
+            })
+        };
+        json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": digest(&sha256(config)),
+                "size": config.len(),
+            },
+            "layers": self.layers.iter().map(layer).collect::<Vec<_>>(),
+        })
+    }
+
+    /// containerd reads the name from its own annotation, others from OCI's, where it is a tag.
+    fn index(&self, manifest: &[u8]) -> Value {
+        let tag = self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
+        json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [{
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest(&sha256(manifest)),
+                "size": manifest.len(),
+                "platform": { "architecture": architecture(), "os": "linux" },
+                "annotations": { "io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag },
+            }],
+        })
+    }
+
+    fn docker_manifest(&self, config: &[u8]) -> Value {
+        json!([{
+            "Config": blob(&sha256(config)),
+            "RepoTags": [self.name],
+            "Layers": self.layers.iter().map(|layer| blob(&layer.digest)).collect::<Vec<_>>(),
+        }])
+    }
+}
+
+/// The host's architecture in the words of container images.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn append(
+    tar: &mut tar::Builder<impl Write>,
+    path: &str,
+    kind: tar::EntryType,
+    mode: u32,
+    content: &[u8],
+) -> Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(content.len() as u64);
+    header.set_mtime(0);
+    header.set_uid(0);
+    header.set_gid(0);
+    tar.append_data(&mut header, path, content).with_context(|| format!("pack {path}"))
+}
+
+/// The directories above a relative path, from the top.
+fn parents(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(at, _)| &path[..at])
+}
+
+fn sha256(content: &[u8]) -> String {
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn digest(hex: &str) -> String {
+    format!("sha256:{hex}")
+}
+
+fn blob(hex: &str) -> String {
+    format!("blobs/sha256/{hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn archive(order: &[&str]) -> Vec<u8> {
+        let mut files = Files::default();
+        for path in order {
+            files.add(path, 0o755, path.as_bytes().to_vec());
+        }
+        let layer = Layer::pack(&files).expect("packs");
+        let image = Image {
+            name: "localhost/weft-x:0.1.0",
+            layers: &[&layer],
+            entrypoint: "/x",
+            user: "2102:2102",
+            labels: &[("org.opencontainers.image.title", "x")],
+        };
+        let mut bytes = Vec::new();
+        image.archive(&mut bytes).expect("writes");
+        bytes
+    }
+
+    fn unpack(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        for entry in tar::Archive::new(archive).entries().expect("a tar") {
+            let mut entry = entry.expect("an entry");
+            let path = entry.path().expect("a path").display().to_string();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).expect("reads");
+            found.insert(path, content);
+        }
+        found
+    }
+
+    #[test]
+    fn the_order_of_adding_does_not_matter() {
+        assert_eq!(archive(&["/x", "/lib/a/b.so"]), archive(&["/lib/a/b.so", "/x"]));
+    }
+
+    #[test]
+    fn every_reference_leads_to_a_blob_with_that_digest() {
+        let found = unpack(&archive(&["/x", "/lib/a/b.so"]));
+        for (path, content) in
+            found.iter().filter(|(path, content)| path.starts_with("blobs/sha256/") && !content.is_empty())
+        {
+            assert_eq!(path, &blob(&sha256(content)));
+        }
+        let json = |path: &str| serde_json::from_slice::<Value>(&found[path]).expect("json");
+        let of = |digest: &Value| digest.as_str().expect("a digest").replace("sha256:", "blobs/sha256/");
+        let manifest = json(&of(&json("index.json")["manifests"][0]["digest"]));
+        let config = json(&of(&manifest["config"]["digest"]));
+        assert_eq!(config["config"]["User"], "2102:2102");
+        // Uncompressed, so a layer's digest and its diff id are the same.
+        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        let docker = json("manifest.json");
+        assert_eq!(docker[0]["RepoTags"][0], "localhost/weft-x:0.1.0");
+        assert_eq!(docker[0]["Layers"][0], of(&manifest["layers"][0]["digest"]));
+        let layer = unpack(&found[docker[0]["Layers"][0].as_str().expect("a path")]);
+        assert_eq!(layer.keys().collect::<Vec<_>>(), ["lib", "lib/a", "lib/a/b.so", "x"]);
+    }
+}

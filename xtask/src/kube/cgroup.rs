@@ -1,0 +1,181 @@
+//! The control groups of one cluster: a directory of its own in every hierarchy, and nothing outside it.
+//!
+//! Every process of a cluster is in there, the components in `node` and the pods where the kubelet puts them, so that
+//! the group says which processes to end, without a list of process ids that could have been reused.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// How long killed processes may take to go away.
+const END: Duration = Duration::from_secs(20);
+
+/// The groups of a cluster.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    /// Mount points of the hierarchies, version 1 and 2.
+    hierarchies: Vec<Hierarchy>,
+    name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    v2: bool,
+}
+
+impl Cgroup {
+    /// The groups with this name; [`Self::create`] makes them.
+    ///
+    /// # Errors
+    /// When no cgroup2 hierarchy is mounted.
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+        let hierarchies = parse(&mounts);
+        if !hierarchies.iter().any(|hierarchy| hierarchy.v2) {
+            bail!(
+                "no cgroup2 hierarchy is mounted: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified"
+            );
+        }
+        Ok(Self { hierarchies, name: name.to_owned() })
+    }
+
+    /// Creates the groups, ready to take processes.
+    ///
+    /// # Errors
+    /// When a hierarchy is read-only.
+    pub(crate) fn create(&self) -> Result<()> {
+        for hierarchy in &self.hierarchies {
+            let own = hierarchy.mount.join(&self.name);
+            for group in [&own, &own.join("node")] {
+                match fs::create_dir(group) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(error).with_context(|| format!("create {}", group.display()));
+                    }
+                    _ => prepare(group),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the components go, in every hierarchy.
+    pub(crate) fn node(&self) -> Vec<PathBuf> {
+        self.hierarchies.iter().map(|hierarchy| hierarchy.mount.join(&self.name).join("node")).collect()
+    }
+
+    /// Every process in the groups.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let mut found: Vec<u32> = self.roots().flat_map(|root| processes(&root)).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Ends every process and removes the groups. Succeeds when there are none.
+    ///
+    /// # Errors
+    /// When processes or groups do not go away in time.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let deadline = Instant::now() + END;
+        loop {
+            for root in self.roots() {
+                // Only version 2 has this file (Linux 5.14); every process is in that hierarchy too.
+                let kill = root.join("cgroup.kill");
+                if kill.exists() {
+                    fs::write(&kill, "1").with_context(|| format!("write {}", kill.display()))?;
+                }
+            }
+            let left: Vec<_> = self.roots().filter(|root| remove_tree(root).is_err()).collect();
+            let Some(first) = left.first() else { return Ok(()) };
+            if Instant::now() > deadline {
+                bail!("{} does not go away; processes in it: {:?}", first.display(), self.processes());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn roots(&self) -> impl Iterator<Item = PathBuf> {
+        self.hierarchies.iter().map(|hierarchy| hierarchy.mount.join(&self.name)).filter(|root| root.exists())
+    }
+}
+
+/// In mountinfo the mount point is the fifth field, the type follows the separator ` - ` (proc_pid_mountinfo(5)).
+fn parse(mounts: &str) -> Vec<Hierarchy> {
+    let hierarchy = |line: &str| {
+        let (head, tail) = line.split_once(" - ")?;
+        let v2 = match tail.split(' ').next()? {
+            "cgroup" => false,
+            "cgroup2" => true,
+            _ => return None,
+        };
+        Some(Hierarchy { mount: PathBuf::from(head.split(' ').nth(4)?), v2 })
+    };
+    mounts.lines().filter_map(hierarchy).collect()
+}
+
+/// What a new group needs before it takes processes or children. Files that this hierarchy does not have are not
+/// missed, and where the kernel refuses, the first process or the kubelet says so with a better reason.
+fn prepare(group: &Path) {
+    let Some(parent) = group.parent() else { return };
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if !group.join("cgroup.controllers").exists()
+            && let Ok(inherited) = fs::read_to_string(parent.join(file))
+        {
+            let _ = fs::write(group.join(file), inherited.trim());
+        }
+    }
+    // Version 2: children get a controller only when their parent passes it on. The group of the components is a leaf.
+    if !group.ends_with("node")
+        && let Ok(controllers) = fs::read_to_string(parent.join("cgroup.controllers"))
+    {
+        for controller in controllers.split_whitespace() {
+            for directory in [parent, group] {
+                let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{controller}"));
+            }
+        }
+    }
+}
+
+fn processes(group: &Path) -> Vec<u32> {
+    let own = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let own = own.lines().filter_map(|line| line.parse().ok());
+    own.chain(children(group).iter().flat_map(|child| processes(child))).collect()
+}
+
+fn remove_tree(group: &Path) -> io::Result<()> {
+    for child in children(group) {
+        remove_tree(&child)?;
+    }
+    match fs::remove_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn children(group: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(group).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_are_found_by_type_wherever_they_are_mounted() {
+        let mounts = "\
+            30 20 0:26 / /sys/fs/cgroup rw shared:9 - tmpfs tmpfs rw\n\
+            31 30 0:27 / /sys/fs/cgroup/cpu rw shared:10 - cgroup cgroup rw,cpu\n\
+            40 30 0:36 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let found = parse(mounts);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0], Hierarchy { mount: "/sys/fs/cgroup/cpu".into(), v2: false });
+        assert_eq!(found[1], Hierarchy { mount: "/sys/fs/cgroup/unified".into(), v2: true });
+    }
+}

@@ -1,0 +1,317 @@
+//! The node of one cluster: its mount namespace, the components in it with their settings, and images.
+//!
+//! In the mount namespace `/run`, `/var/lib` and `/var/log` are the cluster's own directories, so that every program
+//! runs with the paths that it has on any node and leaves nothing on the host. There is no network outside.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Cluster, cgroup::Cgroup, pki::Pki, tools::Tools};
+use crate::command;
+
+/// Where the components' settings are, seen from inside.
+const CONFIG: &str = "/var/lib/config";
+/// Where distributions keep CNI's plugins.
+const PLUGINS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+/// What holds a pod's namespaces.
+pub(crate) const PAUSE_IMAGE: &str = "localhost/pause:1";
+/// Longest wait for one thing to come up on a small and busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Enters the control groups, then becomes the program. `$0` holds the groups.
+const ENTER: &str = r#"for group in $0; do echo $$ >"$group/cgroup.procs" || :; done; exec "$@""#;
+
+/// Makes the mount namespace what a node has, then holds it open. `$0` is the state directory, `$1` the data.
+///
+/// The kubelet writes kernel settings that are not confined to a namespace; it finds files with the values that it
+/// wants in their place and leaves the host's alone.
+const MOUNTS: &str = r#"set -e
+while read name value; do
+    echo "$value" >"$1/sysctl-$(basename "$name")"
+    mount --bind "$1/sysctl-$(basename "$name")" "/proc/sys/$name"
+done <<END
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+END
+mount -t bpf bpf /sys/fs/bpf
+mount --bind "$1" /var/lib
+mount --bind "$0/log" /var/log
+mount --bind "$0/run" /run
+mount --make-rshared /
+mkdir -p /run/netns /run/lock
+touch /run/mounted
+exec sleep infinity"#;
+
+/// A cluster's node while it is being started.
+pub(crate) struct Node<'a> {
+    cluster: &'a Cluster,
+    tools: &'a Tools,
+    groups: String,
+    path: std::ffi::OsString,
+    holder: Option<u32>,
+    started: Vec<(&'static str, Child)>,
+}
+
+impl<'a> Node<'a> {
+    /// Writes settings and prepares the mount namespace.
+    ///
+    /// # Errors
+    /// When a directory cannot be written or a mount is refused.
+    pub(crate) fn prepare(cluster: &'a Cluster, tools: &'a Tools, cgroup: &Cgroup) -> Result<Self> {
+        for directory in [cluster.state().join("log"), cluster.state().join("run"), cluster.config()] {
+            fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        }
+        let pki = Pki::create(&cluster.config(), &cluster.node_address(), &cluster.node_name())?;
+        pki.kubeconfig("admin", &cluster.kubeconfig())?;
+        for user in ["controller-manager", "scheduler", "proxy", "kubelet"] {
+            pki.kubeconfig(user, &cluster.config().join(format!("{user}.kubeconfig")))?;
+        }
+        write_settings(cluster)?;
+        let groups: Vec<_> = cgroup.node().iter().map(|group| group.display().to_string()).collect();
+        let path =
+            std::env::join_paths(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])?;
+        let mut node = Self { cluster, tools, groups: groups.join(" "), path, holder: None, started: Vec::new() };
+        let holder = node.start("mounts", "unshare", |command| {
+            command.args(["--mount", "--propagation", "private", "sh", "-c", MOUNTS]);
+            command.arg(cluster.state()).arg(cluster.data());
+        })?;
+        node.wait("mounts", || cluster.state().join("run/mounted").exists())?;
+        node.holder = Some(holder);
+        Ok(node)
+    }
+
+    /// Starts etcd, the API server and the controllers; returns when the API server is ready.
+    ///
+    /// # Errors
+    /// When one of them ends or is not ready in time; the message ends with its log.
+    pub(crate) fn start_control_plane(&mut self) -> Result<()> {
+        let (cluster, tools) = (self.cluster, self.tools);
+        let file = |name: &str| format!("{CONFIG}/{name}");
+        self.start("etcd", &self.program("etcd"), |command| {
+            command
+                .args(["--data-dir=/var/lib/etcd", "--unsafe-no-fsync", "--log-level=warn"])
+                .args(["--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379"])
+                .arg("--listen-peer-urls=http://127.0.0.1:2380");
+        })?;
+        self.start("kube-apiserver", &self.program("kube-apiserver"), |command| {
+            command
+                .args(["--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--allow-privileged=true"])
+                .arg(format!("--advertise-address={}", cluster.node_address()))
+                .args(["--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"])
+                .args(["--service-cluster-ip-range=10.96.0.0/16", "--kubelet-preferred-address-types=InternalIP"])
+                .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
+                .arg(format!("--service-account-key-file={}", file("service-account.pub")))
+                .arg(format!("--service-account-signing-key-file={}", file("service-account.key")))
+                .arg(format!("--tls-cert-file={}", file("apiserver.crt")))
+                .arg(format!("--tls-private-key-file={}", file("apiserver.key")))
+                .arg(format!("--client-ca-file={}", file("ca.crt")))
+                .arg(format!("--kubelet-client-certificate={}", file("kubelet-client.crt")))
+                .arg(format!("--kubelet-client-key={}", file("kubelet-client.key")))
+                .arg(format!("--requestheader-client-ca-file={}", file("front-proxy-ca.crt")))
+                .args(["--requestheader-allowed-names=front-proxy-client", "--enable-aggregator-routing=true"])
+                .args([
+                    "--requestheader-username-headers=X-Remote-User",
+                    "--requestheader-group-headers=X-Remote-Group",
+                ])
+                .arg("--requestheader-extra-headers-prefix=X-Remote-Extra-")
+                .arg(format!("--proxy-client-cert-file={}", file("front-proxy.crt")))
+                .arg(format!("--proxy-client-key-file={}", file("front-proxy.key")))
+                .arg(format!("--audit-policy-file={}", file("audit.yaml")))
+                .arg("--audit-log-path=/var/log/audit.log");
+        })?;
+        self.wait("kube-apiserver", || cluster.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok())?;
+        self.start("kube-controller-manager", &self.program("kube-controller-manager"), |command| {
+            command
+                .arg(format!("--kubeconfig={}", file("controller-manager.kubeconfig")))
+                .arg(format!("--service-account-private-key-file={}", file("service-account.key")))
+                .arg(format!("--root-ca-file={}", file("ca.crt")))
+                .arg(format!("--cluster-signing-cert-file={}", file("ca.crt")))
+                .arg(format!("--cluster-signing-key-file={}", file("ca.key")))
+                .args(["--use-service-account-credentials", "--leader-elect=false"])
+                .args(["--allocate-node-cidrs", "--cluster-cidr=10.244.0.0/16"]);
+        })?;
+        // The first pod of a namespace needs it.
+        let account = ["get", "serviceaccount", "default"];
+        self.wait("kube-controller-manager", || cluster.kubectl(tools, &account).is_ok())
+    }
+
+    /// Starts what runs pods; returns when the node is ready.
+    ///
+    /// # Errors
+    /// As [`Self::start_control_plane`].
+    pub(crate) fn start_kubelet(&mut self) -> Result<()> {
+        let config = |name: &str| format!("--kubeconfig={CONFIG}/{name}.kubeconfig");
+        let (cluster, tools, name) = (self.cluster, self.tools, self.cluster.node_name());
+        self.start("containerd", "containerd", |command| {
+            command.arg("--config").arg(format!("{CONFIG}/containerd.toml"));
+        })?;
+        self.start("kube-scheduler", &self.program("kube-scheduler"), |command| {
+            command.arg(config("scheduler")).arg("--leader-elect=false");
+        })?;
+        self.wait("containerd", || cluster.containerd().exists())?;
+        self.start("kubelet", &self.program("kubelet"), |command| {
+            command
+                .arg(config("kubelet"))
+                .arg(format!("--config={CONFIG}/kubelet.yaml"))
+                .arg(format!("--node-ip={}", cluster.node_address()))
+                .arg(format!("--hostname-override={name}"));
+        })?;
+        self.start("kube-proxy", &self.program("kube-proxy"), |command| {
+            command
+                .arg(config("proxy"))
+                .arg(format!("--hostname-override={name}"))
+                .args(["--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16", "--oom-score-adj=0"])
+                .args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
+        })?;
+        let ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+        let node = ["get", "node", &name, "-o", ready];
+        self.wait("kubelet", || cluster.kubectl(tools, &node).is_ok_and(|status| status == "True"))
+    }
+
+    fn program(&self, name: &str) -> String {
+        self.tools.program(name).display().to_string()
+    }
+
+    /// Starts a program of the node that outlives us; its output is its log.
+    fn start(&mut self, name: &'static str, program: &str, arguments: impl FnOnce(&mut Command)) -> Result<u32> {
+        let log = File::create(self.cluster.log(name)).with_context(|| format!("create the log of {name}"))?;
+        // `setsid` so that our terminal's end is not its end.
+        let mut command = Command::new("setsid");
+        command.args(["sh", "-c", ENTER, &self.groups, "nsenter"]);
+        command.arg(format!("--net={}", self.cluster.netns().display()));
+        command.args(self.holder.map(|pid| format!("--mount=/proc/{pid}/ns/mnt")));
+        command.arg("--").arg(program);
+        arguments(&mut command);
+        command.env("PATH", &self.path).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().with_context(|| format!("start {name}"))?;
+        let pid = child.id();
+        self.started.push((name, child));
+        Ok(pid)
+    }
+
+    /// Waits for a component; an early end of any of them ends the wait.
+    fn wait(&mut self, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_ready() {
+            for (name, child) in &mut self.started {
+                if let Some(status) = child.try_wait().with_context(|| format!("look after {name}"))? {
+                    bail!("{name} ended ({status}); {}", self.cluster.tail(name));
+                }
+            }
+            if Instant::now() > deadline {
+                bail!("{name} is not ready after {} s; {}", PATIENCE.as_secs(), self.cluster.tail(name));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
+/// Gives the node an image archive.
+///
+/// # Errors
+/// When containerd refuses it.
+pub(crate) fn import(cluster: &Cluster, archive: &Path) -> Result<()> {
+    let mut import = Command::new("ctr");
+    import.arg("--address").arg(cluster.containerd()).args(["--namespace", "k8s.io", "images", "import"]).arg(archive);
+    command::output(&mut import).map(drop)
+}
+
+fn write_settings(cluster: &Cluster) -> Result<()> {
+    let settings = [
+        ("audit.yaml", AUDIT.to_owned()),
+        ("kubelet.yaml", KUBELET.to_owned()),
+        ("resolv.conf", "nameserver 10.96.0.10\n".to_owned()),
+        ("containerd.toml", containerd(&plugins()?)),
+        ("cni/10-weft.conflist", CNI.to_owned()),
+    ];
+    for (name, text) in settings {
+        let path = cluster.config().join(name);
+        let text = text.replace("CGROUP", &cluster.scope());
+        fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(|| format!("create for {}", path.display()))?;
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Where this distribution keeps CNI's plugins.
+fn plugins() -> Result<&'static str> {
+    let found = PLUGINS.into_iter().find(|directory| Path::new(directory).join("ptp").exists());
+    found.with_context(|| format!("no CNI plugins in {}: install containernetworking-plugins", PLUGINS.join(" or ")))
+}
+
+/// Every request, without bodies.
+const AUDIT: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+";
+
+const KUBELET: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+cgroupRoot: /CGROUP
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+oomScoreAdj: 0
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+volumePluginDir: /var/lib/kubelet/volume-plugins
+clusterDomain: cluster.local
+clusterDNS: [10.96.0.10]
+resolvConf: /var/lib/config/resolv.conf
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: /var/lib/config/ca.crt}}
+authorization: {mode: Webhook}
+tlsCertFile: /var/lib/config/kubelet.crt
+tlsPrivateKeyFile: /var/lib/config/kubelet.key
+";
+
+/// A link of its own for every pod: all traffic is routed, so that replies from a Service's pod on the same node pass
+/// connection tracking without br_netfilter, and no rule of iptables is needed.
+const CNI: &str = r#"{
+  "cniVersion": "1.0.0",
+  "name": "weft",
+  "plugins": [
+    {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+"#;
+
+/// Runc dies where it may not lower the score of the out-of-memory killer, hence `restrict_oom_score_adj`.
+fn containerd(plugins: &str) -> String {
+    format!(
+        r#"version = 2
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE_IMAGE}"
+disable_apparmor = true
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{CONFIG}/cni"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = false
+"#
+    )
+}

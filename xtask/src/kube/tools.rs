@@ -1,0 +1,258 @@
+//! The programs of a cluster that no distribution has in the right version: built once, kept by version in the cache.
+//!
+//! Each tool is a directory such as `kube/kubernetes-v1.36.3`. It is built under another name and renamed when it is
+//! complete, so what is there is whole; a lock keeps two runs from building the same thing.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result};
+
+use super::go::{self, Go};
+use crate::{
+    command::{self, step},
+    workspace,
+};
+
+const KUBERNETES: &str = "v1.36.3";
+const COREDNS: &str = "v1.15.0";
+const HELM: &str = "v3.21.4";
+const STEP: &str = "v0.21.0";
+const ETCD: &str = "3.6.15";
+/// Counts the versions of our own source below.
+const PAUSE: &str = "1";
+
+/// Modules of the Kubernetes repository that `k8s.io/kubernetes` takes from its own tree; outside of it their
+/// published versions have to be named.
+const STAGING: [&str; 33] = [
+    "api",
+    "apiextensions-apiserver",
+    "apimachinery",
+    "apiserver",
+    "cli-runtime",
+    "client-go",
+    "cloud-provider",
+    "cluster-bootstrap",
+    "code-generator",
+    "component-base",
+    "component-helpers",
+    "controller-manager",
+    "cri-api",
+    "cri-client",
+    "cri-streaming",
+    "csi-translation-lib",
+    "dynamic-resource-allocation",
+    "endpointslice",
+    "externaljwt",
+    "kms",
+    "kube-aggregator",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "metrics",
+    "mount-utils",
+    "pod-security-admission",
+    "sample-apiserver",
+    "sample-cli-plugin",
+    "sample-controller",
+    "streaming",
+];
+const PROGRAMS: [&str; 6] =
+    ["kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl"];
+
+/// Holds a pod's namespaces open and reaps what its containers leave.
+const PAUSE_SOURCE: &str = "\
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void end(int signal) { _exit(0); }
+static void reap(int signal) { while (waitpid(-1, 0, WNOHANG) > 0) {} }
+int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap); for (;;) pause(); }
+";
+
+/// Something to build: its directory's name, a hint for whoever waits, and how to fill the directory.
+struct Tool {
+    name: &'static str,
+    version: &'static str,
+    minutes: &'static str,
+    build: fn(&Path) -> Result<()>,
+}
+
+const TOOLS: [Tool; 6] = [
+    Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
+    Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
+    Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
+    Tool { name: "helm", version: HELM, minutes: "2 minutes", build: helm },
+    Tool { name: "step", version: STEP, minutes: "2 minutes", build: smallstep },
+    Tool { name: "coredns", version: COREDNS, minutes: "3 minutes", build: coredns },
+];
+
+/// Where the tools are.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    root: PathBuf,
+}
+
+impl Tools {
+    /// All tools.
+    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "coredns"];
+
+    /// Builds those of these tools that are missing, with progress on standard error.
+    ///
+    /// # Errors
+    /// When a build fails or a compiler is missing.
+    pub(crate) fn ensure(names: &[&str]) -> Result<Self> {
+        let tools = Self { root: workspace::cache_directory()?.join("kube") };
+        if tools.missing(names).next().is_none() {
+            return Ok(tools);
+        }
+        fs::create_dir_all(&tools.root).with_context(|| format!("create {}", tools.root.display()))?;
+        let lock = File::create(tools.root.join("lock")).context("create the lock of the tools")?;
+        if lock.try_lock().is_err() {
+            step("another run builds the tools of the cluster: wait for it");
+            lock.lock().context("lock the tools")?;
+        }
+        let missing: Vec<_> = tools.missing(names).collect();
+        for (index, tool) in missing.iter().enumerate() {
+            let (count, started) = (missing.len(), Instant::now());
+            step(&format!(
+                "build {} {} ({} of {count}; once, it is cached; about {})",
+                tool.name,
+                tool.version,
+                index + 1,
+                tool.minutes
+            ));
+            tools.build(tool).with_context(|| format!("build {} {}", tool.name, tool.version))?;
+            step(&format!("built {} in {} s", tool.name, started.elapsed().as_secs()));
+        }
+        Ok(tools)
+    }
+
+    /// A program of the cluster.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        let tool = if PROGRAMS.contains(&name) { "kubernetes" } else { name };
+        TOOLS
+            .iter()
+            .find(|known| known.name == tool)
+            .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
+    }
+
+    /// The directories for PATH: what the tutorial's reader has installed.
+    pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
+        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step"].contains(&tool.name);
+        TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
+    }
+
+    /// The tag of CoreDNS' image.
+    pub(crate) fn coredns_version() -> &'static str {
+        COREDNS.trim_start_matches('v')
+    }
+
+    fn missing(&self, names: &[&str]) -> impl Iterator<Item = &'static Tool> {
+        TOOLS.iter().filter(|tool| names.contains(&tool.name) && !self.directory(tool).exists())
+    }
+
+    fn directory(&self, tool: &Tool) -> PathBuf {
+        self.root.join(format!("{}-{}", tool.name, tool.version))
+    }
+
+    fn build(&self, tool: &Tool) -> Result<()> {
+        let (partial, complete) = (self.root.join("partial"), self.directory(tool));
+        // What an interrupted run left.
+        let _ = fs::remove_dir_all(&partial);
+        fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
+        (tool.build)(&partial)?;
+        fs::rename(&partial, &complete).with_context(|| format!("rename to {}", complete.display()))
+    }
+}
+
+fn kubernetes(into: &Path) -> Result<()> {
+    let module = into.join("module");
+    fs::create_dir(&module).context("create the module")?;
+    fs::write(module.join("go.mod"), go_mod(KUBERNETES)).context("write go.mod")?;
+    let base = "k8s.io/component-base/version";
+    let flags = format!(
+        "-s -w -X {base}.gitVersion={KUBERNETES} -X {base}.gitMajor=1 -X {base}.gitMinor=36 -X {base}.gitTreeState=clean \
+         -X {base}.gitCommit=0000000 -X {base}.buildDate=1970-01-01T00:00:00Z \
+         -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    );
+    let mut build = go::find_or_install()?.command();
+    build.current_dir(&module).env("GOFLAGS", "-mod=mod").args(["build", "-trimpath", "-ldflags", &flags, "-o", ".."]);
+    build.args(PROGRAMS.map(|program| format!("k8s.io/kubernetes/cmd/{program}")));
+    command::run(&mut build)?;
+    fs::remove_dir_all(&module).context("remove the module")
+}
+
+/// A module that is nothing but Kubernetes with its own parts at the versions of its release.
+fn go_mod(version: &str) -> String {
+    let staging = version.replacen("v1.", "v0.", 1);
+    let replaced: String = STAGING.iter().map(|name| format!("\tk8s.io/{name} => k8s.io/{name} {staging}\n")).collect();
+    format!(
+        "module weft.example/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes {version}\n\nreplace (\n{replaced})\n"
+    )
+}
+
+fn helm(into: &Path) -> Result<()> {
+    install(&go::find_or_install()?, into, &format!("helm.sh/helm/v3/cmd/helm@{HELM}"))
+}
+
+fn smallstep(into: &Path) -> Result<()> {
+    install(&go::find_or_install()?, into, &format!("github.com/smallstep/cli/cmd/step@{STEP}"))
+}
+
+fn coredns(into: &Path) -> Result<()> {
+    install(&go::find_or_install()?, into, &format!("github.com/coredns/coredns@{COREDNS}"))
+}
+
+fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
+    command::run(go.command().env("GOBIN", into).args(["install", "-trimpath", "-ldflags=-s -w", package]))
+}
+
+fn pause(into: &Path) -> Result<()> {
+    let source = into.join("pause.c");
+    fs::write(&source, PAUSE_SOURCE).context("write pause.c")?;
+    command::run(Command::new("cc").args(["-static", "-Os", "-s", "-o"]).arg(into.join("pause")).arg(&source))
+}
+
+/// etcd comes as a crate that holds the program; building a program that names its path makes cargo fetch it.
+fn etcd(into: &Path) -> Result<()> {
+    let project = into.join("project");
+    fs::create_dir_all(project.join("src")).context("create the project")?;
+    let manifest = format!(
+        "[package]\nname = \"etcd-path\"\nedition = \"2024\"\n\n[dependencies]\netcd-bin-vendored = \"={ETCD}\"\n\n[workspace]\n"
+    );
+    fs::write(project.join("Cargo.toml"), manifest).context("write Cargo.toml")?;
+    let main =
+        "fn main() { println!(\"{}\", etcd_bin_vendored::etcd_bin_path().expect(\"this platform\").display()) }\n";
+    fs::write(project.join("src/main.rs"), main).context("write main.rs")?;
+    let mut run = command::cargo();
+    run.args(["run", "--quiet"]).current_dir(&project).env("CARGO_TARGET_DIR", project.join("target"));
+    let path = command::output(&mut run)?;
+    fs::copy(path.trim(), into.join("etcd")).with_context(|| format!("copy {}", path.trim()))?;
+    fs::remove_dir_all(&project).context("remove the project")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_kubernetes_have_the_version_of_their_release() {
+        let text = go_mod("v1.36.3");
+        assert!(text.contains("require k8s.io/kubernetes v1.36.3\n"), "{text}");
+        assert!(text.contains("\tk8s.io/client-go => k8s.io/client-go v0.36.3\n"), "{text}");
+    }
+
+    #[test]
+    fn programs_are_found_in_the_directory_of_their_release() {
+        let tools = Tools { root: "/cache/kube".into() };
+        assert_eq!(tools.program("kubectl"), Path::new("/cache/kube/kubernetes-v1.36.3/kubectl"));
+        assert_eq!(tools.program("etcd"), Path::new("/cache/kube").join(format!("etcd-{ETCD}/etcd")));
+    }
+}
