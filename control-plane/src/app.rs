@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! source --batches--> index task --> SharedIndex --> destination, policy services
-//! issuer files ---------------------------------> identity service
+//! issuer files, tokens' reviewer ---------------> identity service
 //! ```
 //!
 //! Addresses are bound before anything else, so that a conflict is the first thing to be reported. Services that answer from
@@ -12,6 +12,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
+use kube::Client;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
@@ -26,22 +27,32 @@ use weft_runtime::{admin::Admin, drain, metrics::Metrics, readiness::Readiness, 
 use weft_tls::{anchors::TrustAnchors, tokens::TokenVerifier};
 
 use crate::{
+    api::{self, events::Events},
     args::{
-        AdminArgs, ClusterArgs, DestinationArgs, IdentityArgs, LogArgs, PolicyArgs, RunCommand, SourceArgs, SourceKind,
+        AdminArgs, ClusterArgs, DestinationArgs, IdentityArgs, LogArgs, PolicyArgs, RunCommand, Source, SourceArgs,
     },
     destination::Destination,
     identity::{
         Certifier, Tokens,
-        issuer::{self, CurrentIssuer},
+        issuer::{self, Place},
+        review::Reviewer,
     },
     index::SharedIndex,
+    lease::{self, LeaseConfig},
     metrics::{GrpcMetrics, IssuerTtl},
     policy::{InboundPolicies, OutboundPolicies},
-    source::{Event, file::FileSource},
+    source::{
+        Event,
+        file::FileSource,
+        kube::{Interest, KubeSource},
+    },
 };
 
 /// Batches that may wait for the index; the source waits beyond.
 const BATCHES: usize = 16;
+
+/// The lease whose holder writes the EndpointSlices of ExternalWorkloads.
+const ENDPOINT_WRITE_LEASE: &str = "linkerd-destination-endpoint-write";
 
 /// Runs the process until a signal.
 pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
@@ -82,6 +93,8 @@ struct Parts {
     metrics: Metrics,
     grpc: GrpcMetrics,
     bound: Bound,
+    /// Connected where something needs it.
+    api: Option<Client>,
 }
 
 impl App {
@@ -93,22 +106,23 @@ impl App {
         let (drain, watch) = drain::Drain::new();
         let (readiness, metrics) = (Readiness::new(), Metrics::new());
         let grpc = metrics.register(GrpcMetrics::new);
-        let mut parts = Parts { tasks: Tasks::new(), watch, readiness, metrics, grpc, bound: Bound::default() };
+        let (tasks, bound) = (Tasks::new(), Bound::default());
+        let mut parts = Parts { tasks, watch, readiness, metrics, grpc, bound, api: None };
         let admin = match command {
             RunCommand::All { cluster, source, destination, policy, identity, admin } => {
-                let served = parts.index(cluster, source, Some(destination), Some(policy))?;
+                let served = parts.index(cluster, source, Some(destination), Some(policy)).await?;
                 parts.destination(destination, &served).await?;
                 parts.policy(policy, &served).await?;
                 parts.identity(cluster, identity).await?;
                 admin
             }
             RunCommand::Destination { cluster, source, destination, admin } => {
-                let served = parts.index(cluster, source, Some(destination), None)?;
+                let served = parts.index(cluster, source, Some(destination), None).await?;
                 parts.destination(destination, &served).await?;
                 admin
             }
             RunCommand::Policy { cluster, source, policy, admin } => {
-                let served = parts.index(cluster, source, None, Some(policy))?;
+                let served = parts.index(cluster, source, None, Some(policy)).await?;
                 parts.policy(policy, &served).await?;
                 admin
             }
@@ -141,7 +155,17 @@ struct Served {
 }
 
 impl Parts {
-    fn index(
+    /// The client of the Kubernetes API, prepared at first use.
+    async fn api(&mut self, cluster: &ClusterArgs) -> anyhow::Result<Client> {
+        if let Some(client) = &self.api {
+            return Ok(client.clone());
+        }
+        let client = api::connect(cluster.kubeconfig.as_deref()).await?;
+        self.api = Some(client.clone());
+        Ok(client)
+    }
+
+    async fn index(
         &mut self,
         cluster: &ClusterArgs,
         source: &SourceArgs,
@@ -151,13 +175,26 @@ impl Parts {
         let index = SharedIndex::new(cluster.cluster(destination, policy));
         let (batch_tx, batch_rx) = mpsc::channel(BATCHES);
         let (synced_tx, synced) = watch::channel(false);
-        match source.source {
-            SourceKind::File => self.tasks.spawn("source", FileSource::new(source.dir.clone())?.run(batch_tx)),
-        }
-        let gate = self.readiness.gate("manifests");
+        let (gate, known) = match source.source()? {
+            Source::File(dir) => {
+                self.tasks.spawn("source", FileSource::new(dir)?.run(batch_tx));
+                (self.readiness.gate("manifests"), "manifests are known")
+            }
+            Source::Kube => {
+                let client = self.api(cluster).await?;
+                let gate = self.readiness.gate("caches");
+                let interest = Interest { destination: destination.is_some(), policy: policy.is_some() };
+                self.tasks.spawn("source", KubeSource::new(client.clone(), interest, gate.clone()).run(batch_tx));
+                if let Some(destination) = destination {
+                    self.lease(client, cluster, destination);
+                }
+                (gate, "caches synced")
+            }
+        };
         let applied = index.clone();
         self.tasks.spawn("index", async move {
-            apply(applied, batch_rx, || {
+            apply(applied, batch_rx, |changes| {
+                tracing::info!(changes, "{known}");
                 gate.open();
                 synced_tx.send_replace(true);
             })
@@ -165,6 +202,18 @@ impl Parts {
             Err(anyhow!("the source ended"))
         });
         Ok(Served { index, synced })
+    }
+
+    /// Takes part in the election of the writer of EndpointSlices.
+    fn lease(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) {
+        let config = LeaseConfig {
+            namespace: cluster.controller_namespace.clone(),
+            name: ENDPOINT_WRITE_LEASE.to_owned(),
+            identity: args.lease_identity.clone(),
+        };
+        let (held_tx, _) = watch::channel(false);
+        let holding = lease::hold(client, config, held_tx, self.watch.clone());
+        self.tasks.spawn("lease", self.watch.track(holding));
     }
 
     async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {
@@ -191,28 +240,39 @@ impl Parts {
     }
 
     async fn identity(&mut self, cluster: &ClusterArgs, args: &IdentityArgs) -> anyhow::Result<()> {
-        let read = |flag: &str, path: &std::path::Path| {
-            std::fs::read_to_string(path).with_context(|| format!("{flag} {}: cannot be read", path.display()))
-        };
-        let anchors = TrustAnchors::from_pem(&read("--identity-trust-anchors", &args.identity_trust_anchors)?)
-            .with_context(|| format!("--identity-trust-anchors {}", args.identity_trust_anchors.display()))?;
-        let tokens = TokenVerifier::from_pem(&read("--token-key", &args.token_key)?)
-            .with_context(|| format!("--token-key {}", args.token_key.display()))?;
-        let dir = &args.identity_issuer_dir;
-        let issuer = CurrentIssuer::new(issuer::load(dir, &anchors).context("--identity-issuer-dir")?);
-        self.metrics.register(|registry| registry.register_collector(Box::new(IssuerTtl(issuer.expiry()))));
-        self.tasks.spawn("issuer", issuer::reload(dir.clone(), anchors, issuer.clone()));
-
         let listener = bind(args.identity_addr, "--identity-addr").await?;
         self.bound.identity = Some(listener.local_addr()?);
+        let (tokens, place, events) = match &args.token_key {
+            Some(path) => {
+                let key = read("--token-key", path)?;
+                let verifier =
+                    TokenVerifier::from_pem(&key).with_context(|| format!("--token-key {}", path.display()))?;
+                let place = Place::Files(args.identity_trust_anchors.clone());
+                (Tokens::LocalKey(verifier), place, Events::none())
+            }
+            None => {
+                let client = self.api(cluster).await?;
+                let events = Events::new(client.clone(), "identity");
+                let place = Place::cluster(&client, &cluster.controller_namespace).await;
+                (Tokens::Review(Reviewer::new(client).await?), place, events)
+            }
+        };
+        let anchors = TrustAnchors::from_pem(&read("--identity-trust-anchors", &args.identity_trust_anchors)?);
+        let issuer = issuer::start(&args.identity_issuer_dir, anchors, &place, &events).await?;
+        self.metrics.register(|registry| registry.register_collector(Box::new(IssuerTtl(issuer.current.expiry()))));
+        let current = issuer.current.clone();
+        self.tasks.spawn("issuer", issuer.reload(place.clone(), events.clone()));
+
         let service = Certifier {
-            issuer,
-            tokens: Tokens::LocalKey(tokens),
+            issuer: current,
+            tokens,
             control_namespace: cluster.controller_namespace.clone(),
             trust_domain: cluster.trust_domain.clone(),
             lifetime: args.identity_issuance_lifetime,
             clock_skew: args.identity_clock_skew_allowance,
             metrics: self.grpc.clone(),
+            place,
+            events,
         };
         self.serve("identity", listener, Server::builder().add_service(IdentityServer::new(service)), None);
         Ok(())
@@ -256,16 +316,20 @@ impl Parts {
     }
 }
 
-async fn apply(index: SharedIndex, mut batches: mpsc::Receiver<Vec<Event>>, synced: impl Fn()) {
+/// Applies batches; `synced` hears of how many changes the start consisted.
+async fn apply(index: SharedIndex, mut batches: mpsc::Receiver<Vec<Event>>, synced: impl Fn(usize)) {
+    let mut changes = 0;
     while let Some(batch) = batches.recv().await {
-        let changes = batch.len();
+        changes += batch.len();
+        tracing::trace!(changes = batch.len(), "objects changed");
         if index.apply(batch) {
-            tracing::info!(changes, "manifests are known");
-            synced();
-        } else {
-            tracing::debug!(changes, "manifests changed");
+            synced(changes);
         }
     }
+}
+
+fn read(flag: &str, path: &std::path::Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{flag} {}: cannot be read", path.display()))
 }
 
 async fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {

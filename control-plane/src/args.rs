@@ -24,9 +24,11 @@ Examples:
   Everything in one process, from a directory of manifests:
     weft-control-plane all --dir manifests --identity-issuer-dir issuer \\
       --identity-trust-anchors ca.pem --token-key token.pub.pem
-  Discovery and policy alone:
-    weft-control-plane destination --dir manifests
-    weft-control-plane policy --dir manifests --default-inbound-policy deny
+  Discovery and policy alone, from the Kubernetes API of the cluster or of a kubeconfig:
+    weft-control-plane destination
+    weft-control-plane policy --kubeconfig ~/.kube/config --default-inbound-policy deny
+  The certificate authority of a cluster, which checks tokens by TokenReview:
+    weft-control-plane identity --identity-issuer-dir issuer --identity-trust-anchors ca.pem
   Shell completions:
     weft-control-plane completions bash > /etc/bash_completion.d/weft-control-plane";
 
@@ -96,7 +98,7 @@ pub(crate) enum RunCommand {
 /// Logging.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct LogArgs {
-    /// Log filter, such as `info` or `warn,weft_control_plane=debug`.
+    /// Log level of the control plane, such as `debug`, or a filter such as `warn,weft_control_plane=debug,kube=debug`.
     #[arg(long, global = true, default_value = "info")]
     pub(crate) log_level: String,
     /// Log format, `plain` or `json`.
@@ -122,24 +124,53 @@ pub(crate) struct ClusterArgs {
     /// Ports that are opaque unless a manifest says otherwise.
     #[arg(long, default_value = ports::DEFAULT_OPAQUE_PORTS)]
     pub(crate) default_opaque_ports: ports::PortSet,
+    /// How to reach the Kubernetes API, where it is needed; by default as a pod of the cluster, else by ~/.kube/config.
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
 /// Where objects come from.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct SourceArgs {
-    /// Kind of the source.
-    #[arg(long, default_value = "file")]
-    pub(crate) source: SourceKind,
+    /// Kind of the source; by default `file` where --dir is given, else `kube`.
+    #[arg(long)]
+    pub(crate) source: Option<SourceKind>,
     /// Directory of manifests (*.yaml, *.yml, *.json), watched with everything below it.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: PathBuf,
+    #[arg(long, value_name = "DIR", required_if_eq("source", "file"))]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Kinds of sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SourceKind {
+    /// The Kubernetes API.
+    Kube,
     /// A directory of manifests.
     File,
+}
+
+/// A source that was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The Kubernetes API.
+    Kube,
+    /// A directory of manifests.
+    File(PathBuf),
+}
+
+impl SourceArgs {
+    /// The source that the flags choose.
+    ///
+    /// # Errors
+    /// When a directory is given to a source that reads none.
+    pub(crate) fn source(&self) -> anyhow::Result<Source> {
+        match (self.source, self.dir.clone()) {
+            (None | Some(SourceKind::File), Some(dir)) => Ok(Source::File(dir)),
+            (None | Some(SourceKind::Kube), None) => Ok(Source::Kube),
+            (Some(SourceKind::Kube), Some(_)) => anyhow::bail!("--dir is for --source file, drop one of the two"),
+            (Some(SourceKind::File), None) => anyhow::bail!("--source file needs --dir"),
+        }
+    }
 }
 
 /// Discovery.
@@ -154,6 +185,9 @@ pub(crate) struct DestinationArgs {
     /// Announce IPv6 endpoints; pods with both families are then reached by IPv6.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_ipv6: bool,
+    /// Who this replica is among those that want the lease of the EndpointSlice writer; a pod's own name.
+    #[arg(long, env = "HOSTNAME", value_name = "NAME", default_value = "weft-control-plane")]
+    pub(crate) lease_identity: String,
 }
 
 /// Names of [`TransportMode`].
@@ -191,9 +225,9 @@ pub(crate) struct IdentityArgs {
     /// Trust anchors, PEM; read once.
     #[arg(long, value_name = "FILE")]
     pub(crate) identity_trust_anchors: PathBuf,
-    /// Public key of whoever signs service account tokens, PEM.
+    /// Public key of whoever signs service account tokens, PEM; by default the Kubernetes API reviews tokens.
     #[arg(long, value_name = "FILE")]
-    pub(crate) token_key: PathBuf,
+    pub(crate) token_key: Option<PathBuf>,
     /// How long certificates are valid, such as 24h or 90s.
     #[arg(long, default_value = "24h", value_parser = duration)]
     pub(crate) identity_issuance_lifetime: Duration,
@@ -205,7 +239,7 @@ pub(crate) struct IdentityArgs {
 /// Administration.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct AdminArgs {
-    /// Address of /live, /ready and /metrics.
+    /// Address of /live, /ready, /ping and /metrics.
     #[arg(long, default_value = "0.0.0.0:9990")]
     pub(crate) admin_addr: SocketAddr,
     /// How long to wait for streams and calls at the end.
@@ -259,6 +293,26 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_directory_chooses_the_file_source() {
+        let parse = |flags: &[&str]| {
+            let all = ["weft-control-plane", "destination"].iter().chain(flags);
+            match *match Args::try_parse_from(all).ok()?.command {
+                Command::Run(command) => command,
+                Command::Completions { .. } => unreachable!(),
+            } {
+                RunCommand::Destination { source, .. } => source.source().ok(),
+                _ => unreachable!(),
+            }
+        };
+        assert_eq!(parse(&[]), Some(Source::Kube));
+        assert_eq!(parse(&["--source", "kube"]), Some(Source::Kube));
+        assert_eq!(parse(&["--dir", "d"]), Some(Source::File("d".into())));
+        assert_eq!(parse(&["--source", "file", "--dir", "d"]), Some(Source::File("d".into())));
+        assert_eq!(parse(&["--source", "file"]), None);
+        assert_eq!(parse(&["--source", "kube", "--dir", "d"]), None);
     }
 
     #[test]

@@ -4,16 +4,29 @@
 //! request, issuer. Nothing of a request is logged but names.
 
 pub(crate) mod issuer;
+pub(crate) mod review;
 mod tokens;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt::Write,
+    time::{Duration, SystemTime},
+};
 
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use sha2::{Digest, Sha256};
 use tonic::{Request, Response, Status};
 use weft_proto::linkerd::identity::{CertifyRequest, CertifyResponse, identity_server};
-use weft_tls::{ca::SignError, identity::Identity};
+use weft_tls::{
+    ca::{Issued, SignError},
+    identity::Identity,
+};
 
-use crate::metrics::{GrpcMetrics, Method};
-use issuer::CurrentIssuer;
+use crate::{
+    api::events::Events,
+    metrics::{GrpcMetrics, Method},
+};
+use issuer::{CurrentIssuer, Place};
+use tokens::Reviewed;
 pub(crate) use tokens::Tokens;
 
 const CERTIFY: Method =
@@ -35,6 +48,10 @@ pub(crate) struct Certifier {
     pub(crate) clock_skew: Duration,
     /// Counts calls.
     pub(crate) metrics: GrpcMetrics,
+    /// Where certificates come from.
+    pub(crate) place: Place,
+    /// Tells people of a cluster.
+    pub(crate) events: Events,
 }
 
 #[tonic::async_trait]
@@ -64,10 +81,10 @@ impl Certifier {
         if request.certificate_signing_request.is_empty() {
             return Err(Status::invalid_argument("missing certificate signing request"));
         }
-        let account = self.tokens.review(&request.token).await?;
+        let reviewed = self.tokens.review(&request.token).await?;
         let name = Identity::for_service_account(
-            &account.name,
-            &account.namespace,
+            &reviewed.account.name,
+            &reviewed.account.namespace,
             &self.control_namespace,
             &self.trust_domain,
         )
@@ -80,7 +97,12 @@ impl Certifier {
         }
         let issuer = self.issuer.get();
         if issuer.expiry() <= SystemTime::now() {
-            return Err(Status::unknown("the issuer certificate has expired"));
+            let problem = "the issuer certificate has expired";
+            if let Some(regarding) = self.place.regarding() {
+                let note = format!("{problem}; set identity.issuer.tls.crtPEM and keyPEM to a new one");
+                self.events.warning(issuer::VALIDATION_FAILED, note, regarding);
+            }
+            return Err(Status::unknown(problem));
         }
         let issued = issuer.sign(&request.certificate_signing_request, &name, self.lifetime, self.clock_skew).map_err(
             |error| match &error {
@@ -89,11 +111,31 @@ impl Certifier {
                 SignError::Sign(_) => Status::internal(error.to_string()),
             },
         )?;
+        self.announce(&name, &issued, reviewed);
         Ok(CertifyResponse {
             leaf_certificate: issued.leaf_der,
             intermediate_certificates: issued.intermediates,
             valid_until: Some(issued.not_after.into()),
         })
+    }
+
+    /// Tells the owner of the service account that somebody acts as it.
+    fn announce(&self, name: &Identity, issued: &Issued, reviewed: Reviewed) {
+        let until = Timestamp::try_from(issued.not_after).map(|time| time.to_string()).unwrap_or_default();
+        let mut hash = String::new();
+        for byte in Sha256::digest(&issued.leaf_der) {
+            let _ = write!(hash, "{byte:02x}");
+        }
+        let account = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("ServiceAccount".to_owned()),
+            namespace: Some(reviewed.account.namespace),
+            name: Some(reviewed.account.name),
+            uid: reviewed.uid,
+            ..ObjectReference::default()
+        };
+        let note = format!("issued certificate for {name} until {until}: {hash}");
+        self.events.normal("IssuedLeafCertificate", note, account);
     }
 }
 

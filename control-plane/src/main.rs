@@ -2,11 +2,13 @@
 //!
 //! Start reading at [`app`]: it binds the servers, starts every task, and stops them again.
 
+mod api;
 mod app;
 mod args;
 mod destination;
 mod identity;
 mod index;
+mod lease;
 mod metrics;
 mod policy;
 mod source;

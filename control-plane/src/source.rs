@@ -1,9 +1,10 @@
 //! Where objects come from: one closed event type, and the sources that produce it.
 //!
-//! A source sends batches; a batch is what it learned at once, and the index publishes its consequences at once. The first
-//! batch of a source ends in [`Event::Synced`]. Sources never interpret objects.
+//! A source sends batches; a batch is what it learned at once, and the index publishes its consequences at once. After
+//! everything that existed at start a source sends [`Event::Synced`], once. Sources never interpret objects.
 
 pub(crate) mod file;
+pub(crate) mod kube;
 
 use weft_k8s_api::manifest::{Object, ObjectRef};
 

@@ -20,7 +20,7 @@ use std::{
 };
 
 pub use object::{Object, ObjectRef};
-pub use read::parse;
+pub use read::{from_api, parse};
 
 /// What a set of manifests contained.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +77,24 @@ pub struct ManifestError {
     /// The object where it has the right types and only its meaning is wrong, for readers that must fail closed: what is
     /// unreadable in it denies. To be used only where no good version of the object is known.
     pub restrictive: Option<Box<Object>>,
+}
+
+/// An object of the Kubernetes API that cannot be used as it is.
+#[derive(Clone, Debug)]
+pub struct Unreadable {
+    /// What is wrong with it, at least one problem.
+    pub problems: Vec<Problem>,
+    /// The object where it has the right types and only its meaning is wrong: what is unreadable in it denies.
+    pub restrictive: Option<Box<Object>>,
+}
+
+/// A field that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the field, such as `spec.replicas`; empty for the object as a whole.
+    pub field: String,
+    /// What was found and what was expected.
+    pub problem: String,
 }
 
 impl std::error::Error for ManifestError {}

@@ -9,6 +9,7 @@ mod mesh_tls;
 mod network;
 mod selector;
 mod server;
+mod server_authorization;
 pub mod validate;
 
 pub use authorization::{AuthorizationPolicy, AuthorizationPolicySpec, NamespacedTargetRef, TargetRef};
@@ -17,6 +18,9 @@ pub use mesh_tls::{IdentityMatch, IdentityMatchError, MeshTLSAuthentication, Mes
 pub use network::{Cidr, CidrError, Network, NetworkAuthentication, NetworkAuthenticationSpec};
 pub use selector::selects;
 pub use server::{ProxyProtocol, Server, ServerSpec};
+pub use server_authorization::{
+    Client, MeshTls, ServerAuthorization, ServerAuthorizationSpec, ServerReference, ServiceAccountReference,
+};
 
 /// API group of the policy resources.
 pub const GROUP: &str = "policy.linkerd.io";

@@ -1,4 +1,4 @@
-//! The admin server: `/live`, `/ready`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, plaintext.
+//! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, plaintext.
 
 use std::{collections::HashMap, convert::Infallible, fmt, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -130,7 +130,7 @@ impl Admin {
                 None => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
             };
         }
-        if !matches!(path, "/live" | "/ready" | "/metrics") {
+        if !matches!(path, "/live" | "/ready" | "/ping" | "/metrics") {
             return text(StatusCode::NOT_FOUND, "not found\n");
         }
         if !matches!(request.head.method, Method::GET | Method::HEAD) {
@@ -138,9 +138,10 @@ impl Admin {
         }
         match path {
             "/live" => text(StatusCode::OK, "live\n"),
-            "/ready" => match self.readiness.pending() {
-                pending if pending.is_empty() => text(StatusCode::OK, "ready\n"),
-                pending => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", pending.join(", "))),
+            "/ping" => text(StatusCode::OK, "pong\n"),
+            "/ready" => match self.readiness.reasons() {
+                reasons if reasons.is_empty() => text(StatusCode::OK, "ready\n"),
+                reasons => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", reasons.join(", "))),
             },
             _ => {
                 let mut response = text(StatusCode::OK, self.metrics.encode());
@@ -189,6 +190,7 @@ mod tests {
         let admin = Admin::new(Metrics::new(), readiness)
             .route(Method::POST, "/shutdown", |_| text(StatusCode::OK, "shutdown\n"));
         assert_eq!(get(&admin, Method::GET, "/live"), StatusCode::OK);
+        assert_eq!(get(&admin, Method::GET, "/ping"), StatusCode::OK);
         assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::SERVICE_UNAVAILABLE);
         gate.open();
         assert_eq!(get(&admin, Method::GET, "/ready"), StatusCode::OK);

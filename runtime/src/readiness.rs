@@ -7,7 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The process's readiness. Clones share the gates.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    gates: Arc<Mutex<Vec<(&'static str, bool)>>>,
+    gates: Arc<Mutex<Vec<State>>>,
+}
+
+#[derive(Debug)]
+struct State {
+    name: &'static str,
+    open: bool,
+    reason: Option<String>,
 }
 
 /// One component's share of the readiness. Clones are the same gate.
@@ -28,17 +35,27 @@ impl Readiness {
     #[must_use]
     pub fn gate(&self, name: &'static str) -> Gate {
         let mut gates = self.lock();
-        gates.push((name, false));
+        gates.push(State { name, open: false, reason: None });
         Gate { readiness: self.clone(), index: gates.len() - 1 }
     }
 
     /// The names of the gates that are shut; empty means ready.
     #[must_use]
     pub fn pending(&self) -> Vec<&'static str> {
-        self.lock().iter().filter(|(_, open)| !open).map(|(name, _)| *name).collect()
+        self.lock().iter().filter(|gate| !gate.open).map(|gate| gate.name).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(&'static str, bool)>> {
+    /// The gates that are shut, each with the reason that its component gave; empty means ready.
+    #[must_use]
+    pub fn reasons(&self) -> Vec<String> {
+        let reason = |gate: &State| match &gate.reason {
+            Some(reason) => format!("{}: {reason}", gate.name),
+            None => gate.name.to_owned(),
+        };
+        self.lock().iter().filter(|gate| !gate.open).map(reason).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<State>> {
         // A panic cannot leave the list half changed.
         self.gates.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,8 +72,17 @@ impl Gate {
         self.set(false);
     }
 
+    /// Says why the component cannot serve, for whoever asks `/ready`. Opening the gate forgets it.
+    pub fn explain(&self, reason: impl Into<String>) {
+        self.readiness.lock()[self.index].reason = Some(reason.into());
+    }
+
     fn set(&self, open: bool) {
-        self.readiness.lock()[self.index].1 = open;
+        let gate = &mut self.readiness.lock()[self.index];
+        gate.open = open;
+        if open {
+            gate.reason = None;
+        }
     }
 }
 
@@ -75,5 +101,10 @@ mod tests {
         assert!(readiness.pending().is_empty());
         identity.close();
         assert_eq!(readiness.pending(), ["identity"]);
+        identity.explain("no issuer");
+        assert_eq!(readiness.reasons(), ["identity: no issuer"]);
+        identity.open();
+        identity.close();
+        assert_eq!(readiness.reasons(), ["identity"]);
     }
 }

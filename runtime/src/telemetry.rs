@@ -4,6 +4,11 @@ use std::{fmt, str::FromStr};
 
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
+/// Prefix of the targets of our own crates.
+const OURS: &str = "weft";
+/// Level of everything else where a filter is one bare level.
+const LIBRARIES: &str = "warn";
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
@@ -42,7 +47,7 @@ pub struct ParseLogFormatError(String);
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
-/// Starts logging for the whole process.
+/// Starts logging for the whole process. A bare level such as `debug` is that of our own crates; libraries then keep `warn`.
 ///
 /// # Errors
 /// When the filter does not parse or logging was started before.
@@ -93,5 +98,36 @@ impl FromStr for LogFormat {
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
+    EnvFilter::try_new(expand(filter))
+        .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
+}
+
+/// A bare level above `warn` is meant for Weft's own crates: what libraries say of every frame and every request would bury
+/// it. `warn,weft=debug` is then what it stands for; whoever wants to hear a library names it.
+fn expand(filter: &str) -> String {
+    match filter.trim().to_ascii_lowercase().as_str() {
+        level @ ("info" | "debug" | "trace") => format!("{LIBRARIES},{OURS}={level}"),
+        _ => filter.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_level_is_for_our_own_crates() {
+        for (filter, expected) in [
+            ("info", "warn,weft=info"),
+            (" DEBUG ", "warn,weft=debug"),
+            ("warn", "warn"),
+            ("off", "off"),
+            ("info,kube=debug", "info,kube=debug"),
+            ("weft_proxy=trace", "weft_proxy=trace"),
+        ] {
+            assert_eq!(expand(filter), expected, "{filter:?}");
+            assert!(parse(filter).is_ok(), "{filter:?}");
+        }
+        assert!(parse("weft=loud").is_err());
+    }
 }

@@ -38,6 +38,8 @@ impl World {
             lifetime: Duration::from_secs(3600),
             clock_skew: Duration::from_secs(10),
             metrics: GrpcMetrics::new(&mut Registry::default()),
+            place: Place::Files("ca.pem".into()),
+            events: Events::none(),
         };
         Self { certifier, signer }
     }
@@ -109,9 +111,11 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
     assert!(issuer::load(dir.path(), &anchors).err().unwrap().to_string().contains("tls.crt"));
 
     write("crt.pem", "key.pem", &root);
-    let current = CurrentIssuer::new(issuer::load(dir.path(), &anchors).unwrap());
+    let place = Place::Files("ca.pem".into());
+    let issuer = issuer::start(dir.path(), Ok(anchors), &place, &Events::none()).await.unwrap();
+    let current = issuer.current.clone();
     let old = current.get();
-    let mut reload = Box::pin(issuer::reload(dir.path().to_owned(), anchors, current.clone()));
+    let mut reload = Box::pin(issuer.reload(place, Events::none()));
     // The first poll starts the watch; from then on nothing is missed.
     let _ = futures::poll!(&mut reload);
     let running = tokio::spawn(reload);
@@ -123,4 +127,27 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
     };
     tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
     running.abort();
+}
+
+#[tokio::test]
+async fn what_is_wrong_at_start_is_said_with_object_key_and_cure() {
+    weft_tls::install_crypto_provider();
+    let (root, stranger) = (Root::generate("root").unwrap(), Root::generate("stranger").unwrap());
+    let (good, other) = (root.issue_issuer("issuer").unwrap(), stranger.issue_issuer("issuer").unwrap());
+    let place = Place::Cluster { namespace: "linkerd".to_owned(), deployment: Box::default() };
+    let anchors = root.certificate_pem();
+    for (name, certificate, key, anchors, parts) in [
+        ("stranger", &other.certificate, &other.key, anchors, ["linkerd-identity-issuer, key crt.pem", "identityTrustAnchorsPEM"]),
+        ("mismatch", &good.certificate, &other.key, anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
+        ("no key", &good.certificate, &"?".to_owned(), anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
+        ("no certificate", &"?".to_owned(), &good.key, anchors, ["linkerd-identity-issuer, key crt.pem", "crtPEM"]),
+        ("no anchors", &good.certificate, &good.key, "?", ["linkerd-identity-trust-roots, key ca-bundle.crt", "identityTrustAnchorsPEM"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("crt.pem"), certificate).unwrap();
+        std::fs::write(dir.path().join("key.pem"), key).unwrap();
+        let started = issuer::start(dir.path(), TrustAnchors::from_pem(anchors), &place, &Events::none()).await;
+        let problem = started.err().unwrap().to_string();
+        assert!(parts.iter().all(|part| problem.contains(part)), "{name}: {problem}");
+    }
 }

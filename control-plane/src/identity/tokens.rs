@@ -3,6 +3,8 @@
 use tonic::Status;
 use weft_tls::tokens::{ServiceAccount, TokenError, TokenVerifier};
 
+use super::review::Reviewer;
+
 /// Audience that a token must be made for.
 const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
 
@@ -10,30 +12,46 @@ const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
 pub(crate) enum Tokens {
     /// By the public key of whoever signs tokens here: the sandbox.
     LocalKey(TokenVerifier),
+    /// By the Kubernetes API.
+    Review(Reviewer),
+}
+
+/// Whose token it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reviewed {
+    /// The service account.
+    pub(crate) account: ServiceAccount,
+    /// The uid of its object, where it has one.
+    pub(crate) uid: Option<String>,
 }
 
 impl Tokens {
     /// Says whose token it is.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no token of a service account, `FailedPrecondition` for one that is not genuine.
-    #[expect(clippy::unused_async, reason = "reviewing a token may ask the Kubernetes API")]
-    pub(crate) async fn review(&self, token: &[u8]) -> Result<ServiceAccount, Status> {
+    /// `InvalidArgument` for what is no token of a service account, `FailedPrecondition` for one that is not genuine,
+    /// `Internal` where nobody can say.
+    pub(crate) async fn review(&self, token: &[u8]) -> Result<Reviewed, Status> {
         let token = std::str::from_utf8(token).map_err(|_| Status::invalid_argument("the token is not UTF-8"))?;
-        let account = match self {
-            Self::LocalKey(verifier) => verifier.verify(token.trim_end(), AUDIENCE).map_err(|error| match error {
-                TokenError::Invalid(_) => {
-                    Status::failed_precondition("authentication token could not be authenticated")
-                }
-                TokenError::Subject(_) => Status::invalid_argument(error.to_string()),
-            })?,
+        let token = token.trim_end();
+        let reviewed = match self {
+            Self::LocalKey(verifier) => {
+                let account = verifier.verify(token, AUDIENCE).map_err(|error| match error {
+                    TokenError::Invalid(_) => {
+                        Status::failed_precondition("authentication token could not be authenticated")
+                    }
+                    TokenError::Subject(_) => Status::invalid_argument(error.to_string()),
+                })?;
+                Reviewed { account, uid: None }
+            }
+            Self::Review(reviewer) => reviewer.review(token, AUDIENCE).await?,
         };
-        for part in [&account.namespace, &account.name] {
+        for part in [&reviewed.account.namespace, &reviewed.account.name] {
             if !is_label(part) {
                 return Err(Status::invalid_argument(format!("{part:?} in the token is no DNS label")));
             }
         }
-        Ok(account)
+        Ok(reviewed)
     }
 }
 

@@ -194,7 +194,10 @@ impl Index {
             | Object::ServiceAccount(_)
             | Object::ConfigMap(_)
             | Object::Secret(_)
-            | Object::Deployment(_) => {}
+            | Object::Deployment(_)
+            | Object::Job(_)
+            | Object::ServerAuthorization(_)
+            | Object::ExternalWorkload(_) => {}
         }
     }
 

@@ -14,6 +14,7 @@ use crate::{
     inject, labels,
     policy::validate,
     ports::PortList,
+    workload,
 };
 
 /// What is wrong with an object whose types are right.
@@ -28,10 +29,14 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
             check_template(set.spec.template.as_ref().and_then(|template| template.metadata.as_ref()))
         }
         Object::Server(server) => validate::server(server),
+        Object::ServerAuthorization(authorization) => validate::server_authorization(authorization),
         Object::AuthorizationPolicy(policy) => validate::authorization_policy(policy),
         Object::MeshTLSAuthentication(authentication) => validate::mesh_tls_authentication(authentication),
         Object::NetworkAuthentication(authentication) => validate::network_authentication(authentication),
-        Object::Node(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => Vec::new(),
+        Object::ExternalWorkload(external) => workload::check(external),
+        Object::Node(_) | Object::Job(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => {
+            Vec::new()
+        }
     }
 }
 

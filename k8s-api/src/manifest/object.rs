@@ -5,6 +5,7 @@ use std::fmt;
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, ReplicaSet},
+        batch::v1::Job,
         core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount},
         discovery::v1::EndpointSlice,
     },
@@ -12,7 +13,10 @@ use k8s_openapi::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::policy::{AuthorizationPolicy, MeshTLSAuthentication, NetworkAuthentication, Server};
+use crate::{
+    policy::{AuthorizationPolicy, MeshTLSAuthentication, NetworkAuthentication, Server, ServerAuthorization},
+    workload::ExternalWorkload,
+};
 
 /// Which object: kind, namespace (where its kind has one) and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,16 +96,22 @@ objects! {
     Deployment, "apps", true;
     /// A ReplicaSet.
     ReplicaSet, "apps", true;
+    /// A Job.
+    Job, "batch", true;
     /// An EndpointSlice.
     EndpointSlice, "discovery.k8s.io", true;
     /// A Server.
     Server, "policy.linkerd.io", true;
+    /// A ServerAuthorization.
+    ServerAuthorization, "policy.linkerd.io", true;
     /// An AuthorizationPolicy.
     AuthorizationPolicy, "policy.linkerd.io", true;
     /// A MeshTLSAuthentication.
     MeshTLSAuthentication, "policy.linkerd.io", true;
     /// A NetworkAuthentication.
     NetworkAuthentication, "policy.linkerd.io", true;
+    /// An ExternalWorkload.
+    ExternalWorkload, "workload.linkerd.io", true;
 }
 
 /// How text becomes one typed object.

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
-    Ignored, Located, ManifestError, Manifests, Object, ObjectRef, check, documents, locate,
+    Ignored, Located, ManifestError, Manifests, Object, ObjectRef, Problem, Unreadable, check, documents, locate,
     object::{self, Reader},
 };
 use crate::field::FieldPath;
@@ -26,6 +26,27 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
         Document { file: file.clone(), json, text: document.text, lines_before: document.lines_before }.read(&mut out);
     }
     out
+}
+
+/// Reads an object as the Kubernetes API serves it: whole, valid by its schema, and without kind where it is part of a list.
+///
+/// # Errors
+/// Names every field that cannot be used. [`Unreadable::restrictive`] is what remains of the object for readers that must
+/// fail closed.
+///
+/// # Panics
+/// When `group` and `kind` are none of [`Object`]'s.
+pub fn from_api(group: &str, kind: &str, value: serde_json::Value) -> Result<Object, Unreadable> {
+    let read = object::read(group, kind, &Item(value)).expect("the caller asks for kinds of Object only");
+    let object = read.map_err(|failure| Unreadable {
+        problems: vec![Problem { field: failure.field, problem: failure.problem }],
+        restrictive: None,
+    })?;
+    let problems: Vec<_> = check::check(&object)
+        .into_iter()
+        .map(|invalid| Problem { field: invalid.field.to_string(), problem: invalid.problem })
+        .collect();
+    if problems.is_empty() { Ok(object) } else { Err(Unreadable { problems, restrictive: Some(Box::new(object)) }) }
 }
 
 /// The part of every object that says what it is.

@@ -5,7 +5,10 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{AuthorizationPolicy, GROUP, MeshTLSAuthentication, NamespacedTargetRef, NetworkAuthentication, Server};
+use super::{
+    AuthorizationPolicy, GROUP, MeshTLSAuthentication, NamespacedTargetRef, Network, NetworkAuthentication, Server,
+    ServerAuthorization,
+};
 use crate::{
     field::{FieldPath, Invalid},
     ports,
@@ -47,6 +50,46 @@ pub fn server(server: &Server) -> Vec<Invalid> {
     if let Err(error) = spec.access() {
         found.push(FieldPath::of("spec.accessPolicy").invalid(error));
     }
+    found
+}
+
+/// What is wrong with a ServerAuthorization.
+pub fn server_authorization(authorization: &ServerAuthorization) -> Vec<Invalid> {
+    let spec = &authorization.spec;
+    let mut found = Vec::new();
+    match (&spec.server.name, &spec.server.selector) {
+        (None, None) => found.push(FieldPath::of("spec.server").invalid("no Server, expected name or selector")),
+        (Some(_), Some(_)) => {
+            found.push(FieldPath::of("spec.server.selector").invalid("beside name, expected one of the two"));
+        }
+        _ => {}
+    }
+    let client = &spec.client;
+    match &client.mesh_tls {
+        Some(_) if client.unauthenticated => found.push(
+            FieldPath::of("spec.client.unauthenticated").invalid("true beside meshTLS, expected one of the two"),
+        ),
+        Some(tls) => {
+            let named = tls.identities.as_ref().map_or(0, Vec::len) + tls.service_accounts.as_ref().map_or(0, Vec::len);
+            if tls.unauthenticated_tls && named > 0 {
+                found.push(
+                    FieldPath::of("spec.client.meshTLS.unauthenticatedTLS")
+                        .invalid("true beside identities or serviceAccounts, expected one of the two"),
+                );
+            }
+            if !tls.unauthenticated_tls && named == 0 {
+                found.push(
+                    FieldPath::of("spec.client.meshTLS")
+                        .invalid("nobody, expected identities, serviceAccounts or unauthenticatedTLS"),
+                );
+            }
+        }
+        None if !client.unauthenticated => {
+            found.push(FieldPath::of("spec.client").invalid("nobody, expected unauthenticated: true or meshTLS"));
+        }
+        None => {}
+    }
+    found.extend(networks(&FieldPath::of("spec.client.networks"), client.networks.as_deref().unwrap_or_default()));
     found
 }
 
@@ -140,9 +183,15 @@ pub fn network_authentication(authentication: &NetworkAuthentication) -> Vec<Inv
     if authentication.spec.networks.is_empty() {
         found.push(FieldPath::of("spec.networks").invalid("empty, expected at least one network"));
     }
-    for (index, network) in authentication.spec.networks.iter().enumerate() {
+    found.extend(networks(&FieldPath::of("spec.networks"), &authentication.spec.networks));
+    found
+}
+
+fn networks(at: &FieldPath, networks: &[Network]) -> Vec<Invalid> {
+    let mut found = Vec::new();
+    for (index, network) in networks.iter().enumerate() {
         for (number, except) in network.except.iter().flatten().enumerate() {
-            let at = FieldPath::of("spec.networks").index(index).key("except").index(number);
+            let at = at.clone().index(index).key("except").index(number);
             if except.0.contains(&network.cidr.0) {
                 found.push(at.invalid(format!("{except} leaves nothing of {}", network.cidr)));
             } else if !network.cidr.0.contains(&except.0) {
@@ -190,6 +239,31 @@ mod tests {
         );
         check(json!({"podSelector": selector, "port": 80, "proxyProtocol": "http"}), &["spec.proxyProtocol"]);
         check(json!({"podSelector": selector, "port": 80, "accessPolicy": "all"}), &["spec.accessPolicy"]);
+    }
+
+    #[test]
+    fn server_authorizations() {
+        let check = |client, expected: &[&str]| {
+            let spec = json!({"server": {"name": "web"}, "client": client});
+            check(server_authorization, "policy.linkerd.io/v1beta1", "ServerAuthorization", spec, expected);
+        };
+        check(json!({"unauthenticated": true}), &[]);
+        check(json!({"meshTLS": {"identities": ["*"]}, "networks": [{"cidr": "10.0.0.0/8"}]}), &[]);
+        check(json!({"meshTLS": {"unauthenticatedTLS": true}}), &[]);
+        check(json!({}), &["spec.client"]);
+        check(json!({"meshTLS": {}}), &["spec.client.meshTLS"]);
+        check(
+            json!({"unauthenticated": true, "meshTLS": {"identities": ["*"]}}),
+            &["spec.client.unauthenticated"],
+        );
+        check(
+            json!({"meshTLS": {"unauthenticatedTLS": true, "serviceAccounts": [{"name": "web"}]}}),
+            &["spec.client.meshTLS.unauthenticatedTLS"],
+        );
+        check(
+            json!({"unauthenticated": true, "networks": [{"cidr": "10.0.0.0/8", "except": ["11.0.0.0/8"]}]}),
+            &["spec.client.networks[0].except[0]"],
+        );
     }
 
     #[test]

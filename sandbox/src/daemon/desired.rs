@@ -105,6 +105,9 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
             // The sandbox says itself what runs; manifests of these kinds would only contradict it.
             Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
+            Object::Job(_) | Object::ExternalWorkload(_) => {
+                tracing::warn!(object = %object.reference(), "the sandbox has no use for this kind");
+            }
             other => all.objects.push(other),
         }
     }

@@ -95,6 +95,7 @@ pub(super) fn json_of(object: &Object) -> Option<Value> {
         Object::Namespace(object) => json(object),
         Object::ServiceAccount(object) => json(object),
         Object::Server(object) => json(object),
+        Object::ServerAuthorization(object) => json(object),
         Object::AuthorizationPolicy(object) => json(object),
         Object::MeshTLSAuthentication(object) => json(object),
         Object::NetworkAuthentication(object) => json(object),

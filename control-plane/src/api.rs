@@ -1,0 +1,138 @@
+//! The Kubernetes API: how to reach it, what is logged of every request, and Events for people.
+//!
+//! Every request is logged at debug with method, URL, status and duration, and fails when no answer begins in time; the
+//! bodies of watches may then take as long as they like. Dead connections are found by TCP keep-alive, since a watch may
+//! rightly be silent for minutes.
+
+pub(crate) mod events;
+
+use std::{
+    path::Path,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use http::{Request, Response};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use kube::{
+    Client, Config,
+    client::{Body, ConfigExt},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tokio::time::Instant;
+use tower::{BoxError, Layer, Service, ServiceBuilder};
+
+/// How long the API may take to begin an answer.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Silence after which a connection is probed, and how often until it counts as dead: 60 s in all.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Prepares a client; nothing is sent yet.
+///
+/// # Errors
+/// When neither a kubeconfig nor a pod's service account says how to reach the API.
+pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+    client(config(kubeconfig).await?).context("prepare the client of the Kubernetes API")
+}
+
+async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    let options = KubeConfigOptions::default();
+    if let Some(paths) = kubeconfig {
+        let mut merged = Kubeconfig::default();
+        // Like KUBECONFIG itself: several files, the first mention of a name counts.
+        for path in std::env::split_paths(paths) {
+            let read = Kubeconfig::read_from(&path)
+                .with_context(|| format!("--kubeconfig {}: not a kubeconfig", path.display()))?;
+            merged = merged.merge(read).with_context(|| format!("--kubeconfig {}", path.display()))?;
+        }
+        return Config::from_custom_kubeconfig(merged, &options)
+            .await
+            .with_context(|| format!("--kubeconfig {}", paths.display()));
+    }
+    let in_cluster = match Config::incluster() {
+        Ok(config) => return Ok(config),
+        Err(error) => error,
+    };
+    Config::from_kubeconfig(&options).await.with_context(|| {
+        format!(
+            "no way to the Kubernetes API: this is no pod with a service account ({in_cluster}), and there is no \
+             kubeconfig; name one with --kubeconfig, or read manifests with --dir"
+        )
+    })
+}
+
+/// The client's stack: address, log and deadline, authentication, HTTP/1.1 over TLS.
+fn client(config: Config) -> kube::Result<Client> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(Logged)
+        .option_layer(config.auth_layer()?)
+        .map_err(BoxError::from)
+        .service(HttpClient::builder(TokioExecutor::new()).build::<_, Body>(tls));
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// Logs requests and bounds the wait for their answers.
+#[derive(Clone, Copy)]
+struct Logged;
+
+impl<S> Layer<S> for Logged {
+    type Service = LoggedService<S>;
+
+    fn layer(&self, inner: S) -> LoggedService<S> {
+        LoggedService(inner)
+    }
+}
+
+#[derive(Clone)]
+struct LoggedService<S>(S);
+
+impl<S, B> Service<Request<Body>> for LoggedService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        let since = Instant::now();
+        let answer = self.0.call(request);
+        Box::pin(async move {
+            let answer = tokio::time::timeout(RESPONSE_TIMEOUT, answer)
+                .await
+                .unwrap_or_else(|_| Err("no answer from the Kubernetes API in time".into()));
+            let ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+            match &answer {
+                Ok(response) => {
+                    tracing::debug!(%method, %uri, status = response.status().as_u16(), ms, "API request");
+                }
+                Err(error) => tracing::debug!(%method, %uri, %error, ms, "API request failed"),
+            }
+            answer
+        })
+    }
+}

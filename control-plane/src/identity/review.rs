@@ -1,0 +1,167 @@
+//! TokenReview: the Kubernetes API says whose token it is.
+//!
+//! Rules and codes are Linkerd's (`linkerd2:controller/identity/validator.go`): an error of the review is `InvalidArgument`,
+//! a token that is not authentic `FailedPrecondition`, an API that cannot be asked `Internal`.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use k8s_openapi::api::{
+    authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+};
+use kube::{Api, Client, api::PostParams};
+use tonic::Status;
+use weft_tls::tokens::ServiceAccount;
+
+use super::tokens::Reviewed;
+
+/// How long a review may take; the proxy asks again.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the check of access may take at start.
+const ACCESS_TIMEOUT: Duration = Duration::from_secs(30);
+/// What the API says when it knows no audiences; the token is then reviewed without.
+const NO_AUDIENCES: &str = "token audiences";
+
+/// Asks the API.
+#[derive(Clone)]
+pub(crate) struct Reviewer {
+    reviews: Api<TokenReview>,
+}
+
+/// Why a review names nobody.
+#[derive(Debug, PartialEq, Eq)]
+enum Refusal {
+    /// The token's audiences could not be checked.
+    Audiences,
+    /// The token is none, or of somebody who is no service account.
+    Invalid(String),
+    /// The token is not authentic.
+    NotAuthenticated,
+}
+
+impl Reviewer {
+    /// Makes sure that this process may review tokens.
+    ///
+    /// # Errors
+    /// When it may not, or the API cannot be reached.
+    pub(crate) async fn new(client: Client) -> anyhow::Result<Self> {
+        let attributes = ResourceAttributes {
+            group: Some("authentication.k8s.io".to_owned()),
+            version: Some("v1".to_owned()),
+            resource: Some("tokenreviews".to_owned()),
+            verb: Some("create".to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+        let api = Api::<SelfSubjectAccessReview>::all(client.clone());
+        let params = PostParams::default();
+        let answer = tokio::time::timeout(ACCESS_TIMEOUT, api.create(&params, &review))
+            .await
+            .context("the Kubernetes API did not answer in time")?
+            .context("ask the Kubernetes API whether tokens may be reviewed")?;
+        let status = answer.status.unwrap_or_default();
+        if !status.allowed {
+            bail!(
+                "this ServiceAccount may not create tokenreviews.authentication.k8s.io ({}), so no proxy could get a \
+                 certificate; grant it by ClusterRole linkerd-<namespace>-identity, which helm upgrade weft-control-plane does",
+                status.reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| "no RBAC rule allows it".to_owned())
+            );
+        }
+        Ok(Self { reviews: Api::all(client) })
+    }
+
+    /// Says whose token it is.
+    ///
+    /// # Errors
+    /// With the code that Linkerd answers.
+    pub(super) async fn review(&self, token: &str, audience: &str) -> Result<Reviewed, Status> {
+        let mut refused = match self.ask(token, Some(audience)).await? {
+            Ok(reviewed) => return Ok(reviewed),
+            Err(refused) => refused,
+        };
+        if refused == Refusal::Audiences {
+            refused = match self.ask(token, None).await? {
+                Ok(reviewed) => return Ok(reviewed),
+                Err(refused) => refused,
+            };
+        }
+        Err(match refused {
+            Refusal::NotAuthenticated => {
+                Status::failed_precondition("authentication token could not be authenticated")
+            }
+            Refusal::Invalid(reason) => Status::invalid_argument(reason),
+            Refusal::Audiences => Status::invalid_argument("the token's audiences cannot be checked"),
+        })
+    }
+
+    async fn ask(&self, token: &str, audience: Option<&str>) -> Result<Result<Reviewed, Refusal>, Status> {
+        let audiences = audience.map(|audience| vec![audience.to_owned()]);
+        let spec = TokenReviewSpec { token: token.to_owned(), audiences };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let params = PostParams::default();
+        let unavailable = |error: &str| Status::internal(format!("tokens cannot be reviewed: {error}"));
+        let answer = tokio::time::timeout(REVIEW_TIMEOUT, self.reviews.create(&params, &review))
+            .await
+            .map_err(|_| unavailable("no answer from the Kubernetes API in time"))?
+            .map_err(|error| unavailable(&error.to_string()))?;
+        Ok(verdict(&answer.status.unwrap_or_default()))
+    }
+}
+
+fn verdict(status: &TokenReviewStatus) -> Result<Reviewed, Refusal> {
+    let error = status.error.as_deref().unwrap_or_default();
+    if error.contains(NO_AUDIENCES) {
+        return Err(Refusal::Audiences);
+    }
+    if !error.is_empty() {
+        return Err(Refusal::Invalid(error.to_owned()));
+    }
+    if status.authenticated != Some(true) {
+        return Err(Refusal::NotAuthenticated);
+    }
+    let user = status.user.clone().unwrap_or_default();
+    let username = user.username.unwrap_or_default();
+    match username.split(':').collect::<Vec<_>>()[..] {
+        ["system", "serviceaccount", namespace, name] => Ok(Reviewed {
+            account: ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() },
+            uid: user.uid,
+        }),
+        _ => Err(Refusal::Invalid(format!(
+            "the token is of {username:?}, expected system:serviceaccount:NAMESPACE:NAME"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn verdicts() {
+        let web = || {
+            let account = ServiceAccount { namespace: "shop".to_owned(), name: "web".to_owned() };
+            Ok(Reviewed { account, uid: Some("u".to_owned()) })
+        };
+        let user = |name: &str| json!({"authenticated": true, "user": {"username": name, "uid": "u"}});
+        let invalid = |part: &str| Err(Refusal::Invalid(part.to_owned()));
+        for (status, expected) in [
+            (user("system:serviceaccount:shop:web"), web()),
+            (json!({"authenticated": false}), Err(Refusal::NotAuthenticated)),
+            (json!({}), Err(Refusal::NotAuthenticated)),
+            (json!({"error": "invalid bearer token"}), invalid("invalid bearer token")),
+            (json!({"error": "[invalid bearer token, token audiences [x] is invalid]"}), Err(Refusal::Audiences)),
+            (user("jane"), invalid("the token is of \"jane\", expected system:serviceaccount:NAMESPACE:NAME")),
+            (
+                user("system:node:shop:web"),
+                invalid("the token is of \"system:node:shop:web\", expected system:serviceaccount:NAMESPACE:NAME"),
+            ),
+        ] {
+            let got = verdict(&serde_json::from_value(status.clone()).unwrap());
+            assert_eq!(got, expected, "{status}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Who should hold a lease: decided from what was observed, by the local clock alone.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use tokio::time::Instant;
+
+use super::{DURATION, PERIOD, RENEW_DEADLINE};
+
+/// What to do about the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Nothing for now.
+    Wait,
+    /// Create it, and hold it.
+    Create,
+    /// Take it: nobody holds it, or its holder is dead.
+    Take,
+    /// Renew it.
+    Renew,
+}
+
+/// One replica's view.
+pub(super) struct Election {
+    me: String,
+    /// Whether anything was observed yet.
+    informed: bool,
+    seen: Option<Seen>,
+    /// When this replica last wrote the lease in its own name, while nobody else did since.
+    renewed: Option<Instant>,
+    /// Whether what was seen is known to be old, so that nothing can be written before it is seen anew.
+    outdated: bool,
+}
+
+struct Seen {
+    lease: Lease,
+    /// When this version was first seen.
+    since: Instant,
+}
+
+impl Election {
+    pub(super) fn new(me: String) -> Self {
+        Self { me, informed: false, seen: None, renewed: None, outdated: false }
+    }
+
+    /// Takes in what the API says of the lease.
+    pub(super) fn observe(&mut self, lease: Option<Lease>, now: Instant) {
+        self.informed = true;
+        let Some(lease) = lease else {
+            (self.seen, self.renewed, self.outdated) = (None, None, false);
+            return;
+        };
+        let version = |lease: &Lease| lease.metadata.resource_version.clone();
+        if self.seen.as_ref().is_some_and(|seen| version(&seen.lease) == version(&lease)) {
+            return;
+        }
+        // An own write may come back after the next one was sent; what it says of the holder is still true.
+        if self.renewed.is_some() && is_older(&lease, self.seen.as_ref().map(|seen| &seen.lease)) {
+            return;
+        }
+        self.seen = Some(Seen { lease, since: now });
+        self.outdated = false;
+        if self.holder() != Some(&self.me) {
+            self.renewed = None;
+        }
+    }
+
+    /// Takes in the result of an own write that began at `now`.
+    pub(super) fn wrote(&mut self, lease: Lease, now: Instant) {
+        self.observe(Some(lease), now);
+        if self.holder() == Some(&self.me) {
+            self.renewed = Some(now);
+        }
+    }
+
+    /// Notes that the API knows a newer version than was seen.
+    pub(super) fn outdated(&mut self) {
+        self.outdated = true;
+    }
+
+    /// Decides.
+    pub(super) fn decide(&self, now: Instant) -> Action {
+        if !self.informed || self.outdated {
+            return Action::Wait;
+        }
+        let Some(seen) = &self.seen else { return Action::Create };
+        match (self.holder(), self.renewed) {
+            (None, _) => Action::Take,
+            (Some(holder), Some(renewed)) if holder == self.me && now < renewed + PERIOD / 2 => Action::Wait,
+            // Without a renewal of ours it is that of this replica's last life, which is over.
+            (Some(holder), _) if holder == self.me => Action::Renew,
+            (Some(_), _) if now >= seen.since + duration(&seen.lease) => Action::Take,
+            (Some(_), _) => Action::Wait,
+        }
+    }
+
+    /// Whether this replica may act as the holder.
+    pub(super) fn holds(&self, now: Instant) -> bool {
+        self.renewed.is_some_and(|renewed| now < renewed + RENEW_DEADLINE)
+    }
+
+    /// Who holds the lease, as far as is known.
+    pub(super) fn holder(&self) -> Option<&str> {
+        let holder = self.lease()?.spec.as_ref()?.holder_identity.as_deref()?;
+        (!holder.is_empty()).then_some(holder)
+    }
+
+    /// The lease as last seen.
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        self.seen.as_ref().map(|seen| &seen.lease)
+    }
+}
+
+/// Whether a lease is older than another, by the transitions and the renewals that their holders counted.
+fn is_older(lease: &Lease, than: Option<&Lease>) -> bool {
+    let age = |lease: &Lease| {
+        let spec = lease.spec.clone().unwrap_or_default();
+        (spec.lease_transitions, spec.renew_time.map(|time| time.0))
+    };
+    let same_holder = |a: &Lease, b: &Lease| {
+        let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+        holder(a) == holder(b)
+    };
+    than.is_some_and(|than| same_holder(lease, than) && age(lease) < age(than))
+}
+
+/// How long the lease holds, as its holder says.
+fn duration(lease: &Lease) -> Duration {
+    let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    seconds.map_or(DURATION, Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn lease(version: u32, holder: Option<&str>) -> Lease {
+        serde_json::from_value(json!({
+            "metadata": {"name": "l", "namespace": "linkerd", "resourceVersion": version.to_string()},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 30,
+                // What the holder's clock says must not matter.
+                "renewTime": format!("2001-01-01T00:00:{version:02}.000000Z")},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn nothing_is_done_before_something_is_known() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        assert_eq!(election.decide(now), Action::Wait);
+        election.observe(None, now);
+        assert_eq!(election.decide(now), Action::Create);
+    }
+
+    #[test]
+    fn a_free_lease_is_taken_and_then_renewed() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        for holder in [None, Some("")] {
+            election.observe(Some(lease(1, holder)), now);
+            assert_eq!(election.decide(now), Action::Take, "{holder:?}");
+        }
+        assert!(!election.holds(now));
+        election.wrote(lease(2, Some("a")), now);
+        assert!(election.holds(now));
+        assert_eq!(election.decide(now), Action::Wait);
+        assert_eq!(election.decide(now + secs(2)), Action::Renew);
+        election.wrote(lease(3, Some("a")), now + secs(2));
+        // The watch repeats what was written, the newest last.
+        election.observe(Some(lease(2, Some("a"))), now + secs(2));
+        election.observe(Some(lease(3, Some("a"))), now + secs(2));
+        assert_eq!(election.lease(), Some(&lease(3, Some("a"))));
+        assert!(election.holds(now + secs(11)));
+        assert!(!election.holds(now + secs(13)), "the renewal deadline is over");
+    }
+
+    #[test]
+    fn another_holder_is_left_alone_while_it_renews_and_replaced_when_it_does_not() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        election.observe(Some(lease(1, Some("b"))), now);
+        assert_eq!(election.decide(now + secs(29)), Action::Wait);
+        election.observe(Some(lease(2, Some("b"))), now + secs(29));
+        assert_eq!(election.decide(now + secs(31)), Action::Wait);
+        // The same version once more is no renewal.
+        election.observe(Some(lease(2, Some("b"))), now + secs(50));
+        assert_eq!(election.decide(now + secs(58)), Action::Wait);
+        assert_eq!(election.decide(now + secs(59)), Action::Take);
+    }
+
+    #[test]
+    fn a_lease_that_somebody_took_is_lost() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        election.wrote(lease(1, Some("a")), now);
+        election.observe(Some(lease(2, Some("b"))), now + secs(1));
+        assert!(!election.holds(now + secs(1)));
+        assert_eq!(election.decide(now + secs(1)), Action::Wait);
+        election.observe(None, now + secs(2));
+        assert_eq!(election.decide(now + secs(2)), Action::Create);
+    }
+
+    #[test]
+    fn after_a_conflict_nothing_is_written_before_the_news_arrive() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        election.observe(Some(lease(1, None)), now);
+        election.outdated();
+        assert_eq!(election.decide(now), Action::Wait);
+        election.observe(Some(lease(2, Some("b"))), now);
+        assert_eq!(election.decide(now + secs(30)), Action::Take);
+    }
+
+    #[test]
+    fn the_lease_of_a_former_life_is_renewed_at_once() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        election.observe(Some(lease(1, Some("a"))), now);
+        assert_eq!(election.decide(now), Action::Renew);
+        assert!(!election.holds(now));
+    }
+}

@@ -1,0 +1,80 @@
+//! The Kubernetes source: one long-lived watch for every kind that a part of the control plane needs.
+//!
+//! ```text
+//! API --watch per kind--> follow --Update--> Caches --batches of events-->
+//! ```
+//!
+//! A watch starts with a streamed list, goes on with bookmarks, resumes where it was interrupted, and lists again only when
+//! the API has forgotten where that was; nothing is polled. What vanished meanwhile is deleted. Nodes, ReplicaSets and Jobs
+//! are watched by their metadata alone.
+
+mod caches;
+mod follow;
+mod kinds;
+
+use futures::future::join_all;
+use kube::Client;
+use tokio::sync::mpsc;
+use weft_runtime::readiness::Gate;
+
+use super::Event;
+use caches::Caches;
+pub(crate) use kinds::Interest;
+
+/// Updates that may wait to be merged into a batch; the watches wait beyond.
+const UPDATES: usize = 512;
+
+/// Watches that have not begun.
+pub(crate) struct KubeSource {
+    client: Client,
+    interest: Interest,
+    gate: Gate,
+}
+
+impl KubeSource {
+    /// Prepares the watches. `gate` is told what the start waits for.
+    pub(crate) fn new(client: Client, interest: Interest, gate: Gate) -> Self {
+        Self { client, interest, gate }
+    }
+
+    /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until nobody receives.
+    ///
+    /// # Errors
+    /// None: whatever the API refuses is retried.
+    pub(crate) async fn run(self, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+        let kinds = kinds::watched(self.interest);
+        let mut caches = Caches::new(&kinds);
+        self.gate.explain(caches.waiting());
+        let (updates_tx, mut updates_rx) = mpsc::channel(UPDATES);
+        let watches = kinds.iter().enumerate().map(|(index, kind)| {
+            let updates = updates_tx.clone();
+            follow::follow(self.client.clone(), *kind, move |update| {
+                let updates = updates.clone();
+                async move { updates.send((index, update)).await.is_ok() }
+            })
+        });
+        let merge = async {
+            let mut received = Vec::new();
+            while updates_rx.recv_many(&mut received, UPDATES).await > 0 {
+                let was_synced = caches.synced();
+                let mut batch = Vec::new();
+                for (index, update) in received.drain(..) {
+                    caches.take(index, update, &mut batch);
+                }
+                if !caches.synced() {
+                    self.gate.explain(caches.waiting());
+                } else if !was_synced {
+                    batch.push(Event::Synced);
+                }
+                if !batch.is_empty() && events.send(batch).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            _ = join_all(watches) => {}
+            () = merge => {}
+        }
+        Ok(())
+    }
+}

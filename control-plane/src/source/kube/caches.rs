@@ -1,0 +1,307 @@
+//! From what watches say to what changed: pure.
+//!
+//! Knows of every object only that it exists and in which version; what objects say is the index's business.
+//!
+//! An object that cannot be read never allows anything: where its types are right, its strictest reading is applied; where
+//! they are not, a Server keeps its last good state (without it, the default policy would hold) and every other policy
+//! object is taken for absent, which denies. What is no policy keeps its last good state.
+
+use std::collections::{HashMap, HashSet};
+
+use weft_k8s_api::{
+    manifest::{Object, ObjectRef, Unreadable},
+    policy,
+};
+
+use super::{
+    follow::{Read, Update},
+    kinds::Watched,
+};
+use crate::source::Event;
+
+/// What was sent, by kind.
+pub(super) struct Caches(Vec<Cache>);
+
+struct Cache {
+    kind: Watched,
+    /// Resource versions of known objects; `applied` is false for what could not be read at all.
+    known: HashMap<Name, Known>,
+    /// While a list is received: what it held so far.
+    listing: Option<HashSet<Name>>,
+    /// Whether a list was ever complete.
+    listed: bool,
+    trouble: Option<String>,
+}
+
+type Name = (Option<String>, String);
+
+struct Known {
+    version: String,
+    applied: bool,
+}
+
+impl Caches {
+    /// Caches that know nothing.
+    pub(super) fn new(kinds: &[Watched]) -> Self {
+        let cache = |kind: &Watched| Cache {
+            kind: *kind,
+            known: HashMap::new(),
+            listing: None,
+            listed: false,
+            trouble: None,
+        };
+        Self(kinds.iter().map(cache).collect())
+    }
+
+    /// Whether every kind was listed once.
+    pub(super) fn synced(&self) -> bool {
+        self.0.iter().all(|cache| cache.listed)
+    }
+
+    /// What the start waits for.
+    pub(super) fn waiting(&self) -> String {
+        let waiting = self.0.iter().filter(|cache| !cache.listed);
+        let (troubled, quiet): (Vec<_>, Vec<_>) = waiting.partition(|cache| cache.trouble.is_some());
+        let mut reasons: Vec<_> = troubled.iter().filter_map(|cache| cache.trouble.clone()).collect();
+        if !quiet.is_empty() {
+            let plurals: Vec<_> = quiet.iter().map(|cache| cache.kind.plural).collect();
+            reasons.push(format!("waiting for {}", plurals.join(", ")));
+        }
+        reasons.join("; ")
+    }
+
+    /// Takes in what the watch of a kind says, and appends its consequences.
+    pub(super) fn take(&mut self, kind: usize, update: Update, events: &mut Vec<Event>) {
+        let cache = &mut self.0[kind];
+        if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
+            tracing::info!(kind = cache.kind.kind, "watch goes on");
+        }
+        match update {
+            Update::ListBegins => cache.listing = Some(HashSet::new()),
+            Update::Listed(read) => {
+                if let Some(listing) = &mut cache.listing {
+                    listing.insert(name(&read.reference));
+                }
+                cache.changed(read, events);
+            }
+            Update::ListEnds => {
+                cache.listed = true;
+                let listing = cache.listing.take().unwrap_or_default();
+                let gone: Vec<_> = cache.known.keys().filter(|name| !listing.contains(*name)).cloned().collect();
+                for (namespace, name) in gone {
+                    cache.deleted(ObjectRef { kind: cache.kind.kind.to_owned(), namespace, name }, events);
+                }
+            }
+            Update::Changed(read) => cache.changed(read, events),
+            Update::Deleted(reference) => cache.deleted(reference, events),
+            Update::Trouble(trouble) => cache.trouble(trouble),
+        }
+    }
+}
+
+impl Cache {
+    fn changed(&mut self, read: Read, events: &mut Vec<Event>) {
+        let Read { reference, version, object } = read;
+        let old = self.known.get(&name(&reference));
+        if old.is_some_and(|old| old.version == version) {
+            return;
+        }
+        let was_applied = old.is_some_and(|old| old.applied);
+        let object = match object {
+            Ok(object) => Some(object),
+            Err(unreadable) => strictest(&reference, unreadable),
+        };
+        let applied = match object {
+            Some(object) => {
+                match was_applied {
+                    true => tracing::debug!("updated {reference}"),
+                    false => tracing::debug!("added {reference}"),
+                }
+                events.push(Event::Apply(Box::new(object)));
+                true
+            }
+            None if was_applied && absence_denies(self.kind) => {
+                tracing::debug!("removed {reference}");
+                events.push(Event::Delete(reference.clone()));
+                false
+            }
+            None => was_applied,
+        };
+        self.known.insert(name(&reference), Known { version, applied });
+    }
+
+    fn deleted(&mut self, reference: ObjectRef, events: &mut Vec<Event>) {
+        if self.known.remove(&name(&reference)).is_some_and(|known| known.applied) {
+            tracing::debug!("removed {reference}");
+            events.push(Event::Delete(reference));
+        }
+    }
+
+    /// A trouble is told once, however often it is met.
+    fn trouble(&mut self, trouble: String) {
+        let kind = self.kind.kind;
+        if self.trouble.as_ref() == Some(&trouble) {
+            tracing::debug!(kind, trouble, "watch still fails");
+        } else if self.listed {
+            tracing::warn!(kind, trouble, "watch interrupted, the last state stays in force");
+        } else {
+            tracing::error!(kind, trouble, "watch cannot start, retrying");
+        }
+        self.trouble = Some(trouble);
+    }
+}
+
+fn name(reference: &ObjectRef) -> Name {
+    (reference.namespace.clone(), reference.name.clone())
+}
+
+/// Policies that only ever allow: without them, nobody is allowed by them.
+fn absence_denies(kind: Watched) -> bool {
+    kind.group == policy::GROUP && kind.kind != "Server"
+}
+
+fn strictest(reference: &ObjectRef, unreadable: Unreadable) -> Option<Object> {
+    for problem in &unreadable.problems {
+        tracing::error!(
+            object = %reference,
+            field = problem.field,
+            problem = problem.problem,
+            "unreadable object, what is unreadable in it denies"
+        );
+    }
+    unreadable.restrictive.map(|object| *object)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use weft_k8s_api::manifest;
+
+    use super::*;
+    use crate::source::kube::kinds::{Interest, watched};
+
+    struct World {
+        caches: Caches,
+        servers: usize,
+        networks: usize,
+    }
+
+    impl World {
+        /// Caches of Servers and NetworkAuthentications only.
+        fn new() -> Self {
+            let kinds = watched(Interest { destination: false, policy: true });
+            let wanted = ["servers", "networkauthentications"];
+            let kinds: Vec<_> = kinds.into_iter().filter(|kind| wanted.contains(&kind.plural)).collect();
+            Self { caches: Caches::new(&kinds), servers: 0, networks: 1 }
+        }
+
+        /// Names of events, `+` applied and `-` deleted.
+        fn check(&mut self, kind: usize, updates: Vec<Update>, expected: &str) {
+            let mut events = Vec::new();
+            for update in updates {
+                self.caches.take(kind, update, &mut events);
+            }
+            let names = events.into_iter().map(|event| match event {
+                Event::Apply(object) => format!("+{}", object.reference().name),
+                Event::Delete(reference) => format!("-{}", reference.name),
+                Event::Synced => "synced".to_owned(),
+            });
+            assert_eq!(names.collect::<Vec<_>>().join(" "), expected);
+        }
+    }
+
+    fn object(group_kind: (&str, &str), name: &str, version: u32, spec: Value) -> Read {
+        let (group, kind) = group_kind;
+        let reference =
+            ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
+        let value = json!({"apiVersion": format!("{group}/v1"), "kind": kind, "spec": spec,
+            "metadata": {"name": name, "namespace": "shop"}});
+        Read { reference, version: version.to_string(), object: manifest::from_api(group, kind, value) }
+    }
+
+    fn server(name: &str, version: u32, spec: Value) -> Read {
+        object((policy::GROUP, "Server"), name, version, spec)
+    }
+
+    fn good() -> Value {
+        json!({"podSelector": {}, "port": 80})
+    }
+
+    fn network(version: u32, cidr: &str) -> Read {
+        let spec = json!({"networks": [{"cidr": cidr}]});
+        object((policy::GROUP, "NetworkAuthentication"), "n", version, spec)
+    }
+
+    use Update::{Changed, Deleted, ListBegins, ListEnds, Listed, Trouble};
+
+    #[test]
+    fn a_list_is_complete_and_a_later_one_deletes_what_vanished() {
+        let mut world = World::new();
+        let servers = world.servers;
+        let first = vec![ListBegins, Listed(server("a", 1, good())), Listed(server("b", 1, good())), ListEnds];
+        world.check(servers, first, "+a +b");
+        assert!(!world.caches.synced());
+        assert_eq!(world.caches.waiting(), "waiting for networkauthentications");
+        let networks = world.networks;
+        world.check(networks, vec![ListBegins, ListEnds], "");
+        assert!(world.caches.synced());
+        // Only b is the same as before.
+        let again = vec![
+            ListBegins,
+            Listed(server("b", 1, good())),
+            Listed(server("c", 2, good())),
+            ListEnds,
+        ];
+        world.check(servers, again, "+c -a");
+        let reference = server("b", 1, good()).reference;
+        world.check(servers, vec![Changed(server("b", 3, good())), Deleted(reference.clone())], "+b -b");
+        world.check(servers, vec![Deleted(reference)], "");
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_deletes_nothing() {
+        let mut world = World::new();
+        let servers = world.servers;
+        let list = |names: &[&str]| names.iter().map(|name| Listed(server(name, 1, good()))).collect::<Vec<_>>();
+        world.check(servers, [vec![ListBegins], list(&["a", "b"]), vec![ListEnds]].concat_updates(), "+a +b");
+        world.check(servers, [vec![ListBegins], list(&["a"]), vec![Trouble("x".to_owned())]].concat_updates(), "");
+        world.check(servers, [vec![ListBegins], list(&["b"]), vec![ListEnds]].concat_updates(), "-a");
+    }
+
+    trait Concat {
+        fn concat_updates(self) -> Vec<Update>;
+    }
+
+    impl<const N: usize> Concat for [Vec<Update>; N] {
+        fn concat_updates(self) -> Vec<Update> {
+            self.into_iter().flatten().collect()
+        }
+    }
+
+    #[test]
+    fn unreadable_policy_denies() {
+        let mut world = World::new();
+        let (servers, networks) = (world.servers, world.networks);
+        // Right types, wrong meaning: the Server counts, and its access policy denies.
+        world.check(servers, vec![Changed(server("s", 1, json!({"podSelector": {}, "port": 80, "accessPolicy": "x"})))], "+s");
+        // Wrong types: the last state of a Server stays.
+        world.check(servers, vec![Changed(server("s", 2, json!({"podSelector": 1, "port": 80})))], "");
+        world.check(servers, vec![Changed(server("s", 3, good()))], "+s");
+        // An authentication with wrong types counts for nothing, and is back when it is readable.
+        world.check(networks, vec![Changed(network(1, "10.0.0.0/8"))], "+n");
+        world.check(networks, vec![Changed(network(2, "10.0.0.0/80"))], "-n");
+        world.check(networks, vec![Changed(network(3, "10.0.0.0/80"))], "");
+        world.check(networks, vec![Changed(network(4, "10.0.0.0/9"))], "+n");
+    }
+
+    #[test]
+    fn troubles_are_reasons_until_they_end() {
+        let mut world = World::new();
+        let (servers, networks) = (world.servers, world.networks);
+        world.check(servers, vec![Trouble("servers are missing".to_owned())], "");
+        assert_eq!(world.caches.waiting(), "servers are missing; waiting for networkauthentications");
+        world.check(servers, vec![ListBegins, ListEnds], "");
+        world.check(networks, vec![ListBegins, ListEnds], "");
+        assert_eq!(world.caches.waiting(), "");
+    }
+}

@@ -1,0 +1,262 @@
+//! One kind's watch, kept alive.
+
+use std::pin::pin;
+
+use futures::{Stream, StreamExt};
+use kube::{
+    Api, Client,
+    core::{DynamicObject, ObjectMeta, PartialObjectMeta},
+    runtime::{
+        utils::Backoff,
+        watcher::{self, Config, DefaultBackoff, Event as Watch},
+    },
+};
+use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
+
+use super::kinds::Watched;
+
+/// What a watch says.
+#[derive(Debug)]
+pub(super) enum Update {
+    /// A list begins: what is not in it is gone.
+    ListBegins,
+    /// An object of the list.
+    Listed(Read),
+    /// The list was complete.
+    ListEnds,
+    /// An object appeared or changed.
+    Changed(Read),
+    /// An object vanished.
+    Deleted(ObjectRef),
+    /// Nothing can be heard at the moment, and why.
+    Trouble(String),
+}
+
+/// An object as it was read.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) reference: ObjectRef,
+    /// Its resource version.
+    pub(super) version: String,
+    pub(super) object: Result<Object, Unreadable>,
+}
+
+/// Annotation in which `kubectl apply` repeats the whole object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// HTTP statuses that mean something other than "try again".
+const NOT_FOUND: u16 = 404;
+const FORBIDDEN: u16 = 403;
+const UNPROCESSABLE: u16 = 422;
+
+/// Follows a kind and hands on what is heard, until `send` says that nobody listens.
+pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
+    let mut backoff = DefaultBackoff::default();
+    let (mut version, mut streaming) = (0, true);
+    loop {
+        let mut events = pin!(events(&client, kind, kind.versions[version], streaming));
+        while let Some(event) = events.next().await {
+            let error = match event {
+                Ok(update) => {
+                    backoff.reset();
+                    if !send(update).await {
+                        return;
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match status(&error) {
+                // The API server is older than streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
+                Some(UNPROCESSABLE) if streaming => {
+                    tracing::debug!(kind = kind.kind, "no streamed lists, listing in pages");
+                    streaming = false;
+                    break;
+                }
+                Some(NOT_FOUND) if version + 1 < kind.versions.len() => {
+                    version += 1;
+                    break;
+                }
+                code => {
+                    if !send(Update::Trouble(explain(kind, code, &error))).await {
+                        return;
+                    }
+                    tokio::time::sleep(backoff.next().unwrap_or_default()).await;
+                    if code == Some(NOT_FOUND) {
+                        version = 0;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn status(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
+        watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+/// What is wrong, and its cure.
+fn explain(kind: Watched, status: Option<u16>, error: &watcher::Error) -> String {
+    let Watched { group, plural, .. } = kind;
+    match status {
+        Some(NOT_FOUND) if kind.is_custom() => format!(
+            "custom resource definition {plural}.{group} is not installed (served as {}); run: helm install weft-crds",
+            kind.versions.join(", ")
+        ),
+        Some(FORBIDDEN) => {
+            let group = if group.is_empty() { "the core group" } else { group };
+            format!(
+                "{plural} of {group} may not be watched: {error}; grant list and watch to this ServiceAccount in its \
+                 ClusterRole, which helm upgrade weft-control-plane does"
+            )
+        }
+        _ => {
+            let mut causes = vec![error.to_string()];
+            let mut source = std::error::Error::source(error);
+            while let Some(cause) = source {
+                let cause_text = cause.to_string();
+                if !causes.iter().any(|known| known.contains(&cause_text)) {
+                    causes.push(cause_text);
+                }
+                source = cause.source();
+            }
+            format!("{plural} cannot be watched: {}", causes.join(": "))
+        }
+    }
+}
+
+fn events(
+    client: &Client,
+    kind: Watched,
+    version: &str,
+    streaming: bool,
+) -> std::pin::Pin<Box<dyn Stream<Item = Result<Update, watcher::Error>> + Send>> {
+    let resource = kind.resource(version);
+    let mut config = Config::default();
+    if let Some(label) = kind.label {
+        config = config.labels(label);
+    }
+    if streaming {
+        config = config.streaming_lists();
+    }
+    if kind.metadata_only {
+        let api = Api::<PartialObjectMeta<DynamicObject>>::all_with(client.clone(), &resource);
+        let events = watcher::watcher(api, config);
+        events.map(move |event| event.map(|event| update(kind, event, |meta| (meta.metadata, None)))).boxed()
+    } else {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        let events = watcher::watcher(api, config);
+        let split = |object: DynamicObject| (object.metadata, Some(object.data));
+        events.map(move |event| event.map(|event| update(kind, event, split))).boxed()
+    }
+}
+
+fn update<K>(
+    kind: Watched,
+    event: Watch<K>,
+    split: impl Fn(K) -> (ObjectMeta, Option<serde_json::Value>),
+) -> Update {
+    let read = |object: K| {
+        let (metadata, data) = split(object);
+        read(kind, metadata, data)
+    };
+    match event {
+        Watch::Init => Update::ListBegins,
+        Watch::InitApply(object) => Update::Listed(read(object)),
+        Watch::InitDone => Update::ListEnds,
+        Watch::Apply(object) => Update::Changed(read(object)),
+        Watch::Delete(object) => Update::Deleted(reference(kind, &split(object).0)),
+    }
+}
+
+/// Reads an object, without the parts that are long and that nobody uses.
+fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>) -> Read {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+    let reference = reference(kind, &metadata);
+    let version = metadata.resource_version.clone().unwrap_or_default();
+    let mut whole = data.unwrap_or_else(|| serde_json::json!({}));
+    if let Some(fields) = whole.as_object_mut() {
+        fields.insert("apiVersion".to_owned(), kind.resource(kind.versions[0]).api_version.into());
+        fields.insert("kind".to_owned(), kind.kind.into());
+        fields.insert("metadata".to_owned(), serde_json::json!(metadata));
+        // A ReplicaSet's spec is required by its type, and not part of its metadata.
+        if kind.metadata_only {
+            fields.insert("spec".to_owned(), serde_json::json!({"selector": {}, "template": {}}));
+        }
+    }
+    Read { reference, version, object: manifest::from_api(kind.group, kind.kind, whole) }
+}
+
+fn reference(kind: Watched, metadata: &ObjectMeta) -> ObjectRef {
+    ObjectRef {
+        kind: kind.kind.to_owned(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kinds::{Interest, watched};
+    use super::*;
+
+    fn kind(plural: &str) -> Watched {
+        let all = watched(Interest { destination: true, policy: true });
+        all.into_iter().find(|kind| kind.plural == plural).unwrap()
+    }
+
+    fn metadata(json: serde_json::Value) -> ObjectMeta {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn metadata_alone_is_an_object_of_its_kind() {
+        for plural in ["nodes", "replicasets", "jobs"] {
+            let read = read(kind(plural), metadata(serde_json::json!({"name": "x", "labels": {"a": "b"}})), None);
+            let object = read.object.unwrap();
+            assert_eq!(object.kind(), kind(plural).kind);
+            assert_eq!(object.metadata().labels.as_ref().unwrap()["a"], "b");
+        }
+    }
+
+    #[test]
+    fn long_parts_are_dropped_and_fields_are_named() {
+        let meta = serde_json::json!({"name": "s", "namespace": "shop", "resourceVersion": "7",
+            "managedFields": [{"manager": "kubectl"}], "annotations": {LAST_APPLIED: "{}", "a": "b"}});
+        let spec = serde_json::json!({"spec": {"podSelector": {}, "port": 80}});
+        let good = read(kind("servers"), metadata(meta.clone()), Some(spec));
+        assert_eq!((good.reference.to_string().as_str(), good.version.as_str()), ("Server shop/s", "7"));
+        let object = good.object.unwrap();
+        assert!(object.metadata().managed_fields.is_none());
+        assert_eq!(object.metadata().annotations.as_ref().unwrap().len(), 1);
+
+        let spec = serde_json::json!({"spec": {"podSelector": {"matchLabels": 7}, "port": 80}});
+        let bad = read(kind("servers"), metadata(meta), Some(spec)).object.unwrap_err();
+        assert_eq!(bad.problems[0].field, "spec.podSelector.matchLabels");
+    }
+
+    #[test]
+    fn troubles_name_their_cure() {
+        let api = |code: u16| {
+            let status = kube::core::Status { code, message: "no".to_owned(), ..kube::core::Status::default() };
+            watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status)))
+        };
+        let text = |plural, code| {
+            let error = api(code);
+            explain(kind(plural), status(&error), &error)
+        };
+        assert!(text("servers", 404).contains("servers.policy.linkerd.io is not installed"));
+        assert!(text("servers", 404).contains("helm install weft-crds"));
+        assert!(text("pods", 403).contains("grant list and watch"));
+        assert!(text("pods", 500).starts_with("pods cannot be watched"));
+    }
+}
