@@ -268,6 +268,7 @@ failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []
 oomScoreAdj: 0
+makeIPTablesUtilChains: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 volumePluginDir: /var/lib/kubelet/volume-plugins
 clusterDomain: cluster.local
