@@ -5,7 +5,7 @@
 //! that says what to run. Nothing is written into the checkout.
 
 pub(crate) mod kernel;
-mod packages;
+pub(crate) mod packages;
 pub(crate) mod toolchain;
 
 use anyhow::{Result, bail};

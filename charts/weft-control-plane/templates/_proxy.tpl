@@ -142,20 +142,23 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
   livenessProbe:
     httpGet:
       path: /live
-      port: linkerd-admin
+      port: {{ int $proxy.ports.admin }}
     initialDelaySeconds: 10
   readinessProbe:
     httpGet:
       path: /ready
-      port: linkerd-admin
+      port: {{ int $proxy.ports.admin }}
     initialDelaySeconds: 2
+    {{- if not .native }}
+    # Nothing else notices that it is up, and everybody waits for it.
     periodSeconds: 2
     failureThreshold: 7
+    {{- end }}
   {{- if .native }}
   startupProbe:
     httpGet:
       path: /ready
-      port: linkerd-admin
+      port: {{ int $proxy.ports.admin }}
     periodSeconds: 1
     failureThreshold: 120
   {{- end }}
@@ -167,6 +170,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
     allowPrivilegeEscalation: false
     capabilities:
       drop: [ALL]
+    privileged: false
     readOnlyRootFilesystem: true
     runAsNonRoot: true
     runAsUser: {{ int $proxy.uid }}

@@ -1,0 +1,303 @@
+//! The charts, by the real helm, against a real API server: what they refuse, what the server says to what they render, what
+//! the accounts may do, and that the control plane's own proxy is the one that the injector adds to everybody's pods.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+use weft_k8s_api::{
+    inject::{Decision, inject},
+    values::Values,
+};
+use weft_tests::cluster::Cluster;
+use weft_tls::ca::Root;
+
+const CONTROL_PLANE: &str = "charts/weft-control-plane";
+const CRDS: &str = "charts/weft-crds";
+const MESH: &str = "linkerd";
+
+/// Certificates in files, as `--set-file` wants them.
+struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn generate() -> Self {
+        let root = Root::generate("root.linkerd.cluster.local").unwrap();
+        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        for (name, pem) in
+            [("ca.crt", root.certificate_pem()), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
+        {
+            fs::write(directory.path().join(name), pem).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn set(&self, value: &str, file: &str) -> [String; 2] {
+        ["--set-file".to_owned(), format!("{value}={}", self.path(file))]
+    }
+
+    /// All that the chart requires.
+    fn all(&self) -> Vec<String> {
+        [
+            self.set("identityTrustAnchorsPEM", "ca.crt"),
+            self.set("identity.issuer.tls.crtPEM", "issuer.crt"),
+            self.set("identity.issuer.tls.keyPEM", "issuer.key"),
+        ]
+        .concat()
+    }
+}
+
+fn helm(arguments: &[&str], more: &[String]) -> Output {
+    let mut helm = Command::new("helm");
+    helm.args(arguments).args(more).current_dir(Cluster::repository()).output().unwrap()
+}
+
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn render(more: &[String]) -> String {
+    succeeded(&helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], more))
+}
+
+fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+/// The objects of rendered YAML.
+fn objects(cluster: &Cluster, yaml: &str) -> Vec<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects.yaml");
+    fs::write(&file, yaml).unwrap();
+    let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
+    let printed = cluster.kubectl(&dry).unwrap();
+    let documents = serde_json::Deserializer::from_str(&printed).into_iter::<Value>();
+    let flatten = |document: Value| match document["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![document],
+    };
+    documents.flat_map(|document| flatten(document.unwrap())).collect()
+}
+
+fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name} is rendered"))
+}
+
+#[test]
+fn a_value_that_cannot_be_right_is_refused_by_name() {
+    let certificates = Certificates::generate();
+    let (anchors, crt, key) = ("identityTrustAnchorsPEM", "identity.issuer.tls.crtPEM", "identity.issuer.tls.keyPEM");
+    let without = |value: &str| -> Vec<String> {
+        let pairs = certificates.all().chunks(2).map(<[_]>::to_vec).collect::<Vec<_>>();
+        pairs.into_iter().filter(|pair| !pair[1].starts_with(value)).flatten().collect()
+    };
+    let with = |value: &str, setting: &[String]| [without(value), setting.to_vec()].concat();
+    let set = |setting: &str| [certificates.all(), strings(&["--set", setting])].concat();
+    for (row, arguments, words) in [
+        ("no trust anchor", without(anchors), &[anchors, "--set-file"][..]),
+        ("no issuer", without(crt), &[crt, "--set-file"]),
+        ("no issuer's key", without(key), &[key, "--set-file"]),
+        (
+            "a path instead of a file",
+            with(anchors, &strings(&["--set", "identityTrustAnchorsPEM=ca.crt"])),
+            &[anchors, "--set-file"],
+        ),
+        ("a key as trust anchor", with(anchors, &certificates.set(anchors, "issuer.key")), &[anchors, "private key"]),
+        ("a key as issuer", with(crt, &certificates.set(crt, "issuer.key")), &[crt, "not a PEM certificate"]),
+        ("a certificate as key", with(key, &certificates.set(key, "issuer.crt")), &[key, "not a PEM private key"]),
+        ("misspelt", set("controllerReplica=3"), &["controllerReplica"]),
+        ("no level", set("controllerLogLevel=loud"), &["controllerLogLevel", "loud"]),
+        ("no policy", set("proxy.defaultInboundPolicy=open"), &["/proxy/defaultInboundPolicy", "all-unauthenticated"]),
+        ("no network", set("clusterNetworks=everything"), &["clusterNetworks", "everything"]),
+        ("no port", set("proxyInit.ignoreInboundPorts=http"), &["ignoreInboundPorts"]),
+        ("nobody signed it", set("proxyInjector.externalSecret=true"), &["proxyInjector.externalSecret", "caBundle"]),
+    ] {
+        let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{row}: it was taken");
+        assert!(words.iter().all(|word| said.contains(word)), "{row}: {said}");
+    }
+}
+
+#[test]
+fn rendering_twice_is_rendering_once() {
+    let certificates = Certificates::generate();
+    let values = certificates.all();
+    // Generated certificates would differ each time, and every upgrade would restart everything.
+    assert_eq!(render(&values), render(&values));
+}
+
+#[test]
+fn the_issuers_key_is_in_its_secret_only() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let key = fs::read_to_string(Path::new(&certificates.path("issuer.key"))).unwrap();
+    let line = key.lines().nth(1).unwrap();
+    let rendered = objects(&cluster, &render(&certificates.all()));
+    let holders: Vec<_> = rendered.iter().filter(|object| object.to_string().contains(line)).collect();
+    assert!(holders.is_empty(), "{holders:?}");
+    let secret = object(&rendered, "Secret", "linkerd-identity-issuer");
+    assert!(secret["data"]["key.pem"].is_string());
+    // What the control plane fills must not be emptied by an upgrade.
+    for name in ["linkerd-proxy-injector-k8s-tls", "linkerd-sp-validator-k8s-tls", "linkerd-policy-validator-k8s-tls"] {
+        assert!(object(&rendered, "Secret", name)["data"].is_null(), "{name}");
+    }
+}
+
+#[test]
+fn the_control_planes_own_proxy_is_the_injectors() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let settings = strings(&["--set", "proxy.resources.cpu.request=100m", "--set", "proxy.ports.admin=4999"]);
+    let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));
+    let text = |object: &Value, key: &str| object["data"][key].as_str().unwrap().to_owned();
+    let values = Values::parse(&text(object(&rendered, "ConfigMap", "linkerd-config"), "values")).unwrap();
+    let anchors = text(object(&rendered, "ConfigMap", "linkerd-identity-trust-roots"), "ca-bundle.crt");
+    let config = values.inject_config(MESH, &anchors).unwrap();
+
+    let template = &object(&rendered, "Deployment", "linkerd-proxy-injector")["spec"]["template"];
+    let bare = json!({
+        "metadata": {
+            "namespace": MESH,
+            "annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/opaque-ports": "8443"}
+        },
+        "spec": {"containers": template["spec"]["containers"]}
+    });
+    let decision = inject(&serde_json::from_value(bare).unwrap(), None, &config).unwrap();
+    let Decision::Injected(pod) = decision else { panic!("{decision:?}") };
+    let injected = serde_json::to_value(&pod).unwrap();
+    let comparable = |pod: &Value| {
+        let mut proxy = pod["spec"]["initContainers"][0].clone();
+        // From the ConfigMap there, in the environment itself here.
+        let environment = proxy["env"].as_array().unwrap().iter();
+        let others = environment.filter(|variable| variable["name"] != "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS");
+        proxy["env"] = others.cloned().collect();
+        proxy
+    };
+    let (ours, theirs) = (comparable(template), comparable(&injected));
+    for (name, value) in theirs.as_object().unwrap() {
+        assert_eq!(&ours[name], value, "{name}");
+    }
+    assert_eq!(ours.as_object().unwrap().len(), theirs.as_object().unwrap().len());
+    for volume in injected["spec"]["volumes"].as_array().unwrap() {
+        let volumes = template["spec"]["volumes"].as_array().unwrap();
+        assert!(volumes.contains(volume), "{volume} is not among {volumes:?}");
+    }
+}
+
+/// One installation, because its objects are the cluster's.
+#[test]
+fn an_installation_has_what_it_needs_and_leaves_nothing() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let manifest = |chart: &[&str], more: &[String]| succeeded(&helm(&[&["template", "weft"], chart].concat(), more));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rendered.yaml");
+    let apply = |yaml: &str, how: &[&str]| {
+        fs::write(&file, yaml).unwrap();
+        cluster.kubectl(&[&["apply", "-f", file.to_str().unwrap()], how].concat())
+    };
+    // Other tests may have brought definitions of their own.
+    let force = ["--server-side", "--force-conflicts"];
+    apply(&manifest(&[CRDS], &strings(&["--set", "installGatewayAPI=true"])), &force).unwrap();
+
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": MESH}});
+    apply(&namespace.to_string(), &[]).unwrap();
+    for (row, values) in [
+        ("defaults", vec![]),
+        ("production", strings(&["-f", "charts/weft-control-plane/values-ha.yaml"])),
+        ("IPv6", strings(&["--set", "disableIPv6=false"])),
+        (
+            "certificates of other tools",
+            strings(&[
+                "--set",
+                "identity.externalCA=true,identity.issuer.scheme=kubernetes.io/tls",
+                "--set",
+                "proxyInjector.externalSecret=true,proxyInjector.injectCaFrom=linkerd/injector",
+            ]),
+        ),
+    ] {
+        let rendered = render(&[certificates.all(), values].concat());
+        apply(&rendered, &["--dry-run=server"]).unwrap_or_else(|error| panic!("{row}: {error:#}"));
+    }
+
+    let install = |more: &[&str]| {
+        let arguments = ["install", "weft-charts", CONTROL_PLANE, "--namespace", MESH];
+        helm(&[&arguments[..], more].concat(), &certificates.all())
+    };
+    let label = |value: &str| {
+        let label = format!("pod-security.kubernetes.io/enforce{value}");
+        cluster.kubectl(&["label", "--overwrite", "namespace", MESH, &label]).unwrap()
+    };
+    label("=baseline");
+    let refused = String::from_utf8_lossy(&install(&[]).stderr).into_owned();
+    assert!(refused.contains("pod-security.kubernetes.io/enforce=privileged"), "{refused}");
+    label("=privileged");
+    cluster.kubectl(&["delete", "crd", "serviceprofiles.linkerd.io", "--wait"]).unwrap();
+    let refused = String::from_utf8_lossy(&install(&[]).stderr).into_owned();
+    assert!(refused.contains("serviceprofiles.linkerd.io") && refused.contains("helm install weft-crds"), "{refused}");
+    apply(&manifest(&[CRDS], &[]), &force).unwrap();
+    succeeded(&install(&[]));
+
+    accounts_are_limited(&cluster);
+
+    succeeded(&helm(&["uninstall", "weft-charts", "--namespace", MESH, "--wait"], &[]));
+    let kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,\
+                 daemonsets,deployments,services,secrets,configmaps,roles,rolebindings,serviceaccounts";
+    let left = cluster.kubectl(&["get", kinds, "-A", "-l", "linkerd.io/control-plane-ns", "-o", "name"]).unwrap();
+    assert_eq!(left.trim(), "");
+    cluster.kubectl(&["delete", "namespace", MESH, "--wait=false"]).unwrap();
+}
+
+fn accounts_are_limited(cluster: &Cluster) {
+    let may = |account: &str, question: &[&str]| {
+        let user = format!("--as=system:serviceaccount:{MESH}:{account}");
+        let asked = cluster.command("kubectl").args(["auth", "can-i", &user]).args(question).output().unwrap();
+        asked.status.success()
+    };
+    let every = ["services", "pods", "endpointslices.discovery.k8s.io", "servers.policy.linkerd.io"];
+    for resource in every {
+        assert!(may("linkerd-destination", &["watch", resource, "-A"]), "{resource}");
+    }
+    for (account, question, expected) in [
+        ("linkerd-destination", &["update", "leases/linkerd-destination-endpoint-write", "-n", MESH][..], true),
+        ("linkerd-destination", &["update", "leases/another", "-n", MESH], false),
+        ("linkerd-destination", &["create", "leases", "-n", "default"], false),
+        ("linkerd-destination", &["patch", "secrets/linkerd-sp-validator-k8s-tls", "-n", MESH], true),
+        ("linkerd-destination", &["get", "secrets/linkerd-identity-issuer", "-n", MESH], false),
+        ("linkerd-destination", &["list", "secrets", "-n", MESH], false),
+        ("linkerd-destination", &["patch", "pods", "-A"], false),
+        (
+            "linkerd-destination",
+            &["patch", "validatingwebhookconfigurations/linkerd-sp-validator-webhook-config"],
+            true,
+        ),
+        ("linkerd-destination", &["patch", "validatingwebhookconfigurations/another"], false),
+        ("linkerd-identity", &["create", "tokenreviews.authentication.k8s.io"], true),
+        ("linkerd-identity", &["get", "secrets/linkerd-identity-issuer", "-n", MESH], false),
+        ("linkerd-identity", &["watch", "pods", "-A"], false),
+        ("linkerd-proxy-injector", &["watch", "namespaces"], true),
+        ("linkerd-proxy-injector", &["patch", "secrets/linkerd-proxy-injector-k8s-tls", "-n", MESH], true),
+        ("linkerd-proxy-injector", &["get", "secrets/linkerd-policy-validator-k8s-tls", "-n", MESH], false),
+        ("linkerd-proxy-injector", &["patch", "pods", "-A"], false),
+        ("weft-agent", &["watch", "pods", "-A"], true),
+        ("weft-agent", &["create", "events.events.k8s.io", "-n", "default"], true),
+        ("weft-agent", &["get", "secrets", "-n", MESH], false),
+        ("weft-agent", &["patch", "pods", "-A"], false),
+        ("weft-agent", &["get", "daemonsets/weft-agent", "-n", MESH], true),
+        ("weft-agent", &["get", "daemonsets/another", "-n", MESH], false),
+    ] {
+        assert_eq!(may(account, question), expected, "{account}: {question:?}");
+    }
+}
