@@ -24,6 +24,17 @@ pub(crate) enum Profile {
     Dist,
 }
 
+impl Profile {
+    /// Cargo's name for the directory of its results.
+    pub(crate) fn directory(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+            Self::Dist => "dist",
+        }
+    }
+}
+
 /// Builds every binary of the workspace and returns their directory.
 ///
 /// # Errors
@@ -32,19 +43,13 @@ pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBu
     step("build the binaries");
     let mut cargo = command::cargo();
     cargo.current_dir(&workspace.root).args(["build", "--workspace", "--exclude", "weft-xtask", "--bins"]);
-    let directory = match profile {
-        Profile::Dev => "debug",
-        Profile::Release => {
-            cargo.arg("--release");
-            "release"
-        }
-        Profile::Dist => {
-            cargo.args(["--profile", "dist"]);
-            "dist"
-        }
+    match profile {
+        Profile::Dev => &mut cargo,
+        Profile::Release => cargo.arg("--release"),
+        Profile::Dist => cargo.args(["--profile", "dist"]),
     };
     command::run(&mut cargo)?;
-    Ok(workspace.binaries(directory))
+    Ok(workspace.binaries(profile.directory()))
 }
 
 /// A directory with links to the binaries as they were when it was made, removed when dropped.

@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// How to compile
     #[arg(long, value_enum, default_value_t = Profile::Dist)]
     profile: Profile,
+    /// Take the programs as they were last built
+    #[arg(long)]
+    no_build: bool,
 }
 
 /// An image: its programs, of which the first is started, and as whom it runs.
@@ -82,7 +85,11 @@ nonroot:x:65532:65532:nonroot:/:/
 /// Builds images and charts.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
-    let mut written = images(&workspace, args.profile)?;
+    let mut written = if args.no_build {
+        pack(&workspace, &workspace.binaries(args.profile.directory()))?
+    } else {
+        images(&workspace, args.profile)?
+    };
     if workspace.root.join("charts").exists() {
         written.extend(charts(&workspace)?);
     }
@@ -92,15 +99,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the programs and their images; returns the archives. Images of unchanged programs are left as they are.
+/// Builds the programs, then [`pack`]s them.
 ///
 /// # Errors
-/// When something does not compile, or a library is not found.
+/// When something does not compile, and as [`pack`].
 pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<PathBuf>> {
     let toolchain = setup::ensure(Scope::Build)?;
     ebpf::build(workspace, &toolchain)?;
-    let binaries = build::binaries(workspace, profile)?;
+    pack(workspace, &build::binaries(workspace, profile)?)
+}
 
+/// Packs the programs of a directory; returns the archives. Those of unchanged programs are left as they are.
+///
+/// # Errors
+/// When a program is missing or a library is not found.
+pub(crate) fn pack(workspace: &Workspace, binaries: &Path) -> Result<Vec<PathBuf>> {
     let directory = workspace.root.join("dist/images");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let lock = File::create(directory.join(".lock")).context("create the lock of the images")?;
@@ -113,7 +126,8 @@ pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<Path
     for recipe in &RECIPES {
         let archive = directory.join(format!("{}-{VERSION}.tar", recipe.name));
         let own: Vec<_> = recipe.programs.iter().map(|name| binaries.join(name)).collect();
-        let (inputs, known) = (fingerprint(own.iter().chain(&libraries))?, archive.with_extension("inputs"));
+        let inputs = fingerprint(own.iter().chain(&libraries))?;
+        let known = directory.join(format!(".{}.inputs", recipe.name));
         if !archive.exists() || fs::read_to_string(&known).ok().as_ref() != Some(&inputs) {
             step(&format!("write {}", archive.display()));
             // Until the new archive is complete nothing vouches for the old one.
@@ -211,7 +225,8 @@ fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut text = String::new();
     for file in std::iter::once(own).chain(files.cloned()) {
         let found = file.metadata().with_context(|| format!("look at {}", file.display()))?;
-        text += &format!("{} {} {}.{}\n", file.display(), found.size(), found.mtime(), found.mtime_nsec());
+        let name = file.file_name().unwrap_or_default();
+        text += &format!("{} {} {}.{}\n", name.display(), found.size(), found.mtime(), found.mtime_nsec());
     }
     Ok(text)
 }

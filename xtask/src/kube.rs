@@ -67,6 +67,9 @@ enum KubeCommand {
         /// Leave Weft's images out instead of building and loading them
         #[arg(long)]
         no_images: bool,
+        /// Load Weft's images as they were last built
+        #[arg(long, conflicts_with = "no_images")]
+        no_build: bool,
     },
     /// Ends a cluster and removes everything that it had
     Down {
@@ -107,8 +110,12 @@ enum Format {
 /// Does what the command line says.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        KubeCommand::Up { name, control_plane_only, no_images } => {
-            let images = if *no_images || *control_plane_only { Images::None } else { Images::Built };
+        KubeCommand::Up { name, control_plane_only, no_images, no_build } => {
+            let images = match (*no_images || *control_plane_only, *no_build) {
+                (true, _) => Images::None,
+                (false, true) => Images::LastBuilt,
+                (false, false) => Images::Built,
+            };
             let kind = if *control_plane_only { Kind::ControlPlane } else { Kind::Node };
             let cluster = ensure(&name.name, kind, images)?;
             step(&format!("the cluster {0} is ready: eval \"$(cargo xtask kube env --name {0})\"", cluster.name));
@@ -140,7 +147,9 @@ pub(crate) enum Kind {
 pub(crate) enum Images {
     /// None.
     None,
-    /// Those of the binaries as they are now, built for it.
+    /// Those of the programs as they were last built.
+    LastBuilt,
+    /// Those of the sources as they are now.
     Built,
 }
 
@@ -270,6 +279,10 @@ pub(crate) fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> 
     let tools = Tools::ensure(Tools::ALL)?;
     let archives = match images {
         Images::None => Vec::new(),
+        Images::LastBuilt => {
+            let workspace = Workspace::load()?;
+            dist::pack(&workspace, &workspace.binaries(dist::Profile::Dev.directory()))?
+        }
         Images::Built => dist::images(&Workspace::load()?, dist::Profile::Dev)?,
     };
     let _lock = lock(name)?;

