@@ -1,15 +1,19 @@
-//! `test`: unit tests of every package, then tests against the real kernel.
+//! `test`: unit tests of every package, then tests against the real kernel, then tests against a real Kubernetes.
 //!
-//! The level is in the path: integration tests of the packages in [`PRIVILEGED`] need root and BPF (`netns`), all
-//! others run anywhere (`unit`). A privileged test never skips itself; without root, ask for `unit`.
+//! The level is in the name: integration tests called `apiserver_*` get a Kubernetes API server, those called `cluster_*`
+//! a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF (`netns`); all others
+//! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
 
-use anyhow::{Result, bail};
+use std::process::{self, Command};
+
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
     build::{self, Profile, Snapshot},
     command::{self, step},
-    ebpf,
+    dist, ebpf,
+    kube::{self, Images, Kind, tools::Tools},
     setup::{self, Scope},
     workspace::Workspace,
 };
@@ -22,11 +26,18 @@ const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
   cargo xtask test                        everything; needs root
   cargo xtask test unit                   without root
   cargo xtask test netns -- websocket     tests against the kernel whose name contains \"websocket\"
-  cargo xtask test netns -- --list        their names")]
+  cargo xtask test netns -- --list        their names
+  cargo xtask test cluster                tests against Kubernetes: brings clusters up and down by itself
+  KUBECONFIG=~/.kube/config cargo xtask test cluster
+                                          the same tests in a cluster of yours that may be installed into and has
+                                          the images: kind and k3d get them, others see `cargo xtask dist`")]
 pub(crate) struct Args {
     /// Which tests
     #[arg(value_enum, default_value_t = Level::All)]
     level: Level,
+    /// Leave the clusters running, to look at what a test left in them
+    #[arg(long)]
+    keep: bool,
     /// Arguments for the test programs: a part of a name, --exact, --nocapture, --list
     #[arg(last = true, value_name = "FILTER")]
     filter: Vec<String>,
@@ -38,8 +49,19 @@ enum Level {
     Unit,
     /// Tests with network namespaces, cgroups and the kernel's BPF; root
     Netns,
-    /// Both
+    /// Tests with a Kubernetes API server and with a whole cluster; root, or a cluster of yours
+    Cluster,
+    /// All of them
     All,
+}
+
+/// What an integration test runs against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ground {
+    Nothing,
+    Kernel,
+    ApiServer,
+    Cluster,
 }
 
 /// Builds and runs the tests of a level.
@@ -48,30 +70,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let scope = if args.level == Level::Unit { Scope::Build } else { Scope::Run };
     let toolchain = setup::ensure(scope)?;
     ebpf::build(&workspace, &toolchain)?;
-    let (privileged, plain): (Vec<_>, Vec<_>) =
-        workspace.integration_tests().into_iter().partition(|(package, _)| PRIVILEGED.contains(&package.as_str()));
     let mut failed = Vec::new();
-    if args.level != Level::Netns {
+    // What the next level says is worth knowing, too.
+    let mut note = |level, result: Result<()>| {
+        if let Err(error) = result {
+            eprintln!("error: {error:#}");
+            failed.push(level);
+        }
+    };
+    if matches!(args.level, Level::Unit | Level::All) {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
-        selection.extend(plain.into_iter().flat_map(|(_, test)| ["--test".to_owned(), test]));
-        if let Err(error) = cargo_test(&workspace, &selection, args, None) {
-            // What the other level says is worth knowing too.
-            eprintln!("error: {error:#}");
-            failed.push("unit");
-        }
+        selection.extend(tests_on(&workspace, Ground::Nothing));
+        note("unit", cargo_test(&workspace, &selection, args, &[]));
     }
     if args.level != Level::Unit {
         let binaries = build::binaries(&workspace, Profile::Dev)?;
         let snapshot = Snapshot::take(&workspace, &binaries)?;
-        step("tests against the kernel");
-        let selection: Vec<_> = privileged.into_iter().flat_map(|(_, test)| ["--test".to_owned(), test]).collect();
-        if selection.is_empty() {
-            bail!("no integration tests found in {}", PRIVILEGED.join(" and "));
+        let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
+        if args.level != Level::Cluster {
+            step("tests against the kernel");
+            note("netns", cargo_test(&workspace, &tests_on(&workspace, Ground::Kernel), args, &environment));
         }
-        if let Err(error) = cargo_test(&workspace, &selection, args, Some(&snapshot)) {
-            eprintln!("error: {error:#}");
-            failed.push("netns");
+        if args.level != Level::Netns {
+            note("cluster (API server)", on_api_server(&workspace, args, &environment));
+            note("cluster", on_cluster(&workspace, args, &environment));
         }
     }
     if !failed.is_empty() {
@@ -80,16 +103,118 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, binaries: Option<&Snapshot>) -> Result<()> {
+/// Tests that need objects and no pods get an API server of their own, whatever cluster there is: it is up in seconds,
+/// and they may break what they want in it.
+fn on_api_server(workspace: &Workspace, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+    step("tests against a Kubernetes API server");
+    let selection = tests_on(workspace, Ground::ApiServer);
+    in_cluster(Kind::ControlPlane, Images::None, args, |of_cluster| {
+        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
+    })
+}
+
+/// Tests that need pods run where KUBECONFIG says, and else in a cluster that is made for them.
+fn on_cluster(workspace: &Workspace, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+    let selection = tests_on(workspace, Ground::Cluster);
+    if let Some(kubeconfig) = std::env::var_os("KUBECONFIG") {
+        step(&format!("tests in the cluster of {}", kubeconfig.display()));
+        load_images(workspace)?;
+        // kubectl is its owner's; what else the documents use may be missing.
+        let tools = Tools::ensure(&["helm", "step"])?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(std::env::split_paths(&path).chain(tools.path_directories()))?;
+        let path = ("PATH", path.to_string_lossy().into_owned());
+        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat());
+    }
+    step("tests in a Kubernetes cluster");
+    in_cluster(Kind::Node, Images::Built, args, |of_cluster| {
+        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
+    })
+}
+
+/// Gives a cluster of kind or k3d our images; another one has them already, or a registry from which it gets them.
+fn load_images(workspace: &Workspace) -> Result<()> {
+    let context = command::output(Command::new("kubectl").args(["config", "current-context"]))?;
+    let context = context.trim();
+    let (program, arguments) = if let Some(name) = context.strip_prefix("kind-") {
+        ("kind", ["load", "image-archive", "--name", name])
+    } else if let Some(name) = context.strip_prefix("k3d-") {
+        ("k3d", ["image", "import", "--cluster", name])
+    } else {
+        step(&format!("the context {context} is neither kind's nor k3d's: it must have the images of `cargo xtask dist`"));
+        return Ok(());
+    };
+    for archive in dist::images(workspace, Profile::Dev)? {
+        command::run(Command::new(program).args(arguments).arg(archive))?;
+    }
+    Ok(())
+}
+
+/// Brings a cluster up, runs `tests` with its environment, and takes it down whatever came of them.
+fn in_cluster(
+    kind: Kind,
+    images: Images,
+    args: &Args,
+    tests: impl FnOnce(&[(&str, String)]) -> Result<()>,
+) -> Result<()> {
+    let prefix = if kind == Kind::Node { "test" } else { "test-api" };
+    let name = format!("{prefix}-{}", process::id());
+    let brought_up = kube::ensure(&name, kind, images).and_then(|cluster| {
+        let environment = cluster.environment(&Tools::ensure(Tools::ALL)?);
+        tests(&environment)
+    });
+    if args.keep {
+        step(&format!("the cluster {name} stays: `cargo xtask kube env --name {name}`, and `down` in the end"));
+        return brought_up;
+    }
+    let taken_down = kube::down(&name).with_context(|| format!("take down the cluster {name}"));
+    brought_up.and(taken_down)
+}
+
+/// Selects the integration tests that run against this.
+fn tests_on(workspace: &Workspace, wanted: Ground) -> Vec<String> {
+    let tests = workspace.integration_tests().into_iter();
+    let chosen = tests.filter(|(package, test)| ground(package, test) == wanted);
+    chosen.flat_map(|(_, test)| ["--test".to_owned(), test]).collect()
+}
+
+fn ground(package: &str, test: &str) -> Ground {
+    if test.starts_with("apiserver_") {
+        Ground::ApiServer
+    } else if test.starts_with("cluster_") {
+        Ground::Cluster
+    } else if PRIVILEGED.contains(&package) {
+        Ground::Kernel
+    } else {
+        Ground::Nothing
+    }
+}
+
+fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environment: &[(&str, String)]) -> Result<()> {
+    if selection.is_empty() {
+        bail!("no tests found");
+    }
     let mut cargo = command::cargo();
     cargo
         .current_dir(&workspace.root)
         .args(["test", "--workspace", "--no-fail-fast"])
         .args(selection)
         .arg("--")
-        .args(&args.filter);
-    if let Some(snapshot) = binaries {
-        cargo.env("WEFT_BIN_DIR", snapshot.directory());
-    }
+        .args(&args.filter)
+        .envs(environment.iter().map(|(name, value)| (*name, value)));
     command::run_inheriting(&mut cargo)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tests_name_says_what_it_runs_against() {
+        assert_eq!(ground("weft-control-plane", "apiserver_lease"), Ground::ApiServer);
+        assert_eq!(ground("weft-tests", "cluster_tutorial"), Ground::Cluster);
+        assert_eq!(ground("weft-tests", "netns_mesh"), Ground::Kernel);
+        assert_eq!(ground("weft-agent", "datapath"), Ground::Kernel);
+        assert_eq!(ground("weft-k8s-api", "anything"), Ground::Nothing);
+    }
 }

@@ -19,7 +19,7 @@ pub(super) const LEASE: &str = "linkerd-destination-endpoint-write";
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section with which the tutorial undoes what it did.
-const END: &str = "Uninstall";
+const END: &str = "Remove it";
 
 pub(super) struct World {
     pub(super) cluster: Cluster,
@@ -32,6 +32,9 @@ pub(super) struct World {
 impl World {
     pub(super) fn new() -> anyhow::Result<Self> {
         let cluster = Cluster::from_env()?;
+        if cluster.get(&["namespace", MESH]).is_ok() {
+            bail!("the cluster has a namespace {MESH}: a mesh that is in use is no place for tests");
+        }
         let text = std::fs::read_to_string(Cluster::repository().join(TUTORIAL)).context(TUTORIAL)?;
         let blocks = tutorial::blocks(&text);
         if !blocks.iter().any(|block| Self::is_end(&block.section)) {
