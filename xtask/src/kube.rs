@@ -160,6 +160,8 @@ pub(crate) struct Cluster {
     /// Which 10.88.X.0/24 joins it to the host.
     subnet: u8,
     kind: Kind,
+    /// Whether its start came to its end.
+    complete: bool,
 }
 
 impl Cluster {
@@ -251,7 +253,7 @@ impl Cluster {
 
     fn save(&self) -> Result<()> {
         fs::create_dir_all(self.state()).with_context(|| format!("create {}", self.state().display()))?;
-        let value = json!({ "subnet": self.subnet, "node": self.kind == Kind::Node });
+        let value = json!({ "subnet": self.subnet, "node": self.kind == Kind::Node, "complete": self.complete });
         fs::write(self.state().join("cluster.json"), value.to_string()).context("write cluster.json")
     }
 
@@ -259,11 +261,20 @@ impl Cluster {
         let text = fs::read_to_string(Path::new(STATE).join(name).join("cluster.json")).ok()?;
         let value: Value = serde_json::from_str(&text).ok()?;
         let kind = if value["node"] == true { Kind::Node } else { Kind::ControlPlane };
-        Some(Self { name: name.to_owned(), subnet: value["subnet"].as_u64()?.try_into().ok()?, kind })
+        let subnet = value["subnet"].as_u64()?.try_into().ok()?;
+        Some(Self { name: name.to_owned(), subnet, kind, complete: value["complete"] != false })
     }
 
     fn is_well(&self, tools: &Tools) -> bool {
-        self.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok()
+        let has_node = self.kind == Kind::Node;
+        self.complete
+            && self.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok()
+            && (!has_node || self.is_node_ready(tools))
+    }
+
+    fn is_node_ready(&self, tools: &Tools) -> bool {
+        let status = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+        self.kubectl(tools, &["get", "node", &self.node_name(), "-o", status]).is_ok_and(|status| status == "True")
     }
 }
 
@@ -318,10 +329,10 @@ pub(crate) fn down(name: &str) -> Result<()> {
 fn start(name: &str, kind: Kind, tools: &Tools) -> Result<Cluster> {
     let started = Instant::now();
     let since = |what: &str| step(&format!("{name}: {what} ({} s)", started.elapsed().as_secs()));
-    let cluster = {
+    let mut cluster = {
         // Two new clusters must not choose the same network.
         let _lock = lock(".network")?;
-        let cluster = Cluster { name: name.to_owned(), subnet: network::free_subnet()?, kind };
+        let cluster = Cluster { name: name.to_owned(), subnet: network::free_subnet()?, kind, complete: false };
         cluster.save()?;
         network::create(&cluster)?;
         cluster
@@ -338,6 +349,8 @@ fn start(name: &str, kind: Kind, tools: &Tools) -> Result<Cluster> {
         start_dns(&cluster, tools)?;
         since("DNS answers");
     }
+    cluster.complete = true;
+    cluster.save()?;
     Ok(cluster)
 }
 
@@ -485,7 +498,7 @@ mod tests {
 
     #[test]
     fn the_interface_has_a_name_that_the_kernel_takes() {
-        let cluster = Cluster { name: "a".repeat(24), subnet: 250, kind: Kind::Node };
+        let cluster = Cluster { name: "a".repeat(24), subnet: 250, kind: Kind::Node, complete: true };
         assert!(cluster.link().len() <= 15, "{}", cluster.link());
     }
 }

@@ -174,9 +174,7 @@ impl<'a> Node<'a> {
                 .args(["--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16", "--oom-score-adj=0"])
                 .args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
         })?;
-        let ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
-        let node = ["get", "node", &name, "-o", ready];
-        self.wait("kubelet", || cluster.kubectl(tools, &node).is_ok_and(|status| status == "True"))
+        self.wait("kubelet", || cluster.is_node_ready(tools))
     }
 
     fn program(&self, name: &str) -> String {
@@ -233,7 +231,7 @@ fn write_settings(cluster: &Cluster) -> Result<()> {
         ("audit.yaml", AUDIT.to_owned()),
         ("kubelet.yaml", KUBELET.to_owned()),
         ("resolv.conf", "nameserver 10.96.0.10\n".to_owned()),
-        ("containerd.toml", containerd(&plugins()?)),
+        ("containerd.toml", containerd(plugins()?)),
         ("cni/10-weft.conflist", CNI.to_owned()),
     ];
     for (name, text) in settings {
