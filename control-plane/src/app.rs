@@ -3,6 +3,7 @@
 //! ```text
 //! source --batches--> index task --> SharedIndex --> destination, policy services
 //! issuer files, tokens' reviewer ---------------> identity service
+//! Helm values, namespaces ------------------------> injector
 //! ```
 //!
 //! Addresses are bound before anything else, so that a conflict is the first thing to be reported. Services that answer from
@@ -29,7 +30,8 @@ use weft_tls::{anchors::TrustAnchors, tokens::TokenVerifier};
 use crate::{
     api::{self, events::Events},
     args::{
-        AdminArgs, ClusterArgs, DestinationArgs, IdentityArgs, LogArgs, PolicyArgs, RunCommand, Source, SourceArgs,
+        AdminArgs, ClusterArgs, DestinationArgs, IdentityArgs, InjectorArgs, LogArgs, PolicyArgs, RunCommand, Source,
+        SourceArgs, ValidatorArgs, WebhookArgs,
     },
     destination::Destination,
     identity::{
@@ -46,6 +48,7 @@ use crate::{
         file::FileSource,
         kube::{Interest, KubeSource},
     },
+    webhook::{self, Admission, Injector, Webhook},
 };
 
 /// Batches that may wait for the index; the source waits beyond.
@@ -61,8 +64,8 @@ pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
         let app = App::start(command).await?;
-        let Bound { destination, policy, identity, admin } = app.bound;
-        tracing::info!(?destination, ?policy, ?identity, ?admin, "started");
+        let Bound { destination, policy, identity, webhook, admin } = app.bound;
+        tracing::info!(?destination, ?policy, ?identity, ?webhook, ?admin, "started");
         app.run_until(signal::shutdown()).await
     })
 }
@@ -82,6 +85,7 @@ pub(crate) struct Bound {
     pub(crate) destination: Option<SocketAddr>,
     pub(crate) policy: Option<SocketAddr>,
     pub(crate) identity: Option<SocketAddr>,
+    pub(crate) webhook: Option<SocketAddr>,
     pub(crate) admin: Option<SocketAddr>,
 }
 
@@ -121,13 +125,22 @@ impl App {
                 parts.destination(destination, &served).await?;
                 admin
             }
-            RunCommand::Policy { cluster, source, policy, admin } => {
+            RunCommand::Policy { cluster, source, policy, validator, admin } => {
                 let served = parts.index(cluster, source, None, Some(policy)).await?;
                 parts.policy(policy, &served).await?;
+                parts.policy_validator(cluster, validator).await?;
                 admin
             }
             RunCommand::Identity { cluster, identity, admin } => {
                 parts.identity(cluster, identity).await?;
+                admin
+            }
+            RunCommand::ProxyInjector { webhook, injector, admin } => {
+                parts.proxy_injector(webhook, injector).await?;
+                admin
+            }
+            RunCommand::SpValidator { webhook, admin } => {
+                parts.webhook(&webhook::SP_VALIDATOR, webhook, Admission::Profiles).await?;
                 admin
             }
         };
@@ -157,10 +170,14 @@ struct Served {
 impl Parts {
     /// The client of the Kubernetes API, prepared at first use.
     async fn api(&mut self, cluster: &ClusterArgs) -> anyhow::Result<Client> {
+        self.api_by(cluster.kubeconfig.as_deref()).await
+    }
+
+    async fn api_by(&mut self, kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
         if let Some(client) = &self.api {
             return Ok(client.clone());
         }
-        let client = api::connect(cluster.kubeconfig.as_deref()).await?;
+        let client = api::connect(kubeconfig).await?;
         self.api = Some(client.clone());
         Ok(client)
     }
@@ -275,6 +292,50 @@ impl Parts {
             events,
         };
         self.serve("identity", listener, Server::builder().add_service(IdentityServer::new(service)), None);
+        Ok(())
+    }
+
+    async fn proxy_injector(&mut self, args: &WebhookArgs, injector: &InjectorArgs) -> anyhow::Result<()> {
+        let client = self.api_by(args.kubeconfig.as_deref()).await?;
+        let sources = webhook::Sources {
+            namespace: args.controller_namespace.clone(),
+            values: injector.values.clone(),
+            anchors: injector.identity_trust_anchors.clone(),
+        };
+        let injector = Injector::start(client, &sources, &mut self.tasks, &self.readiness, &self.metrics)?;
+        self.webhook(&webhook::PROXY_INJECTOR, args, Admission::Injector(injector)).await
+    }
+
+    async fn policy_validator(&mut self, cluster: &ClusterArgs, args: &ValidatorArgs) -> anyhow::Result<()> {
+        let Some(addr) = args.webhook_addr else { return Ok(()) };
+        let args = WebhookArgs {
+            controller_namespace: cluster.controller_namespace.clone(),
+            kubeconfig: cluster.kubeconfig.clone(),
+            webhook_addr: addr,
+            certificate: args.certificate.clone(),
+        };
+        self.webhook(&webhook::POLICY_VALIDATOR, &args, Admission::Policies).await
+    }
+
+    async fn webhook(
+        &mut self,
+        webhook: &'static Webhook,
+        args: &WebhookArgs,
+        admission: Admission,
+    ) -> anyhow::Result<()> {
+        let client = self.api_by(args.kubeconfig.as_deref()).await?;
+        let listener = bind(args.webhook_addr, "--webhook-addr").await?;
+        self.bound.webhook = Some(listener.local_addr()?);
+        let parts = webhook::Parts {
+            tasks: &mut self.tasks,
+            watch: &self.watch,
+            readiness: &self.readiness,
+            metrics: &self.metrics,
+            client,
+            namespace: args.controller_namespace.clone(),
+            lifetime: args.certificate.webhook_certificate_lifetime,
+        };
+        webhook::start(webhook, listener, admission, parts);
         Ok(())
     }
 

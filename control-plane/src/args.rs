@@ -82,6 +82,8 @@ pub(crate) enum RunCommand {
         #[command(flatten)]
         policy: PolicyArgs,
         #[command(flatten)]
+        validator: ValidatorArgs,
+        #[command(flatten)]
         admin: AdminArgs,
     },
     /// Runs the certificate authority: Identity.Certify.
@@ -90,6 +92,22 @@ pub(crate) enum RunCommand {
         cluster: ClusterArgs,
         #[command(flatten)]
         identity: IdentityArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Runs the webhook that adds proxies to pods.
+    ProxyInjector {
+        #[command(flatten)]
+        webhook: WebhookArgs,
+        #[command(flatten)]
+        injector: InjectorArgs,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Runs the webhook that checks ServiceProfiles.
+    SpValidator {
+        #[command(flatten)]
+        webhook: WebhookArgs,
         #[command(flatten)]
         admin: AdminArgs,
     },
@@ -234,6 +252,51 @@ pub(crate) struct IdentityArgs {
     /// By how much clocks may differ, such as 20s.
     #[arg(long, default_value = "20s", value_parser = duration)]
     pub(crate) identity_clock_skew_allowance: Duration,
+}
+
+/// A webhook of its own.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct WebhookArgs {
+    /// Namespace of the control plane.
+    #[arg(long, default_value = "linkerd")]
+    pub(crate) controller_namespace: String,
+    /// How to reach the Kubernetes API; by default as a pod of the cluster, else by ~/.kube/config.
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Address of the webhook, HTTPS.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    pub(crate) webhook_addr: SocketAddr,
+    #[command(flatten)]
+    pub(crate) certificate: WebhookCertificateArgs,
+}
+
+/// The webhook beside the policy services.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct ValidatorArgs {
+    /// Address of the webhook that checks policy resources, HTTPS; by default there is none.
+    #[arg(long)]
+    pub(crate) webhook_addr: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) certificate: WebhookCertificateArgs,
+}
+
+/// Certificates of webhooks.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct WebhookCertificateArgs {
+    /// How long generated certificates of webhooks are valid, such as 90d; renewed when a third of that is left.
+    #[arg(long, default_value = "90d", value_parser = duration)]
+    pub(crate) webhook_certificate_lifetime: Duration,
+}
+
+/// Injection.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct InjectorArgs {
+    /// Helm values of the mesh, YAML; watched.
+    #[arg(long, value_name = "FILE", default_value = "/var/run/linkerd/config/values")]
+    pub(crate) values: PathBuf,
+    /// Trust anchors for proxies, PEM; watched.
+    #[arg(long, value_name = "FILE", default_value = "/var/run/linkerd/identity/trust-roots/ca-bundle.crt")]
+    pub(crate) identity_trust_anchors: PathBuf,
 }
 
 /// Administration.

@@ -13,6 +13,7 @@ mod metrics;
 mod policy;
 mod source;
 mod stream;
+mod webhook;
 
 use std::process::ExitCode;
 

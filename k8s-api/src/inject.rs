@@ -7,6 +7,7 @@
 mod annotations;
 mod config;
 mod env;
+mod opaque;
 mod redirection;
 mod sidecar;
 
@@ -23,6 +24,7 @@ pub(crate) use annotations::is_quantity;
 pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
 };
+pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
 pub use redirection::{Redirection, RedirectionDefaults};
 
 use crate::{

@@ -40,6 +40,10 @@ pub const PROXY_VERSION: &str = "linkerd.io/proxy-version";
 /// Annotation: SHA-256 of the trust anchors that the proxy was given, in hexadecimal.
 pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
 
+/// Annotation of a webhook's Secret: SHA-256 of the certificate that the control plane generated. Without it, or with that
+/// of another certificate, the Secret is somebody else's and left alone.
+pub const GENERATED_CERTIFICATE: &str = "weft.io/generated-certificate";
+
 /// Prefix of the annotations that a pod takes over from its namespace.
 pub const CONFIG_PREFIX: &str = "config.linkerd.io/";
 /// Annotation: ports the proxies treat as opaque TCP (numbers, ranges, port names).

@@ -2,7 +2,7 @@
 //!
 //! Owns names ([`identity`]), private keys and signing requests ([`keys`]), trust anchors ([`anchors`]), a workload's
 //! credentials and the rustls configurations made from them ([`credentials`]), the certificate authority ([`ca`]) and
-//! service-account tokens signed by a local key ([`tokens`]). Refuses to do IO beyond the identity directory, to know
+//! service-account tokens signed by a local key ([`tokens`]). Webhooks' certificates ([`serving`]) are apart from all that. Refuses to do IO beyond the identity directory, to know
 //! of connections, and to accept anything but TLS 1.3 with a certificate that chains to the mesh's trust anchors.
 //!
 //! ```text
@@ -13,7 +13,9 @@ pub mod anchors;
 pub mod ca;
 pub mod credentials;
 pub mod identity;
+pub mod inspect;
 pub mod keys;
+pub mod serving;
 pub mod tokens;
 mod verify;
 

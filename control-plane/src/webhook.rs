@@ -1,0 +1,151 @@
+//! Admission webhooks: what the Kubernetes API server asks before it stores an object.
+//!
+//! ```text
+//! Secret, webhook configuration --watch--> certificate --pair--> server <--AdmissionReview-- API server
+//!                                   '--caBundle--> configuration   '--> Admission: injector | profile | policy
+//! ```
+//!
+//! Each webhook runs where Linkerd runs it: the injector in its own Deployment, the validators beside destination. The
+//! certificate is made, renewed and made known by the webhook itself ([`certificate`]); nothing but the names below is
+//! agreed with the chart.
+
+mod certificate;
+mod injector;
+mod metrics;
+mod policy;
+mod profile;
+mod server;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use kube::{
+    Client,
+    core::{
+        DynamicObject,
+        admission::{AdmissionRequest, AdmissionResponse},
+    },
+};
+use tokio::net::TcpListener;
+use weft_runtime::{drain, metrics::Metrics, readiness::Readiness, tasks::Tasks};
+use weft_tls::serving::CurrentPair;
+
+use crate::api::events::Events;
+pub(crate) use injector::{Injector, Sources};
+
+/// The two kinds of webhook configurations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConfigurationKind {
+    /// `MutatingWebhookConfiguration`.
+    Mutating,
+    /// `ValidatingWebhookConfiguration`.
+    Validating,
+}
+
+/// What the chart and a webhook know each other by.
+#[derive(Debug)]
+pub(crate) struct Webhook {
+    /// The component, in Events and task names.
+    pub(crate) component: &'static str,
+    /// Name of the Secret with the certificate.
+    pub(crate) secret: &'static str,
+    /// Kind of the webhook configuration.
+    pub(crate) kind: ConfigurationKind,
+    /// Name of the webhook configuration.
+    pub(crate) configuration: &'static str,
+}
+
+/// The proxy injector.
+pub(crate) static PROXY_INJECTOR: Webhook = Webhook {
+    component: "proxy-injector",
+    secret: "linkerd-proxy-injector-k8s-tls",
+    kind: ConfigurationKind::Mutating,
+    configuration: "linkerd-proxy-injector-webhook-config",
+};
+
+/// The validator of ServiceProfiles.
+pub(crate) static SP_VALIDATOR: Webhook = Webhook {
+    component: "sp-validator",
+    secret: "linkerd-sp-validator-k8s-tls",
+    kind: ConfigurationKind::Validating,
+    configuration: "linkerd-sp-validator-webhook-config",
+};
+
+/// The validator of policy resources.
+pub(crate) static POLICY_VALIDATOR: Webhook = Webhook {
+    component: "policy-validator",
+    secret: "linkerd-policy-validator-k8s-tls",
+    kind: ConfigurationKind::Validating,
+    configuration: "linkerd-policy-validator-webhook-config",
+};
+
+/// Who decides.
+pub(crate) enum Admission {
+    /// Adds proxies.
+    Injector(Injector),
+    /// Checks ServiceProfiles.
+    Profiles,
+    /// Checks policy resources.
+    Policies,
+}
+
+impl Admission {
+    /// Answers one request.
+    async fn answer(&self, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+        match self {
+            Self::Injector(injector) => injector.answer(request).await,
+            Self::Profiles => profile::answer(request),
+            Self::Policies => policy::answer(request),
+        }
+    }
+}
+
+/// What a webhook runs with.
+pub(crate) struct Parts<'a> {
+    pub(crate) tasks: &'a mut Tasks,
+    pub(crate) watch: &'a drain::Watch,
+    pub(crate) readiness: &'a Readiness,
+    pub(crate) metrics: &'a Metrics,
+    pub(crate) client: Client,
+    /// Namespace of the control plane, where the Secret is.
+    pub(crate) namespace: String,
+    /// How long generated certificates are valid.
+    pub(crate) lifetime: Duration,
+}
+
+/// Starts the tasks of a webhook on a bound address.
+pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission: Admission, parts: Parts<'_>) {
+    let current = CurrentPair::default();
+    let keeper = certificate::Keeper {
+        webhook,
+        events: Events::new(parts.client.clone(), webhook.component),
+        client: parts.client,
+        namespace: parts.namespace,
+        lifetime: parts.lifetime,
+        current: current.clone(),
+        gate: parts.readiness.gate("webhook certificate"),
+    };
+    parts.metrics.register(|registry| metrics::register_ttl(registry, webhook.component, current.clone()));
+    parts.tasks.spawn("webhook certificate", keeper.run());
+    let serving = server::serve(listener, current, Arc::new(admission), parts.watch.clone());
+    parts.tasks.spawn(
+        webhook.component,
+        parts.watch.track(async move {
+            serving.await;
+            Result::Ok(())
+        }),
+    );
+}
+
+/// The object of a request, as the API server sent it.
+fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::Result<serde_json::Value> {
+    serde_json::to_value(&request.object)
+}
+
+/// A denial with a status that clients show: `Invalid`, HTTP 400, as Linkerd's.
+fn denied(request: &AdmissionRequest<DynamicObject>, message: impl ToString) -> AdmissionResponse {
+    let mut response = AdmissionResponse::from(request).deny(message);
+    response.result.code = 400;
+    response.result.reason = kube::core::response::reason::BAD_REQUEST.to_owned();
+    response
+}

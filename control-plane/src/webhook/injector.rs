@@ -1,0 +1,287 @@
+//! proxy-injector: pods that are to be meshed get their proxy, and pods and Services their opaque ports.
+//!
+//! What is added is [`inject`]'s decision; this turns it into a JSON patch, counts it, and tells the pod's owner. A pod
+//! with an annotation that cannot be read is refused: started without a proxy, it would be open to everybody.
+
+mod owner;
+mod patch;
+mod settings;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use k8s_openapi::{
+    api::core::v1::{Namespace, Pod, Service},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{
+    Api, Client,
+    core::{
+        DynamicObject, PartialObjectMeta,
+        admission::{AdmissionRequest, AdmissionResponse, Operation},
+    },
+    runtime::{
+        WatchStreamExt,
+        reflector::{self, ObjectRef, Store},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use weft_k8s_api::{
+    inject::{self, Decision, InjectConfig, InjectError, SkipReason, inject},
+    labels,
+};
+use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
+
+use super::{
+    denied,
+    metrics::{Asked, InjectorMetrics},
+    object,
+};
+use crate::api::events::Events;
+use owner::{Report, Reporter};
+use settings::Settings;
+
+/// How long the API may take to tell of a namespace that the cache does not know yet.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where the injector's settings come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    /// Namespace of the control plane.
+    pub(crate) namespace: String,
+    /// File of Helm values.
+    pub(crate) values: PathBuf,
+    /// File of trust anchors.
+    pub(crate) anchors: PathBuf,
+}
+
+/// Decides about pods and Services.
+pub(crate) struct Injector {
+    settings: Settings,
+    namespaces: Store<PartialObjectMeta<Namespace>>,
+    client: Client,
+    reporter: Reporter,
+    metrics: InjectorMetrics,
+}
+
+impl Injector {
+    /// Starts what the injector needs: the settings' reader, the namespaces' cache, the Events' writer.
+    ///
+    /// # Errors
+    /// When the files' directories cannot be watched.
+    pub(crate) fn start(
+        client: Client,
+        sources: &Sources,
+        tasks: &mut Tasks,
+        readiness: &Readiness,
+        metrics: &Metrics,
+    ) -> anyhow::Result<Self> {
+        let events = Events::new(client.clone(), "proxy-injector");
+        let (settings, reloading) = settings::start(sources, readiness.gate("values"), events.clone())?;
+        tasks.spawn("values", reloading);
+
+        let (namespaces, writer) = reflector::store();
+        let gate = readiness.gate("namespaces");
+        let watched = reflector::reflector(writer, watcher(Api::all(client.clone()), watcher::Config::default()))
+            .default_backoff()
+            .touched_objects();
+        tasks.spawn("namespaces", follow_namespaces(watched, gate.clone()));
+        let known = namespaces.clone();
+        tokio::spawn(async move {
+            if known.wait_until_ready().await.is_ok() {
+                gate.open();
+            }
+        });
+
+        let (reporter, reporting) = owner::start(client.clone(), events);
+        tasks.spawn("events", reporting);
+        let metrics = metrics.register(InjectorMetrics::new);
+        Ok(Self { settings, namespaces, client, reporter, metrics })
+    }
+
+    /// Answers one request.
+    pub(super) async fn answer(&self, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+        let core = request.kind.group.is_empty() && matches!(request.operation, Operation::Create);
+        match request.kind.kind.as_str() {
+            "Pod" if core && request.sub_resource.is_none() => self.answer_with(request, Self::pod).await,
+            "Service" if core && request.sub_resource.is_none() => self.answer_with(request, Self::service).await,
+            _ => request.into(),
+        }
+    }
+
+    async fn answer_with<K: DeserializeOwned>(
+        &self,
+        request: &AdmissionRequest<DynamicObject>,
+        answer: impl FnOnce(
+            &Self,
+            &AdmissionRequest<DynamicObject>,
+            K,
+            Option<&Namespace>,
+            &InjectConfig,
+        ) -> AdmissionResponse,
+    ) -> AdmissionResponse {
+        let parts = async {
+            let object = object(request).and_then(serde_json::from_value).context("the object cannot be read")?;
+            let config = self.settings.get().context(
+                "the injector has no settings: the Helm values or the trust anchors cannot be read, see its log",
+            )?;
+            let namespace = self.namespace(request.namespace.as_deref()).await?;
+            anyhow::Ok((object, config, namespace))
+        };
+        match parts.await {
+            Ok((object, config, namespace)) => answer(self, request, object, namespace.as_ref(), &config),
+            Err(error) => {
+                tracing::error!(%error, kind = request.kind.kind, namespace = request.namespace, "cannot decide");
+                let mut response = denied(request, format!("{error:#}"));
+                response.result.code = 500;
+                response.result.reason = kube::core::response::reason::INTERNAL_ERROR.to_owned();
+                response
+            }
+        }
+    }
+
+    fn pod(
+        &self,
+        request: &AdmissionRequest<DynamicObject>,
+        mut pod: Pod,
+        namespace: Option<&Namespace>,
+        config: &InjectConfig,
+    ) -> AdmissionResponse {
+        // A request for creation may leave it to the URL.
+        pod.metadata.namespace.get_or_insert_with(|| request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
+        let annotation_at = annotation_at(&pod.metadata, namespace);
+        let asked = asked(&pod.metadata, "pod", annotation_at);
+        self.metrics.asked(&asked);
+        let report = |report: Report| {
+            if !request.dry_run {
+                self.reporter.report(&pod.metadata, report);
+            }
+        };
+        match inject(&pod, namespace, config) {
+            Ok(Decision::Injected(injected)) => {
+                self.metrics.answered(asked, "");
+                report(Report::Injected);
+                patched(request, patch::pod(&pod, &injected))
+            }
+            Ok(Decision::Skipped(reason)) => {
+                self.metrics.answered(asked, reason.label());
+                if matters(reason, &pod.metadata, namespace) {
+                    report(Report::Skipped(reason));
+                }
+                let ports = inject::pod_opaque_ports(&pod, namespace, config);
+                patched(request, patch::opaque_ports(&pod.metadata, ports))
+            }
+            Err(error) => {
+                self.metrics.answered(asked, "invalid_annotation");
+                let problem = explain(&error, &pod.metadata, namespace);
+                tracing::warn!(namespace = pod.metadata.namespace, %problem, "pod refused");
+                report(Report::Failed(problem.clone()));
+                denied(request, problem)
+            }
+        }
+    }
+
+    fn service(
+        &self,
+        request: &AdmissionRequest<DynamicObject>,
+        service: Service,
+        namespace: Option<&Namespace>,
+        config: &InjectConfig,
+    ) -> AdmissionResponse {
+        let ports = inject::service_opaque_ports(&service, namespace, config);
+        let mut response = patched(request, patch::opaque_ports(&service.metadata, ports));
+        // Not worth refusing a Service: what cannot be read is ignored, and the ports are detected.
+        if let Err(error) = inject::check_opaque_ports(&service.metadata) {
+            response.warnings = Some(vec![format!("{error}; ignored")]);
+        }
+        response
+    }
+
+    /// The namespace's annotations, from the cache; from the API for one so new that the cache does not have it.
+    async fn namespace(&self, name: Option<&str>) -> anyhow::Result<Option<Namespace>> {
+        let Some(name) = name else { return Ok(None) };
+        let metadata = match self.namespaces.get(&ObjectRef::new(name)) {
+            Some(known) => known.metadata.clone(),
+            None => {
+                let api: Api<Namespace> = Api::all(self.client.clone());
+                let asked = tokio::time::timeout(NAMESPACE_TIMEOUT, api.get_metadata(name)).await;
+                let found = asked.context("no answer in time").and_then(|found| found.map_err(Into::into));
+                found.with_context(|| format!("namespace {name} is not known"))?.metadata
+            }
+        };
+        Ok(Some(Namespace { metadata, ..Namespace::default() }))
+    }
+}
+
+async fn follow_namespaces(
+    watched: impl futures::Stream<Item = watcher::Result<PartialObjectMeta<Namespace>>> + Send,
+    gate: weft_runtime::readiness::Gate,
+) -> anyhow::Result<()> {
+    use futures::StreamExt;
+    let mut watched = std::pin::pin!(watched);
+    while let Some(heard) = watched.next().await {
+        if let Err(error) = heard {
+            tracing::warn!(%error, "namespaces cannot be watched, trying again");
+            gate.explain(format!("cannot be watched: {error}"));
+        }
+    }
+    anyhow::bail!("the watch of namespaces ended")
+}
+
+/// Allows, with a patch if there is something in it.
+fn patched(request: &AdmissionRequest<DynamicObject>, patch: json_patch::Patch) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    if patch.0.is_empty() {
+        return response;
+    }
+    match response.with_patch(patch) {
+        Ok(response) => response,
+        Err(error) => denied(request, format!("the patch cannot be written: {error}")),
+    }
+}
+
+/// Whether a person who asked for a proxy should hear that there is none.
+fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> bool {
+    let asks = |metadata: &ObjectMeta| value(metadata, labels::INJECT).is_some_and(|value| value != "disabled");
+    let refuses = value(metadata, labels::INJECT) == Some("disabled");
+    !refuses
+        && !matches!(reason, SkipReason::AnnotationAbsent | SkipReason::AnnotationDisabled)
+        && (asks(metadata) || namespace.is_some_and(|namespace| asks(&namespace.metadata)))
+}
+
+/// The problem, and where the annotation stands.
+fn explain(error: &InjectError, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> String {
+    let own = value(metadata, error.annotation).is_some();
+    match namespace.and_then(|namespace| namespace.metadata.name.as_deref()).filter(|_| !own) {
+        Some(namespace) => format!("cannot inject the proxy: {error} (set on namespace {namespace})"),
+        None => format!("cannot inject the proxy: {error}"),
+    }
+}
+
+fn annotation_at(metadata: &ObjectMeta, namespace: Option<&Namespace>) -> &'static str {
+    if value(metadata, labels::INJECT).is_some() {
+        "workload"
+    } else if namespace.is_some_and(|namespace| value(&namespace.metadata, labels::INJECT).is_some()) {
+        "namespace"
+    } else {
+        ""
+    }
+}
+
+fn asked(metadata: &ObjectMeta, kind: &str, annotation_at: &'static str) -> Asked {
+    let owner = owner::controller(metadata).map_or_else(|| kind.to_owned(), |owner| owner.kind.to_lowercase());
+    // A ReplicaSet stands for the Deployment that made it, as nearly all do.
+    let owner_kind = if owner == "replicaset" { "deployment".to_owned() } else { owner };
+    Asked { owner_kind, namespace: metadata.namespace.clone().unwrap_or_default(), annotation_at }
+}
+
+fn value<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(annotation).map(String::as_str)
+}
+
+/// The settings that injection uses now.
+type Current = Option<Arc<InjectConfig>>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Events on a pod's owner: the pod has no name yet, and people look at the Deployment.
+//!
+//! The owner's owner is asked for behind the request's back, once for each ReplicaSet or Job.
+
+use std::collections::HashMap;
+
+use anyhow::anyhow;
+use k8s_openapi::{
+    api::{apps::v1::ReplicaSet, batch::v1::Job, core::v1::ObjectReference},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
+use kube::{Api, Client, runtime::events::EventType};
+use tokio::sync::mpsc;
+use weft_k8s_api::inject::SkipReason;
+
+use crate::api::events::Events;
+
+/// Events that may wait; further ones are dropped, as nobody may wait for them.
+const QUEUE: usize = 256;
+/// Owners to remember before starting over.
+const REMEMBERED: usize = 1024;
+
+/// What to tell the owner.
+#[derive(Clone, Debug)]
+pub(super) enum Report {
+    Injected,
+    Skipped(SkipReason),
+    Failed(String),
+}
+
+/// Tells owners, without waiting.
+#[derive(Clone)]
+pub(super) struct Reporter(mpsc::Sender<(ObjectReference, Report)>);
+
+impl Reporter {
+    /// Tells the owner of a pod; nobody, if it has none.
+    pub(super) fn report(&self, pod: &ObjectMeta, report: Report) {
+        let Some(owner) = controller(pod) else { return };
+        let regarding = reference(owner, pod.namespace.as_deref());
+        if self.0.try_send((regarding, report)).is_err() {
+            tracing::debug!("an event is dropped, too many wait");
+        }
+    }
+}
+
+/// The controller among the owners.
+pub(super) fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+/// The reporter, and the task that writes.
+pub(super) fn start(
+    client: Client,
+    events: Events,
+) -> (Reporter, impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+    let (tx, mut rx) = mpsc::channel(QUEUE);
+    let writing = async move {
+        let mut owners = Owners { client, known: HashMap::new() };
+        while let Some((regarding, report)) = rx.recv().await {
+            let regarding = owners.top(regarding).await;
+            let (type_, reason, note) = match report {
+                Report::Injected => (EventType::Normal, "Injected", "Linkerd sidecar proxy injected".to_owned()),
+                Report::Skipped(reason) => {
+                    let note = format!("Linkerd sidecar proxy injection skipped: {}", explanation(reason));
+                    (EventType::Normal, "InjectionSkipped", note)
+                }
+                Report::Failed(problem) => (EventType::Warning, "InjectionFailed", problem),
+            };
+            events.publish(type_, reason, note, &regarding).await;
+        }
+        Err(anyhow!("the injector ended"))
+    };
+    (Reporter(tx), writing)
+}
+
+fn explanation(reason: SkipReason) -> &'static str {
+    match reason {
+        SkipReason::HostNetwork => "hostNetwork is enabled",
+        SkipReason::SidecarExists => "pod has a sidecar injected already",
+        SkipReason::AnnotationAbsent => {
+            "neither the namespace nor the pod have the annotation \"linkerd.io/inject:enabled\""
+        }
+        SkipReason::AnnotationDisabled => "pod has the annotation \"linkerd.io/inject:disabled\"",
+        SkipReason::InvalidAnnotationAtWorkload => {
+            "invalid value for annotation \"linkerd.io/inject\" at workload, expected enabled, disabled or ingress"
+        }
+        SkipReason::InvalidAnnotationAtNamespace => {
+            "invalid value for annotation \"linkerd.io/inject\" at namespace, expected enabled, disabled or ingress"
+        }
+        SkipReason::TokenDisabled => {
+            "automountServiceAccountToken is false, so the proxy could not prove an identity; set it to true"
+        }
+    }
+}
+
+struct Owners {
+    client: Client,
+    /// By the uid of the ReplicaSet or Job.
+    known: HashMap<String, ObjectReference>,
+}
+
+impl Owners {
+    /// The Deployment of a ReplicaSet, the CronJob of a Job, anything else itself.
+    async fn top(&mut self, owner: ObjectReference) -> ObjectReference {
+        let (Some(namespace), Some(name), Some(uid)) = (&owner.namespace, &owner.name, &owner.uid) else {
+            return owner;
+        };
+        if let Some(known) = self.known.get(uid) {
+            return known.clone();
+        }
+        let found = match owner.kind.as_deref() {
+            Some("ReplicaSet") => {
+                let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), namespace);
+                api.get_metadata_opt(name).await.map(|object| object.map(|object| object.metadata))
+            }
+            Some("Job") => {
+                let api: Api<Job> = Api::namespaced(self.client.clone(), namespace);
+                api.get_metadata_opt(name).await.map(|object| object.map(|object| object.metadata))
+            }
+            _ => return owner,
+        };
+        let top = match found {
+            Ok(Some(metadata)) => controller(&metadata).map(|top| reference(top, Some(namespace))),
+            Ok(None) => None,
+            Err(error) => {
+                tracing::debug!(%error, kind = owner.kind, name, namespace, "owner cannot be read");
+                None
+            }
+        };
+        let Some(top) = top else { return owner };
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(uid.clone(), top.clone());
+        top
+    }
+}
+
+fn reference(owner: &OwnerReference, namespace: Option<&str>) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(owner.api_version.clone()),
+        kind: Some(owner.kind.clone()),
+        name: Some(owner.name.clone()),
+        uid: Some(owner.uid.clone()),
+        namespace: namespace.map(str::to_owned),
+        ..ObjectReference::default()
+    }
+}

@@ -1,0 +1,74 @@
+//! JSON patches (RFC 6902) of what injection adds.
+//!
+//! A patch names only what is added. A comparison of the two objects would also rewrite, element by element, the list
+//! that an element is put in front of, and lose fields of these elements that this version does not know.
+
+use std::collections::BTreeMap;
+
+use json_patch::{AddOperation, Patch, PatchOperation, jsonptr::PointerBuf};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Serialize;
+use serde_json::{Value, json};
+use weft_k8s_api::labels;
+
+/// What turns `before` into `after`, of which injection made it: annotations, labels, volumes behind the others, init
+/// containers before the others.
+pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
+    let mut operations = Vec::new();
+    map(&mut operations, "annotations", before.metadata.annotations.as_ref(), after.metadata.annotations.as_ref());
+    map(&mut operations, "labels", before.metadata.labels.as_ref(), after.metadata.labels.as_ref());
+    let lists = |pod: &Pod| {
+        let spec = pod.spec.clone().unwrap_or_default();
+        (spec.volumes, spec.init_containers)
+    };
+    let ((volumes, containers), (new_volumes, new_containers)) = (lists(before), lists(after));
+    let added = new_volumes.iter().flatten().skip(volumes.as_ref().map_or(0, Vec::len));
+    list(&mut operations, "volumes", volumes.is_none(), added, |_| "-".to_owned());
+    let count = containers.as_ref().map_or(0, Vec::len);
+    let first = new_containers.as_ref().map_or(0, Vec::len).saturating_sub(count);
+    let added = new_containers.iter().flatten().take(first);
+    list(&mut operations, "initContainers", containers.is_none(), added, |index| index.to_string());
+    Patch(operations)
+}
+
+/// Adds the annotation of opaque ports, if there are any.
+pub(super) fn opaque_ports(metadata: &ObjectMeta, ports: Option<String>) -> Patch {
+    let mut operations = Vec::new();
+    if let Some(ports) = ports {
+        let mut after = metadata.annotations.clone().unwrap_or_default();
+        after.insert(labels::OPAQUE_PORTS.to_owned(), ports);
+        map(&mut operations, "annotations", metadata.annotations.as_ref(), Some(&after));
+    }
+    Patch(operations)
+}
+
+type Map = BTreeMap<String, String>;
+
+fn map(operations: &mut Vec<PatchOperation>, name: &str, before: Option<&Map>, after: Option<&Map>) {
+    let Some(after) = after else { return };
+    let Some(before) = before else { return operations.push(add(&["metadata", name], json!(after))) };
+    for (key, value) in after.iter().filter(|(key, value)| before.get(*key) != Some(value)) {
+        operations.push(add(&["metadata", name, key], json!(value)));
+    }
+}
+
+fn list<'a, T: Serialize + 'a>(
+    operations: &mut Vec<PatchOperation>,
+    name: &str,
+    absent: bool,
+    added: impl Iterator<Item = &'a T>,
+    place: impl Fn(usize) -> String,
+) {
+    let mut added = added.map(|element| json!(element)).enumerate().peekable();
+    if absent && added.peek().is_some() {
+        operations.push(add(&["spec", name], json!([])));
+    }
+    for (index, element) in added {
+        operations.push(add(&["spec", name, &place(index)], element));
+    }
+}
+
+/// `add` also replaces the value of a key that is there.
+fn add(path: &[&str], value: Value) -> PatchOperation {
+    PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
+}

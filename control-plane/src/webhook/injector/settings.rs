@@ -1,0 +1,141 @@
+//! The injector's settings: Helm values and trust anchors, read from files and again when they change.
+//!
+//! Files that cannot be read leave the last good settings in force. Until there are some, the injector is not ready.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::ObjectReference;
+use notify::{RecursiveMode, Watcher};
+use parking_lot::RwLock;
+use tokio::sync::mpsc;
+use weft_k8s_api::{field::Invalid, inject::InjectConfig, values::Values};
+use weft_runtime::readiness::Gate;
+use weft_tls::anchors::{AnchorsError, TrustAnchors};
+
+use super::{Current, Sources};
+use crate::api::events::Events;
+
+/// A volume's files change one by one; reading waits until the directories were quiet for this long.
+const QUIET: Duration = Duration::from_millis(100);
+/// How often to read without being told of a change, in case telling failed.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// The settings in force; clones follow each other.
+#[derive(Clone, Default)]
+pub(super) struct Settings(Arc<RwLock<Current>>);
+
+impl Settings {
+    /// The settings now; none before they could be read for the first time.
+    pub(super) fn get(&self) -> Current {
+        self.0.read().clone()
+    }
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SettingsError {
+    #[error("{path}: cannot be read: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {invalid}")]
+    Values { path: PathBuf, invalid: Invalid },
+    #[error("{path}: {source}")]
+    Anchors { path: PathBuf, source: AnchorsError },
+}
+
+impl SettingsError {
+    /// The ConfigMap from which the chart mounts the file.
+    fn config_map(&self, sources: &Sources) -> &'static str {
+        let (Self::Read { path, .. } | Self::Values { path, .. } | Self::Anchors { path, .. }) = self;
+        if *path == sources.anchors { "linkerd-identity-trust-roots" } else { "linkerd-config" }
+    }
+}
+
+/// Reads both files.
+pub(super) fn load(sources: &Sources) -> Result<InjectConfig, SettingsError> {
+    let read =
+        |path: &Path| fs::read_to_string(path).map_err(|source| SettingsError::Read { path: path.to_owned(), source });
+    let (yaml, anchors) = (read(&sources.values)?, read(&sources.anchors)?);
+    if let Err(source) = TrustAnchors::from_pem(&anchors) {
+        return Err(SettingsError::Anchors { path: sources.anchors.clone(), source });
+    }
+    let config = Values::parse(&yaml).and_then(|values| values.inject_config(&sources.namespace, &anchors));
+    config.map_err(|invalid| SettingsError::Values { path: sources.values.clone(), invalid })
+}
+
+/// The settings, and the task that keeps them current.
+///
+/// # Errors
+/// When the files' directories cannot be watched.
+pub(super) fn start(
+    sources: &Sources,
+    gate: Gate,
+    events: Events,
+) -> anyhow::Result<(Settings, impl Future<Output = anyhow::Result<()>> + Send + 'static)> {
+    let (wake_tx, mut wake_rx) = mpsc::channel(1);
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading the files is an event, too, and must not cause another reading.
+        if event.is_ok_and(|event| !event.kind.is_access()) {
+            let _ = wake_tx.try_send(());
+        }
+    })?;
+    // The directories, because a ConfigMap's volume replaces files by renaming.
+    for (flag, file) in [("--values", &sources.values), ("--identity-trust-anchors", &sources.anchors)] {
+        let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        watcher
+            .watch(directory, RecursiveMode::NonRecursive)
+            .with_context(|| format!("{flag}: directory {} cannot be watched", directory.display()))?;
+    }
+    let settings = Settings::default();
+    let (current, sources) = (settings.clone(), sources.clone());
+    let reloading = async move {
+        let _watcher = watcher;
+        let mut said = None;
+        loop {
+            apply(&sources, &current, &gate, &events, &mut said);
+            if let Ok(None) = tokio::time::timeout(AGAIN, wake_rx.recv()).await {
+                anyhow::bail!("the watch of the settings' files ended");
+            }
+            while let Ok(Some(())) = tokio::time::timeout(QUIET, wake_rx.recv()).await {}
+        }
+    };
+    Ok((settings, reloading))
+}
+
+fn apply(sources: &Sources, current: &Settings, gate: &Gate, events: &Events, said: &mut Option<String>) {
+    match load(sources) {
+        Ok(config) => {
+            let changed = current.get().is_none_or(|known| *known != config);
+            if changed {
+                tracing::info!(image = config.proxy_image, "injection settings read");
+                *current.0.write() = Some(Arc::new(config));
+            }
+            *said = None;
+            gate.open();
+        }
+        Err(error) => {
+            let problem = error.to_string();
+            if said.as_ref() == Some(&problem) {
+                return;
+            }
+            let in_force =
+                if current.get().is_some() { "the old settings stay in force" } else { "nothing is injected" };
+            tracing::error!(%problem, in_force, "injection settings");
+            let config_map = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("ConfigMap".to_owned()),
+                namespace: Some(sources.namespace.clone()),
+                name: Some(error.config_map(sources).to_owned()),
+                ..ObjectReference::default()
+            };
+            events.warning("SettingsInvalid", format!("{problem}; {in_force}"), config_map);
+            gate.explain(problem.clone());
+            *said = Some(problem);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The injector's patches and reports, from JSON objects.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn namespace(annotations: Value) -> Namespace {
+    serde_json::from_value(json!({"metadata": {"name": "shop", "annotations": annotations}})).unwrap()
+}
+
+fn config() -> InjectConfig {
+    InjectConfig::new("weft/proxy:1", "1", "anchors")
+}
+
+/// Applies the patch to the object as the API server has it.
+fn applied(mut raw: Value, patch: &json_patch::Patch) -> Value {
+    json_patch::patch(&mut raw, patch).unwrap();
+    raw
+}
+
+#[track_caller]
+fn check_pod(raw: Value) -> Value {
+    let pod: Pod = serde_json::from_value(raw.clone()).unwrap();
+    let Decision::Injected(after) = inject(&pod, None, &config()).unwrap() else { panic!("skipped") };
+    let patched = applied(raw, &patch::pod(&pod, &after));
+    assert_eq!(serde_json::from_value::<Pod>(patched.clone()).unwrap(), after);
+    patched
+}
+
+#[test]
+fn the_patch_makes_the_pod_what_injection_says() {
+    let enabled = json!({"linkerd.io/inject": "enabled"});
+    check_pod(json!({"metadata": {"annotations": enabled}, "spec": {"containers": [{"name": "app"}]}}));
+    check_pod(json!({"metadata": {"annotations": enabled, "labels": {"app": "web"}},
+        "spec": {"containers": [{"name": "app"}], "volumes": [], "initContainers": []}}));
+    check_pod(json!({"metadata": {"annotations": enabled, "labels": {"a/b": "~1"}},
+        "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 3306}]}],
+            "volumes": [{"name": "data", "emptyDir": {}}], "initContainers": [{"name": "migrate", "image": "m"}]}}));
+}
+
+#[test]
+fn fields_of_newer_versions_survive() {
+    let patched = check_pod(json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"containers": [{"name": "app", "fromTheFuture": 1}], "alsoNew": true,
+            "initContainers": [{"name": "migrate", "fromTheFuture": 2}]}}));
+    assert_eq!(patched["spec"]["initContainers"][0]["name"], "linkerd-proxy");
+    assert_eq!(patched["spec"]["initContainers"][1], json!({"name": "migrate", "fromTheFuture": 2}));
+    assert_eq!(patched["spec"]["containers"][0]["fromTheFuture"], 1);
+    assert_eq!(patched["spec"]["alsoNew"], true);
+}
+
+#[test]
+fn the_sidecar_satisfies_the_restricted_pod_security_standard() {
+    let patched = check_pod(json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"containers": [{"name": "app", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}]}}));
+    let proxy = &patched["spec"]["initContainers"][0];
+    let context = &proxy["securityContext"];
+    assert_eq!(context["allowPrivilegeEscalation"], false);
+    assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+    assert_eq!(context["runAsNonRoot"], true);
+    assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(proxy["restartPolicy"], "Always");
+    // Restricted allows these kinds of volumes, and no host ports.
+    for volume in patched["spec"]["volumes"].as_array().unwrap() {
+        assert!(volume.get("emptyDir").is_some() || volume.get("projected").is_some(), "{volume}");
+    }
+    assert!(proxy["ports"].as_array().unwrap().iter().all(|port| port.get("hostPort").is_none()));
+}
+
+#[test]
+fn opaque_ports_are_added_to_what_has_no_annotations_yet() {
+    let service: Service =
+        serde_json::from_value(json!({"metadata": {}, "spec": {"ports": [{"port": 3306}]}})).unwrap();
+    let ports = inject::service_opaque_ports(&service, None, &config());
+    let patched = applied(json!({"metadata": {}}), &patch::opaque_ports(&service.metadata, ports));
+    assert_eq!(patched["metadata"]["annotations"]["config.linkerd.io/opaque-ports"], "3306");
+    assert!(patch::opaque_ports(&service.metadata, None).0.is_empty());
+}
+
+#[test]
+fn only_who_asked_for_a_proxy_hears_that_there_is_none() {
+    let metadata =
+        |annotations: Value| -> ObjectMeta { serde_json::from_value(json!({"annotations": annotations})).unwrap() };
+    let (nothing, enabled, disabled) =
+        (json!({}), json!({"linkerd.io/inject": "enabled"}), json!({"linkerd.io/inject": "disabled"}));
+    for (reason, own, ns, expected) in [
+        (SkipReason::HostNetwork, &nothing, &nothing, false),
+        (SkipReason::HostNetwork, &enabled, &nothing, true),
+        (SkipReason::HostNetwork, &nothing, &enabled, true),
+        (SkipReason::HostNetwork, &disabled, &enabled, false),
+        (SkipReason::AnnotationAbsent, &nothing, &nothing, false),
+        (SkipReason::AnnotationDisabled, &disabled, &enabled, false),
+        (SkipReason::TokenDisabled, &nothing, &enabled, true),
+    ] {
+        assert_eq!(
+            matters(reason, &metadata(own.clone()), Some(&namespace(ns.clone()))),
+            expected,
+            "{reason} {own} {ns}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_annotation_is_named_with_its_place() {
+    let annotation = "config.linkerd.io/proxy-cpu-limit";
+    let error = |own: Value, ns: Value| {
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"annotations": own}, "spec": {"containers": []}})).unwrap();
+        let namespace = namespace(ns);
+        explain(&inject(&pod, Some(&namespace), &config()).unwrap_err(), &pod.metadata, Some(&namespace))
+    };
+    assert_eq!(
+        error(json!({"linkerd.io/inject": "enabled", annotation: "many"}), json!({})),
+        "cannot inject the proxy: annotation config.linkerd.io/proxy-cpu-limit: bad value \"many\", expected a Kubernetes \
+         quantity such as 100m or 64Mi"
+    );
+    let inherited = error(json!({}), json!({"linkerd.io/inject": "enabled", annotation: "many"}));
+    assert!(inherited.ends_with("(set on namespace shop)"), "{inherited}");
+}
+
+#[test]
+fn settings_that_cannot_be_read_name_the_file_and_the_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let sources = Sources {
+        namespace: "linkerd".to_owned(),
+        values: dir.path().join("values"),
+        anchors: dir.path().join("ca-bundle.crt"),
+    };
+    let problem = || settings::load(&sources).unwrap_err().to_string();
+    assert!(problem().contains("values: cannot be read"), "{}", problem());
+    std::fs::write(&sources.values, "proxy: {image: {name: p, version: v}, uid: root}").unwrap();
+    std::fs::write(&sources.anchors, "nothing").unwrap();
+    assert!(problem().contains("ca-bundle.crt: trust anchors hold no certificate"), "{}", problem());
+    std::fs::write(&sources.anchors, weft_tls::ca::Root::generate("root").unwrap().certificate_pem()).unwrap();
+    assert!(problem().contains("values: proxy.uid: "), "{}", problem());
+    std::fs::write(&sources.values, "proxy: {image: {name: p, version: v}}").unwrap();
+    assert_eq!(settings::load(&sources).unwrap().proxy_image, "p:v");
+}

@@ -1,0 +1,100 @@
+//! Metrics of the webhooks, Linkerd's names where it has one.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{counter::Counter, family::Family, gauge::ConstGauge},
+    registry::Registry,
+};
+use weft_tls::serving::CurrentPair;
+
+/// Counters of the injector (`linkerd2:controller/proxy-injector/metrics.go`).
+#[derive(Clone, Default)]
+pub(crate) struct InjectorMetrics {
+    requests: Family<Asked, Counter>,
+    responses: Family<Answered, Counter>,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Asked {
+    /// Kind of the owner, in lower case, or of the object itself.
+    pub(crate) owner_kind: String,
+    /// Namespace of the object.
+    pub(crate) namespace: String,
+    /// Where `linkerd.io/inject` stands: `workload`, `namespace` or nowhere.
+    pub(crate) annotation_at: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    owner_kind: String,
+    namespace: String,
+    annotation_at: &'static str,
+    skip: &'static str,
+    skip_reason: &'static str,
+}
+
+impl InjectorMetrics {
+    /// Registers the counters.
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "proxy_inject_admission_requests",
+            "Objects that the injector was asked about",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "proxy_inject_admission_responses",
+            "Objects that the injector answered about",
+            metrics.responses.clone(),
+        );
+        metrics
+    }
+
+    /// Counts a request.
+    pub(crate) fn asked(&self, asked: &Asked) {
+        self.requests.get_or_create(asked).inc();
+    }
+
+    /// Counts an answer; `skipped` is why nothing was injected, or empty.
+    pub(crate) fn answered(&self, asked: Asked, skipped: &'static str) {
+        let Asked { owner_kind, namespace, annotation_at } = asked;
+        let skip = if skipped.is_empty() { "false" } else { "true" };
+        let answered = Answered { owner_kind, namespace, annotation_at, skip, skip_reason: skipped };
+        self.responses.get_or_create(&answered).inc();
+    }
+}
+
+/// Registers `webhook_cert_ttl_seconds`: seconds until the certificate in force expires, computed at each scrape; 0 once
+/// it has, or before there is one.
+pub(super) fn register_ttl(registry: &mut Registry, component: &'static str, current: CurrentPair) {
+    registry.register_collector(Box::new(Ttl { component, current }));
+}
+
+struct Ttl {
+    component: &'static str,
+    current: CurrentPair,
+}
+
+impl fmt::Debug for Ttl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ttl")
+    }
+}
+
+impl Collector for Ttl {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let until = self.current.get().map(|pair| pair.not_after);
+        let left = until.and_then(|until| until.duration_since(SystemTime::now()).ok()).unwrap_or(Duration::ZERO);
+        let gauge = ConstGauge::new(left.as_secs_f64());
+        let help = "Seconds until the certificate of the webhook expires";
+        let mut encoder = encoder.encode_descriptor("webhook_cert_ttl_seconds", help, None, gauge.metric_type())?;
+        gauge.encode(encoder.encode_family(&[("webhook", self.component)])?)
+    }
+}

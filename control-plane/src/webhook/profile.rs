@@ -1,0 +1,24 @@
+//! sp-validator: ServiceProfiles that would silently do less than they say are not stored.
+
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionResponse},
+};
+use weft_k8s_api::profile::{self, GROUP};
+
+use super::{denied, object};
+
+/// Allows a valid ServiceProfile, and anything that is none.
+pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    if request.object.is_none() || request.kind.group != GROUP || request.kind.kind != "ServiceProfile" {
+        return request.into();
+    }
+    let read = object(request).map_err(|error| error.to_string());
+    let problems = match read.map(|object| profile::read(&object).map(|profile| profile::validate(&profile))) {
+        Err(problem) => problem,
+        Ok(Err(invalid)) => invalid.to_string(),
+        Ok(Ok(found)) if found.is_empty() => return request.into(),
+        Ok(Ok(found)) => found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+    };
+    denied(request, format!("ServiceProfile {:?}: {problems}", request.name))
+}

@@ -1,0 +1,193 @@
+//! The HTTPS server that the API server calls: `POST /` with an AdmissionReview (`admission.k8s.io/v1`).
+//!
+//! What is no AdmissionReview is answered with HTTP 400 and the reason; what is one always gets an AdmissionReview back.
+//! Connections are bounded in number, in time to begin, and in the size of a body.
+
+use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use kube::core::{
+    DynamicObject,
+    admission::{AdmissionRequest, AdmissionReview},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+use weft_runtime::drain::Watch;
+use weft_tls::serving::CurrentPair;
+
+use super::Admission;
+
+/// The largest request body, in bytes: Linkerd's limit. An AdmissionReview holds an object twice at most, of 1.5 MiB each.
+const MAX_BODY_BYTES: usize = 10 * 1024 * 1024;
+/// Connections at a time; further ones wait. API servers keep few and use them again.
+const MAX_CONNECTIONS: usize = 512;
+/// How long a TLS handshake and a request's head may take.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request's body may take: the longest timeout that a webhook configuration may set.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What is spoken inside TLS.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// The version of the review that is understood.
+const API_VERSION: &str = "admission.k8s.io/v1";
+
+/// Serves until the drain, then lets requests in progress end.
+pub(super) async fn serve(listener: TcpListener, current: CurrentPair, admission: Arc<Admission>, watch: Watch) {
+    let acceptor = TlsAcceptor::from(current.server_config(&ALPN));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            () = watch.signaled() => return,
+            accepted = accept(&listener, &permits) => accepted,
+        };
+        match accepted {
+            Ok((stream, permit)) => {
+                let connection = serve_connection(acceptor.clone(), stream, admission.clone(), watch.clone());
+                tokio::spawn(watch.track(async move {
+                    connection.await;
+                    drop(permit);
+                }));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "webhook cannot accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, permit))
+}
+
+async fn serve_connection(acceptor: TlsAcceptor, stream: TcpStream, admission: Arc<Admission>, watch: Watch) {
+    let stream = match timeout(BEGIN_TIMEOUT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with a webhook's client failed"),
+        Err(_) => return tracing::debug!("a webhook's client did not finish its TLS handshake"),
+    };
+    let service = service_fn(move |request| {
+        let admission = admission.clone();
+        async move { Ok::<_, Infallible>(handle(&admission, request).await) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(BEGIN_TIMEOUT);
+    builder.http2().timer(TokioTimer::new());
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = watch.signaled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a webhook's connection ended");
+    }
+}
+
+async fn handle(admission: &Admission, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    if request.uri().path() != "/" {
+        return text(StatusCode::NOT_FOUND, "not found, expected POST /\n");
+    }
+    if request.method() != Method::POST {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed, expected POST /\n");
+    }
+    let body = match timeout(BODY_TIMEOUT, Limited::new(request.into_body(), MAX_BODY_BYTES).collect()).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large, expected at most 10 MiB\n");
+        }
+        Ok(Err(error)) => return text(StatusCode::BAD_REQUEST, format!("request body cannot be read: {error}\n")),
+        Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "request body did not arrive in time\n"),
+    };
+    let review = match read(&body) {
+        Ok(review) => review,
+        Err(problem) => {
+            tracing::warn!(%problem, "no AdmissionReview");
+            return text(StatusCode::BAD_REQUEST, format!("{problem}\n"));
+        }
+    };
+    let since = Instant::now();
+    let answer = admission.answer(&review).await;
+    tracing::debug!(
+        kind = review.kind.kind,
+        namespace = review.namespace,
+        name = review.name,
+        allowed = answer.allowed,
+        patched = answer.patch.is_some(),
+        message = answer.result.message,
+        ms = since.elapsed().as_secs_f64() * 1000.0,
+        "reviewed"
+    );
+    let body = serde_json::to_vec(&answer.into_review()).expect("an answer is JSON");
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Reads the request out of an AdmissionReview.
+fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, String> {
+    let review: AdmissionReview<DynamicObject> = serde_json::from_slice(body)
+        .map_err(|error| format!("the body is no AdmissionReview: {error}; expected one of {API_VERSION}"))?;
+    if review.types.api_version != API_VERSION || review.types.kind != "AdmissionReview" {
+        return Err(format!(
+            "the body is a {} of {}, expected an AdmissionReview of {API_VERSION}",
+            review.types.kind, review.types.api_version
+        ));
+    }
+    review.try_into().map_err(|_| "the AdmissionReview holds no request".to_owned())
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn review(change: impl FnOnce(&mut Value)) -> Result<AdmissionRequest<DynamicObject>, String> {
+        let mut review = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+            "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"}, "name": "", "namespace": "shop",
+            "operation": "CREATE", "userInfo": {}, "dryRun": false,
+            "object": {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "web-"}, "spec": {}}}});
+        change(&mut review);
+        read(&serde_json::to_vec(&review).unwrap())
+    }
+
+    #[test]
+    fn reads_a_review_and_says_what_is_none() {
+        assert_eq!(review(|_| ()).unwrap().namespace.as_deref(), Some("shop"));
+        let beta = review(|review| review["apiVersion"] = json!("admission.k8s.io/v1beta1")).unwrap_err();
+        assert!(beta.contains("expected an AdmissionReview of admission.k8s.io/v1"), "{beta}");
+        assert!(review(|review| review["request"] = Value::Null).unwrap_err().contains("no request"));
+        assert!(review(|review| review["request"]["uid"] = json!(1)).unwrap_err().contains("no AdmissionReview"));
+        assert!(read(b"GET / HTTP/1.1").unwrap_err().contains("no AdmissionReview"));
+        assert!(read(b"").is_err());
+    }
+}

@@ -1,0 +1,315 @@
+//! Certificates of HTTPS servers that the Kubernetes API server calls: made here, or supplied by somebody else.
+//!
+//! These have nothing to do with mesh identities. A generated certificate comes with an authority of its own whose key is
+//! thrown away at once: nothing else can ever be signed by what the API server was told to trust.
+
+use std::{
+    sync::{Arc, RwLock},
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256,
+};
+use rustls::{
+    ServerConfig,
+    client::verify_server_name,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::{ClientHello, ParsedCertificate, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::{anchors::TrustAnchors, crypto_provider, verify::chains_to};
+
+/// Allowed difference between clocks when a certificate is made.
+const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+/// A certificate for a server and the authority that signed it, PEM.
+pub struct Generated {
+    /// The server's certificate.
+    pub certificate: String,
+    /// Its private key, PKCS#8.
+    pub key: String,
+    /// The authority's certificate.
+    pub authority: String,
+}
+
+/// Why there is no generated certificate.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot create a certificate for {names}: {source}")]
+pub struct GenerateError {
+    names: String,
+    source: rcgen::Error,
+}
+
+/// Why a certificate and a key cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum PairError {
+    /// The certificate is not PEM.
+    #[error("the certificate is not PEM: {0}")]
+    CertificatePem(#[source] rustls::pki_types::pem::Error),
+    /// There is no certificate in the PEM.
+    #[error("there is no CERTIFICATE block in the certificate")]
+    Empty,
+    /// The certificate is not X.509.
+    #[error("the certificate is not X.509: {0}")]
+    Certificate(String),
+    /// The key is not a private key in PEM.
+    #[error("the key is not a private key in PEM: {0}")]
+    KeyPem(#[source] rustls::pki_types::pem::Error),
+    /// The key is another certificate's, or of a kind that TLS does not know.
+    #[error("the key does not fit the certificate: {0}")]
+    Key(#[source] rustls::Error),
+}
+
+/// A certificate with its key, ready to serve.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    key: Arc<CertifiedKey>,
+    /// When it becomes valid.
+    pub not_before: SystemTime,
+    /// When it stops being valid.
+    pub not_after: SystemTime,
+}
+
+/// Makes a certificate for `names` (DNS names or IP addresses) and an authority that signed it, both valid for
+/// `lifetime` from now.
+///
+/// # Errors
+/// When a name is neither, or the system gives no randomness.
+pub fn generate(names: &[String], lifetime: Duration) -> Result<Generated, GenerateError> {
+    let failed = |source| GenerateError { names: names.join(", "), source };
+    let now = SystemTime::now();
+    let (not_before, not_after) = (now - CLOCK_SKEW, now + lifetime);
+    let common_name = names.first().map_or("webhook", String::as_str);
+
+    let mut authority = CertificateParams::default();
+    authority.distinguished_name.push(DnType::CommonName, format!("authority of {common_name}"));
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    authority.not_before = not_before.into();
+    authority.not_after = not_after.into();
+    let authority_key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+    let authority_pem = authority.self_signed(&authority_key).map_err(failed)?.pem();
+    let authority = rcgen::Issuer::new(authority, authority_key);
+
+    let mut leaf = CertificateParams::new(names.to_vec()).map_err(failed)?;
+    leaf.distinguished_name.push(DnType::CommonName, common_name);
+    leaf.is_ca = IsCa::ExplicitNoCa;
+    leaf.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    leaf.not_before = not_before.into();
+    leaf.not_after = not_after.into();
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
+    let certificate = leaf.signed_by(&key, &authority).map_err(failed)?.pem();
+    Ok(Generated { certificate, key: key.serialize_pem(), authority: authority_pem })
+}
+
+impl Pair {
+    /// Reads a certificate, with intermediates behind it if there are some, and its key.
+    ///
+    /// # Errors
+    /// See [`PairError`].
+    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, PairError> {
+        let chain = CertificateDer::pem_slice_iter(certificate)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(PairError::CertificatePem)?;
+        let leaf = chain.first().ok_or(PairError::Empty)?;
+        let (not_before, not_after) = validity(leaf).map_err(PairError::Certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(PairError::KeyPem)?;
+        let key = CertifiedKey::from_der(chain, key, &crypto_provider()).map_err(PairError::Key)?;
+        Ok(Self { key: Arc::new(key), not_before, not_after })
+    }
+
+    /// Whether a client that wants `name` accepts the certificate's names.
+    #[must_use]
+    pub fn covers(&self, name: &str) -> bool {
+        let Ok(name) = ServerName::try_from(name) else { return false };
+        let leaf = self.key.cert.first().and_then(|leaf| ParsedCertificate::try_from(leaf).ok());
+        leaf.is_some_and(|leaf| verify_server_name(&leaf, &name).is_ok())
+    }
+
+    /// Whether a client that trusts `authorities` alone accepts the certificate at its beginning.
+    #[must_use]
+    pub fn chains_to(&self, authorities: &TrustAnchors) -> bool {
+        let Some((leaf, intermediates)) = self.key.cert.split_first() else { return false };
+        let Ok(since) = self.not_before.duration_since(SystemTime::UNIX_EPOCH) else { return false };
+        let now = UnixTime::since_unix_epoch(since);
+        chains_to(leaf, intermediates, authorities, &crypto_provider(), now).is_ok()
+    }
+
+    /// Whether both are the same certificate.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        self.key.cert == other.key.cert
+    }
+}
+
+/// The certificate that a server shows now; clones follow each other. Connections keep the one that they began with.
+#[derive(Clone, Debug, Default)]
+pub struct CurrentPair(Arc<RwLock<Option<Pair>>>);
+
+impl CurrentPair {
+    /// Shows another certificate to new connections.
+    pub fn set(&self, pair: Pair) {
+        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(pair);
+    }
+
+    /// The certificate in force; none before the first.
+    #[must_use]
+    pub fn get(&self) -> Option<Pair> {
+        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// A TLS server that shows the certificate in force, asks clients for none, and speaks TLS 1.3.
+    #[must_use]
+    pub fn server_config(&self, alpn: &[&[u8]]) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::builder_with_provider(crypto_provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("the provider has cipher suites of TLS 1.3")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(self.clone()));
+        config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+        Arc::new(config)
+    }
+}
+
+impl ResolvesServerCert for CurrentPair {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.get().map(|pair| pair.key)
+    }
+}
+
+/// The first `at_most` certificates of a PEM text that are valid at `now`.
+#[must_use]
+pub fn still_valid(pem: &str, now: SystemTime, at_most: usize) -> String {
+    let mut kept = String::new();
+    for block in blocks(pem).filter(|block| is_valid(block, now)).take(at_most) {
+        kept.push_str(block);
+        kept.push('\n');
+    }
+    kept
+}
+
+/// Whether every certificate of `wanted` is in `bundle`, both PEM.
+#[must_use]
+pub fn includes(bundle: &[u8], wanted: &[u8]) -> bool {
+    let read = |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    match (read(bundle), read(wanted)) {
+        (Ok(bundle), Ok(wanted)) => !wanted.is_empty() && wanted.iter().all(|one| bundle.contains(one)),
+        _ => false,
+    }
+}
+
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+const END: &str = "-----END CERTIFICATE-----";
+
+fn blocks(pem: &str) -> impl Iterator<Item = &str> {
+    let mut rest = pem;
+    std::iter::from_fn(move || {
+        let begin = rest.find(BEGIN)?;
+        let end = begin + rest[begin..].find(END)? + END.len();
+        let block = &rest[begin..end];
+        rest = &rest[end..];
+        Some(block)
+    })
+}
+
+fn is_valid(block: &str, now: SystemTime) -> bool {
+    let certificate = CertificateDer::from_pem_slice(block.as_bytes());
+    certificate.is_ok_and(|certificate| validity(&certificate).is_ok_and(|(_, not_after)| now < not_after))
+}
+
+fn validity(certificate: &CertificateDer<'_>) -> Result<(SystemTime, SystemTime), String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+    let at =
+        |timestamp: i64| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(timestamp).unwrap_or_default());
+    let validity = parsed.validity();
+    Ok((at(validity.not_before.timestamp()), at(validity.not_after.timestamp())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_generated_certificate_is_what_the_api_server_wants() {
+        let generated = generate(&names(&["hook.mesh.svc", "10.0.0.1"]), HOUR).unwrap();
+        let pair = Pair::from_pem(generated.certificate.as_bytes(), generated.key.as_bytes()).unwrap();
+        assert!(pair.covers("hook.mesh.svc") && pair.covers("10.0.0.1"));
+        assert!(!pair.covers("other.mesh.svc") && !pair.covers("not a name"));
+        assert!(pair.chains_to(&TrustAnchors::from_pem(&generated.authority).unwrap()));
+        let other = generate(&names(&["hook.mesh.svc"]), HOUR).unwrap();
+        assert!(!pair.chains_to(&TrustAnchors::from_pem(&other.authority).unwrap()));
+        assert!(pair.not_before < SystemTime::now() && pair.not_after <= SystemTime::now() + HOUR);
+    }
+
+    #[test]
+    fn broken_pairs_say_what_is_broken() {
+        let (one, two) = (generate(&names(&["a.b"]), HOUR).unwrap(), generate(&names(&["a.b"]), HOUR).unwrap());
+        let read = |certificate: &str, key: &str| Pair::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap_err();
+        assert!(matches!(read(&one.certificate, &two.key), PairError::Key(_)));
+        assert!(matches!(read("nothing", &one.key), PairError::Empty));
+        assert!(matches!(read(&one.certificate, "nothing"), PairError::KeyPem(_)));
+        assert!(matches!(
+            read("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &one.key),
+            PairError::Certificate(_)
+        ));
+    }
+
+    #[test]
+    fn bundles_keep_what_is_valid_and_are_compared_as_sets() {
+        let (one, two) = (generate(&names(&["a.b"]), HOUR).unwrap(), generate(&names(&["a.b"]), 2 * HOUR).unwrap());
+        let both = format!("# comment\n{}{}", one.authority, two.authority);
+        assert!(includes(both.as_bytes(), one.authority.as_bytes()));
+        assert!(!includes(one.authority.as_bytes(), both.as_bytes()));
+        assert!(!includes(both.as_bytes(), b"") && !includes(b"", both.as_bytes()));
+        let now = SystemTime::now();
+        assert!(includes(still_valid(&both, now, 9).as_bytes(), both.as_bytes()));
+        assert!(!includes(still_valid(&both, now, 1).as_bytes(), two.authority.as_bytes()));
+        let later = still_valid(&both, now + HOUR + HOUR / 2, 9);
+        assert!(includes(later.as_bytes(), two.authority.as_bytes()));
+        assert!(!includes(later.as_bytes(), one.authority.as_bytes()));
+    }
+
+    #[test]
+    fn a_server_without_a_certificate_refuses_and_with_one_serves() {
+        let current = CurrentPair::default();
+        let generated = generate(&names(&["hook.mesh.svc"]), HOUR).unwrap();
+        let anchors = TrustAnchors::from_pem(&generated.authority).unwrap();
+        let client = rustls::ClientConfig::builder_with_provider(crypto_provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(anchors.store)
+            .with_no_client_auth();
+        let client = Arc::new(client);
+        assert!(handshake(&client, &current).is_err());
+        current.set(Pair::from_pem(generated.certificate.as_bytes(), generated.key.as_bytes()).unwrap());
+        handshake(&client, &current).unwrap();
+    }
+
+    fn handshake(client: &Arc<rustls::ClientConfig>, server: &CurrentPair) -> Result<(), rustls::Error> {
+        let name = ServerName::try_from("hook.mesh.svc").unwrap();
+        let mut client = rustls::ClientConnection::new(client.clone(), name).unwrap();
+        let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).unwrap();
+            server.read_tls(&mut wire.as_slice()).unwrap();
+            server.process_new_packets()?;
+            wire.clear();
+            server.write_tls(&mut wire).unwrap();
+            client.read_tls(&mut wire.as_slice()).unwrap();
+            client.process_new_packets()?;
+        }
+        Ok(())
+    }
+}
