@@ -5,18 +5,14 @@
 //! exactly these, whether the cluster still runs or died half way. Several run side by side under different names.
 
 mod cgroup;
+mod cluster;
 mod go;
 mod network;
 mod node;
 mod pki;
 pub(crate) mod tools;
 
-use std::{
-    fs::{self, File},
-    path::{Path, PathBuf},
-    process::Command,
-    time::Instant,
-};
+use std::{fs, path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
@@ -29,16 +25,13 @@ use crate::{
         image::{Files, Image, Layer},
     },
     setup,
-    workspace::{self, Workspace},
+    workspace::Workspace,
 };
 use cgroup::Cgroup;
+pub(crate) use cluster::{Cluster, Kind};
+use cluster::{DATA, STATE, find, lock, names, parse_name, scope};
 use node::Node;
 use tools::Tools;
-
-/// What a reader of a running cluster wants: kubeconfig, logs, audit log, sockets.
-const STATE: &str = "/run/weft-kube";
-/// What is big: etcd's data, images, volumes. On disk, where overlayfs works.
-const DATA: &str = "/var/lib/weft-kube";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -133,15 +126,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What a cluster can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Keep objects.
-    ControlPlane,
-    /// Keep objects and run pods.
-    Node,
-}
-
 /// Which images of ours a cluster is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Images {
@@ -151,131 +135,6 @@ pub(crate) enum Images {
     LastBuilt,
     /// Those of the sources as they are now.
     Built,
-}
-
-/// A cluster on this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cluster {
-    name: String,
-    /// Which 10.88.X.0/24 joins it to the host.
-    subnet: u8,
-    kind: Kind,
-    /// Whether its start came to its end.
-    complete: bool,
-}
-
-impl Cluster {
-    /// The administrator's kubeconfig.
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
-        self.state().join("kubeconfig")
-    }
-
-    /// One JSON object for every request to the API server.
-    pub(crate) fn audit_log(&self) -> PathBuf {
-        self.state().join("log/audit.log")
-    }
-
-    /// Variables for whoever uses the cluster. PATH holds `$PATH`'s value, so the tools stand in front.
-    pub(crate) fn environment(&self, tools: &Tools) -> Vec<(&'static str, String)> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut directories = tools.path_directories();
-        directories
-            .extend(std::env::split_paths(&path).filter(|directory| !tools.path_directories().contains(directory)));
-        let path = std::env::join_paths(directories).unwrap_or(path);
-        vec![
-            ("KUBECONFIG", self.kubeconfig().display().to_string()),
-            ("WEFT_KUBE_AUDIT_LOG", self.audit_log().display().to_string()),
-            ("PATH", path.to_string_lossy().into_owned()),
-        ]
-    }
-
-    fn kubectl(&self, tools: &Tools, arguments: &[&str]) -> Result<String> {
-        let mut kubectl = Command::new(tools.program("kubectl"));
-        kubectl.arg("--kubeconfig").arg(self.kubeconfig()).arg("--request-timeout=10s").args(arguments);
-        command::output(&mut kubectl)
-    }
-
-    /// What control groups and network namespace are called.
-    fn scope(&self) -> String {
-        scope(&self.name)
-    }
-
-    fn state(&self) -> PathBuf {
-        Path::new(STATE).join(&self.name)
-    }
-
-    fn data(&self) -> PathBuf {
-        Path::new(DATA).join(&self.name)
-    }
-
-    fn config(&self) -> PathBuf {
-        self.data().join("config")
-    }
-
-    fn containerd(&self) -> PathBuf {
-        self.state().join("run/containerd/containerd.sock")
-    }
-
-    fn netns(&self) -> PathBuf {
-        Path::new("/run/netns").join(self.scope())
-    }
-
-    /// The host's interface; the kernel allows 15 characters.
-    fn link(&self) -> String {
-        format!("weft-kube{}", self.subnet)
-    }
-
-    fn host_address(&self) -> String {
-        format!("10.88.{}.1", self.subnet)
-    }
-
-    fn node_address(&self) -> String {
-        format!("10.88.{}.2", self.subnet)
-    }
-
-    fn node_name(&self) -> String {
-        format!("{}-node", self.name)
-    }
-
-    fn log(&self, component: &str) -> PathBuf {
-        self.state().join(format!("log/{component}.log"))
-    }
-
-    /// The end of a component's log, for the message about its failure.
-    fn tail(&self, component: &str) -> String {
-        const LINES: usize = 12;
-        let log = self.log(component);
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        let last = lines[lines.len().saturating_sub(LINES)..].join("\n  ");
-        format!("{} ends with:\n  {last}", log.display())
-    }
-
-    fn save(&self) -> Result<()> {
-        fs::create_dir_all(self.state()).with_context(|| format!("create {}", self.state().display()))?;
-        let value = json!({ "subnet": self.subnet, "node": self.kind == Kind::Node, "complete": self.complete });
-        fs::write(self.state().join("cluster.json"), value.to_string()).context("write cluster.json")
-    }
-
-    fn load(name: &str) -> Option<Self> {
-        let text = fs::read_to_string(Path::new(STATE).join(name).join("cluster.json")).ok()?;
-        let value: Value = serde_json::from_str(&text).ok()?;
-        let kind = if value["node"] == true { Kind::Node } else { Kind::ControlPlane };
-        let subnet = value["subnet"].as_u64()?.try_into().ok()?;
-        Some(Self { name: name.to_owned(), subnet, kind, complete: value["complete"] != false })
-    }
-
-    fn is_well(&self, tools: &Tools) -> bool {
-        let has_node = self.kind == Kind::Node;
-        self.complete
-            && self.kubectl(tools, &["get", "--raw", "/readyz"]).is_ok()
-            && (!has_node || self.is_node_ready(tools))
-    }
-
-    fn is_node_ready(&self, tools: &Tools) -> bool {
-        let status = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
-        self.kubectl(tools, &["get", "node", &self.node_name(), "-o", status]).is_ok_and(|status| status == "True")
-    }
 }
 
 /// A cluster of that name, at least of that kind, with those images: the one that runs, or a new one.
@@ -391,23 +250,6 @@ fn remove(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn find(name: &str) -> Result<Cluster> {
-    Cluster::load(name).with_context(|| {
-        let others = names();
-        let others =
-            if others.is_empty() { "there is none".to_owned() } else { format!("there is {}", others.join(", ")) };
-        format!("no cluster is called {name} ({others}): cargo xtask kube up --name {name}")
-    })
-}
-
-fn names() -> Vec<String> {
-    let entries = fs::read_dir(STATE).into_iter().flatten().flatten();
-    let directories = entries.filter(|entry| entry.path().is_dir());
-    let mut names: Vec<_> = directories.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
-}
-
 fn status(format: Format) -> Result<()> {
     let tools = Tools::ensure(Tools::ALL)?;
     let mut unwell = Vec::new();
@@ -457,48 +299,4 @@ fn status(format: Format) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn scope(name: &str) -> String {
-    format!("weft-kube-{name}")
-}
-
-/// One run at a time works on a cluster. Held until it is dropped.
-fn lock(name: &str) -> Result<File> {
-    let directory = workspace::cache_directory()?.join("kube/locks");
-    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    let file = File::create(directory.join(name)).with_context(|| format!("create the lock of {name}"))?;
-    file.lock().with_context(|| format!("lock {name}"))?;
-    Ok(file)
-}
-
-/// A name that fits into names of namespaces, nodes and control groups.
-fn parse_name(name: &str) -> Result<String, String> {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let starts = name.starts_with(|c: char| c.is_ascii_lowercase());
-    if starts && name.len() <= 24 && name.chars().all(fits) && !name.ends_with('-') {
-        return Ok(name.to_owned());
-    }
-    Err("use 1 to 24 lower-case letters, digits and hyphens, a letter first and no hyphen last".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_fits_into_every_name_made_of_it() {
-        for good in ["weft", "a", "test-2"] {
-            assert_eq!(parse_name(good), Ok(good.to_owned()));
-        }
-        for bad in ["", "-a", "a-", "A", "a/b", "..", "a.b", "1", &"a".repeat(25)] {
-            assert!(parse_name(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn the_interface_has_a_name_that_the_kernel_takes() {
-        let cluster = Cluster { name: "a".repeat(24), subnet: 250, kind: Kind::Node, complete: true };
-        assert!(cluster.link().len() <= 15, "{}", cluster.link());
-    }
 }

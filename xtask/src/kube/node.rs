@@ -1,7 +1,9 @@
 //! The node of one cluster: its mount namespace, the components in it with their settings, and images.
 //!
 //! In the mount namespace `/run`, `/var/lib` and `/var/log` are the cluster's own directories, so that every program
-//! runs with the paths that it has on any node and leaves nothing on the host. There is no network outside.
+//! runs with the paths that it has on any node and leaves nothing on the host. There is no network outside. Every pod
+//! has a link of its own (CNI's `ptp`): all traffic is routed, so that replies of a Service's pod on the same node pass
+//! connection tracking without br_netfilter, and no rule of iptables is needed.
 
 use std::{
     fs::{self, File},
@@ -28,30 +30,16 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Enters the control groups, then becomes the program. `$0` holds the groups.
 const ENTER: &str = r#"for group in $0; do echo $$ >"$group/cgroup.procs" || :; done; exec "$@""#;
 
-/// Makes the mount namespace what a node has, then holds it open. `$0` is the state directory, `$1` the data.
-///
-/// The kubelet writes kernel settings that are not confined to a namespace; it finds files with the values that it
-/// wants in their place and leaves the host's alone.
-const MOUNTS: &str = r#"set -e
-while read name value; do
-    echo "$value" >"$1/sysctl-$(basename "$name")"
-    mount --bind "$1/sysctl-$(basename "$name")" "/proc/sys/$name"
-done <<END
-vm/overcommit_memory 1
-vm/panic_on_oom 0
-kernel/panic 10
-kernel/panic_on_oops 1
-kernel/keys/root_maxkeys 1000000
-kernel/keys/root_maxbytes 25000000
-END
-mount -t bpf bpf /sys/fs/bpf
-mount --bind "$1" /var/lib
-mount --bind "$0/log" /var/log
-mount --bind "$0/run" /run
-mount --make-rshared /
-mkdir -p /run/netns /run/lock
-touch /run/mounted
-exec sleep infinity"#;
+/// Makes the mount namespace, then holds it open.
+const MOUNTS: &str = include_str!("node/mounts.sh");
+/// Settings of the components as (name, text). `CGROUP`, `PLUGINS` and `PAUSE` are filled in.
+const SETTINGS: [(&str, &str); 5] = [
+    ("audit.yaml", include_str!("node/audit.yaml")),
+    ("kubelet.yaml", include_str!("node/kubelet.yaml")),
+    ("containerd.toml", include_str!("node/containerd.toml")),
+    ("cni/10-weft.conflist", include_str!("node/cni.conflist")),
+    ("resolv.conf", "nameserver 10.96.0.10\n"),
+];
 
 /// A cluster's node while it is being started.
 pub(crate) struct Node<'a> {
@@ -227,16 +215,10 @@ pub(crate) fn import(cluster: &Cluster, archive: &Path) -> Result<()> {
 }
 
 fn write_settings(cluster: &Cluster) -> Result<()> {
-    let settings = [
-        ("audit.yaml", AUDIT.to_owned()),
-        ("kubelet.yaml", KUBELET.to_owned()),
-        ("resolv.conf", "nameserver 10.96.0.10\n".to_owned()),
-        ("containerd.toml", containerd(plugins()?)),
-        ("cni/10-weft.conflist", CNI.to_owned()),
-    ];
-    for (name, text) in settings {
+    let plugins = plugins()?;
+    for (name, text) in SETTINGS {
         let path = cluster.config().join(name);
-        let text = text.replace("CGROUP", &cluster.scope());
+        let text = text.replace("CGROUP", &cluster.scope()).replace("PLUGINS", plugins).replace("PAUSE", PAUSE_IMAGE);
         fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(|| format!("create for {}", path.display()))?;
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
@@ -247,70 +229,4 @@ fn write_settings(cluster: &Cluster) -> Result<()> {
 fn plugins() -> Result<&'static str> {
     let found = PLUGINS.into_iter().find(|directory| Path::new(directory).join("ptp").exists());
     found.with_context(|| format!("no CNI plugins in {}: install containernetworking-plugins", PLUGINS.join(" or ")))
-}
-
-/// Every request, without bodies.
-const AUDIT: &str = "\
-apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: Metadata}]
-";
-
-const KUBELET: &str = "\
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-cgroupDriver: cgroupfs
-cgroupRoot: /CGROUP
-failCgroupV1: false
-failSwapOn: false
-enforceNodeAllocatable: []
-oomScoreAdj: 0
-makeIPTablesUtilChains: false
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
-volumePluginDir: /var/lib/kubelet/volume-plugins
-clusterDomain: cluster.local
-clusterDNS: [10.96.0.10]
-resolvConf: /var/lib/config/resolv.conf
-imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
-authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: /var/lib/config/ca.crt}}
-authorization: {mode: Webhook}
-tlsCertFile: /var/lib/config/kubelet.crt
-tlsPrivateKeyFile: /var/lib/config/kubelet.key
-";
-
-/// A link of its own for every pod: all traffic is routed, so that replies from a Service's pod on the same node pass
-/// connection tracking without br_netfilter, and no rule of iptables is needed.
-const CNI: &str = r#"{
-  "cniVersion": "1.0.0",
-  "name": "weft",
-  "plugins": [
-    {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-    {"type": "portmap", "capabilities": {"portMappings": true}}
-  ]
-}
-"#;
-
-/// Runc dies where it may not lower the score of the out-of-memory killer, hence `restrict_oom_score_adj`.
-fn containerd(plugins: &str) -> String {
-    format!(
-        r#"version = 2
-
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE_IMAGE}"
-disable_apparmor = true
-restrict_oom_score_adj = true
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{plugins}"
-conf_dir = "{CONFIG}/cni"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-SystemdCgroup = false
-"#
-    )
 }
