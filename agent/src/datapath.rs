@@ -4,7 +4,8 @@
 //! or intercepted, never open. It keeps nothing in memory that the pins do not know, except pods' names for traces.
 //!
 //! ```text
-//! enrol:    rules of the new generation -> entry (outbound in force) -> link -> entry (inbound too) -> old rules go
+//! enrol:    rules of the new generation -> entry (outbound in force) -> link -> a proxy that listens already
+//!           -> entry (inbound too) -> old rules go
 //! withdraw: link -> entry -> rules
 //! ```
 
@@ -18,7 +19,7 @@ use std::{
 use aya::{
     Ebpf,
     maps::{
-        Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf,
+        Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf, SockHash,
         lpm_trie::{Key, LpmTrie},
     },
 };
@@ -32,6 +33,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
+    listeners::{Listeners, ListenersError},
     netns::Netns,
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
@@ -48,6 +50,7 @@ pub(crate) struct Datapath {
     subnets: LpmTrie<MapData, Subnet, u8>,
     stats: PerCpuArray<MapData, u64>,
     config: Array<MapData, Config>,
+    listeners: Listeners,
     names: BTreeMap<u64, PodName>,
 }
 
@@ -58,6 +61,8 @@ pub(crate) enum DatapathError {
     Pins(#[from] PinsError),
     #[error(transparent)]
     Programs(#[from] ProgramsError),
+    #[error(transparent)]
+    Listeners(#[from] ListenersError),
     #[error("cannot open the cgroup {path}")]
     Cgroup { path: String, source: std::io::Error },
     #[error("cannot open map {name}")]
@@ -135,6 +140,7 @@ impl Datapath {
             subnets: open_map(&pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
             stats: open_map(&pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
             config: open_map(&pins, map::CONFIG, |data| Array::try_from(Map::Array(data)))?,
+            listeners: Listeners::new(open_map(&pins, map::LISTENERS, |data| SockHash::try_from(Map::SockHash(data)))?),
             names: BTreeMap::new(),
             programs,
             pins,
@@ -186,6 +192,12 @@ impl Datapath {
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, rules.pod.clone());
         let attached = self.programs.attach_pod(cookie, &netns.file)?;
+        if attached || unchanged.is_none() || !entry.has(pod::INBOUND) {
+            let adopted = self.listeners.adopt(netns, entry.proxy_uid, entry.inbound_port)?;
+            if adopted > 0 {
+                tracing::info!(netns_cookie = cookie, adopted, "the proxy listened before the programs did");
+            }
+        }
         if !entry.has(pod::INBOUND) {
             entry.flags |= pod::INBOUND;
             self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;

@@ -19,6 +19,7 @@ mod error;
 mod garbage;
 mod host;
 mod kubernetes;
+mod listeners;
 mod lock;
 mod metrics;
 mod netns;

@@ -30,7 +30,7 @@ const APP: u32 = 1000;
 type Check = (&'static str, fn(&mut World));
 
 /// In this order, because a later check finds what an earlier one left.
-const CHECKS: [Check; 19] = [
+const CHECKS: [Check; 20] = [
     ("an unenrolled namespace notices nothing", unenrolled_notices_nothing),
     ("a request that cannot be used names its field", bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment_is_attested_and_idempotent),
@@ -50,6 +50,7 @@ const CHECKS: [Check; 19] = [
     ("other programs replace those in force in place", programs_are_replaced),
     ("no connection is lost while agents come and go", nothing_is_lost_under_load),
     ("unloading leaves nothing", unload_leaves_nothing),
+    ("proxies that listened before the programs did are found", running_proxies_are_found),
 ];
 
 fn main() -> ExitCode {
@@ -429,6 +430,29 @@ fn unload_leaves_nothing(world: &mut World) {
     reaches(&answer, 8080);
     // ENOPROTOOPT or EOPNOTSUPP, by kernel version.
     assert!(app.say("attest").starts_with("error E"));
+    assert!(world.pins_are_gone());
+}
+
+/// As on a node whose agent comes after its pods: nothing saw the proxies begin to listen.
+fn running_proxies_are_found(world: &mut World) {
+    world.start_agent(&[]);
+    world.enrol(world.request("b")).unwrap();
+    let mut client = world.pod("c", APP);
+    for target in ["10.98.0.2:8080", "[fd98::2]:8080"] {
+        reaches(&client.connect(target), 4143);
+    }
+    // Enrolled again it is found once only, and a successor takes its place.
+    world.enrol(world.request("b")).unwrap();
+    world.drop_kept("b proxy");
+    assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    let mut impostor = world.pod("b", APP);
+    impostor.ok("serve 4143");
+    assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    drop(impostor);
+    world.keep("b proxy", |world| world.proxy("b"));
+    reaches(&client.connect("10.98.0.2:8080"), 4143);
+    world.kill_agent();
+    world.unload();
     assert!(world.pins_are_gone());
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     event::Config,
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
+    socket::ListenerKey,
 };
 
 // SAFETY: repr(C), Copy, only integers, every bit pattern valid, no implicit padding.
@@ -15,3 +16,5 @@ unsafe impl aya::Pod for PortBlock {}
 unsafe impl aya::Pod for Subnet {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Config {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ListenerKey {}

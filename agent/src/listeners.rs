@@ -1,0 +1,207 @@
+//! Listeners of proxies that were there before the programs, which only see sockets begin to listen: a proxy on a node
+//! whose agent comes later, or comes back after everything was unloaded. They are taken from the proxy's process and put
+//! where the programs put those that they see. Without this such a proxy gets no connection until it starts again.
+//!
+//! ```text
+//! /proc/PID/ns/net is the pod's ─> /proc/PID/net/tcp{,6}: who listens on the inbound port as the proxy's user
+//!     ─> /proc/PID/fd: which descriptor that is ─> pidfd_getfd (Linux 5.6) ─> map LISTENERS
+//! ```
+//!
+//! A proxy that starts later is none of this file's business. Refuses to replace what the programs recorded.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::maps::{MapData, MapError, SockHash};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use weft_ebpf_abi::socket::{LISTENER_SLOTS, ListenerKey};
+
+use crate::netns::Netns;
+
+/// Do not replace (linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
+/// `TCP_LISTEN` in /proc/net/tcp.
+const LISTENING: &str = "0A";
+
+/// The proxies' listeners, as the programs know them.
+pub(crate) struct Listeners {
+    map: SockHash<MapData, ListenerKey>,
+    proc: PathBuf,
+}
+
+/// Why a listener could not be taken over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenersError {
+    #[error("cannot read map LISTENERS")]
+    Read(#[source] MapError),
+    #[error("cannot write map LISTENERS (is it full?)")]
+    Write(#[source] MapError),
+    #[error("cannot look for processes in {path} (needs hostPID)")]
+    Processes { path: String, source: io::Error },
+    #[error(
+        "cannot take the listener of process {pid} (needs Linux 5.6, CAP_SYS_PTRACE, and seccomp that allows pidfd_getfd)"
+    )]
+    Take { pid: i32, source: io::Error },
+}
+
+/// A socket that listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listening {
+    family: u8,
+    inode: u64,
+}
+
+impl Listeners {
+    /// Looks for processes in /proc.
+    pub(crate) fn new(map: SockHash<MapData, ListenerKey>) -> Self {
+        Self { map, proc: PathBuf::from("/proc") }
+    }
+
+    /// Lets the programs know the listeners of a pod's proxy, unless they know one already. Returns how many were taken.
+    ///
+    /// # Errors
+    /// See [`ListenersError`]. That a process ends meanwhile is none.
+    pub(crate) fn adopt(&mut self, netns: &Netns, uid: u32, port: u16) -> Result<usize, ListenersError> {
+        let ours = |key: &ListenerKey| key.netns_cookie == netns.cookie && key.uid == uid && key.port == port;
+        for key in self.map.keys() {
+            if ours(&key.map_err(ListenersError::Read)?) {
+                return Ok(0);
+            }
+        }
+        let mut adopted = 0;
+        for (family, socket) in self.find(netns, uid, port)? {
+            for slot in 0..LISTENER_SLOTS {
+                let key = ListenerKey { netns_cookie: netns.cookie, uid, port, family, slot };
+                match self.map.insert(key, socket.as_raw_fd(), BPF_NOEXIST) {
+                    Ok(()) => {
+                        adopted += 1;
+                        break;
+                    }
+                    Err(error) if is(&error, io::ErrorKind::AlreadyExists) => {}
+                    Err(error) => return Err(ListenersError::Write(error)),
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Descriptors of the listeners, each once.
+    fn find(&self, netns: &Netns, uid: u32, port: u16) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };
+        let inode = netns.file.metadata().map_err(processes)?.ino();
+        let mut wanted: Option<Vec<Listening>> = None;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.proc).map_err(processes)? {
+            let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) else {
+                continue;
+            };
+            let process = self.proc.join(pid.to_string());
+            if !fs::metadata(process.join("ns/net")).is_ok_and(|namespace| namespace.ino() == inode) {
+                continue;
+            }
+            // The same for every process in the namespace.
+            let wanted = wanted.get_or_insert_with(|| listening(&process, uid, port));
+            if wanted.is_empty() {
+                return Ok(found);
+            }
+            for (descriptor, inode) in sockets(&process) {
+                let Some(at) = wanted.iter().position(|listening| listening.inode == inode) else { continue };
+                match take(pid, descriptor) {
+                    Ok(socket) => found.push((wanted.swap_remove(at).family, socket)),
+                    // It ended, or closed it.
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EBADF)) => {}
+                    Err(source) => return Err(ListenersError::Take { pid, source }),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn is(error: &MapError, kind: io::ErrorKind) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.kind() == kind)
+}
+
+fn take(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty())?)
+}
+
+/// A process that ends meanwhile listens to nothing.
+fn listening(process: &Path, uid: u32, port: u16) -> Vec<Listening> {
+    let table = |family: u8, name: &str| {
+        let text = fs::read_to_string(process.join("net").join(name)).unwrap_or_default();
+        text.lines().filter_map(|line| parse(line, uid, port)).map(|inode| Listening { family, inode }).collect()
+    };
+    let tables: [Vec<Listening>; 2] = [table(4, "tcp"), table(6, "tcp6")];
+    tables.concat()
+}
+
+/// The inode of a line of /proc/net/tcp (proc(5)), if that is a listener of this user on this port.
+fn parse(line: &str, uid: u32, port: u16) -> Option<u64> {
+    let mut fields = line.split_whitespace();
+    let (_, local_port) = fields.nth(1)?.rsplit_once(':')?;
+    let state = fields.nth(1)?;
+    let owner: u32 = fields.nth(3)?.parse().ok()?;
+    let inode: u64 = fields.nth(1)?.parse().ok()?;
+    let matches = state == LISTENING && owner == uid && u16::from_str_radix(local_port, 16).ok()? == port;
+    // A socket that nobody has a descriptor of has no inode.
+    (matches && inode != 0).then_some(inode)
+}
+
+/// A process's descriptors of sockets, with their inodes.
+fn sockets(process: &Path) -> Vec<(i32, u64)> {
+    let Ok(entries) = fs::read_dir(process.join("fd")) else { return Vec::new() };
+    let socket = |entry: io::Result<fs::DirEntry>| {
+        let entry = entry.ok()?;
+        let descriptor = entry.file_name().to_str()?.parse().ok()?;
+        let target = fs::read_link(entry.path()).ok()?;
+        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
+        Some((descriptor, inode))
+    };
+    entries.filter_map(socket).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn reads_listeners_as_the_kernel_prints_them() {
+        let line = |port: &str, state: &str, uid: &str, inode: &str| {
+            format!(
+                " 0: 00000000:{port} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  {uid}  0 {inode} 1 0 100 0 0 10 0"
+            )
+        };
+        for (row, line, expected) in [
+            ("the proxy's", line("102F", "0A", "2102", "4711"), Some(4711)),
+            ("another port", line("1030", "0A", "2102", "4711"), None),
+            ("a connection", line("102F", "01", "2102", "4711"), None),
+            ("another user's", line("102F", "0A", "0", "4711"), None),
+            ("nobody's", line("102F", "0A", "2102", "0"), None),
+            ("the heading", "  sl  local_address rem_address   st tx_queue".to_owned(), None),
+        ] {
+            assert_eq!(parse(&line, 2102, 4143), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn finds_its_own_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let uid = rustix::process::getuid().as_raw();
+        let found = listening(Path::new("/proc/self"), uid, port);
+        let [Listening { family: 4, inode }] = found.as_slice() else { panic!("{found:?}") };
+        assert!(sockets(Path::new("/proc/self")).contains(&(listener.as_raw_fd(), *inode)));
+        assert!(listening(Path::new("/proc/self"), uid + 1, port).is_empty());
+    }
+}
