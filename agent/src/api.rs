@@ -153,7 +153,10 @@ fn pods(enrolled: Vec<Enrolled>, known: Trackings) -> Vec<PodStatus> {
     }
     let mut pods: Vec<PodStatus> = Vec::new();
     for pod in enrolled {
-        let tracking = by_cookie.remove(&pod.cookie);
+        // One that cannot be read now was enrolled by an agent before this one, and keeps those rules.
+        let refused = |other: &Tracking| Some(&other.name) == pod.name.as_ref() && is_refused(other);
+        let before = others.iter().position(refused).map(|at| others.swap_remove(at));
+        let tracking = by_cookie.remove(&pod.cookie).or(before);
         let mut status = PodStatus::from(pod);
         match tracking {
             Some(tracking) => describe(&mut status, &tracking),
@@ -178,10 +181,13 @@ fn describe(status: &mut PodStatus, tracking: &Tracking) {
     status.reason = tracking.problem.as_ref().map(Problem::text).unwrap_or_default();
     if let Some(enrolment) = tracking.enrolled {
         status.enrolled_after_ms = u64::try_from(enrolment.after.as_millis()).unwrap_or(u64::MAX);
-    } else {
-        let refused = matches!(tracking.problem, Some(Problem::Annotation(_)));
-        status.state = if refused { PodState::Refused } else { PodState::Pending }.into();
+    } else if !(status.outbound && status.inbound) {
+        status.state = if is_refused(tracking) { PodState::Refused } else { PodState::Pending }.into();
     }
+}
+
+fn is_refused(tracking: &Tracking) -> bool {
+    matches!(tracking.problem, Some(Problem::Annotation(_)))
 }
 
 impl From<Enrolled> for PodStatus {
@@ -267,9 +273,10 @@ mod tests {
             tracking("running", Some(1), None),
             tracking("changed", Some(2), Some(Problem::Annotation(bad.clone()))),
             tracking("starting", None, Some(Problem::NotYet("no process".into()))),
-            tracking("refused", None, Some(Problem::Annotation(bad))),
+            tracking("refused", None, Some(Problem::Annotation(bad.clone()))),
+            tracking("older", None, Some(Problem::Annotation(bad))),
         ];
-        let kernel = vec![enrolled("running", 1), enrolled("changed", 2), enrolled("deleted", 3)];
+        let kernel = vec![enrolled("running", 1), enrolled("changed", 2), enrolled("deleted", 3), enrolled("older", 4)];
         let told: Vec<_> = pods(kernel, Some(known))
             .into_iter()
             .map(|pod| (pod.pod.unwrap().name, pod.uid, PodState::try_from(pod.state).unwrap(), pod.reason.is_empty()))
@@ -281,6 +288,7 @@ mod tests {
                 row("running", "uid-running", PodState::Enrolled, true),
                 row("changed", "uid-changed", PodState::Enrolled, false),
                 row("deleted", "", PodState::Leaving, false),
+                row("older", "uid-older", PodState::Enrolled, false),
                 row("starting", "uid-starting", PodState::Pending, false),
                 row("refused", "uid-refused", PodState::Refused, false),
             ]

@@ -92,6 +92,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
 /// Puts the datapath in force on a Kubernetes node.
 async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, Lock)> {
     host::check()?;
+    host::check_processes()?;
     let attach = find_attach_point(config)?;
     if attach.is_root {
         tracing::warn!(

@@ -8,6 +8,12 @@ use std::{fs, io, path::Path};
 pub(crate) enum HostError {
     #[error("missing {missing}: run as root, or grant the agent CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CAP_SYS_ADMIN")]
     Capabilities { missing: String },
+    #[error("missing CAP_SYS_PTRACE: without it the network namespaces of pods' processes cannot be opened")]
+    NoPtrace,
+    #[error(
+        "the agent's pod has a PID namespace of its own, in which pods' processes have no number: set hostPID: true"
+    )]
+    NoHostPid,
     #[error("the kernel offers no BTF at {BTF}: it needs CONFIG_DEBUG_INFO_BTF=y and /sys mounted")]
     NoBtf,
     #[error("no cgroup2 is mounted: mount one, for example `mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified`")]
@@ -41,6 +47,8 @@ const STATUS: &str = "/proc/self/status";
 const CAPABILITIES: [(&str, u32); 4] =
     [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
 
+const CAP_SYS_PTRACE: u32 = 19;
+
 // include/uapi/linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
@@ -55,6 +63,16 @@ pub(crate) fn check() -> Result<(), HostError> {
         return Err(HostError::NoBtf);
     }
     Ok(())
+}
+
+/// Whether this process may find the network namespaces of a Kubernetes node's pods.
+pub(crate) fn check_processes() -> Result<(), HostError> {
+    let status = fs::read_to_string(STATUS).map_err(|source| HostError::Read { path: STATUS, source })?;
+    if effective(&status) >> CAP_SYS_PTRACE & 1 == 0 {
+        return Err(HostError::NoPtrace);
+    }
+    // The container's parent is the runtime, which is not in a PID namespace of the pod's.
+    if rustix::process::getppid().is_none() { Err(HostError::NoHostPid) } else { Ok(()) }
 }
 
 /// Whether the kernel describes its types.
@@ -84,12 +102,12 @@ pub(crate) fn kernel() -> String {
 
 /// The names of those [`CAPABILITIES`] that are not effective.
 fn missing_capabilities(status: &str) -> Vec<&'static str> {
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
-        .unwrap_or(0);
-    CAPABILITIES.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect()
+    CAPABILITIES.iter().filter(|(_, bit)| effective(status) >> bit & 1 == 0).map(|(name, _)| *name).collect()
+}
+
+fn effective(status: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

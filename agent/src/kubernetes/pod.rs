@@ -19,7 +19,8 @@ const INIT_CONTAINER: &str = "linkerd-init";
 pub(crate) struct MeshedPod {
     pub(crate) name: PodName,
     pub(crate) uid: String,
-    /// What the API server says; empty until the kubelet has told it.
+    /// What the API server says: nothing until the kubelet has told it, and for a while the addresses of a sandbox that
+    /// was replaced.
     pub(crate) ips: Vec<IpAddr>,
     /// Whether the pod's user ids differ from the host's.
     pub(crate) user_namespace: bool,
@@ -45,7 +46,6 @@ impl MeshedPod {
         Some(Self {
             name: PodName { namespace: pod.metadata.namespace.clone()?, name: pod.metadata.name.clone()? },
             uid: pod.metadata.uid.clone()?,
-            // An address that cannot be read is read from the network namespace all the same.
             ips: ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect(),
             user_namespace: spec.host_users == Some(false),
             rules: Redirection::of(pod, defaults),
@@ -55,11 +55,12 @@ impl MeshedPod {
 
 /// The rules as the datapath is asked for them.
 ///
-/// `namespace_ips` are the addresses that the pod's network namespace has, `proxy_uid` the proxy's user as the host sees it.
+/// `namespace_ips` are the addresses that the pod's network namespace has: those, and no others, are the pod's own. What
+/// the API server says may be late or belong to another pod by now; it only decides which goes first and so becomes the
+/// source of redirected connections. `proxy_uid` is the proxy's user as the host sees it.
 pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy_uid: u32) -> EnrolRequest {
-    // Kubernetes' own address goes first: it becomes the source of redirected connections.
-    let mut ips = pod.ips.clone();
-    ips.extend(namespace_ips.iter().filter(|ip| !pod.ips.contains(ip)));
+    let mut ips = namespace_ips.to_vec();
+    ips.sort_by_key(|ip| pod.ips.iter().position(|known| known == ip).unwrap_or(usize::MAX));
     ips.truncate(weft_ebpf_abi::pod::ADDRESSES);
     let ranges = |ports: &weft_k8s_api::ports::PortSet| {
         let ranges = ports.ranges();
@@ -150,15 +151,29 @@ pub(super) mod tests {
         let pod = read(&change).unwrap();
         let rules = pod.rules.clone().unwrap();
         assert_eq!(rules.proxy_uid, 2200);
-        let also: Vec<IpAddr> = vec!["fd00::7".parse().unwrap(), "172.17.0.1".parse().unwrap()];
-        let request = request(&pod, &rules, &also, 102_200);
-        assert_eq!(request.ips, ["10.244.0.7", "fd00::7", "172.17.0.1"]);
+        let request = request(&pod, &rules, &["10.244.0.7".parse().unwrap()], 102_200);
         assert_eq!(request.proxy_uid, 102_200);
         assert_eq!(
             request.skip_outbound_ports,
             [PortRange { first: 25, last: 25 }, PortRange { first: 8000, last: 8002 }]
         );
         assert!(request.skip_inbound_ports.contains(&PortRange { first: 4190, last: 4191 }), "{request:?}");
+    }
+
+    #[test]
+    fn the_pods_own_addresses_are_those_of_its_namespace() {
+        let namespace: Vec<IpAddr> =
+            ["172.17.0.1", "10.244.0.7", "fd00::7"].into_iter().map(|ip| ip.parse().unwrap()).collect();
+        let rows: [(&str, Value, [&str; 3]); 3] = [
+            ("not told yet", json!([]), ["172.17.0.1", "10.244.0.7", "fd00::7"]),
+            ("told", json!([{"ip": "10.244.0.7"}, {"ip": "fd00::7"}]), ["10.244.0.7", "fd00::7", "172.17.0.1"]),
+            ("of the last sandbox", json!([{"ip": "10.244.0.6"}]), ["172.17.0.1", "10.244.0.7", "fd00::7"]),
+        ];
+        for (row, ips, expected) in rows {
+            let pod = read(&json!({"status": {"podIPs": ips}})).unwrap();
+            let rules = pod.rules.clone().unwrap();
+            assert_eq!(request(&pod, &rules, &namespace, 2102).ips, expected, "{row}");
+        }
     }
 
     #[test]
