@@ -1,16 +1,25 @@
-//! `weft`, the command for people: a mesh on this host, the kernel's verdicts live, versions.
+//! `weft`, the command for people: is the mesh sound, how does it stand, what does the kernel decide; and a mesh on this host.
 //!
 //! ```text
-//! weft sandbox ... ──> weft_sandbox (daemon, client)
-//! weft trace       ──> the agent's unix socket
+//! weft check           ──> a cluster's API server ──────────┬──> the agents, by port-forward
+//! weft status, trace   ──> target: a cluster, a sandbox, ───┘
+//!                                  or an agent's unix socket
+//! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
 //! Owns arguments, tables, JSON on standard output and exit codes: 2 for wrong usage, 1 for anything that failed, and the
 //! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: that is the libraries' business.
 //! Also the program that the sandbox starts for its containers and its janitor, by two hidden subcommands.
 
+mod agent;
+mod check;
+mod cluster;
+mod mesh;
 mod output;
+mod problem;
 mod sandbox;
+mod status;
+mod target;
 mod trace;
 mod version;
 
@@ -30,9 +39,11 @@ use weft_sandbox::host::{container, janitor};
     version,
     about = "A service mesh that the kernel redirects to",
     after_help = "Examples:
+  weft check                             whether the mesh of the current kubeconfig's cluster is sound
+  weft status                            its parts, and which pods the kernel redirects
+  weft trace deploy/web -n shop          what the kernel decides, while it decides it
   sudo weft sandbox run examples/mesh    a mesh on this host, from Kubernetes manifests
   sudo weft sandbox ps                   its pods
-  sudo weft trace                        what the kernel decides, while it decides it
   weft completions bash > /etc/bash_completion.d/weft"
 )]
 struct Cli {
@@ -46,6 +57,10 @@ enum Command {
     Sandbox(sandbox::SandboxArgs),
     /// Shows what the kernel decides about connections of meshed pods, while it decides it
     Trace(trace::TraceArgs),
+    /// Checks whether a cluster can run the mesh, and whether the mesh that it runs is sound
+    Check(check::CheckArgs),
+    /// Shows the parts of the mesh, which pods the kernel redirects, and what is wrong
+    Status(status::StatusArgs),
     /// Says what this is, for bug reports
     Version(version::VersionArgs),
     /// Prints a completion script
@@ -76,7 +91,7 @@ fn main() -> ExitCode {
         // Whoever read has seen enough, e.g. `weft trace | head`.
         return ExitCode::SUCCESS;
     }
-    complain(&format!("{failed:#}"));
+    output::note(&format!("{failed:#}"));
     ExitCode::FAILURE
 }
 
@@ -90,6 +105,11 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Sandbox(args) => runtime()?.block_on(sandbox::execute(args)),
         Command::Trace(args) => {
             runtime()?.block_on(trace::execute(args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check(args) => runtime()?.block_on(check::execute(args)),
+        Command::Status(args) => {
+            runtime()?.block_on(status::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Version(args) => {
@@ -108,17 +128,12 @@ fn execute(command: Command) -> Result<ExitCode> {
 /// Namespaces are a thread's: this runs before there is a second one.
 fn sandbox_init(spec_file: &Path) -> ExitCode {
     let error = container::init(spec_file);
-    complain(&error.to_string());
+    output::note(&error.to_string());
     ExitCode::from(error.exit_code())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start tokio")
-}
-
-/// One line on standard error. That nobody reads it is no reason to fail differently.
-fn complain(message: &str) {
-    let _ = writeln!(io::stderr(), "weft: {message}");
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! Standard output: aligned tables for people, JSON for programs.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -40,6 +43,17 @@ pub(crate) fn print(table: &Table) -> io::Result<()> {
     line(&table.trim_fmt())
 }
 
+/// One line on standard error, so that standard output is results alone.
+pub(crate) fn note(text: &str) {
+    // That nobody reads it is no reason to fail.
+    let _ = writeln!(io::stderr(), "weft: {text}");
+}
+
+/// For clap: a whole number with a unit, or several, such as 90s, 5m or 1h30m.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}: expected a number and a unit, such as 30s or 5m"))
+}
+
 /// A value as one line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     line(&serde_json::to_string(value)?)?;
@@ -63,6 +77,12 @@ mod tests {
         let text = rows.trim_fmt();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines, ["NAME           READY", "a-longer-name  true", "b              false"]);
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert!(duration("5").unwrap_err().contains("30s"));
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use weft_sandbox::config::{DEFAULT_NAME, Interception, check_name};
+use weft_sandbox::config::{DEFAULT_NAME, Interception};
 
-use crate::output::Format;
+use crate::{output::Format, target::sandbox_name};
 
 #[derive(Debug, Args)]
 #[command(
@@ -143,11 +143,6 @@ struct Container {
     /// The container [default: the first that is not the proxy]
     #[arg(short, long)]
     container: Option<String>,
-}
-
-/// For clap: a name that is checked before it becomes part of a path.
-pub(crate) fn sandbox_name(text: &str) -> Result<String, String> {
-    check_name(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
 }
 
 pub(crate) async fn execute(args: SandboxArgs) -> Result<ExitCode> {

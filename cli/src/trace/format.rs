@@ -10,6 +10,9 @@ const S_PER_DAY: u64 = 24 * 60 * 60;
 #[derive(Debug, Serialize)]
 pub(super) struct JsonEvent<'a> {
     time_unix_ns: u64,
+    /// Absent outside a cluster.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    node: &'a str,
     namespace: &'a str,
     pod: &'a str,
     netns_cookie: u64,
@@ -24,10 +27,11 @@ pub(super) struct JsonEvent<'a> {
     dropped_before: u64,
 }
 
-pub(super) fn json(event: &Event) -> JsonEvent<'_> {
+pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
     let (namespace, pod) = event.pod.as_ref().map_or(("", ""), |pod| (pod.namespace.as_str(), pod.name.as_str()));
     JsonEvent {
         time_unix_ns: event.time_unix_ns,
+        node,
         namespace,
         pod,
         netns_cookie: event.netns_cookie,
@@ -43,8 +47,8 @@ pub(super) fn json(event: &Event) -> JsonEvent<'_> {
     }
 }
 
-pub(super) fn header() -> String {
-    columns(&Columns {
+pub(super) fn header(wide: bool) -> String {
+    let columns = columns(&Columns {
         time: "TIME (UTC)".to_owned(),
         pod: "POD".to_owned(),
         process: "PROCESS".to_owned(),
@@ -52,7 +56,18 @@ pub(super) fn header() -> String {
         direction: "DIRECTION",
         verdict: "VERDICT",
         way: "SOURCE, DESTINATION -> NEW DESTINATION".to_owned(),
-    })
+    });
+    if wide { widen("NODE", "NETNS", &columns) } else { columns }
+}
+
+pub(super) fn wide_line(node: &str, event: &Event) -> String {
+    let node = if node.is_empty() { "-" } else { node };
+    widen(node, &event.netns_cookie.to_string(), &line(event))
+}
+
+/// In front, because the last column has no width.
+fn widen(node: &str, netns: &str, columns: &str) -> String {
+    format!("{node:<20}  {netns:>8}  {columns}")
 }
 
 pub(super) fn line(event: &Event) -> String {
@@ -152,7 +167,7 @@ mod tests {
 
     #[test]
     fn columns_are_below_their_headings() {
-        let (header, line) = (header(), line(&redirect()));
+        let (header, line) = (header(false), line(&redirect()));
         assert_eq!(header.find("POD"), line.find("shop/"));
         assert_eq!(header.find("PROCESS"), line.find("curl"));
         assert_eq!(header.find("VERDICT"), line.find("redirect"));
@@ -160,10 +175,20 @@ mod tests {
     }
 
     #[test]
+    fn wide_names_node_and_network_namespace() {
+        let (header, line) = (header(true), wide_line("node-a", &redirect()));
+        assert!(line.starts_with("node-a "), "{line}");
+        assert_eq!(header.find("POD"), line.find("shop/"));
+        assert!(wide_line("", &redirect()).starts_with("- "));
+    }
+
+    #[test]
     fn objects_are_flat() {
-        let object = serde_json::to_value(json(&redirect())).unwrap();
+        let object = serde_json::to_value(json("", &redirect())).unwrap();
+        assert_eq!(object.get("node"), None);
         assert_eq!(object["pod"], "web-0");
         assert_eq!(object["direction"], "outbound");
         assert_eq!(object["time_unix_ns"], 1_700_000_000_123_456_789_u64);
+        assert_eq!(serde_json::to_value(json("node-a", &redirect())).unwrap()["node"], "node-a");
     }
 }

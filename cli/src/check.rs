@@ -1,0 +1,104 @@
+//! `weft check`: whether a cluster can run the mesh, and whether the mesh that it runs is sound.
+//!
+//! ```text
+//! API server, agents ──gather──> Facts ──judge (checks are data)──> Outcome ──> table, short, JSON
+//!                         ^                                            │
+//!                         └───────── while waiting may help ───────────┘
+//! ```
+//!
+//! Categories and descriptions are Linkerd's where its checks apply, and so is the JSON; every failure names the object,
+//! the field and the cure. Judging is synchronous and knows nothing but the facts.
+
+mod agents;
+mod catalogue;
+mod data_plane;
+mod facts;
+mod gather;
+mod identity;
+mod installed;
+mod kubernetes;
+mod verdict;
+mod view;
+mod webhooks;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use tokio::time::Instant;
+
+use crate::cluster::ClusterArgs;
+use facts::Mode;
+use verdict::Outcome;
+use view::Progress;
+
+/// Between two looks at a mesh that is coming up.
+const AGAIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft check --pre                    before installing: what the cluster lacks
+  weft check                          after installing: waits until everything is up, or says what is wrong
+  weft check --proxy -n shop          the proxies of one namespace as well
+  weft check -o short                 what failed, and nothing else
+  weft check -o json --wait 0s | jq -r '.categories[].checks[] | select(.result == \"error\") | .error'
+
+Ends with 1 when a check fails. Warnings are no failure. --wait is for what time may heal, such as a pod that starts; a
+wrong certificate ends the wait at once.")]
+pub(crate) struct CheckArgs {
+    /// Only what must be true before the control plane is installed
+    #[arg(long, conflicts_with = "proxy")]
+    pre: bool,
+    /// Pods with a proxy, too
+    #[arg(long)]
+    proxy: bool,
+    /// With --proxy: only this namespace [default: all]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// How long to wait for what time may heal
+    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = crate::output::duration)]
+    wait: Duration,
+    /// Output format: json is Linkerd's, {success, categories}
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Every check
+    Table,
+    /// What failed
+    Short,
+    /// For programs
+    Json,
+}
+
+pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
+    let mode = if args.pre {
+        Mode::Pre
+    } else if args.proxy {
+        Mode::Proxy
+    } else {
+        Mode::Installed
+    };
+    let give_up = Instant::now() + args.wait;
+    let mut progress = Progress::new();
+    let outcome = loop {
+        let facts = gather::gather(&args.cluster, mode, args.namespace.as_deref()).await;
+        let outcome = Outcome::of(&facts);
+        match outcome.waits_for() {
+            Some(check) if Instant::now() + AGAIN < give_up => progress.show(&check),
+            _ => break outcome,
+        }
+        tokio::time::sleep(AGAIN).await;
+    };
+    progress.clear();
+    match args.output {
+        Format::Json => crate::output::json(&outcome)?,
+        Format::Table => view::print(&outcome, false)?,
+        Format::Short => view::print(&outcome, true)?,
+    }
+    Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,194 @@
+//! The agents: one on each node, ready, answering, of one version.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Event;
+
+use super::{
+    facts::Facts,
+    installed::{UPGRADE, not_ready},
+    verdict::{Stop, known},
+};
+use crate::{
+    agent::DAEMON_SET,
+    mesh::{Agent, is_agent, pods},
+    problem::Problem,
+    status::without_agent,
+};
+
+pub(super) fn exists(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let object = facts.named("DaemonSet", DAEMON_SET);
+    Ok(match known(&object, &facts.cluster()?.mesh.daemon_set)? {
+        Some(_) => Vec::new(),
+        None => vec![Problem::new(object, "does not exist, so nothing redirects new pods", UPGRADE)],
+    })
+}
+
+pub(super) fn on_all_nodes(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let mesh = &facts.cluster()?.mesh;
+    if !matches!(mesh.daemon_set, Ok(Some(_))) {
+        return Err(Stop::Skip);
+    }
+    let nodes = known("Nodes", &mesh.nodes)?;
+    let refused = creation_failure(facts);
+    let missing = without_agent(nodes, mesh).into_iter().map(|node| {
+        let why = refused.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        let cure = match refused {
+            Some(_) => format!("kubectl label --overwrite namespace {} pod-security.kubernetes.io/enforce=privileged, or remove what refuses it", facts.namespace),
+            None => "meshed pods there never become ready; let it run there (values agent.tolerations, agent.nodeSelector)".to_owned(),
+        };
+        Problem::new(format!("Node {node}"), format!("has no agent{why}"), cure)
+    });
+    Ok(missing.collect())
+}
+
+pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let all = known("Pods", &facts.cluster()?.mesh.control_pods)?;
+    let broken = all.iter().filter(|pod| is_agent(pod) && !pods::is_leaving(pod) && !pods::is_ready(pod));
+    Ok(broken
+        .map(|pod| {
+            let problem = not_ready(facts, pod);
+            let told = match node_warning(facts, pods::node(pod)) {
+                Some(warning) => warning,
+                None => problem.problem,
+            };
+            let object = format!("{} on node {}", problem.object, pods::node(pod));
+            Problem {
+                object,
+                problem: told,
+                cure: format!("{}; a node needs Linux 5.15, cgroup2 and BTF", problem.cure),
+            }
+        })
+        .collect())
+}
+
+pub(super) fn answer(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let mesh = &facts.cluster()?.mesh;
+    // One that is not ready is told already.
+    let ready = mesh.agents.iter().filter(|agent| pods::is_ready(&agent.pod) && !pods::is_leaving(&agent.pod));
+    Ok(ready
+        .filter_map(|agent| {
+            let error = agent.answer.as_ref().err()?;
+            let cure =
+                format!("this user needs `create pods/portforward` in {}; else see the agent's log", facts.namespace);
+            Some(Problem::new(format!("Agent on node {}", agent.node()), format!("does not answer: {error}"), cure))
+        })
+        .collect())
+}
+
+pub(super) fn one_version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let mesh = &facts.cluster()?.mesh;
+    let answers = || mesh.agents.iter().filter_map(|agent| agent.answer.as_ref().ok());
+    let versions: BTreeSet<_> = answers().map(|status| status.version.as_str()).collect();
+    let programs: BTreeSet<_> = answers().map(|status| status.programs.as_str()).collect();
+    if versions.len() <= 1 && programs.len() <= 1 {
+        return Ok(Vec::new());
+    }
+    let versions: Vec<_> = versions.into_iter().collect();
+    let told = format!("agents run {} with {} kinds of programs", versions.join(", "), programs.len());
+    let cure = format!("kubectl -n {} rollout status daemonset/{DAEMON_SET}", facts.namespace);
+    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), told, cure)])
+}
+
+pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let mesh = &facts.cluster()?.mesh;
+    let at_root = |agent: &Agent| {
+        let status = agent.answer.as_ref().ok().filter(|status| status.cgroup_is_root)?;
+        let told = format!("its programs are attached to the root of the cgroup2 tree: {}", status.cgroup_reason);
+        let cure = "it works, and host processes meet the programs, too; a kubelet with cgroup2 has a kubepods cgroup of its own";
+        Some(Problem::new(format!("Agent on node {}", agent.node()), told, cure))
+    };
+    Ok(mesh.agents.iter().filter_map(at_root).collect())
+}
+
+pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let mesh = &facts.cluster()?.mesh;
+    let missed = |agent: &Agent| {
+        let misses = agent.answer.as_ref().ok().map(|status| status.flow_misses).filter(|misses| *misses > 0)?;
+        let told =
+            format!("{misses} connections reached a proxy's outbound port that no redirected connection announced");
+        Some(Problem::new(
+            format!("Agent on node {}", agent.node()),
+            told,
+            "something dials port 4140 itself; see docs/troubleshooting.md",
+        ))
+    };
+    Ok(mesh.agents.iter().filter_map(missed).collect())
+}
+
+/// Why the DaemonSet's pods are not made, if something refuses them.
+fn creation_failure(facts: &Facts) -> Option<String> {
+    let events = facts.cluster().ok()?.events.as_ref().ok()?;
+    let of_agents = |event: &&Event| {
+        let object = &event.involved_object;
+        object.kind.as_deref() == Some("DaemonSet")
+            && object.name.as_deref() == Some(DAEMON_SET)
+            && object.namespace.as_deref() == Some(&facts.namespace)
+            && event.reason.as_deref() == Some("FailedCreate")
+    };
+    // The last of them: what it says about a namespace that was corrected since is over.
+    let last = events.iter().filter(of_agents).max_by_key(|event| super::data_plane::last_seen(event));
+    last.and_then(|event| event.message.clone())
+}
+
+/// What an agent said about its node, as the node's Event.
+fn node_warning(facts: &Facts, node: &str) -> Option<String> {
+    let events = facts.cluster().ok()?.events.as_ref().ok()?;
+    let of_node = |event: &&Event| {
+        super::data_plane::is_ours(event)
+            && event.involved_object.kind.as_deref() == Some("Node")
+            && event.involved_object.name.as_deref() == Some(node)
+    };
+    events.iter().filter(of_node).max_by_key(|event| super::data_plane::last_seen(event))?.message.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::check::facts::tests::{check, healthy, object};
+
+    #[test]
+    fn a_node_whose_agent_may_not_be_made_says_who_refuses_it() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        cluster.mesh.nodes.as_mut().unwrap().push(object(json!({"metadata": {"name": "b"}})));
+        check(on_all_nodes(&facts), &[("Node b", "has no agent")]);
+        let involved = json!({"kind": "DaemonSet", "name": "weft-agent", "namespace": "linkerd"});
+        facts.cluster.as_mut().unwrap().events = Ok(vec![object(json!({"metadata": {}, "involvedObject": involved,
+            "type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity \"baseline:latest\""}))]);
+        check(on_all_nodes(&facts), &[("Node b", "violates PodSecurity")]);
+        assert!(on_all_nodes(&facts).unwrap()[0].cure.contains("enforce=privileged"));
+    }
+
+    #[test]
+    fn an_agent_that_its_node_cannot_serve_says_what_is_missing() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        cluster.mesh.control_pods.as_mut().unwrap()[0].status = Some(object(json!({"phase": "Running"})));
+        cluster.says.insert("linkerd/weft-agent-1".into(), vec!["container agent: not ready: datapath".into()]);
+        check(ready(&facts), &[("Pod linkerd/weft-agent-1 on node a", "not ready: datapath")]);
+        facts.cluster.as_mut().unwrap().events = Ok(vec![object(json!({"metadata": {}, "type": "Warning",
+            "involvedObject": {"kind": "Node", "name": "a"}, "reportingComponent": "weft.io/agent",
+            "message": "no BTF: /sys/kernel/btf/vmlinux does not exist"}))]);
+        check(ready(&facts), &[("Pod linkerd/weft-agent-1 on node a", "no BTF")]);
+    }
+
+    #[test]
+    fn agents_that_differ_or_miss_connections_are_told() {
+        let mut facts = healthy();
+        assert_eq!(
+            (one_version(&facts), no_misses(&facts), below_the_root(&facts)),
+            (Ok(vec![]), Ok(vec![]), Ok(vec![]))
+        );
+        let agents = &mut facts.cluster.as_mut().unwrap().mesh.agents;
+        let mut other = agents[0].clone();
+        let status = other.answer.as_mut().unwrap();
+        (status.programs, status.flow_misses, status.cgroup_is_root) = ("other".into(), 3, true);
+        agents.push(other);
+        check(one_version(&facts), &[("DaemonSet linkerd/weft-agent", "2 kinds of programs")]);
+        check(no_misses(&facts), &[("Agent on node a", "3 connections")]);
+        check(below_the_root(&facts), &[("Agent on node a", "root of the cgroup2 tree")]);
+    }
+}

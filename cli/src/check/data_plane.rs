@@ -1,0 +1,333 @@
+//! Proxies: ready, of one version, redirected; and the annotations that say how.
+
+use k8s_openapi::{
+    api::core::v1::{Event, Namespace, Pod},
+    jiff::Timestamp,
+};
+use kube::ResourceExt as _;
+use weft_k8s_api::{inject::check_annotations, labels};
+
+use super::{
+    facts::{ClusterFacts, Facts, Mode},
+    installed::not_ready,
+    verdict::{Stop, known},
+};
+use crate::{mesh::pods, problem::Problem, status};
+
+/// What is older may be over: Kubernetes keeps Events for an hour, whatever became of their cause.
+const RECENT_SECONDS: i64 = 600;
+
+pub(super) fn control_plane_healthy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    Ok(not_ready_proxies(facts, own(facts, true)?))
+}
+
+pub(super) fn control_plane_up_to_date(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let pods = own(facts, true)?;
+    Ok(outdated(facts.cluster()?, pods, &format!("kubectl -n {} rollout restart deployment", facts.namespace)))
+}
+
+pub(super) fn control_plane_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    enrolled(facts, own(facts, true)?)
+}
+
+pub(super) fn namespace_exists(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let wanted = facts.data_plane_namespace.as_ref().ok_or(Stop::Skip)?;
+    let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
+    if namespaces.iter().any(|namespace| namespace.name_any() == *wanted) {
+        return Ok(Vec::new());
+    }
+    Ok(vec![Problem::new(format!("Namespace {wanted}"), "does not exist", "name another with -n")])
+}
+
+pub(super) fn proxies_ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    Ok(not_ready_proxies(facts, own(facts, false)?))
+}
+
+pub(super) fn proxies_up_to_date(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let pods = own(facts, false)?;
+    Ok(outdated(facts.cluster()?, pods, "restart its workload: kubectl rollout restart"))
+}
+
+pub(super) fn proxies_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    enrolled(facts, own(facts, false)?)
+}
+
+/// Pods that should have a proxy: they were made before the annotation, or while the injector was away.
+pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let cluster = facts.cluster()?;
+    let all = known("Pods", &cluster.pods)?;
+    let namespaces = known("Namespaces", &cluster.namespaces)?;
+    let asks = |object: &std::collections::BTreeMap<String, String>| object.get(labels::INJECT).cloned();
+    let wanted = |pod: &&Pod| {
+        let own = asks(pod.annotations());
+        let inherited = || {
+            let name = pod.namespace().unwrap_or_default();
+            namespaces
+                .iter()
+                .find(|namespace| namespace.name_any() == name)
+                .and_then(|namespace| asks(namespace.annotations()))
+        };
+        let mode = own.or_else(inherited);
+        let host_network = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+        matches!(mode.as_deref(), Some("enabled" | "ingress")) && !host_network
+    };
+    let without = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)).filter(wanted);
+    let without = without.filter(|pod| pods::proxy(pod).is_none());
+    Ok(without
+        .map(|pod| {
+            let told = "has no proxy: it was made before the annotation, or while the injector did not answer";
+            let cure = format!("kubectl -n {} rollout restart its workload", pod.namespace().unwrap_or_default());
+            Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
+        })
+        .collect())
+}
+
+/// Annotations that nobody can read: of namespaces, of workloads' templates, of pods.
+pub(super) fn annotations(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let cluster = facts.cluster()?;
+    let mut found = Vec::new();
+    let mut check = |object: String, prefix: &str, metadata: &_| {
+        for invalid in check_annotations(metadata) {
+            let field = format!("{object}, {prefix}{}", invalid.field);
+            found.push(Problem::new(
+                field,
+                invalid.problem,
+                "correct or remove the annotation; new pods are refused until then",
+            ));
+        }
+    };
+    let namespaces = known("Namespaces", &cluster.namespaces)?;
+    let here =
+        |namespace: &&Namespace| facts.data_plane_namespace.as_ref().is_none_or(|name| namespace.name_any() == *name);
+    for namespace in namespaces.iter().filter(here) {
+        check(format!("Namespace {}", namespace.name_any()), "", &namespace.metadata);
+    }
+    for workload in known("Workloads", &cluster.workloads)? {
+        let object = format!("{} {}/{}", workload.kind, workload.namespace, workload.name);
+        check(object, "spec.template.", &workload.template);
+    }
+    // A pod of a workload says what its template says.
+    let alone = |pod: &&Pod| pod.owner_references().is_empty() && !pods::is_over(pod);
+    for pod in known("Pods", &cluster.pods)?.iter().filter(alone) {
+        check(format!("Pod {}", pods::full_name(pod)), "", &pod.metadata);
+    }
+    Ok(found)
+}
+
+pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let all = known("Pods", &facts.cluster()?.mesh.control_pods)?;
+    let mut found: Vec<Problem> = Vec::new();
+    for pod in all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)) {
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let own = containers.filter(|container| container.name != labels::PROXY_CONTAINER);
+        let other = own
+            .filter_map(|container| container.image.as_deref())
+            .map(pods::version)
+            .find(|version| *version != facts.cli_version);
+        if let Some(version) = other {
+            let told = format!("runs {version}, and this is weft {}", facts.cli_version);
+            let cure = "use the command line of the control plane's version, or upgrade the control plane";
+            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure));
+        }
+    }
+    Ok(found)
+}
+
+/// Warnings that the mesh published as Events: what `kubectl describe` shows with the object, all in one place.
+pub(super) fn no_warnings(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let events = known("Events", &facts.cluster()?.events)?;
+    let now = seconds(facts);
+    let recent = events.iter().filter(|event| is_ours(event)).filter(|event| now - last_seen(event) <= RECENT_SECONDS);
+    let here = recent.filter(|event| concerns(facts, event));
+    Ok(here
+        .map(|event| {
+            let object = &event.involved_object;
+            let (kind, name) = (object.kind.clone().unwrap_or_default(), object.name.clone().unwrap_or_default());
+            let namespace = object.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+            let full = namespace.map_or_else(|| name.clone(), |namespace| format!("{namespace}/{name}"));
+            let told = format!(
+                "{}: {}",
+                event.reason.as_deref().unwrap_or("Warning"),
+                event.message.as_deref().unwrap_or_default()
+            );
+            let within = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+            let cure = format!("kubectl{within} describe {} {name}", kind.to_lowercase());
+            Problem::new(format!("{kind} {full}"), told, cure)
+        })
+        .collect())
+}
+
+/// Whether a part of the mesh published it.
+pub(super) fn is_ours(event: &Event) -> bool {
+    let source = event.source.as_ref().and_then(|source| source.component.as_deref());
+    let reporter = event.reporting_component.as_deref().filter(|reporter| !reporter.is_empty()).or(source);
+    reporter.is_some_and(|reporter| reporter.starts_with("linkerd.io/") || reporter.starts_with("weft.io/"))
+}
+
+/// Seconds since 1970.
+pub(super) fn last_seen(event: &Event) -> i64 {
+    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    let first = event.event_time.as_ref().map(|time| time.0);
+    series.into_iter().chain(last).chain(first).map(Timestamp::as_second).max().unwrap_or(0)
+}
+
+fn concerns(facts: &Facts, event: &Event) -> bool {
+    let namespace = event.involved_object.namespace.as_deref().unwrap_or_default();
+    let of_control_plane = namespace.is_empty() || namespace == facts.namespace;
+    match (facts.mode, &facts.data_plane_namespace) {
+        (Mode::Proxy, None) => true,
+        (Mode::Proxy, Some(wanted)) => of_control_plane || namespace == wanted,
+        _ => of_control_plane,
+    }
+}
+
+fn seconds(facts: &Facts) -> i64 {
+    let since = facts.now.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Meshed pods that live: the control plane's own, or everybody else's.
+fn own(facts: &Facts, control_plane: bool) -> Result<Vec<&Pod>, Stop> {
+    let all = known("Pods with a proxy", &facts.cluster()?.mesh.meshed)?;
+    let is_control_plane = |pod: &Pod| {
+        pod.namespace().as_deref() == Some(&facts.namespace)
+            && pod.labels().contains_key(labels::CONTROL_PLANE_COMPONENT)
+    };
+    let alive = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod));
+    Ok(alive.filter(|pod| is_control_plane(pod) == control_plane).collect())
+}
+
+fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
+    let broken = all.into_iter().filter(|pod| !pods::proxy_status(pod).is_some_and(|status| status.ready));
+    broken
+        .map(|pod| not_ready(facts, pod))
+        .map(|problem| Problem { problem: format!("its proxy is not ready: {}", problem.problem), ..problem })
+        .collect()
+}
+
+fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, cure: &str) -> Vec<Problem> {
+    let Some(current) = proxy_version(cluster) else { return Vec::new() };
+    let version = |pod: &Pod| {
+        pods::proxy(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
+    };
+    all.into_iter()
+        .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
+        .map(|(pod, version)| {
+            let told = format!("its proxy is {version}, and new ones are {current}");
+            Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
+        })
+        .collect()
+}
+
+/// Of the proxies that the injector adds now.
+fn proxy_version(cluster: &ClusterFacts) -> Option<String> {
+    let config = cluster.values()?.inject_config("", "").ok()?;
+    Some(pods::version(&config.proxy_image).to_owned())
+}
+
+fn enrolled(facts: &Facts, all: Vec<&Pod>) -> Result<Vec<Problem>, Stop> {
+    let names: Vec<_> = all.into_iter().map(|pod| format!("Pod {}", pods::full_name(pod))).collect();
+    let found = status::not_enrolled(&facts.cluster()?.mesh);
+    Ok(found.into_iter().filter(|problem| names.contains(&problem.object)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use weft_proto::agent::PodState;
+
+    use super::{super::facts::Workload, *};
+    use crate::check::facts::tests::{check, healthy, object};
+
+    #[test]
+    fn a_healthy_data_plane_has_nothing_to_say() {
+        let facts = healthy();
+        for judge in [
+            proxies_ready,
+            proxies_up_to_date,
+            proxies_enrolled,
+            have_a_proxy,
+            annotations,
+            versions_match,
+            no_warnings,
+        ] {
+            assert_eq!(judge(&facts), Ok(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_is_not_ready_says_what_it_waits_for() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let status = cluster.mesh.meshed.as_mut().unwrap()[0].status.as_mut().unwrap();
+        status.init_container_statuses.as_mut().unwrap()[0].ready = false;
+        cluster.says.insert("shop/web-0".into(), vec!["container linkerd-proxy: not ready: redirect".into()]);
+        check(proxies_ready(&facts), &[("Pod shop/web-0", "not ready: redirect")]);
+    }
+
+    #[test]
+    fn a_pod_that_its_agent_refuses_is_named_with_the_reason() {
+        let mut facts = healthy();
+        let status = facts.cluster.as_mut().unwrap().mesh.agents[0].answer.as_mut().unwrap();
+        status.pods[0].set_state(PodState::Refused);
+        status.pods[0].reason = "annotation config.linkerd.io/skip-subnets: bad value".into();
+        check(proxies_enrolled(&facts), &[("Pod shop/web-0", "skip-subnets")]);
+    }
+
+    #[test]
+    fn an_old_proxy_is_named_with_both_versions() {
+        let mut facts = healthy();
+        let pod = &mut facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0];
+        pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image =
+            Some("localhost/weft-proxy:0.0.9".into());
+        check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, and new ones are 0.1.0")]);
+    }
+
+    #[test]
+    fn annotations_are_checked_wherever_they_are_inherited_from() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let bad = |name: &str, value: &str| json!({"name": "x", "annotations": {name: value}});
+        cluster.namespaces.as_mut().unwrap().push(object(json!({"metadata": bad("linkerd.io/inject", "yes")})));
+        let template = object(bad("config.linkerd.io/proxy-uid", "root"));
+        cluster.workloads =
+            Ok(vec![Workload { kind: "Deployment", namespace: "shop".into(), name: "web".into(), template }]);
+        let expected = [
+            ("Namespace x, metadata.annotations[\"linkerd.io/inject\"]", "yes"),
+            ("Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-uid\"]", "root"),
+        ];
+        check(annotations(&facts), &expected);
+    }
+
+    #[test]
+    fn pods_older_than_the_annotation_are_told() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "enabled"}}});
+        cluster.namespaces.as_mut().unwrap().push(object(namespace));
+        let pod = |name: &str, annotations| json!({"metadata": {"name": name, "namespace": "shop", "annotations": annotations}, "spec": {"containers": []}});
+        let refuses = json!({"linkerd.io/inject": "disabled"});
+        cluster.pods = Ok(vec![object(pod("old", json!({}))), object(pod("refuses", refuses))]);
+        check(have_a_proxy(&facts), &[("Pod shop/old", "has no proxy")]);
+    }
+
+    #[test]
+    fn warnings_of_the_mesh_are_repeated_while_they_are_new() {
+        let mut facts = healthy();
+        let now = Timestamp::from_second(seconds(&facts)).unwrap();
+        let event = |reporter: &str, time: Timestamp| {
+            object(
+                json!({"metadata": {}, "involvedObject": {"kind": "Pod", "name": "web-0", "namespace": "shop"}, "type": "Warning",
+                "reason": "InvalidAnnotation", "message": "bad value", "reportingComponent": reporter,
+                "eventTime": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z").to_string()}),
+            )
+        };
+        let old = Timestamp::from_second(seconds(&facts) - 2 * RECENT_SECONDS).unwrap();
+        let events = vec![event("weft.io/agent", now), event("weft.io/agent", old), event("kubelet", now)];
+        facts.cluster.as_mut().unwrap().events = Ok(events);
+        check(no_warnings(&facts), &[("Pod shop/web-0", "InvalidAnnotation: bad value")]);
+        facts.mode = Mode::Installed;
+        check(no_warnings(&facts), &[]);
+    }
+}

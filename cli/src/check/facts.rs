@@ -1,0 +1,281 @@
+//! Everything that checks judge: what the API server and the agents said, or why they did not.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::SystemTime,
+};
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use weft_k8s_api::values::Values;
+
+use crate::mesh::{Fetched, Mesh};
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// A cluster before the installation.
+    Pre,
+    /// The control plane and the agents.
+    Installed,
+    /// And the pods with a proxy.
+    Proxy,
+}
+
+/// What is known of a cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) mode: Mode,
+    pub(super) now: SystemTime,
+    pub(super) cli_version: String,
+    /// The control plane's namespace.
+    pub(super) namespace: String,
+    /// With [`Mode::Proxy`]: the only namespace whose pods are looked at.
+    pub(super) data_plane_namespace: Option<String>,
+    /// The API server's address, or why there is no client.
+    pub(super) client: Fetched<String>,
+    /// Everything else; none when there is no client, or nothing answers.
+    pub(super) cluster: Fetched<Box<ClusterFacts>>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ClusterFacts {
+    /// `major`, `minor` and the whole text.
+    pub(super) version: (u32, u32, String),
+    /// The API server's clock minus ours, in seconds.
+    pub(super) clock_skew: Option<i64>,
+    pub(super) crds: Fetched<BTreeMap<String, Crd>>,
+    /// What this user may create; only before an installation.
+    pub(super) access: Vec<Access>,
+    pub(super) namespaces: Fetched<Vec<Namespace>>,
+    pub(super) config: Fetched<Option<ConfigMap>>,
+    pub(super) trust_roots: Fetched<Option<ConfigMap>>,
+    pub(super) issuer: Fetched<Option<Secret>>,
+    pub(super) cluster_roles: Fetched<BTreeSet<String>>,
+    pub(super) cluster_role_bindings: Fetched<BTreeSet<String>>,
+    pub(super) service_accounts: Fetched<BTreeSet<String>>,
+    pub(super) services: Fetched<Vec<Service>>,
+    /// By [`super::webhooks::NAMES`].
+    pub(super) webhooks: BTreeMap<&'static str, WebhookFacts>,
+    /// Pod templates that may ask for injection; only with [`Mode::Proxy`].
+    pub(super) workloads: Fetched<Vec<Workload>>,
+    /// Pods of namespaces whose pods are to have a proxy; only with [`Mode::Proxy`].
+    pub(super) pods: Fetched<Vec<Pod>>,
+    /// Warnings, of every namespace.
+    pub(super) events: Fetched<Vec<Event>>,
+    /// What containers that are not ready say of themselves, by their pods' full names.
+    pub(super) says: BTreeMap<String, Vec<String>>,
+    pub(super) mesh: Mesh,
+}
+
+/// A custom resource definition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Crd {
+    /// Versions that the API server serves.
+    pub(super) served: BTreeSet<String>,
+    /// The Gateway API's release, where it is part of one.
+    pub(super) bundle: Option<String>,
+}
+
+/// Whether this user may create objects of a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) kind: CreatedKind,
+    pub(super) allowed: Fetched<bool>,
+}
+
+/// A kind of which the installation creates objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CreatedKind {
+    pub(super) group: &'static str,
+    pub(super) plural: &'static str,
+    pub(super) namespaced: bool,
+}
+
+/// Of one webhook.
+#[derive(Clone, Debug)]
+pub(super) struct WebhookFacts {
+    /// None: no configuration. Else its caBundle, PEM.
+    pub(super) ca_bundle: Fetched<Option<Option<String>>>,
+    pub(super) secret: Fetched<Option<Secret>>,
+    /// Endpoints of its Service that are ready.
+    pub(super) endpoints: Fetched<usize>,
+}
+
+/// A Deployment, StatefulSet or DaemonSet.
+#[derive(Clone, Debug)]
+pub(super) struct Workload {
+    pub(super) kind: &'static str,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// Of its pods.
+    pub(super) template: ObjectMeta,
+}
+
+impl Facts {
+    /// Everything about the cluster; without it nothing can be judged, and another check says why.
+    pub(super) fn cluster(&self) -> Result<&ClusterFacts, super::verdict::Stop> {
+        self.cluster.as_deref().map_err(|_| super::verdict::Stop::Skip)
+    }
+
+    /// A namespaced object of the control plane, for messages.
+    pub(super) fn named(&self, kind: &str, name: &str) -> String {
+        format!("{kind} {}/{name}", self.namespace)
+    }
+}
+
+impl ClusterFacts {
+    /// The mesh's values, if they can be read.
+    pub(super) fn values(&self) -> Option<Values> {
+        Values::parse(self.config_yaml()?).ok()
+    }
+
+    /// The text of the mesh's values.
+    pub(super) fn config_yaml(&self) -> Option<&str> {
+        self.config.as_ref().ok()?.as_ref()?.data.as_ref()?.get("values").map(String::as_str)
+    }
+
+    /// The trust anchors, PEM.
+    pub(super) fn anchors_pem(&self) -> Option<&str> {
+        self.trust_roots.as_ref().ok()?.as_ref()?.data.as_ref()?.get("ca-bundle.crt").map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use k8s_openapi::ByteString;
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+    use serde_json::{Value, json};
+    use sha2::{Digest as _, Sha256};
+    use weft_proto::agent::{PodRef, PodState, PodStatus, StatusResponse};
+    use weft_tls::ca::Root;
+
+    use super::{
+        super::{installed::cluster_role_names, kubernetes::our_crds, verdict::Stop, webhooks},
+        *,
+    };
+    use crate::{
+        mesh::{Agent, DEPLOYMENTS},
+        problem::Problem,
+    };
+
+    /// What a check found: for each problem its object, and a part of what it says.
+    pub(in crate::check) fn check(found: Result<Vec<Problem>, Stop>, expected: &[(&str, &str)]) {
+        let found = found.expect("an answer");
+        assert_eq!(found.len(), expected.len(), "{found:#?}");
+        for (problem, (object, part)) in found.iter().zip(expected) {
+            assert!(problem.object == *object && problem.problem.contains(part), "{problem:#?}");
+            assert!(!problem.cure.is_empty(), "{problem:#?}");
+        }
+    }
+
+    /// A mesh without a fault: one node, one meshed pod `shop/web-0`.
+    pub(in crate::check) fn healthy() -> Facts {
+        let root = Root::generate("root.linkerd.cluster.local").unwrap();
+        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+        let issuer = [("crt.pem", issuer.certificate), ("key.pem", issuer.key)];
+        let data = issuer.map(|(key, pem)| (key.to_owned(), ByteString(pem.into_bytes())));
+        let crds = our_crds().into_iter().map(|(name, served)| (name, Crd { served, bundle: None })).collect();
+        let values = "clusterNetworks: 10.0.0.0/8\nproxy: {image: {name: localhost/weft-proxy, version: 0.1.0}}\n";
+        let roles: BTreeSet<_> = cluster_role_names("linkerd").into_iter().collect();
+        let accounts = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector", "weft-agent"];
+        let names = webhooks::NAMES;
+        Facts {
+            mode: Mode::Proxy,
+            now: SystemTime::now(),
+            cli_version: "0.1.0".into(),
+            namespace: "linkerd".into(),
+            data_plane_namespace: None,
+            client: Ok("https://127.0.0.1:6443".into()),
+            cluster: Ok(Box::new(ClusterFacts {
+                version: (1, 36, "v1.36.3".into()),
+                clock_skew: Some(0),
+                crds: Ok(crds),
+                access: Vec::new(),
+                namespaces: Ok(vec![object(json!({"metadata": {"name": "linkerd"}}))]),
+                config: Ok(Some(object(json!({"data": {"values": values}})))),
+                trust_roots: Ok(Some(object(json!({"data": {"ca-bundle.crt": root.certificate_pem()}})))),
+                issuer: Ok(Some(Secret { data: Some(data.into()), ..Secret::default() })),
+                cluster_roles: Ok(roles.clone()),
+                cluster_role_bindings: Ok(roles),
+                service_accounts: Ok(accounts.map(str::to_owned).into()),
+                services: Ok(vec![object(json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1"}}))]),
+                webhooks: names.map(|name| (name, webhook(&format!("linkerd-{name}.linkerd.svc")))).into(),
+                workloads: Ok(Vec::new()),
+                pods: Ok(Vec::new()),
+                events: Ok(Vec::new()),
+                says: BTreeMap::new(),
+                mesh: mesh(root.certificate_pem()),
+            })),
+        }
+    }
+
+    pub(in crate::check) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn mesh(anchors_pem: &str) -> Mesh {
+        let deployment = |name: &str| {
+            object(json!({"metadata": {"name": name}, "spec": {"replicas": 1, "selector": {}, "template": {}},
+                "status": {"readyReplicas": 1, "updatedReplicas": 1}}))
+        };
+        let daemon_set = json!({"metadata": {"name": "weft-agent"}, "spec": {"selector": {}, "template": {}},
+            "status": {"currentNumberScheduled": 1, "desiredNumberScheduled": 1, "numberReady": 1, "numberMisscheduled": 0}});
+        let agent = json!({"metadata": {"name": "weft-agent-1", "namespace": "linkerd",
+            "labels": {"linkerd.io/control-plane-component": "agent"}}, "spec": {"nodeName": "a",
+            "containers": [{"name": "agent", "image": "localhost/weft-agent:0.1.0"}]},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        let enrolled = PodStatus {
+            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
+            outbound: true,
+            inbound: true,
+            state: PodState::Enrolled.into(),
+            ..PodStatus::default()
+        };
+        let answer = StatusResponse { version: "0.1.0".into(), pods: vec![enrolled], ..StatusResponse::default() };
+        Mesh {
+            namespace: "linkerd".into(),
+            nodes: Ok(vec![object(json!({"metadata": {"name": "a"}, "spec": {"podCIDRs": ["10.244.0.0/24"]}}))]),
+            deployments: Ok(DEPLOYMENTS.map(deployment).into()),
+            daemon_set: Ok(Some(object(daemon_set))),
+            control_pods: Ok(vec![object(agent.clone())]),
+            lease: Ok(None),
+            agents: vec![Agent { pod: object(agent), answer: Ok(answer) }],
+            meshed: Ok(vec![meshed(anchors_pem)]),
+        }
+    }
+
+    fn meshed(anchors_pem: &str) -> Pod {
+        let digest: String = Sha256::digest(anchors_pem).iter().map(|byte| format!("{byte:02x}")).collect();
+        object(json!({
+            "metadata": {"name": "web-0", "namespace": "shop", "annotations": {"linkerd.io/trust-root-sha256": digest}},
+            "spec": {"nodeName": "a", "containers": [],
+                "initContainers": [{"name": "linkerd-proxy", "image": "localhost/weft-proxy:0.1.0"}]},
+            "status": {"phase": "Running", "podIP": "10.244.0.7", "initContainerStatuses": [{"name": "linkerd-proxy",
+                "ready": true, "restartCount": 0, "image": "i", "imageID": "i"}]},
+        }))
+    }
+
+    /// A webhook that the API server can call under this name.
+    pub(in crate::check) fn webhook(name: &str) -> WebhookFacts {
+        let (certificate, key, ca) = server_certificate(name);
+        let data =
+            [("tls.crt", certificate), ("tls.key", key)].map(|(key, pem)| (key.to_owned(), ByteString(pem.into())));
+        let secret = Secret { data: Some(data.into()), ..Secret::default() };
+        WebhookFacts { ca_bundle: Ok(Some(Some(ca))), secret: Ok(Some(secret)), endpoints: Ok(1) }
+    }
+
+    /// Certificate, key and the CA that signed it, PEM.
+    pub(in crate::check) fn server_certificate(name: &str) -> (String, String, String) {
+        let (ca_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let mut ca = CertificateParams::new(Vec::new()).unwrap();
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
+        let mut leaf = CertificateParams::new([name.to_owned()]).unwrap();
+        leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = leaf.signed_by(&key, &Issuer::new(ca, ca_key)).unwrap();
+        (leaf.pem(), key.serialize_pem(), ca_pem)
+    }
+}

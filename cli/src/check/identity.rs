@@ -1,0 +1,387 @@
+//! Certificates: the trust anchors, the issuer, and which anchors proxies were given.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::ResourceExt as _;
+use sha2::{Digest as _, Sha256};
+use weft_k8s_api::labels;
+use weft_tls::{
+    anchors::TrustAnchors,
+    ca::{Issuer, IssuerError},
+    inspect::{Certificate, certificates},
+};
+
+use super::{
+    facts::{ClusterFacts, Facts},
+    installed::UPGRADE,
+    verdict::{Stop, known},
+};
+use crate::{mesh::pods, problem::Problem};
+
+/// Linkerd's bound: time enough to replace what is replaced by hand.
+pub(super) const SOON: Duration = Duration::from_secs(60 * DAY);
+const DAY: u64 = 24 * 60 * 60;
+
+const NEW_ANCHORS: &str = "--set-file identityTrustAnchorsPEM=ca.crt";
+const NEW_ISSUER: &str =
+    "--set-file identity.issuer.tls.crtPEM=issuer.crt --set-file identity.issuer.tls.keyPEM=issuer.key";
+
+pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let cluster = facts.cluster()?;
+    let mut found = Vec::new();
+    let anchors = anchors_field(facts);
+    match known(&anchors, &cluster.trust_roots)?.as_ref().map(|_| cluster.anchors_pem()) {
+        None => found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", upgrade(NEW_ANCHORS))),
+        Some(None) => found.push(Problem::new(anchors, "is missing", upgrade(NEW_ANCHORS))),
+        Some(Some(pem)) => {
+            if let Err(error) = certificates(pem) {
+                found.push(Problem::new(anchors, error.to_string(), upgrade(NEW_ANCHORS)));
+            } else if let Err(error) = TrustAnchors::from_pem(pem) {
+                found.push(Problem::new(anchors, error.to_string(), upgrade(NEW_ANCHORS)));
+            }
+        }
+    }
+    found.extend(issuer_problems(facts, cluster)?);
+    Ok(found)
+}
+
+fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>, Stop> {
+    let secret = known(&facts.named("Secret", ISSUER), &cluster.issuer)?;
+    let Some(secret) = secret else {
+        return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", upgrade(NEW_ISSUER))]);
+    };
+    let (crt_key, key_key) = keys(secret);
+    let mut found = Vec::new();
+    for key in [crt_key, key_key] {
+        match text(secret, key) {
+            None => found.push(Problem::new(data_field(facts, ISSUER, key), "is missing", upgrade(NEW_ISSUER))),
+            Some(Err(())) => {
+                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", upgrade(NEW_ISSUER)))
+            }
+            Some(Ok(pem)) if key == crt_key => {
+                if let Err(error) = certificates(&pem) {
+                    found.push(Problem::new(data_field(facts, ISSUER, key), error.to_string(), upgrade(NEW_ISSUER)));
+                }
+            }
+            Some(Ok(_)) => {}
+        }
+    }
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    // By the function that the identity service starts with. What is wrong with times and anchors, other checks say.
+    let field = match issuer(cluster) {
+        Some(Err(IssuerError::Key(_) | IssuerError::Mismatch)) => key_key,
+        Some(Err(IssuerError::Chain(_))) | Some(Ok(_)) | None => return Ok(found),
+        Some(Err(_)) => crt_key,
+    };
+    if let Some(Err(error)) = issuer(cluster) {
+        found.push(Problem::new(data_field(facts, ISSUER, field), error.to_string(), upgrade(NEW_ISSUER)));
+    }
+    Ok(found)
+}
+
+pub(super) fn anchors_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let anchors = anchors(facts)?;
+    Ok(unsupported(&anchors_field(facts), &anchors, NEW_ANCHORS))
+}
+
+pub(super) fn anchors_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let anchors = anchors(facts)?;
+    Ok(invalid_now(&anchors_field(facts), &anchors, facts.now, NEW_ANCHORS))
+}
+
+pub(super) fn anchors_last(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let anchors = anchors(facts)?;
+    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, NEW_ANCHORS))
+}
+
+pub(super) fn issuer_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (field, chain) = issuer_chain(facts)?;
+    Ok(unsupported(&field, &chain, NEW_ISSUER))
+}
+
+pub(super) fn issuer_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (field, chain) = issuer_chain(facts)?;
+    Ok(invalid_now(&field, &chain, facts.now, NEW_ISSUER))
+}
+
+pub(super) fn issuer_lasts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (field, chain) = issuer_chain(facts)?;
+    Ok(ending(&field, &chain, facts.now, SOON, NEW_ISSUER))
+}
+
+pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (field, chain) = issuer_chain(facts)?;
+    // A certificate out of its time verifies against nothing, and another check says so.
+    if !invalid_now(&field, &chain, facts.now, "").is_empty() {
+        return Err(Stop::Skip);
+    }
+    let anchors = anchors(facts)?;
+    Ok(match issuer(facts.cluster()?) {
+        Some(Err(IssuerError::Chain(error))) => {
+            let subjects: Vec<_> = anchors.iter().map(|anchor| anchor.subject.as_str()).collect();
+            let issuer = chain.first().map(|issuer| issuer.subject.as_str()).unwrap_or_default();
+            let told = format!(
+                "{issuer} is signed by no certificate of {} ({}): {error}",
+                anchors_field(facts),
+                subjects.join(", ")
+            );
+            let cure = format!(
+                "{}, an issuer signed by this root; or the root that signed this one, {NEW_ANCHORS}",
+                upgrade(NEW_ISSUER)
+            );
+            vec![Problem::new(field, told, cure)]
+        }
+        Some(Ok(_)) => Vec::new(),
+        // Nothing to verify with, as another check says.
+        Some(Err(_)) | None => return Err(Stop::Skip),
+    })
+}
+
+/// Proxies trust what they were injected with.
+pub(super) fn proxies_trust_it(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let cluster = facts.cluster()?;
+    let current = digests(cluster.anchors_pem().ok_or(Stop::Skip)?);
+    let all = known("Pods with a proxy", &cluster.mesh.meshed)?;
+    let mut stale: BTreeMap<String, usize> = BTreeMap::new();
+    for pod in all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)) {
+        let given = pod.annotations().get(labels::TRUST_ROOT_SHA256);
+        if given.is_some_and(|given| !current.contains(given)) {
+            *stale.entry(pods::full_name(pod)).or_default() += 1;
+        }
+    }
+    Ok(stale
+        .into_keys()
+        .map(|pod| {
+            let object = format!("Pod {pod}, metadata.annotations[\"{}\"]", labels::TRUST_ROOT_SHA256);
+            let namespace = pod.split('/').next().unwrap_or_default();
+            let told = format!("is not the digest of {}: its proxy trusts other anchors", anchors_field(facts));
+            Problem::new(object, told, format!("kubectl -n {namespace} rollout restart deployment"))
+        })
+        .collect())
+}
+
+const ANCHORS: &str = "linkerd-identity-trust-roots";
+const ISSUER: &str = "linkerd-identity-issuer";
+
+fn anchors_field(facts: &Facts) -> String {
+    format!("{}, data[\"ca-bundle.crt\"]", facts.named("ConfigMap", ANCHORS))
+}
+
+/// A field of a Secret, for messages.
+pub(super) fn data_field(facts: &Facts, secret: &str, key: &str) -> String {
+    format!("{}, data[\"{key}\"]", facts.named("Secret", secret))
+}
+
+fn upgrade(with: &str) -> String {
+    format!("{UPGRADE} {with}")
+}
+
+fn anchors(facts: &Facts) -> Result<Vec<Certificate>, Stop> {
+    let pem = facts.cluster()?.anchors_pem().ok_or(Stop::Skip)?;
+    certificates(pem).map_err(|_| Stop::Skip)
+}
+
+/// The issuer's certificates, and the field that they stand in.
+fn issuer_chain(facts: &Facts) -> Result<(String, Vec<Certificate>), Stop> {
+    let secret = facts.cluster()?.issuer.as_ref().ok().and_then(Option::as_ref).ok_or(Stop::Skip)?;
+    let (key, _) = keys(secret);
+    let Some(Ok(pem)) = text(secret, key) else { return Err(Stop::Skip) };
+    let chain = certificates(&pem).map_err(|_| Stop::Skip)?;
+    Ok((data_field(facts, ISSUER, key), chain))
+}
+
+/// The issuer, as the identity service would read it; none when there is nothing to read it from.
+fn issuer(cluster: &ClusterFacts) -> Option<Result<Issuer, IssuerError>> {
+    let anchors = TrustAnchors::from_pem(cluster.anchors_pem()?).ok()?;
+    let secret = cluster.issuer.as_ref().ok()?.as_ref()?;
+    let (crt, key) = keys(secret);
+    let (Some(Ok(crt)), Some(Ok(key))) = (text(secret, crt), text(secret, key)) else { return None };
+    Some(Issuer::from_pem(&crt, &key, &anchors))
+}
+
+/// Certificate and key: Linkerd's names, or those of a Secret that another tool made.
+fn keys(secret: &Secret) -> (&'static str, &'static str) {
+    let has = |key: &str| secret.data.as_ref().is_some_and(|data| data.contains_key(key));
+    if !has("crt.pem") && has("tls.crt") { ("tls.crt", "tls.key") } else { ("crt.pem", "key.pem") }
+}
+
+pub(super) fn text(secret: &Secret, key: &str) -> Option<Result<String, ()>> {
+    let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
+    Some(String::from_utf8(bytes.clone()).map_err(|_| ()))
+}
+
+fn unsupported(field: &str, chain: &[Certificate], cure: &str) -> Vec<Problem> {
+    let unsupported = chain.iter().filter(|certificate| !certificate.supported);
+    unsupported
+        .map(|certificate| {
+            let told = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
+            Problem::new(field, told, format!("make one with ECDSA P-256, then {}", upgrade(cure)))
+        })
+        .collect()
+}
+
+pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, cure: &str) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for certificate in chain {
+        let told = if certificate.not_after <= now {
+            format!("{} has expired {} ago", certificate.subject, days(now, certificate.not_after))
+        } else if certificate.not_before > now {
+            format!("{} is not valid for another {}", certificate.subject, days(certificate.not_before, now))
+        } else {
+            continue;
+        };
+        found.push(Problem::new(field, told, format!("make a new one, then {}", upgrade(cure))));
+    }
+    found
+}
+
+pub(super) fn ending(field: &str, chain: &[Certificate], now: SystemTime, soon: Duration, cure: &str) -> Vec<Problem> {
+    let valid = chain.iter().filter(|certificate| certificate.not_after > now);
+    let ending = valid.filter(|certificate| certificate.not_after < now + soon);
+    ending
+        .map(|certificate| {
+            let told = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
+            Problem::new(field, told, format!("make a new one, then {}", upgrade(cure)))
+        })
+        .collect()
+}
+
+fn days(later: SystemTime, earlier: SystemTime) -> String {
+    let seconds = later.duration_since(earlier).unwrap_or_default().as_secs();
+    match seconds / DAY {
+        0 => format!("{} hours", seconds / 3600),
+        1 => "1 day".to_owned(),
+        days => format!("{days} days"),
+    }
+}
+
+/// A bundle passes through tools that cut or add the last line's end; the digest is of either.
+fn digests(pem: &str) -> Vec<String> {
+    let trimmed = pem.trim();
+    let forms = [pem.to_owned(), trimmed.to_owned(), format!("{trimmed}\n")];
+    forms.iter().map(|form| Sha256::digest(form).iter().map(|byte| format!("{byte:02x}")).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use weft_tls::ca::Root;
+
+    use super::*;
+    use crate::check::facts::tests::{check, healthy};
+
+    const ISSUER_CRT: &str = "Secret linkerd/linkerd-identity-issuer, data[\"crt.pem\"]";
+    const ISSUER_KEY: &str = "Secret linkerd/linkerd-identity-issuer, data[\"key.pem\"]";
+    const ROOTS: &str = "ConfigMap linkerd/linkerd-identity-trust-roots, data[\"ca-bundle.crt\"]";
+
+    fn with_issuer(mut facts: Facts, crt: &str, key: &str) -> Facts {
+        let data = [("crt.pem", crt), ("key.pem", key)].map(|(key, pem)| (key.to_owned(), ByteString(pem.into())));
+        let secret = Secret { data: Some(data.into()), ..Secret::default() };
+        facts.cluster.as_mut().unwrap().issuer = Ok(Some(secret));
+        facts
+    }
+
+    fn with_anchors(mut facts: Facts, pem: &str) -> Facts {
+        let object = serde_json::from_value(json!({"data": {"ca-bundle.crt": pem}})).unwrap();
+        facts.cluster.as_mut().unwrap().trust_roots = Ok(Some(object));
+        facts
+    }
+
+    #[test]
+    fn good_certificates_pass_every_check() {
+        let facts = healthy();
+        for judge in [
+            config_is_valid,
+            anchors_supported,
+            anchors_valid,
+            anchors_last,
+            issuer_supported,
+            issuer_valid,
+            issuer_lasts,
+            issuer_is_ours,
+            proxies_trust_it,
+        ] {
+            assert_eq!(judge(&facts), Ok(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn another_certificates_key_is_named_as_the_key() {
+        let root = Root::generate("root").unwrap();
+        let (one, other) = (root.issue_issuer("one").unwrap(), root.issue_issuer("other").unwrap());
+        let facts = with_issuer(with_anchors(healthy(), root.certificate_pem()), &one.certificate, &other.key);
+        check(config_is_valid(&facts), &[(ISSUER_KEY, "does not belong")]);
+    }
+
+    #[test]
+    fn an_issuer_of_another_root_names_both() {
+        let stranger = Root::generate("stranger").unwrap().issue_issuer("issuer.stranger").unwrap();
+        let facts = with_issuer(healthy(), &stranger.certificate, &stranger.key);
+        assert_eq!(config_is_valid(&facts), Ok(Vec::new()));
+        check(issuer_is_ours(&facts), &[(ISSUER_CRT, "CN=issuer.stranger is signed by no certificate of ConfigMap")]);
+        let found = issuer_is_ours(&facts).unwrap();
+        assert!(
+            found[0].cure.contains("identityTrustAnchorsPEM") && found[0].cure.contains("crtPEM"),
+            "{:?}",
+            found[0]
+        );
+    }
+
+    #[test]
+    fn what_is_not_pem_is_named_by_its_field() {
+        check(config_is_valid(&with_anchors(healthy(), "garbage")), &[(ROOTS, "holds no certificate")]);
+        let own = Root::generate("root").unwrap().issue_issuer("issuer").unwrap();
+        let facts = with_issuer(healthy(), &own.certificate, "garbage");
+        check(config_is_valid(&facts), &[(ISSUER_KEY, "private key")]);
+    }
+
+    #[test]
+    fn a_root_instead_of_an_issuer_is_fine_and_a_leaf_is_not() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(["leaf".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let facts = with_issuer(with_anchors(healthy(), &leaf.pem()), &leaf.pem(), &key.serialize_pem());
+        check(config_is_valid(&facts), &[(ISSUER_CRT, "not a CA")]);
+    }
+
+    #[test]
+    fn times_are_told_in_days_and_only_by_the_check_that_asks_for_them() {
+        const YEAR: Duration = Duration::from_secs(365 * DAY);
+        let mut facts = healthy();
+        facts.now += YEAR - Duration::from_secs(10 * DAY + 3600);
+        check(issuer_lasts(&facts), &[(ISSUER_CRT, "expires in 10 days")]);
+        check(anchors_last(&facts), &[(ROOTS, "expires in 10 days")]);
+        assert_eq!(issuer_valid(&facts), Ok(Vec::new()));
+        facts.now += Duration::from_secs(20 * DAY);
+        check(issuer_valid(&facts), &[(ISSUER_CRT, "has expired 9 days ago")]);
+        assert_eq!(issuer_lasts(&facts), Ok(Vec::new()));
+        assert_eq!(issuer_is_ours(&facts), Err(Stop::Skip));
+    }
+
+    #[test]
+    fn a_proxy_with_other_anchors_is_named() {
+        let mut facts = healthy();
+        let meshed = facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap();
+        let annotations = meshed[0].metadata.annotations.get_or_insert_default();
+        annotations.insert(labels::TRUST_ROOT_SHA256.to_owned(), "00".to_owned());
+        let object = "Pod shop/web-0, metadata.annotations[\"linkerd.io/trust-root-sha256\"]";
+        check(proxies_trust_it(&facts), &[(object, "other anchors")]);
+    }
+
+    #[test]
+    fn an_issuer_of_another_tool_has_other_keys() {
+        let mut facts = healthy();
+        let secret = facts.cluster.as_mut().unwrap().issuer.as_mut().unwrap().as_mut().unwrap();
+        let data = secret.data.take().unwrap();
+        let renamed = |(key, value): (String, ByteString)| {
+            (if key == "crt.pem" { "tls.crt" } else { "tls.key" }.to_owned(), value)
+        };
+        secret.data = Some(data.into_iter().map(renamed).collect());
+        assert_eq!(config_is_valid(&facts), Ok(Vec::new()));
+    }
+}

@@ -1,0 +1,303 @@
+//! The cluster itself: whether it answers, is new enough, and has the kinds that the mesh needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt as _;
+use serde::Deserialize;
+
+use super::{
+    facts::{Crd, CreatedKind, Facts},
+    verdict::{Stop, known},
+};
+use crate::problem::Problem;
+
+/// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest that is tested.
+const MIN_VERSION: (u32, u32) = (1, 31);
+/// What the kernel programs need; see docs/interception.md.
+const MIN_KERNEL: (u32, u32) = (5, 15);
+/// Further apart, tokens and certificates are refused for their times; Linkerd's bound.
+const MAX_SKEW_SECONDS: i64 = 300;
+/// Oldest release of the Gateway API whose kinds proxies understand; Linkerd's minimum.
+const MIN_GATEWAY: (u32, u32) = (1, 2);
+/// Of the Gateway API's kinds, those that routing reads.
+const GATEWAY_KINDS: [&str; 2] = ["httproutes.gateway.networking.k8s.io", "grpcroutes.gateway.networking.k8s.io"];
+
+/// What `helm install` creates in a cluster.
+pub(super) const CREATED: [CreatedKind; 14] = [
+    kind("", "namespaces", false),
+    kind("apiextensions.k8s.io", "customresourcedefinitions", false),
+    kind("rbac.authorization.k8s.io", "clusterroles", false),
+    kind("rbac.authorization.k8s.io", "clusterrolebindings", false),
+    kind("admissionregistration.k8s.io", "mutatingwebhookconfigurations", false),
+    kind("admissionregistration.k8s.io", "validatingwebhookconfigurations", false),
+    kind("rbac.authorization.k8s.io", "roles", true),
+    kind("rbac.authorization.k8s.io", "rolebindings", true),
+    kind("", "serviceaccounts", true),
+    kind("", "services", true),
+    kind("apps", "deployments", true),
+    kind("apps", "daemonsets", true),
+    kind("", "configmaps", true),
+    kind("", "secrets", true),
+];
+
+const fn kind(group: &'static str, plural: &'static str, namespaced: bool) -> CreatedKind {
+    CreatedKind { group, plural, namespaced }
+}
+
+pub(super) fn client(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    Ok(match &facts.client {
+        Ok(_) => Vec::new(),
+        Err(error) => vec![Problem::new("kubeconfig", error, "set KUBECONFIG, or use --kubeconfig and --context")],
+    })
+}
+
+pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    Ok(match (&facts.cluster, &facts.client) {
+        (Err(error), Ok(server)) => {
+            let cure =
+                "is it running, is this the right context, has the login expired? `kubectl version` asks the same";
+            vec![Problem::new(format!("API server {server}"), error, cure)]
+        }
+        _ => Vec::new(),
+    })
+}
+
+pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (major, minor, text) = &facts.cluster()?.version;
+    if (*major, *minor) >= MIN_VERSION {
+        return Ok(Vec::new());
+    }
+    let (need_major, need_minor) = MIN_VERSION;
+    let needs = format!("runs Kubernetes {text}, and {need_major}.{need_minor} is needed");
+    Ok(vec![Problem::new("API server", needs, "upgrade the cluster")])
+}
+
+pub(super) fn clock(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let Some(skew) = facts.cluster()?.clock_skew else { return Err(Stop::Skip) };
+    if skew.abs() <= MAX_SKEW_SECONDS {
+        return Ok(Vec::new());
+    }
+    let way = if skew > 0 { "ahead of" } else { "behind" };
+    let told = format!("its clock is {}s {way} this machine's", skew.abs());
+    Ok(vec![Problem::new("API server", told, "synchronise the clocks: certificates are valid for a time")])
+}
+
+/// The definitions that the chart installs, by their names: the versions that objects may have.
+pub(super) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
+    #[derive(Deserialize)]
+    struct Definition {
+        metadata: Name,
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        versions: Vec<Version>,
+    }
+    #[derive(Deserialize)]
+    struct Name {
+        name: String,
+    }
+    #[derive(Deserialize)]
+    struct Version {
+        name: String,
+        served: bool,
+    }
+    let all = weft_k8s_api::crds::all();
+    let parsed = all.iter().filter_map(|definition| serde_yaml_ng::from_str::<Definition>(&definition.yaml).ok());
+    let served = |spec: Spec| spec.versions.into_iter().filter(|version| version.served).map(|version| version.name);
+    parsed.map(|definition| (definition.metadata.name, served(definition.spec).collect())).collect()
+}
+
+pub(super) fn crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let there = known("CustomResourceDefinitions", &facts.cluster()?.crds)?;
+    Ok(missing_crds(&our_crds(), there))
+}
+
+fn missing_crds(ours: &BTreeMap<String, BTreeSet<String>>, there: &BTreeMap<String, Crd>) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (name, versions) in ours {
+        let object = format!("CustomResourceDefinition {name}");
+        let Some(crd) = there.get(name) else {
+            let cure = "helm install weft-crds charts/weft-crds --namespace linkerd";
+            found.push(Problem::new(object, "does not exist", cure));
+            continue;
+        };
+        let missing: Vec<_> = versions.difference(&crd.served).map(String::as_str).collect();
+        if !missing.is_empty() {
+            let cure =
+                "helm upgrade weft-crds charts/weft-crds --namespace linkerd, or remove what another mesh installed";
+            found.push(Problem::new(
+                format!("{object}, spec.versions"),
+                format!("does not serve {}", missing.join(", ")),
+                cure,
+            ));
+        }
+    }
+    found
+}
+
+pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let there = known("CustomResourceDefinitions", &facts.cluster()?.crds)?;
+    let mut found = Vec::new();
+    for name in GATEWAY_KINDS {
+        let object = format!("CustomResourceDefinition {name}");
+        match there.get(name) {
+            None => {
+                let cure = "helm upgrade --install weft-crds charts/weft-crds --namespace linkerd --set installGatewayAPI=true";
+                found.push(Problem::new(object, "does not exist, so there are no routes", cure));
+            }
+            Some(crd) if !crd.served.contains("v1") => {
+                let cure = "upgrade the Gateway API to v1.2 or newer";
+                found.push(Problem::new(format!("{object}, spec.versions"), "does not serve v1", cure));
+            }
+            Some(Crd { bundle: Some(bundle), .. }) if release(bundle).is_some_and(|release| release < MIN_GATEWAY) => {
+                let field = "metadata.annotations[\"gateway.networking.k8s.io/bundle-version\"]";
+                let told = format!("is {bundle}, older than any that is understood");
+                found.push(Problem::new(
+                    format!("{object}, {field}"),
+                    told,
+                    "upgrade the Gateway API to v1.2 or newer",
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let config = known(&facts.named("ConfigMap", "linkerd-config"), &facts.cluster()?.config)?;
+    Ok(match config {
+        None => Vec::new(),
+        Some(_) => vec![Problem::new(
+            facts.named("ConfigMap", "linkerd-config"),
+            "exists: a control plane is installed already",
+            "helm upgrade instead of install, `weft check` without --pre, or another namespace with -L",
+        )],
+    })
+}
+
+/// Pod Security must let the agent onto the host's network, where the namespace exists and enforces something.
+pub(super) fn pod_security(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
+    let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
+    let Some(namespace) = namespaces.iter().find(|namespace| namespace.name_any() == facts.namespace) else {
+        return Ok(Vec::new());
+    };
+    Ok(match namespace.labels().get(ENFORCE).map(String::as_str) {
+        None | Some("privileged") => Vec::new(),
+        Some(level) => vec![Problem::new(
+            format!("Namespace {}, metadata.labels[\"{ENFORCE}\"]", facts.namespace),
+            format!("is {level}, which forbids the agent's host network"),
+            format!("kubectl label --overwrite namespace {} {ENFORCE}=privileged", facts.namespace),
+        )],
+    })
+}
+
+pub(super) fn may_create_cluster_wide(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    may_create(facts, false)
+}
+
+pub(super) fn may_create_namespaced(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    may_create(facts, true)
+}
+
+fn may_create(facts: &Facts, namespaced: bool) -> Result<Vec<Problem>, Stop> {
+    let asked = facts.cluster()?.access.iter().filter(|access| access.kind.namespaced == namespaced);
+    let mut found = Vec::new();
+    for access in asked {
+        let kind = access.kind;
+        let object =
+            if kind.group.is_empty() { kind.plural.to_owned() } else { format!("{}.{}", kind.plural, kind.group) };
+        let cure = "install as a user with rights to everything, such as cluster-admin (--as, --context)";
+        match &access.allowed {
+            Ok(true) => {}
+            Ok(false) => {
+                let place = if namespaced { format!(" in namespace {}", facts.namespace) } else { String::new() };
+                found.push(Problem::new(object, format!("this user may not create them{place}"), cure));
+            }
+            Err(error) => {
+                found.push(Problem::new(object, format!("cannot ask whether this user may create them: {error}"), cure))
+            }
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn kernels(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let nodes = known("Nodes", &facts.cluster()?.mesh.nodes)?;
+    Ok(nodes.iter().filter_map(old_kernel).collect())
+}
+
+fn old_kernel(node: &Node) -> Option<Problem> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    let known = release(&info.kernel_version);
+    if info.operating_system != "linux" || known.is_some_and(|version| version >= MIN_KERNEL) {
+        return None;
+    }
+    let (major, minor) = MIN_KERNEL;
+    Some(Problem::new(
+        format!("Node {}, status.nodeInfo.kernelVersion", node.name_any()),
+        format!("is {}, and {major}.{minor} is needed", info.kernel_version),
+        "upgrade its system, or keep meshed pods away from it (values agent.nodeSelector, the pods' own nodeSelector)",
+    ))
+}
+
+/// Major and minor of a version such as `v1.36.3`, `5.15.0-101-generic` or `1.31+`.
+pub(super) fn release(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.trim_start_matches('v').split('.');
+    let number = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();
+    Some((number(parts.next()?)?, number(parts.next()?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn versions_are_read_whatever_follows_them() {
+        assert_eq!(release("v1.36.3"), Some((1, 36)));
+        assert_eq!(release("5.15.0-101-generic"), Some((5, 15)));
+        assert_eq!(release("1.31+"), Some((1, 31)));
+        assert_eq!(release("unknown"), None);
+    }
+
+    #[test]
+    fn the_charts_definitions_are_known() {
+        let ours = our_crds();
+        assert!(ours["servers.policy.linkerd.io"].contains("v1beta3"), "{ours:?}");
+        assert!(ours.contains_key("serviceprofiles.linkerd.io"));
+    }
+
+    #[test]
+    fn a_definition_that_is_missing_or_old_is_named() {
+        let ours = our_crds();
+        let mut there: BTreeMap<_, _> =
+            ours.iter().map(|(name, served)| (name.clone(), Crd { served: served.clone(), bundle: None })).collect();
+        assert_eq!(missing_crds(&ours, &there), []);
+        there.remove("serviceprofiles.linkerd.io");
+        there.get_mut("servers.policy.linkerd.io").unwrap().served.remove("v1beta3");
+        let [old, missing] = missing_crds(&ours, &there).try_into().unwrap();
+        assert_eq!(
+            old.to_string(),
+            "CustomResourceDefinition servers.policy.linkerd.io, spec.versions: does not serve v1beta3"
+        );
+        assert!(missing.object.ends_with("serviceprofiles.linkerd.io") && missing.cure.contains("weft-crds"));
+    }
+
+    #[test]
+    fn old_kernels_are_named_and_windows_is_left_alone() {
+        let node = |kernel: &str, os: &str| -> Node {
+            let info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": kernel,
+                "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": os, "osImage": "", "systemUUID": ""});
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"nodeInfo": info}})).unwrap()
+        };
+        assert_eq!(old_kernel(&node("6.1.0", "linux")), None);
+        assert_eq!(old_kernel(&node("10.0.20348", "windows")), None);
+        let problem = old_kernel(&node("5.4.0-42", "linux")).unwrap();
+        assert_eq!(problem.to_string(), "Node a, status.nodeInfo.kernelVersion: is 5.4.0-42, and 5.15 is needed");
+    }
+}

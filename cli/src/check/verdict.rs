@@ -1,0 +1,208 @@
+//! Checks as data, and what comes of them.
+
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+
+use super::{
+    catalogue::CATEGORIES,
+    facts::{Facts, Mode},
+};
+use crate::problem::Problem;
+
+/// Checks that belong together, under Linkerd's name where Linkerd has one.
+pub(super) struct Category {
+    pub(super) name: &'static str,
+    pub(super) applies: fn(Mode) -> bool,
+    pub(super) checks: &'static [Check],
+}
+
+/// A question, and the function that answers it.
+pub(super) struct Check {
+    /// What is true when it passes.
+    pub(super) description: &'static str,
+    pub(super) severity: Severity,
+    pub(super) judge: Judge,
+}
+
+/// Problems that were found; none: it passes.
+pub(super) type Judge = fn(&Facts) -> Result<Vec<Problem>, Stop>;
+
+/// Why a check has no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Somebody has to do something first.
+    Unanswered(Problem),
+    /// Another check says already what is missing.
+    Skip,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Severity {
+    /// Makes sense of no later check.
+    Fatal,
+    /// Wrong until somebody does something.
+    Error,
+    /// Wrong, but perhaps only not yet.
+    Waits,
+    /// Works, but not for long, or not as meant.
+    Warning,
+}
+
+/// What came of all checks that apply.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    pub(super) success: bool,
+    pub(super) categories: Vec<CategoryOutcome>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CategoryOutcome {
+    pub(super) category_name: &'static str,
+    pub(super) checks: Vec<CheckOutcome>,
+}
+
+#[derive(Debug)]
+pub(super) struct CheckOutcome {
+    pub(super) description: &'static str,
+    pub(super) severity: Severity,
+    pub(super) problems: Vec<Problem>,
+}
+
+impl Outcome {
+    /// Asks every check that applies, up to one after which none makes sense.
+    pub(super) fn of(facts: &Facts) -> Self {
+        let mut categories = Vec::new();
+        let mut fatal = false;
+        for category in CATEGORIES.iter().filter(|category| (category.applies)(facts.mode)) {
+            let mut checks = Vec::new();
+            for check in category.checks {
+                let Some(outcome) = check.ask(facts) else { continue };
+                fatal = outcome.is_error() && check.severity == Severity::Fatal;
+                checks.push(outcome);
+                if fatal {
+                    break;
+                }
+            }
+            if !checks.is_empty() {
+                categories.push(CategoryOutcome { category_name: category.name, checks });
+            }
+            if fatal {
+                break;
+            }
+        }
+        let success = !categories.iter().flat_map(|category| &category.checks).any(CheckOutcome::is_error);
+        Self { success, categories }
+    }
+
+    /// The first failure that time may heal; none when everything is well, or something is wrong that time does not heal.
+    pub(super) fn waits_for(&self) -> Option<String> {
+        let mut failed = self.checks().filter(|check| check.is_error()).peekable();
+        let first = *failed.peek()?;
+        let heals = failed.all(|check| check.severity == Severity::Waits);
+        heals.then(|| match first.problems.first() {
+            Some(problem) => format!("{}: {problem}", first.description),
+            None => first.description.to_owned(),
+        })
+    }
+
+    pub(super) fn checks(&self) -> impl Iterator<Item = &CheckOutcome> {
+        self.categories.iter().flat_map(|category| &category.checks)
+    }
+}
+
+impl Check {
+    pub(super) const fn new(description: &'static str, severity: Severity, judge: Judge) -> Self {
+        Self { description, severity, judge }
+    }
+
+    /// None: there is nothing to say.
+    fn ask(&self, facts: &Facts) -> Option<CheckOutcome> {
+        let problems = match (self.judge)(facts) {
+            Ok(problems) => problems,
+            Err(Stop::Unanswered(problem)) => vec![problem],
+            Err(Stop::Skip) => return None,
+        };
+        Some(CheckOutcome { description: self.description, severity: self.severity, problems })
+    }
+}
+
+impl CheckOutcome {
+    pub(super) fn is_error(&self) -> bool {
+        !self.problems.is_empty() && self.severity != Severity::Warning
+    }
+
+    /// Linkerd's words.
+    pub(super) fn result(&self) -> &'static str {
+        match (self.problems.is_empty(), self.severity) {
+            (true, _) => "success",
+            (false, Severity::Warning) => "warning",
+            (false, _) => "error",
+        }
+    }
+}
+
+impl Serialize for CheckOutcome {
+    /// As `linkerd check -o json`; the hint is the cure rather than an address.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let failed = !self.problems.is_empty();
+        let mut check = serializer.serialize_struct("check", if failed { 4 } else { 2 })?;
+        check.serialize_field("description", self.description)?;
+        if failed {
+            check.serialize_field("hint", &lines(self.problems.iter().map(|problem| problem.cure.clone())))?;
+            check.serialize_field("error", &lines(self.problems.iter().map(Problem::to_string)))?;
+        }
+        check.serialize_field("result", self.result())?;
+        check.end()
+    }
+}
+
+/// One line each, without those that say the same again.
+fn lines(texts: impl Iterator<Item = String>) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for text in texts {
+        if !lines.contains(&text) {
+            lines.push(text);
+        }
+    }
+    lines.join("\n")
+}
+
+/// What there is, or why it could not be read.
+pub(super) fn known<'a, T>(what: &str, fetched: &'a Result<T, String>) -> Result<&'a T, Stop> {
+    fetched.as_ref().map_err(|error| {
+        let cure = "let this user get and list them, or use one who may (--context, --as)";
+        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), cure))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(checks: Vec<(Severity, bool)>) -> Outcome {
+        let problems =
+            |failed: bool| if failed { vec![Problem::new("Pod a/b", "broken", "mend it")] } else { Vec::new() };
+        let checks = checks
+            .into_iter()
+            .map(|(severity, failed)| CheckOutcome { description: "it works", severity, problems: problems(failed) })
+            .collect();
+        Outcome { success: false, categories: vec![CategoryOutcome { category_name: "linkerd-existence", checks }] }
+    }
+
+    #[test]
+    fn time_is_given_to_what_it_may_heal() {
+        assert!(outcome(vec![(Severity::Waits, true), (Severity::Warning, true)]).waits_for().is_some());
+        assert_eq!(outcome(vec![(Severity::Waits, true), (Severity::Error, true)]).waits_for(), None);
+        assert_eq!(outcome(vec![(Severity::Waits, false), (Severity::Warning, true)]).waits_for(), None);
+    }
+
+    #[test]
+    fn json_is_linkerds() {
+        let json = serde_json::to_value(outcome(vec![(Severity::Error, true), (Severity::Error, false)])).unwrap();
+        let category = &json["categories"][0];
+        assert_eq!(category["categoryName"], "linkerd-existence");
+        let failed = serde_json::json!({"description": "it works", "hint": "mend it", "error": "Pod a/b: broken", "result": "error"});
+        assert_eq!(category["checks"][0], failed);
+        assert_eq!(category["checks"][1], serde_json::json!({"description": "it works", "result": "success"}));
+    }
+}

@@ -1,0 +1,164 @@
+//! A Kubernetes cluster, as the person's kubeconfig knows it.
+//!
+//! ```text
+//! ClusterArgs ──connect──> Cluster ──client──> API server
+//!                             └────forward────> a pod's port, through the API server
+//! ```
+//!
+//! Owns access: which cluster, as whom, and how long an answer may take. Refuses to know what the mesh is.
+
+pub(crate) mod forward;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Args;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+
+/// How long connecting to the API server may take: long enough for a distant one, short enough to wait for.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long the API server may take to answer one request.
+pub(crate) const ANSWER: Duration = Duration::from_secs(20);
+/// Where control planes are unless somebody says otherwise; Linkerd's name, as everything that finds objects by name.
+pub(crate) const CONTROL_NAMESPACE: &str = "linkerd";
+
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterArgs {
+    /// Kubeconfig file [default: $KUBECONFIG, else ~/.kube/config, else the cluster that this runs in]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// Namespace of the control plane
+    #[arg(short = 'L', long, value_name = "NAMESPACE", env = "LINKERD_NAMESPACE", default_value = CONTROL_NAMESPACE)]
+    pub(crate) linkerd_namespace: String,
+    /// User to impersonate
+    #[arg(long = "as", value_name = "USER")]
+    pub(crate) impersonate: Option<String>,
+    /// Group to impersonate; may be repeated
+    #[arg(long = "as-group", value_name = "GROUP", requires = "impersonate")]
+    pub(crate) impersonate_groups: Vec<String>,
+}
+
+/// A way to a cluster that may or may not answer.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    /// Of the control plane.
+    pub(crate) namespace: String,
+    /// The context's own, for objects that are named without one.
+    pub(crate) default_namespace: String,
+    /// The API server's address, for messages.
+    pub(crate) server: String,
+}
+
+impl ClusterArgs {
+    /// Whether the person named a cluster. `-L` and impersonation say how to look, not where.
+    pub(crate) fn is_chosen(&self) -> bool {
+        self.kubeconfig.is_some() || self.context.is_some()
+    }
+
+    /// Reads the configuration. Whether the cluster answers, the first request shows.
+    pub(crate) async fn cluster(&self) -> Result<Cluster> {
+        let mut config = self.config().await?;
+        config.connect_timeout = Some(CONNECT);
+        config.auth_info.impersonate = self.impersonate.clone().or(config.auth_info.impersonate);
+        if !self.impersonate_groups.is_empty() {
+            config.auth_info.impersonate_groups = Some(self.impersonate_groups.clone());
+        }
+        let (server, default_namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| anyhow!("{}", explain(&error)))?;
+        Ok(Cluster { client, namespace: self.linkerd_namespace.clone(), default_namespace, server })
+    }
+
+    async fn config(&self) -> Result<Config> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        if let Some(file) = &self.kubeconfig {
+            let read = Kubeconfig::read_from(file).with_context(|| format!("kubeconfig {}", file.display()))?;
+            let config = Config::from_custom_kubeconfig(read, &options).await;
+            return config.with_context(|| format!("kubeconfig {}", file.display()));
+        }
+        match Config::from_kubeconfig(&options).await {
+            Ok(config) => Ok(config),
+            Err(error) if self.context.is_none() && is_missing(&error) => {
+                Config::incluster().map_err(|_| anyhow!("no cluster is configured: set KUBECONFIG or use --kubeconfig"))
+            }
+            Err(error) => bail!("kubeconfig: {error}"),
+        }
+    }
+}
+
+/// Whether there is no kubeconfig at all, as against one that is broken.
+fn is_missing(error: &KubeconfigError) -> bool {
+    match error {
+        KubeconfigError::FindPath | KubeconfigError::CurrentContextNotSet => true,
+        KubeconfigError::ReadConfig(source, _) => source.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// What happened, without the words that only name the layers of a library.
+pub(crate) fn explain(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        return if status.message.is_empty() {
+            format!("the API server answered {}", status.code)
+        } else {
+            status.message.clone()
+        };
+    }
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// An answer of the API server, or why there is none, in one line.
+pub(crate) async fn within<T>(
+    deadline: Duration,
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(deadline, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(explain(&error)),
+        Err(_) => Err(format!("no answer within {}s", deadline.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_kubeconfig_is_told_from_a_broken_one() {
+        let read = |kind| KubeconfigError::ReadConfig(io::Error::from(kind), "config".into());
+        assert!(is_missing(&read(io::ErrorKind::NotFound)));
+        assert!(!is_missing(&read(io::ErrorKind::PermissionDenied)));
+        assert!(!is_missing(&KubeconfigError::LoadContext("other".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn a_context_that_is_not_there_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
+        std::fs::write(&file, "apiVersion: v1\nkind: Config\n").unwrap();
+        let args =
+            ClusterArgs { kubeconfig: Some(file), context: Some("staging".to_owned()), ..ClusterArgs::default() };
+        let Err(error) = args.cluster().await else { panic!("found") };
+        assert!(format!("{error:#}").contains("staging"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_ends_with_its_reason() {
+        let error =
+            within(Duration::from_millis(1), std::future::pending::<Result<(), kube::Error>>()).await.unwrap_err();
+        assert!(error.contains("no answer"), "{error}");
+    }
+}

@@ -1,0 +1,121 @@
+//! What a cluster says about the mesh that runs in it: gathered once and concurrently, judged elsewhere.
+//!
+//! ```text
+//! API server ──┐
+//!              ├──gather──> Mesh ──> status, check
+//! agents ──────┘
+//! ```
+//!
+//! A question that is not answered is a fact, too: every list is what came or why nothing came.
+
+pub(crate) mod pods;
+
+use futures::{future::join_all, join};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use kube::{Api, Resource, ResourceExt as _, api::ListParams};
+use serde::de::DeserializeOwned;
+use weft_k8s_api::labels;
+use weft_proto::agent::StatusResponse;
+
+use crate::{
+    agent,
+    cluster::{ANSWER, Cluster, within},
+};
+
+/// The Lease whose holder writes EndpointSlices of ExternalWorkloads.
+pub(crate) const LEASE: &str = "linkerd-destination-endpoint-write";
+/// The Deployments of the control plane.
+pub(crate) const DEPLOYMENTS: [&str; 3] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"];
+
+/// An answer, or why there is none.
+pub(crate) type Fetched<T> = Result<T, String>;
+
+/// The mesh of one control plane.
+#[derive(Clone, Debug)]
+pub(crate) struct Mesh {
+    /// The control plane's namespace.
+    pub(crate) namespace: String,
+    pub(crate) nodes: Fetched<Vec<Node>>,
+    /// The control plane's own, whatever they are called.
+    pub(crate) deployments: Fetched<Vec<Deployment>>,
+    pub(crate) daemon_set: Fetched<Option<DaemonSet>>,
+    /// Pods of the control plane and agents.
+    pub(crate) control_pods: Fetched<Vec<Pod>>,
+    pub(crate) lease: Fetched<Option<Lease>>,
+    /// One for each agent pod that is scheduled.
+    pub(crate) agents: Vec<Agent>,
+    /// Pods with a proxy, those of the control plane among them.
+    pub(crate) meshed: Fetched<Vec<Pod>>,
+}
+
+/// A node's agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Agent {
+    pub(crate) pod: Pod,
+    /// What it says of itself; for a pod that does not run, why not.
+    pub(crate) answer: Fetched<StatusResponse>,
+}
+
+impl Agent {
+    pub(crate) fn node(&self) -> &str {
+        self.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
+    }
+}
+
+impl Mesh {
+    /// Asks for everything at once. `namespace` limits the meshed pods; none: all.
+    pub(crate) async fn gather(cluster: &Cluster, namespace: Option<&str>) -> Self {
+        let control = cluster.namespace.as_str();
+        let client = || cluster.client.clone();
+        let every = ListParams::default();
+        let component = ListParams::default().labels(labels::CONTROL_PLANE_COMPONENT);
+        let meshed = ListParams::default().labels(&format!("{}={control}", labels::CONTROL_PLANE_NS));
+        let pods = match namespace {
+            Some(namespace) => Api::<Pod>::namespaced(client(), namespace),
+            None => Api::all(client()),
+        };
+        let leases = Api::<Lease>::namespaced(client(), control);
+        let daemon_sets = Api::<DaemonSet>::namespaced(client(), control);
+        let with_agents = async {
+            let pods = list(Api::<Pod>::namespaced(client(), control), &component).await;
+            let agents: Vec<Pod> = pods.iter().flatten().filter(|pod| is_agent(pod)).cloned().collect();
+            let agents = join_all(agents.into_iter().map(|pod| ask(cluster, pod))).await;
+            (pods, agents)
+        };
+        let (nodes, deployments, daemon_set, (control_pods, agents), lease, meshed) = join!(
+            list(Api::<Node>::all(client()), &every),
+            list(Api::<Deployment>::namespaced(client(), control), &component),
+            within(ANSWER, daemon_sets.get_opt(agent::DAEMON_SET)),
+            with_agents,
+            within(ANSWER, leases.get_opt(LEASE)),
+            list(pods, &meshed),
+        );
+        let meshed = meshed.map(|pods| pods.into_iter().filter(|pod| pods::proxy(pod).is_some()).collect());
+        Self { namespace: control.to_owned(), nodes, deployments, daemon_set, control_pods, lease, agents, meshed }
+    }
+}
+
+/// All objects that match, or why they cannot be listed.
+pub(crate) async fn list<K>(api: Api<K>, params: &ListParams) -> Fetched<Vec<K>>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    within(ANSWER, api.list(params)).await.map(|list| list.items)
+}
+
+async fn ask(cluster: &Cluster, pod: Pod) -> Agent {
+    let answer = match pods::phase(&pod) {
+        "Running" => agent::status_of(cluster, &pod).await.map_err(|error| pods::trouble(&pod).unwrap_or(error)),
+        _ => Err(pods::trouble(&pod).unwrap_or_else(|| format!("its pod is {}", pods::phase(&pod)))),
+    };
+    Agent { pod, answer }
+}
+
+/// Whether a pod of the control plane's namespace is a node's agent.
+pub(crate) fn is_agent(pod: &Pod) -> bool {
+    pod.labels().get(labels::CONTROL_PLANE_COMPONENT).is_some_and(|component| component == "agent")
+}

@@ -1,0 +1,179 @@
+//! What a pod's status means: whether it is ready, and in one line why it is not.
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
+use kube::ResourceExt as _;
+use weft_k8s_api::labels;
+
+/// `NAMESPACE/NAME`.
+pub(crate) fn full_name(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+pub(crate) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown")
+}
+
+/// Whether it ended, as the pods of Jobs do.
+pub(crate) fn is_over(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+pub(crate) fn is_leaving(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
+}
+
+pub(crate) fn node(pod: &Pod) -> &str {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
+}
+
+/// Why it has no node; none when it has one.
+pub(crate) fn unschedulable(pod: &Pod) -> Option<String> {
+    let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
+    Some(scheduled.message.clone().or_else(|| scheduled.reason.clone()).unwrap_or_else(|| "no reason given".to_owned()))
+}
+
+/// The proxy's container, wherever it stands.
+pub(crate) fn proxy(pod: &Pod) -> Option<&Container> {
+    let spec = pod.spec.as_ref()?;
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    all.find(|container| container.name == labels::PROXY_CONTAINER)
+}
+
+/// How the proxy's container is doing.
+pub(crate) fn proxy_status(pod: &Pod) -> Option<&ContainerStatus> {
+    statuses(pod).find(|status| status.name == labels::PROXY_CONTAINER)
+}
+
+/// Every container's status, sidecars first.
+pub(crate) fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|status| {
+        status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
+    })
+}
+
+/// The tag of an image, which is the version of what runs.
+pub(crate) fn version(image: &str) -> &str {
+    let name = image.split('@').next().unwrap_or(image);
+    name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or("latest", |(_, tag)| tag)
+}
+
+/// Why a pod is not ready, from the container that says most; none when nothing does.
+pub(crate) fn trouble(pod: &Pod) -> Option<String> {
+    if let Some(reason) = unschedulable(pod) {
+        return Some(format!("no node takes it: {reason}"));
+    }
+    let broken: Vec<_> = statuses(pod).filter(|status| !status.ready).collect();
+    let told = broken.iter().find_map(|status| container_trouble(status));
+    told.or_else(|| {
+        let status = pod.status.as_ref()?;
+        status.message.clone().or_else(|| status.reason.clone())
+    })
+}
+
+fn container_trouble(status: &ContainerStatus) -> Option<String> {
+    let state = status.state.as_ref()?;
+    let name = &status.name;
+    let ended = state.terminated.as_ref().or_else(|| status.last_state.as_ref()?.terminated.as_ref());
+    let ended = ended.filter(|ended| ended.exit_code != 0).map(|ended| {
+        let last = ended.message.as_deref().and_then(last_line).map(|line| format!(": {line}")).unwrap_or_default();
+        format!("ended with exit code {}{last}", ended.exit_code)
+    });
+    let waiting = state.waiting.as_ref().filter(|waiting| !is_starting(waiting.reason.as_deref()));
+    let waiting = waiting.map(|waiting| {
+        let reason = waiting.reason.as_deref().unwrap_or("waiting");
+        // A restart's message counts seconds; how the container ended says more.
+        match waiting.message.as_deref().filter(|_| ended.is_none()) {
+            Some(message) => format!("{reason}: {message}"),
+            None => reason.to_owned(),
+        }
+    });
+    match (waiting, ended) {
+        (None, None) => None,
+        (Some(waiting), None) => Some(format!("container {name}: {waiting}")),
+        (None, Some(ended)) => Some(format!("container {name}: {ended}")),
+        (Some(waiting), Some(ended)) => Some(format!("container {name}: {waiting}, {ended}")),
+    }
+}
+
+fn is_starting(reason: Option<&str>) -> bool {
+    matches!(reason, None | Some("PodInitializing" | "ContainerCreating"))
+}
+
+/// What a program said last is why it ended.
+fn last_line(text: &str) -> Option<&str> {
+    text.lines().map(str::trim).rfind(|line| !line.is_empty())
+}
+
+fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(status: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "shop"}, "status": status})).unwrap()
+    }
+
+    fn container(name: &str, state: serde_json::Value, last: serde_json::Value) -> serde_json::Value {
+        json!({"name": name, "ready": false, "restartCount": 0, "image": "i", "imageID": "i", "state": state, "lastState": last})
+    }
+
+    #[test]
+    fn a_container_that_crashes_says_what_it_said_last() {
+        let status = container(
+            "identity",
+            json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}}),
+            json!({"terminated": {"exitCode": 1, "message": "starting\nthe issuer certificate has expired\n"}}),
+        );
+        let told = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
+        assert_eq!(
+            told,
+            "container identity: CrashLoopBackOff, ended with exit code 1: the issuer certificate has expired"
+        );
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_pulled_is_named() {
+        let status = container(
+            "identity",
+            json!({"waiting": {"reason": "ErrImagePull", "message": "not found: registry/identity"}}),
+            json!({}),
+        );
+        let told = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
+        assert_eq!(told, "container identity: ErrImagePull: not found: registry/identity");
+    }
+
+    #[test]
+    fn a_pod_without_a_node_says_why() {
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"});
+        let told = trouble(&pod(json!({"conditions": [condition]}))).unwrap();
+        assert_eq!(told, "no node takes it: 0/1 nodes are available");
+    }
+
+    #[test]
+    fn a_container_that_merely_starts_is_no_trouble() {
+        let status = container("identity", json!({"waiting": {"reason": "ContainerCreating"}}), json!({}));
+        assert_eq!(trouble(&pod(json!({"containerStatuses": [status]}))), None);
+    }
+
+    #[test]
+    fn versions_are_tags() {
+        for (image, expected) in [
+            ("localhost/weft-proxy:0.1.0", "0.1.0"),
+            ("localhost:5000/weft-proxy", "latest"),
+            ("localhost:5000/weft-proxy:0.1.0@sha256:00", "0.1.0"),
+        ] {
+            assert_eq!(version(image), expected, "{image}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Something wrong: where, what, and the cure.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One line for the person who can do something about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Problem {
+    /// E.g. `Pod shop/web-0`, or `Secret linkerd/linkerd-identity-issuer, data["crt.pem"]`.
+    pub(crate) object: String,
+    pub(crate) problem: String,
+    pub(crate) cure: String,
+}
+
+impl Problem {
+    pub(crate) fn new(object: impl Into<String>, problem: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { object: object.into(), problem: problem.into(), cure: cure.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.problem)
+    }
+}

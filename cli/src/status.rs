@@ -1,0 +1,73 @@
+//! `weft status`: who is there, who holds the lease, which pods the kernel redirects, and what is wrong, on top.
+//!
+//! ```text
+//! Mesh (a cluster) ────────────┐
+//! State + agent's Status (host)┴──> Report ──> tables or JSON
+//! ```
+//!
+//! Refuses to judge configuration and certificates: `weft check` does, and has exit codes.
+
+mod host;
+mod problems;
+mod report;
+mod view;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::{
+    mesh::Mesh,
+    output::{self, Format},
+    problem::Problem,
+    target::{Target, TargetArgs},
+};
+pub(crate) use problems::without_agent;
+use report::Report;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft status                         the whole mesh: of the sandbox `default` if it runs, else of the cluster
+  weft status -n shop                 the pods of one namespace
+  weft status --context staging -L mesh
+  weft status -o json | jq '.pods[] | select(.state != \"enrolled\")'
+  weft status --sandbox other
+
+STATE of a pod: enrolled (both directions obey its rules), pending (not yet), refused (an annotation of it cannot be
+read), leaving (deleted, and alive on its node), missing (its node's agent does not know it), unknown (no agent to ask).")]
+pub(crate) struct StatusArgs {
+    /// Only pods of this namespace [default: all]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Pods of all namespaces, which is what happens anyway
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// Which pods with a proxy the kernel does not redirect, and why.
+pub(crate) fn not_enrolled(mesh: &Mesh) -> Vec<Problem> {
+    report::pod_rows(mesh).iter().filter_map(problems::not_enrolled).collect()
+}
+
+pub(crate) async fn execute(args: StatusArgs) -> Result<()> {
+    let namespace = args.namespace.as_deref();
+    let report = match args.target.target().await? {
+        Target::Cluster(cluster) => {
+            let mesh = Mesh::gather(&cluster, namespace).await;
+            if let Err(error) = &mesh.control_pods {
+                bail!("the cluster at {}: pods in namespace {}: {error}", cluster.server, cluster.namespace);
+            }
+            Report::of_cluster(&mesh, k8s_openapi::jiff::Timestamp::now())
+        }
+        Target::Sandbox(state) => host::of_sandbox(&state, namespace).await,
+        Target::Socket(socket) => host::of_socket(&socket, namespace).await?,
+    };
+    match args.output {
+        Format::Json => output::json(&report),
+        Format::Table => Ok(view::print(&report)?),
+    }
+}

@@ -1,0 +1,104 @@
+//! The status of an agent on this host: a sandbox's, or one behind a socket.
+
+use std::path::Path;
+
+use anyhow::Result;
+use weft_proto::agent::{PodStatus, StatusResponse};
+use weft_sandbox::state;
+
+use super::{
+    problems::{of_agents, of_pods},
+    report::{PodRow, Report, State, agent_row},
+};
+use crate::{agent, mesh::Fetched, problem::Problem};
+
+/// The sandbox's meshed pods, as its agent knows them.
+pub(super) async fn of_sandbox(sandbox: &state::State, namespace: Option<&str>) -> Report {
+    let answer = match &sandbox.agent_socket {
+        Some(socket) => Some(ask(socket).await),
+        None => None,
+    };
+    let wanted = |pod: &&state::PodState| pod.meshed && namespace.is_none_or(|namespace| pod.namespace == namespace);
+    let rows = sandbox.pods.iter().filter(wanted).map(|pod| sandbox_row(pod, answer.as_ref())).collect();
+    let mut report = report(answer.as_ref(), rows);
+    if answer.is_none() {
+        let interception = sandbox.config.interception;
+        let text = format!("has no agent: it runs with --interception {interception}");
+        report.problems.push(Problem::new(
+            format!("Sandbox {}", sandbox.config.name),
+            text,
+            "run it with --interception ebpf",
+        ));
+    }
+    for error in &sandbox.manifest_errors {
+        report.problems.push(Problem::new("Manifest".to_owned(), error, "edit the file: the sandbox follows"));
+    }
+    report
+}
+
+/// One agent, and nothing else to compare it with.
+pub(super) async fn of_socket(socket: &Path, namespace: Option<&str>) -> Result<Report> {
+    let status = agent::status(agent::on_socket(socket).await?).await.map_err(anyhow::Error::msg)?;
+    let wanted = |pod: &&PodStatus| {
+        namespace.is_none_or(|namespace| pod.pod.as_ref().is_some_and(|pod| pod.namespace == namespace))
+    };
+    let rows = status.pods.iter().filter(wanted).map(|pod| agents_row(pod, &status.node)).collect();
+    Ok(report(Some(&Ok(status)), rows))
+}
+
+async fn ask(socket: &Path) -> Fetched<StatusResponse> {
+    let channel = agent::on_socket(socket).await.map_err(|error| error.to_string())?;
+    agent::status(channel).await
+}
+
+fn report(answer: Option<&Fetched<StatusResponse>>, rows: Vec<PodRow>) -> Report {
+    let node = |answer: &Fetched<StatusResponse>| answer.as_ref().map(|status| status.node.clone()).unwrap_or_default();
+    let agents: Vec<_> = answer.iter().map(|answer| agent_row(&node(answer), "", answer)).collect();
+    let mut found = Vec::new();
+    of_agents("", &agents, &mut found);
+    of_pods(&rows, &mut found);
+    Report { problems: found, control_plane: None, agents, pods: rows }
+}
+
+fn sandbox_row(pod: &state::PodState, answer: Option<&Fetched<StatusResponse>>) -> PodRow {
+    let is_it = |status: &&PodStatus| {
+        status.pod.as_ref().is_some_and(|known| known.namespace == pod.namespace && known.name == pod.name)
+    };
+    let known = answer.and_then(|answer| answer.as_ref().ok()).and_then(|status| status.pods.iter().find(is_it));
+    let state = match (known, answer) {
+        (Some(known), _) => State::of(known),
+        (None, Some(Ok(_))) => State::Missing,
+        (None, _) => State::Unknown,
+    };
+    PodRow {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        node: String::new(),
+        state,
+        outbound: known.is_some_and(|known| known.outbound),
+        inbound: known.is_some_and(|known| known.inbound),
+        rules_generation: known.map_or(0, |known| known.generation),
+        // The sidecar's probe holds the pod back, so a pod that is ready has a proxy that is.
+        proxy_ready: pod.ready || pod.times.sidecar_ready_ms.is_some(),
+        proxy_version: String::new(),
+        reason: known.map_or_else(|| pod.message.clone(), |known| known.reason.clone()),
+    }
+}
+
+fn agents_row(pod: &PodStatus, node: &str) -> PodRow {
+    let (namespace, name) = pod.pod.clone().map(|pod| (pod.namespace, pod.name)).unwrap_or_default();
+    let state = State::of(pod);
+    PodRow {
+        namespace,
+        name,
+        node: node.to_owned(),
+        state,
+        outbound: pod.outbound,
+        inbound: pod.inbound,
+        rules_generation: pod.generation,
+        // An agent knows no probes; that the proxy listens is what enrolment waits for.
+        proxy_ready: state == State::Enrolled,
+        proxy_version: String::new(),
+        reason: pod.reason.clone(),
+    }
+}

@@ -1,0 +1,226 @@
+//! What somebody should do something about, most fundamental first: agents, control plane, pods.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    api::core::v1::{Node, Pod},
+    jiff::Timestamp,
+};
+use kube::ResourceExt as _;
+
+use super::report::{AgentRow, PodRow, State};
+use crate::{
+    mesh::{Agent, LEASE, Mesh, is_agent, pods},
+    problem::Problem,
+};
+
+pub(super) fn of_cluster(mesh: &Mesh, agents: &[AgentRow], rows: &[PodRow], now: Timestamp) -> Vec<Problem> {
+    let mut found = Vec::new();
+    unanswered(mesh, &mut found);
+    nodes_without_agent(mesh, &mut found);
+    of_agents(&mesh.namespace, agents, &mut found);
+    of_control_plane(mesh, &mut found);
+    of_lease(mesh, now, &mut found);
+    of_pods(rows, &mut found);
+    found
+}
+
+/// Questions that the API server did not answer: what follows from them is missing below.
+fn unanswered(mesh: &Mesh, found: &mut Vec<Problem>) {
+    let questions = [
+        ("Nodes", mesh.nodes.as_ref().err()),
+        ("Deployments", mesh.deployments.as_ref().err()),
+        ("DaemonSet weft-agent", mesh.daemon_set.as_ref().err()),
+        ("Lease", mesh.lease.as_ref().err()),
+        ("Pods with a proxy", mesh.meshed.as_ref().err()),
+    ];
+    for (what, error) in questions {
+        if let Some(error) = error {
+            found.push(Problem::new(what.to_owned(), error, "let this user get and list them, or use one who may"));
+        }
+    }
+}
+
+fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
+    let (Ok(nodes), Ok(daemon_set)) = (&mesh.nodes, &mesh.daemon_set) else { return };
+    if daemon_set.is_none() {
+        let object = format!("DaemonSet {}/weft-agent", mesh.namespace);
+        found.push(Problem::new(
+            object,
+            "does not exist, so nothing redirects new pods",
+            "helm install weft-control-plane ...",
+        ));
+        return;
+    }
+    for node in without_agent(nodes, mesh) {
+        let object = format!("Node {node}");
+        let cure = "meshed pods there stay unready; let it run there (values agent.tolerations, agent.nodeSelector)";
+        found.push(Problem::new(object, "has no agent", cure));
+    }
+}
+
+/// Nodes that could run pods, and have no agent.
+pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
+    let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
+    let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
+    nodes.iter().filter(linux).map(|node| node.name_any()).filter(|node| !with.contains(node.as_str())).collect()
+}
+
+pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Problem>) {
+    for agent in agents {
+        let object = if agent.node.is_empty() { "Agent".to_owned() } else { format!("Agent on node {}", agent.node) };
+        if let Some(error) = &agent.error {
+            let cure = if agent.pod.is_empty() {
+                "look at its log".to_owned()
+            } else {
+                format!("kubectl -n {namespace} logs {} and kubectl describe node {}", agent.pod, agent.node)
+            };
+            found.push(Problem::new(object.clone(), format!("does not answer: {error}"), cure));
+        }
+        if agent.flow_misses > 0 {
+            found.push(Problem::new(
+                object,
+                format!("{} connections reached a proxy's outbound port that nobody announced", agent.flow_misses),
+                "something dials port 4140 itself; see docs/troubleshooting.md",
+            ));
+        }
+    }
+    let distinct = |of: fn(&AgentRow) -> &String| -> BTreeSet<&String> {
+        agents.iter().filter(|agent| agent.error.is_none()).map(of).collect()
+    };
+    if distinct(|agent| &agent.version).len() > 1 || distinct(|agent| &agent.programs).len() > 1 {
+        let object = format!("DaemonSet {namespace}/weft-agent");
+        let cure = format!("kubectl -n {namespace} rollout status daemonset/weft-agent");
+        found.push(Problem::new(object, "agents of several versions run side by side", cure));
+    }
+}
+
+fn of_control_plane(mesh: &Mesh, found: &mut Vec<Problem>) {
+    let no_deployment = mesh.deployments.as_ref().is_ok_and(Vec::is_empty);
+    if no_deployment {
+        let object = format!("Namespace {}", mesh.namespace);
+        found.push(Problem::new(
+            object,
+            "has no control plane",
+            "helm install weft-control-plane ..., or name another with -L",
+        ));
+    }
+    let own = |pod: &&Pod| !is_agent(pod) && !pods::is_over(pod) && !pods::is_leaving(pod) && !pods::is_ready(pod);
+    for pod in mesh.control_pods.iter().flatten().filter(own) {
+        let why = pods::trouble(pod).unwrap_or_else(|| format!("is {}", pods::phase(pod)));
+        let cure = format!("kubectl -n {} describe pod {}, or `weft check`", mesh.namespace, pod.name_any());
+        found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), format!("not ready: {why}"), cure));
+    }
+}
+
+fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
+    let Ok(Some(lease)) = &mesh.lease else { return };
+    let spec = lease.spec.as_ref();
+    let held = spec.and_then(|spec| spec.holder_identity.as_deref()).is_some_and(|holder| !holder.is_empty());
+    let age = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| now.as_second() - time.0.as_second());
+    let lasts = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
+    if held && age.is_some_and(|age| age <= i64::from(lasts)) {
+        return;
+    }
+    let state = age.map_or_else(|| "nobody holds it".to_owned(), |age| format!("nobody has renewed it for {age}s"));
+    let cure = "nobody writes EndpointSlices of ExternalWorkloads until a destination pod runs; see its log";
+    found.push(Problem::new(format!("Lease {}/{LEASE}", mesh.namespace), state, cure));
+}
+
+pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
+    found.extend(rows.iter().filter_map(not_enrolled));
+    for row in rows.iter().filter(|row| row.state == State::Enrolled && !row.proxy_ready) {
+        let cure = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
+        found.push(Problem::new(format!("Pod {}/{}", row.namespace, row.name), "its proxy is not ready", cure));
+    }
+}
+
+/// Why the kernel does not redirect this pod; none if it does, or nobody can be asked.
+pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
+    let object = format!("Pod {}/{}", row.namespace, row.name);
+    let reason = |default: &str| if row.reason.is_empty() { default.to_owned() } else { row.reason.clone() };
+    let node = if row.node.is_empty() { String::new() } else { format!(" on {}", row.node) };
+    match row.state {
+        State::Enrolled | State::Leaving | State::Unknown => None,
+        State::Pending => {
+            let cure = "it becomes ready when this is over; if it lasts, see the agent's log";
+            Some(Problem::new(object, format!("not redirected yet: {}", reason("its proxy does not listen")), cure))
+        }
+        State::Refused => {
+            let why = format!("the agent{node} refuses it: {}", reason("no reason given"));
+            Some(Problem::new(object, why, "correct the annotation, then make the pod again"))
+        }
+        State::Missing => {
+            let cure = "if it lasts longer than a start takes, see the agent's log";
+            Some(Problem::new(object, format!("the agent{node} does not know it"), cure))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::PodState;
+
+    use super::super::report::{
+        Report,
+        tests::{agent, enrolled, mesh, meshed, now, status},
+    };
+
+    /// The objects of the problems, with a word that each must say.
+    fn check(report: &Report, expected: &[(&str, &str)]) {
+        let found: Vec<_> = report.problems.iter().map(|problem| (&problem.object, &problem.problem)).collect();
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for ((object, problem), (expected, word)) in found.iter().zip(expected) {
+            assert!(object.as_str() == *expected && problem.contains(word), "{object}: {problem}");
+        }
+        assert!(report.problems.iter().all(|problem| !problem.cure.is_empty()));
+    }
+
+    #[test]
+    fn a_refused_annotation_is_repeated() {
+        let reason = "annotation config.linkerd.io/skip-inbound-ports: bad value";
+        let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Refused, reason)])))];
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), now());
+        check(&report, &[("Pod shop/web-0", "skip-inbound-ports")]);
+    }
+
+    #[test]
+    fn a_proxy_that_is_not_ready_is_named_once_its_pod_is_redirected() {
+        let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")])))];
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false)]), now());
+        check(&report, &[("Pod shop/web-0", "proxy is not ready")]);
+    }
+
+    #[test]
+    fn an_agent_that_does_not_answer_comes_before_its_pods() {
+        let agents = vec![agent("a", Err("connection refused".into()))];
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), now());
+        check(&report, &[("Agent on node a", "connection refused")]);
+    }
+
+    #[test]
+    fn a_node_without_an_agent_is_named() {
+        let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
+        let other = serde_json::json!({"metadata": {"name": "b"}});
+        mesh.nodes.as_mut().unwrap().push(serde_json::from_value(other).unwrap());
+        check(&Report::of_cluster(&mesh, now()), &[("Node b", "no agent")]);
+    }
+
+    #[test]
+    fn agents_with_different_programs_are_told() {
+        let mut other = status(Vec::new());
+        other.programs = "def".into();
+        let agents = vec![agent("a", Ok(status(Vec::new()))), agent("b", Ok(other))];
+        check(
+            &Report::of_cluster(&mesh(agents, Vec::new()), now()),
+            &[("DaemonSet linkerd/weft-agent", "several versions")],
+        );
+    }
+
+    #[test]
+    fn a_question_that_may_not_be_asked_is_a_problem() {
+        let mut mesh = mesh(vec![agent("a", Ok(status(Vec::new())))], Vec::new());
+        mesh.lease = Err("leases is forbidden".into());
+        check(&Report::of_cluster(&mesh, now()), &[("Lease", "forbidden")]);
+    }
+}

@@ -1,0 +1,382 @@
+//! What is shown: from facts to rows, without any question left.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::Pod},
+    jiff::Timestamp,
+};
+use kube::ResourceExt as _;
+use serde::Serialize;
+use weft_proto::agent::{PodState, PodStatus, StatusResponse};
+
+use super::problems;
+use crate::{
+    agent::DAEMON_SET,
+    mesh::{Agent, Fetched, Mesh, is_agent, pods},
+    problem::Problem,
+};
+
+/// The whole answer; also what `-o json` prints.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    /// What somebody should do something about.
+    pub(super) problems: Vec<Problem>,
+    /// None outside a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) control_plane: Option<ControlPlane>,
+    pub(super) agents: Vec<AgentRow>,
+    pub(super) pods: Vec<PodRow>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ControlPlane {
+    pub(super) namespace: String,
+    pub(super) components: Vec<Component>,
+    pub(super) lease: Option<LeaseRow>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Component {
+    pub(super) name: String,
+    pub(super) ready: i32,
+    pub(super) total: i32,
+    /// Of the images of its pods; several during an upgrade.
+    pub(super) versions: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct LeaseRow {
+    pub(super) name: String,
+    /// None: nobody.
+    pub(super) holder: Option<String>,
+    pub(super) renewed_seconds_ago: Option<i64>,
+    /// Whether its holder has not renewed it in time.
+    pub(super) expired: bool,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct AgentRow {
+    /// Empty outside a cluster.
+    pub(super) node: String,
+    pub(super) pod: String,
+    pub(super) version: String,
+    /// Digest of the loaded programs.
+    pub(super) programs: String,
+    pub(super) attached_to: String,
+    pub(super) attached_because: String,
+    pub(super) enrolled: usize,
+    pub(super) pending: usize,
+    pub(super) refused: usize,
+    pub(super) events_dropped: u64,
+    pub(super) flow_misses: u64,
+    /// Why it does not answer; none if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct PodRow {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) state: State,
+    pub(super) outbound: bool,
+    pub(super) inbound: bool,
+    /// Counts the changes of its rules; 0 when it has none.
+    pub(super) rules_generation: u64,
+    pub(super) proxy_ready: bool,
+    /// Empty where images have none.
+    pub(super) proxy_version: String,
+    /// Why it is not enrolled; empty if it is.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) reason: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Enrolled,
+    Pending,
+    Refused,
+    Leaving,
+    /// Its node's agent does not know it.
+    Missing,
+    /// There is no agent to ask.
+    Unknown,
+}
+
+impl State {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Enrolled => "enrolled",
+            Self::Pending => "pending",
+            Self::Refused => "refused",
+            Self::Leaving => "leaving",
+            Self::Missing => "missing",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    pub(super) fn of(pod: &PodStatus) -> Self {
+        match pod.state() {
+            PodState::Enrolled => Self::Enrolled,
+            PodState::Pending => Self::Pending,
+            PodState::Refused => Self::Refused,
+            PodState::Leaving => Self::Leaving,
+            // From an agent that does not know states: the directions say it.
+            PodState::Unspecified if pod.outbound && pod.inbound => Self::Enrolled,
+            PodState::Unspecified => Self::Pending,
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn of_cluster(mesh: &Mesh, now: Timestamp) -> Self {
+        let mut agents: Vec<_> = mesh.agents.iter().map(agent_of_cluster).collect();
+        agents.sort_by(|one, other| one.node.cmp(&other.node));
+        let rows = pod_rows(mesh);
+        Self {
+            problems: problems::of_cluster(mesh, &agents, &rows, now),
+            control_plane: Some(ControlPlane {
+                namespace: mesh.namespace.clone(),
+                components: components(mesh),
+                lease: mesh.lease.as_ref().ok().and_then(Option::as_ref).map(|lease| lease_row(lease, now)),
+            }),
+            agents,
+            pods: rows,
+        }
+    }
+}
+
+/// One row for each pod with a proxy, in the order of their names.
+pub(super) fn pod_rows(mesh: &Mesh) -> Vec<PodRow> {
+    let enrolments = Enrolments::of(&mesh.agents);
+    let here = |pod: &&Pod| !pods::is_over(pod);
+    let mut rows: Vec<_> = mesh.meshed.iter().flatten().filter(here).map(|pod| pod_row(pod, &enrolments)).collect();
+    rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    rows
+}
+
+pub(super) fn agent_row(node: &str, pod: &str, answer: &Fetched<StatusResponse>) -> AgentRow {
+    let row = AgentRow { node: node.to_owned(), pod: pod.to_owned(), ..AgentRow::default() };
+    match answer {
+        Err(error) => AgentRow { error: Some(error.clone()), ..row },
+        Ok(status) => {
+            let count = |state| status.pods.iter().filter(|pod| State::of(pod) == state).count();
+            AgentRow {
+                version: status.version.clone(),
+                programs: status.programs.clone(),
+                attached_to: status.cgroup.clone(),
+                attached_because: status.cgroup_reason.clone(),
+                enrolled: count(State::Enrolled) + count(State::Leaving),
+                pending: count(State::Pending),
+                refused: count(State::Refused),
+                events_dropped: status.events_dropped,
+                flow_misses: status.flow_misses,
+                ..row
+            }
+        }
+    }
+}
+
+fn agent_of_cluster(agent: &Agent) -> AgentRow {
+    agent_row(agent.node(), &agent.pod.name_any(), &agent.answer)
+}
+
+/// What agents say about pods, by the pods' full names; and which nodes have an agent that says something.
+struct Enrolments<'a> {
+    pods: BTreeMap<(&'a str, &'a str), &'a PodStatus>,
+    nodes: Vec<&'a str>,
+}
+
+impl<'a> Enrolments<'a> {
+    fn of(agents: &'a [Agent]) -> Self {
+        let answers = || agents.iter().filter_map(|agent| Some((agent, agent.answer.as_ref().ok()?)));
+        let of_pod = |status: &'a PodStatus| {
+            let pod = status.pod.as_ref()?;
+            Some(((pod.namespace.as_str(), pod.name.as_str()), status))
+        };
+        Self {
+            pods: answers().flat_map(|(_, status)| status.pods.iter().filter_map(of_pod)).collect(),
+            nodes: answers().map(|(agent, _)| agent.node()).collect(),
+        }
+    }
+}
+
+fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>) -> PodRow {
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let known = enrolments.pods.get(&(namespace.as_str(), name.as_str()));
+    let node = pods::node(pod);
+    let state = match known {
+        Some(known) => State::of(known),
+        None if enrolments.nodes.contains(&node) => State::Missing,
+        None => State::Unknown,
+    };
+    PodRow {
+        state,
+        outbound: known.is_some_and(|known| known.outbound),
+        inbound: known.is_some_and(|known| known.inbound),
+        rules_generation: known.map_or(0, |known| known.generation),
+        proxy_ready: pods::proxy_status(pod).is_some_and(|status| status.ready),
+        proxy_version: pods::proxy(pod)
+            .and_then(|proxy| proxy.image.as_deref())
+            .map(|image| pods::version(image).to_owned())
+            .unwrap_or_default(),
+        reason: known.map(|known| known.reason.clone()).unwrap_or_default(),
+        node: node.to_owned(),
+        namespace,
+        name,
+    }
+}
+
+fn components(mesh: &Mesh) -> Vec<Component> {
+    let mut components: Vec<_> = mesh
+        .deployments
+        .iter()
+        .flatten()
+        .map(|deployment| {
+            let name = deployment.name_any();
+            let prefix = format!("{name}-");
+            let own = |pod: &&Pod| !is_agent(pod) && pod.name_any().starts_with(&prefix);
+            Component {
+                ready: deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0),
+                total: deployment.spec.replicas.unwrap_or(1),
+                versions: versions(mesh.control_pods.iter().flatten().filter(own)),
+                name,
+            }
+        })
+        .collect();
+    components.sort_by(|one, other| one.name.cmp(&other.name));
+    if let Ok(Some(daemon_set)) = &mesh.daemon_set {
+        let status = daemon_set.status.as_ref();
+        components.push(Component {
+            name: DAEMON_SET.to_owned(),
+            ready: status.map_or(0, |status| status.number_ready),
+            total: status.map_or(0, |status| status.desired_number_scheduled),
+            versions: versions(mesh.agents.iter().map(|agent| &agent.pod)),
+        });
+    }
+    components
+}
+
+/// Versions of what runs in these pods, without their proxies'.
+fn versions<'a>(pods: impl Iterator<Item = &'a Pod>) -> Vec<String> {
+    let images = pods.flat_map(|pod| pod.spec.iter().flat_map(|spec| &spec.containers));
+    let own = images.filter(|container| container.name != weft_k8s_api::labels::PROXY_CONTAINER);
+    let mut versions: Vec<_> =
+        own.filter_map(|container| container.image.as_deref()).map(|image| pods::version(image).to_owned()).collect();
+    versions.sort();
+    versions.dedup();
+    versions
+}
+
+fn lease_row(lease: &Lease, now: Timestamp) -> LeaseRow {
+    let spec = lease.spec.as_ref();
+    let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| now.as_second() - time.0.as_second());
+    let duration = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
+    LeaseRow {
+        name: lease.name_any(),
+        holder: spec.and_then(|spec| spec.holder_identity.clone()).filter(|holder| !holder.is_empty()),
+        renewed_seconds_ago: renewed,
+        expired: renewed.is_none_or(|seconds| seconds > i64::from(duration)),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::json;
+    use weft_proto::agent::PodRef;
+
+    use super::*;
+
+    pub(in crate::status) fn agent(node: &str, answer: Fetched<StatusResponse>) -> Agent {
+        let pod = json!({"metadata": {"name": format!("weft-agent-{node}"), "namespace": "linkerd",
+            "labels": {"linkerd.io/control-plane-component": "agent"}}, "spec": {"nodeName": node,
+            "containers": [{"name": "agent", "image": "localhost/weft-agent:0.1.0"}]}, "status": {"phase": "Running"}});
+        Agent { pod: serde_json::from_value(pod).unwrap(), answer }
+    }
+
+    pub(in crate::status) fn status(pods: Vec<PodStatus>) -> StatusResponse {
+        StatusResponse { version: "0.1.0".into(), programs: "abc".into(), pods, ..StatusResponse::default() }
+    }
+
+    pub(in crate::status) fn enrolled(name: &str, state: PodState, reason: &str) -> PodStatus {
+        PodStatus {
+            pod: Some(PodRef { namespace: "shop".into(), name: name.into() }),
+            outbound: state == PodState::Enrolled,
+            inbound: state == PodState::Enrolled,
+            generation: 1,
+            state: state.into(),
+            reason: reason.into(),
+            ..PodStatus::default()
+        }
+    }
+
+    pub(in crate::status) fn meshed(name: &str, node: &str, proxy_ready: bool) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"nodeName": node, "containers": [],
+                "initContainers": [{"name": "linkerd-proxy", "image": "localhost/weft-proxy:0.1.0"}]},
+            "status": {"phase": "Running", "initContainerStatuses": [{"name": "linkerd-proxy", "ready": proxy_ready,
+                "restartCount": 0, "image": "i", "imageID": "i"}]},
+        }))
+        .unwrap()
+    }
+
+    pub(in crate::status) fn mesh(agents: Vec<Agent>, meshed: Vec<Pod>) -> Mesh {
+        let deployment = json!({"metadata": {"name": "linkerd-identity"}, "spec": {"replicas": 1, "selector": {}, "template": {}},
+            "status": {"readyReplicas": 1}});
+        let node = |agent: &Agent| json!({"metadata": {"name": agent.node()}});
+        let nodes = agents.iter().map(|agent| serde_json::from_value(node(agent)).unwrap()).collect();
+        let daemon_set = json!({"metadata": {"name": "weft-agent"}, "spec": {"selector": {}, "template": {}},
+            "status": {"currentNumberScheduled": 1, "desiredNumberScheduled": 1, "numberReady": 1, "numberMisscheduled": 0}});
+        let lease = json!({"metadata": {"name": "linkerd-destination-endpoint-write"}, "spec": {"holderIdentity": "linkerd-destination-1",
+            "leaseDurationSeconds": 30, "renewTime": "2026-01-01T00:00:00.000000Z"}});
+        Mesh {
+            namespace: "linkerd".into(),
+            nodes: Ok(nodes),
+            deployments: Ok(vec![serde_json::from_value(deployment).unwrap()]),
+            daemon_set: Ok(Some(serde_json::from_value(daemon_set).unwrap())),
+            control_pods: Ok(agents.iter().map(|agent| agent.pod.clone()).collect()),
+            lease: Ok(Some(serde_json::from_value(lease).unwrap())),
+            agents,
+            meshed: Ok(meshed),
+        }
+    }
+
+    /// Two seconds after the lease was renewed.
+    pub(in crate::status) fn now() -> Timestamp {
+        "2026-01-01T00:00:02Z".parse().unwrap()
+    }
+
+    #[test]
+    fn a_healthy_mesh_has_rows_and_no_problem() {
+        let agents = vec![agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")])))];
+        let report = Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", true)]), now());
+        assert_eq!(report.problems, []);
+        let [pod] = report.pods.as_slice() else { panic!("{:?}", report.pods) };
+        assert_eq!((pod.state, pod.proxy_ready, pod.proxy_version.as_str()), (State::Enrolled, true, "0.1.0"));
+        assert_eq!((report.agents[0].enrolled, report.agents[0].pending), (1, 0));
+        let plane = report.control_plane.unwrap();
+        assert_eq!(plane.lease.unwrap().renewed_seconds_ago, Some(2));
+        assert_eq!(plane.components.last().unwrap().versions, ["0.1.0"]);
+    }
+
+    #[test]
+    fn a_pod_that_its_agent_does_not_know_is_told_from_one_that_nobody_was_asked_about() {
+        let agents = vec![agent("a", Ok(status(Vec::new()))), agent("b", Err("connection refused".into()))];
+        let report =
+            Report::of_cluster(&mesh(agents, vec![meshed("web-0", "a", false), meshed("web-1", "b", true)]), now());
+        let states: Vec<_> = report.pods.iter().map(|pod| pod.state).collect();
+        assert_eq!(states, [State::Missing, State::Unknown]);
+    }
+
+    #[test]
+    fn a_lease_that_nobody_renews_is_expired() {
+        let mesh = mesh(Vec::new(), Vec::new());
+        let lease = mesh.lease.unwrap().unwrap();
+        assert!(!lease_row(&lease, now()).expired);
+        assert!(lease_row(&lease, "2026-01-01T00:01:00Z".parse().unwrap()).expired);
+    }
+}

@@ -1,0 +1,120 @@
+//! A report as tables: problems first, because nobody reads to the end when things burn.
+
+use std::io;
+
+use comfy_table::Table;
+
+use super::report::{AgentRow, ControlPlane, PodRow, Report};
+use crate::output::{self, line, table};
+
+/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
+const NOTHING: &str = "-";
+/// As much of a digest as tells two apart.
+const DIGEST: usize = 12;
+
+pub(super) fn print(report: &Report) -> io::Result<()> {
+    for problem in &report.problems {
+        line(&format!("{}: {}\n  cure: {}", problem.object, problem.problem, problem.cure))?;
+    }
+    if !report.problems.is_empty() {
+        line("")?;
+    }
+    if let Some(plane) = &report.control_plane {
+        output::print(&components(plane))?;
+        line(&format!("\n{}\n", lease(plane)))?;
+    }
+    output::print(&agents(&report.agents))?;
+    line("")?;
+    if report.pods.is_empty() {
+        return line("no meshed pods: annotate a namespace with linkerd.io/inject=enabled, and make its pods again");
+    }
+    output::print(&pods(&report.pods))
+}
+
+fn components(plane: &ControlPlane) -> Table {
+    let mut rows = table(["COMPONENT", "READY", "VERSION"]);
+    for component in &plane.components {
+        rows.add_row([
+            component.name.clone(),
+            format!("{}/{}", component.ready, component.total),
+            or_nothing(&component.versions.join(",")),
+        ]);
+    }
+    rows
+}
+
+fn lease(plane: &ControlPlane) -> String {
+    let Some(lease) = &plane.lease else { return format!("no lease in namespace {}", plane.namespace) };
+    let age = lease.renewed_seconds_ago.map_or_else(String::new, |seconds| format!(", renewed {seconds}s ago"));
+    let expired = if lease.expired { ", expired" } else { "" };
+    let holder = lease.holder.as_deref().unwrap_or("nobody");
+    format!("lease {}: {holder}{age}{expired}", lease.name)
+}
+
+fn agents(agents: &[AgentRow]) -> Table {
+    let mut rows = table(["NODE", "AGENT", "PROGRAMS", "ENROLLED", "PENDING", "REFUSED", "ATTACHED-TO"]);
+    for agent in agents {
+        let node = or_nothing(&agent.node);
+        let counts = [agent.enrolled, agent.pending, agent.refused].map(|count| count.to_string());
+        let [enrolled, pending, refused] =
+            if agent.error.is_some() { [(); 3].map(|()| NOTHING.to_owned()) } else { counts };
+        let version = if agent.error.is_some() { "no answer" } else { agent.version.as_str() };
+        let programs: String = agent.programs.chars().take(DIGEST).collect();
+        let attached = or_nothing(&agent.attached_to);
+        rows.add_row([node, or_nothing(version), or_nothing(&programs), enrolled, pending, refused, attached]);
+    }
+    rows
+}
+
+fn pods(pods: &[PodRow]) -> Table {
+    let mut rows = table(["NAMESPACE", "POD", "STATE", "OUTBOUND", "INBOUND", "RULES", "PROXY", "VERSION", "NODE"]);
+    for pod in pods {
+        rows.add_row([
+            pod.namespace.clone(),
+            pod.name.clone(),
+            pod.state.label().to_owned(),
+            yes(pod.outbound),
+            yes(pod.inbound),
+            pod.rules_generation.to_string(),
+            if pod.proxy_ready { "ready" } else { "not-ready" }.to_owned(),
+            or_nothing(&pod.proxy_version),
+            or_nothing(&pod.node),
+        ]);
+    }
+    rows
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
+fn or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING } else { text }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::PodState;
+
+    use super::{
+        super::report::tests::{agent, enrolled, mesh, meshed, now, status},
+        *,
+    };
+
+    #[test]
+    fn every_row_has_every_cell() {
+        let agents_of_mesh = vec![
+            agent("a", Ok(status(vec![enrolled("web-0", PodState::Enrolled, "")]))),
+            agent("b", Err("refused".into())),
+        ];
+        let report = Report::of_cluster(&mesh(agents_of_mesh, vec![meshed("web-0", "a", true)]), now());
+        let text = agents(&report.agents).trim_fmt();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["a", "0.1.0", "abc", "1", "0", "0", "-"]);
+        assert!(lines[2].starts_with("b     no answer"), "{text}");
+        let text = pods(&report.pods).trim_fmt();
+        let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(cells, ["shop", "web-0", "enrolled", "yes", "yes", "1", "ready", "0.1.0", "a"]);
+        assert!(lease(&report.control_plane.unwrap()).ends_with("linkerd-destination-1, renewed 2s ago"));
+    }
+}

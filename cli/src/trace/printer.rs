@@ -1,0 +1,69 @@
+//! Events on standard output, notes beside it.
+
+use std::num::NonZeroU64;
+
+use anyhow::Result;
+use weft_proto::agent::Event;
+
+use super::{Format, format};
+use crate::output::{self, note};
+
+/// Prints events until there are enough.
+pub(super) struct Printer {
+    format: Format,
+    /// Events to print; none: without end.
+    count: Option<NonZeroU64>,
+    shown: u64,
+    /// Whether the columns are named already.
+    introduced: bool,
+    /// Events that were lost in all.
+    lost: u64,
+}
+
+/// Whether more is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    More,
+    Enough,
+}
+
+impl Printer {
+    pub(super) fn new(format: Format, count: Option<NonZeroU64>) -> Self {
+        Self { format, count, shown: 0, introduced: false, lost: 0 }
+    }
+
+    /// How many events were printed.
+    pub(super) fn shown(&self) -> u64 {
+        self.shown
+    }
+
+    /// Names the columns, once an agent answers.
+    pub(super) fn header(&mut self) -> Result<()> {
+        if self.format != Format::Json && !self.introduced {
+            self.introduced = true;
+            output::line(&format::header(self.format == Format::Wide))?;
+        }
+        Ok(())
+    }
+
+    /// `node`: where it happened; empty where there is only one.
+    pub(super) fn event(&mut self, node: &str, event: &Event) -> Result<Next> {
+        self.loss(node, event.dropped_before);
+        match self.format {
+            Format::Json => output::json(&format::json(node, event))?,
+            Format::Table => output::line(&format::line(event))?,
+            Format::Wide => output::line(&format::wide_line(node, event))?,
+        }
+        self.shown += 1;
+        Ok(if self.count.is_some_and(|count| self.shown >= count.get()) { Next::Enough } else { Next::More })
+    }
+
+    /// Says that events were lost, also where those around them are not shown.
+    pub(super) fn loss(&mut self, node: &str, dropped: u64) {
+        if dropped > 0 {
+            self.lost += dropped;
+            let place = if node.is_empty() { String::new() } else { format!(" on {node}") };
+            note(&format!("{dropped} events were dropped here{place}, {} in all: filter more", self.lost));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! From what a person names to pods: by name alone, or by the labels of a workload.
+
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
+        batch::v1::Job,
+    },
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+use kube::{Api, core::Selector};
+use serde::de::DeserializeOwned;
+use weft_sandbox::state::State;
+
+use crate::cluster::{ANSWER, Cluster, within};
+
+/// A pod or a workload, as named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    kind: Kind,
+    /// Of `NAMESPACE/NAME`.
+    namespace: Option<String>,
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Pod,
+    Deployment,
+    DaemonSet,
+    StatefulSet,
+    ReplicaSet,
+    Job,
+}
+
+/// The pods that are meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Selection {
+    /// None: all.
+    pub(super) namespace: Option<String>,
+    /// None: all, or those that `labels` select.
+    pub(super) pod: Option<String>,
+    /// A label selector in the API's syntax.
+    pub(super) labels: Option<String>,
+}
+
+impl Resource {
+    pub(super) fn pod(name: String) -> Self {
+        Self { kind: Kind::Pod, namespace: None, name }
+    }
+}
+
+impl FromStr for Resource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("expected NAME, NAMESPACE/NAME or KIND/NAME with a KIND of {}", Kind::NAMES);
+        let Some((first, name)) = text.split_once('/') else {
+            return if text.is_empty() { Err(wrong()) } else { Ok(Self::pod(text.to_owned())) };
+        };
+        if first.is_empty() || name.is_empty() || name.contains('/') {
+            return Err(wrong());
+        }
+        Ok(match Kind::parse(first) {
+            Some(kind) => Self { kind, namespace: None, name: name.to_owned() },
+            None => Self { kind: Kind::Pod, namespace: Some(first.to_owned()), name: name.to_owned() },
+        })
+    }
+}
+
+impl Kind {
+    const NAMES: &str = "pod, deploy, ds, sts, rs, job";
+
+    /// kubectl's names.
+    fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "po" | "pod" | "pods" => Self::Pod,
+            "deploy" | "deployment" | "deployments" => Self::Deployment,
+            "ds" | "daemonset" | "daemonsets" => Self::DaemonSet,
+            "sts" | "statefulset" | "statefulsets" => Self::StatefulSet,
+            "rs" | "replicaset" | "replicasets" => Self::ReplicaSet,
+            "job" | "jobs" => Self::Job,
+            _ => return None,
+        })
+    }
+}
+
+impl Selection {
+    /// In a cluster, where a workload knows its pods.
+    pub(super) async fn in_cluster(
+        resource: Option<Resource>,
+        namespace: Option<&str>,
+        cluster: &Cluster,
+    ) -> Result<Self> {
+        let Some(resource) = resource else {
+            return Ok(Self { namespace: namespace.map(str::to_owned), ..Self::default() });
+        };
+        let own = resource.namespace.as_deref().or(namespace).unwrap_or(&cluster.default_namespace).to_owned();
+        if resource.kind == Kind::Pod {
+            return Ok(Self { namespace: Some(own), pod: Some(resource.name), labels: None });
+        }
+        let labels = labels(&resource, &own, cluster).await?;
+        Ok(Self { namespace: Some(own), pod: None, labels: Some(labels) })
+    }
+
+    /// In a sandbox, whose pods may be named as for `weft sandbox exec`.
+    pub(super) fn in_sandbox(resource: Option<Resource>, namespace: Option<&str>, state: &State) -> Result<Self> {
+        let Some(resource) = resource else { return Self::on_socket(None, namespace) };
+        let wanted = Self::on_socket(Some(resource), namespace)?;
+        let name = wanted.pod.as_deref().unwrap_or_default();
+        let full = wanted.namespace.as_ref().map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"));
+        // A pod that is not there yet may come.
+        Ok(match state.pod(&full) {
+            Some(pod) => Self { namespace: Some(pod.namespace.clone()), pod: Some(pod.name.clone()), labels: None },
+            None => wanted,
+        })
+    }
+
+    /// At one agent, which knows pods by name alone.
+    pub(super) fn on_socket(resource: Option<Resource>, namespace: Option<&str>) -> Result<Self> {
+        let Some(resource) = resource else {
+            return Ok(Self { namespace: namespace.map(str::to_owned), ..Self::default() });
+        };
+        if resource.kind != Kind::Pod {
+            bail!(
+                "only a cluster knows the pods of a workload: name the pod, or say which cluster (--context, --kubeconfig)"
+            );
+        }
+        let namespace = resource.namespace.or_else(|| namespace.map(str::to_owned));
+        Ok(Self { namespace, pod: Some(resource.name), labels: None })
+    }
+}
+
+async fn labels(resource: &Resource, namespace: &str, cluster: &Cluster) -> Result<String> {
+    let name = resource.name.as_str();
+    let selector = match resource.kind {
+        Kind::Pod => Ok(None),
+        Kind::Deployment => get::<Deployment>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
+        Kind::DaemonSet => get::<DaemonSet>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
+        Kind::StatefulSet => get::<StatefulSet>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
+        Kind::ReplicaSet => get::<ReplicaSet>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
+        Kind::Job => get::<Job>(cluster, namespace, name).await.map(|it| it.spec.and_then(|spec| spec.selector)),
+    };
+    let what = format!("{:?} {namespace}/{name}", resource.kind);
+    let selector = selector.map_err(|error| anyhow!("{what}: {error}"))?;
+    text(selector.with_context(|| format!("{what} has no spec.selector"))?)
+        .with_context(|| format!("{what}: spec.selector"))
+}
+
+async fn get<K>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, String>
+where
+    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+    K::DynamicType: Default,
+{
+    within(ANSWER, Api::namespaced(cluster.client.clone(), namespace).get(name)).await
+}
+
+fn text(selector: LabelSelector) -> Result<String> {
+    Ok(Selector::try_from(selector)?.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn parse(text: &str) -> Resource {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn names_are_kubectls() {
+        assert_eq!(parse("web-0"), Resource::pod("web-0".to_owned()));
+        assert_eq!(parse("po/web-0"), parse("pod/web-0"));
+        assert_eq!(parse("deploy/web").kind, Kind::Deployment);
+        assert_eq!(parse("deployment/web"), parse("deploy/web"));
+        let qualified = parse("shop/web-0");
+        assert_eq!((qualified.kind, qualified.namespace.as_deref()), (Kind::Pod, Some("shop")));
+    }
+
+    #[test]
+    fn half_a_name_is_refused_with_what_was_expected() {
+        for text in ["", "/", "deploy/", "/web", "a/b/c"] {
+            assert!(text.parse::<Resource>().unwrap_err().contains("KIND/NAME"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn one_agent_knows_pods_but_no_workloads() {
+        let pod = Selection::on_socket(Some(parse("shop/web-0")), None).unwrap();
+        assert_eq!((pod.namespace.as_deref(), pod.pod.as_deref()), (Some("shop"), Some("web-0")));
+        assert!(Selection::on_socket(Some(parse("deploy/web")), None).unwrap_err().to_string().contains("--context"));
+    }
+
+    #[test]
+    fn a_workloads_selector_becomes_the_apis() {
+        let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+        let selector = LabelSelector { match_labels: Some(labels), match_expressions: None };
+        assert_eq!(text(selector).unwrap(), "app=web");
+    }
+}

@@ -1,0 +1,186 @@
+//! What certificates say of themselves, for whoever explains why a mesh does not work.
+//!
+//! Refuses to accept or reject: that is what [`crate::credentials`] and [`crate::ca`] do, by the same rules.
+
+use std::time::{Duration, SystemTime};
+
+use rustls::{
+    client::verify_server_name,
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    server::ParsedCertificate,
+};
+use x509_parser::{
+    prelude::{FromDer, X509Certificate},
+    public_key::PublicKey,
+};
+
+use crate::{anchors::TrustAnchors, crypto_provider, verify::chains_to};
+
+/// One certificate of a PEM text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Its subject, e.g. `CN=root.linkerd.cluster.local`.
+    pub subject: String,
+    /// When it becomes valid.
+    pub not_before: SystemTime,
+    /// When it stops being valid.
+    pub not_after: SystemTime,
+    /// Whether it may sign others.
+    pub is_ca: bool,
+    /// The kind of its key, e.g. `ECDSA P-256`.
+    pub key: String,
+    /// Whether proxies can verify signatures by this key.
+    pub supported: bool,
+}
+
+/// Why a text holds no certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The text is not PEM.
+    #[error("not PEM: {0}; expected one or more CERTIFICATE blocks")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+    /// There is no certificate in the text.
+    #[error("holds no certificate; expected one or more CERTIFICATE blocks")]
+    Empty,
+    /// A block is not X.509.
+    #[error("certificate number {number} is not X.509: {reason}")]
+    Certificate {
+        /// Which block of the text, from 1.
+        number: usize,
+        /// What the parser found.
+        reason: String,
+    },
+}
+
+/// Why a server's certificate is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The text holds no certificates.
+    #[error(transparent)]
+    Read(#[from] InspectError),
+    /// The certificate does not chain to the anchors, or is not valid now.
+    #[error("does not verify: {0}")]
+    Chain(#[source] rustls::Error),
+    /// The certificate is for somebody else.
+    #[error("is not for {name}: {source}")]
+    Name {
+        /// Whom it should name.
+        name: String,
+        /// What rustls found.
+        source: rustls::Error,
+    },
+}
+
+/// The certificates of a PEM text, in their order; at least one.
+///
+/// # Errors
+/// When the text is not PEM, or a block is not X.509: nothing is skipped in silence.
+pub fn certificates(pem: &str) -> Result<Vec<Certificate>, InspectError> {
+    let all = blocks(pem)?;
+    all.iter().enumerate().map(|(index, der)| read(der).map_err(|reason| broken(index, reason))).collect()
+}
+
+/// Checks a server's chain (PEM, leaf first) as a client would that knows `anchors` and dials `name`, at this moment.
+///
+/// # Errors
+/// See [`ServerError`].
+pub fn check_server(chain_pem: &str, anchors: &TrustAnchors, name: &str) -> Result<(), ServerError> {
+    let chain = blocks(chain_pem)?;
+    let [leaf, intermediates @ ..] = chain.as_slice() else { return Err(InspectError::Empty.into()) };
+    chains_to(leaf, intermediates, anchors, &crypto_provider(), UnixTime::now()).map_err(ServerError::Chain)?;
+    let parsed = ParsedCertificate::try_from(leaf).map_err(ServerError::Chain)?;
+    let refused = |source| ServerError::Name { name: name.to_owned(), source };
+    let server = ServerName::try_from(name).map_err(|error| refused(rustls::Error::General(error.to_string())))?;
+    verify_server_name(&parsed, &server).map_err(refused)
+}
+
+fn blocks(pem: &str) -> Result<Vec<CertificateDer<'static>>, InspectError> {
+    let found: Vec<_> =
+        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(InspectError::Pem)?;
+    if found.is_empty() { Err(InspectError::Empty) } else { Ok(found) }
+}
+
+fn broken(index: usize, reason: String) -> InspectError {
+    InspectError::Certificate { number: index + 1, reason }
+}
+
+fn read(der: &CertificateDer<'_>) -> Result<Certificate, String> {
+    let (_, parsed) = X509Certificate::from_der(der).map_err(|error| error.to_string())?;
+    let (key, supported) = key(&parsed);
+    Ok(Certificate {
+        subject: parsed.subject().to_string(),
+        not_before: time(parsed.validity().not_before.timestamp()),
+        not_after: time(parsed.validity().not_after.timestamp()),
+        is_ca: parsed.is_ca(),
+        key,
+        supported,
+    })
+}
+
+/// The kinds are those that the crypto provider verifies: ECDSA on NIST curves, Ed25519, RSA of 2048 to 8192 bits.
+fn key(certificate: &X509Certificate<'_>) -> (String, bool) {
+    const ED25519: &str = "1.3.101.112";
+    let info = certificate.public_key();
+    match info.parsed() {
+        Ok(PublicKey::EC(point)) => match point.key_size() {
+            size @ (256 | 384) => (format!("ECDSA P-{size}"), true),
+            // Counted in whole bytes.
+            528 => ("ECDSA P-521".to_owned(), true),
+            size => (format!("ECDSA with {size} bits"), false),
+        },
+        Ok(PublicKey::RSA(key)) => (format!("RSA {}", key.key_size()), (2048..=8192).contains(&key.key_size())),
+        _ if info.algorithm.algorithm.to_id_string() == ED25519 => ("Ed25519".to_owned(), true),
+        _ => (format!("algorithm {}", info.algorithm.algorithm), false),
+    }
+}
+
+/// Before 1970 is 1970: nothing here is that old.
+fn time(seconds: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+
+    use super::*;
+    use crate::ca::Root;
+
+    /// A certificate for a server, signed by a root of its own.
+    fn server(name: &str) -> (String, TrustAnchors) {
+        let (root_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let mut root = CertificateParams::new(Vec::new()).unwrap();
+        root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let root_pem = root.self_signed(&root_key).unwrap().pem();
+        let mut leaf = CertificateParams::new([name.to_owned()]).unwrap();
+        leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = leaf.signed_by(&key, &Issuer::new(root, root_key)).unwrap();
+        (leaf.pem(), TrustAnchors::from_pem(&root_pem).unwrap())
+    }
+
+    #[test]
+    fn a_root_says_what_it_is() {
+        let root = Root::generate("root.linkerd.cluster.local").unwrap();
+        let [certificate] = certificates(root.certificate_pem()).unwrap().try_into().unwrap();
+        assert_eq!(certificate.subject, "CN=root.linkerd.cluster.local");
+        assert_eq!((certificate.key.as_str(), certificate.supported), ("ECDSA P-256", true));
+        assert!(certificate.is_ca && certificate.not_after > SystemTime::now());
+    }
+
+    #[test]
+    fn what_holds_no_certificate_is_refused() {
+        assert!(matches!(certificates(""), Err(InspectError::Empty)));
+        let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(matches!(certificates(garbage), Err(InspectError::Certificate { number: 1, .. })));
+        assert!(matches!(certificates("-----BEGIN CERTIFICATE-----\n"), Err(InspectError::Pem(_))));
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_chain_and_its_name() {
+        let (leaf, anchors) = server("injector.mesh.svc");
+        check_server(&leaf, &anchors, "injector.mesh.svc").unwrap();
+        assert!(matches!(check_server(&leaf, &anchors, "other.mesh.svc"), Err(ServerError::Name { .. })));
+        let (_, others) = server("injector.mesh.svc");
+        assert!(matches!(check_server(&leaf, &others, "injector.mesh.svc"), Err(ServerError::Chain(_))));
+    }
+}
