@@ -160,8 +160,9 @@ pub(crate) fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> 
         Some(found) if found.is_well(&tools) && (found.kind == kind || found.kind == Kind::Node) => found,
         _ => {
             remove(name)?;
-            start(name, kind, &tools)
-                .with_context(|| format!("start {name} (`cargo xtask kube down --name {name}` removes what there is of it)"))?
+            start(name, kind, &tools).with_context(|| {
+                format!("start {name} (`cargo xtask kube down --name {name}` removes what there is of it)")
+            })?
         }
     };
     for archive in archives {
