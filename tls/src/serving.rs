@@ -75,13 +75,12 @@ pub struct Pair {
 }
 
 /// Makes a certificate for `names` (DNS names or IP addresses) and an authority that signed it, both valid for
-/// `lifetime` from now.
+/// `lifetime` from `now`.
 ///
 /// # Errors
 /// When a name is neither, or the system gives no randomness.
-pub fn generate(names: &[String], lifetime: Duration) -> Result<Generated, GenerateError> {
+pub fn generate(names: &[String], now: SystemTime, lifetime: Duration) -> Result<Generated, GenerateError> {
     let failed = |source| GenerateError { names: names.join(", "), source };
-    let now = SystemTime::now();
     let (not_before, not_after) = (now - CLOCK_SKEW, now + lifetime);
     let common_name = names.first().map_or("webhook", String::as_str);
 
@@ -242,19 +241,22 @@ mod tests {
 
     #[test]
     fn a_generated_certificate_is_what_the_api_server_wants() {
-        let generated = generate(&names(&["hook.mesh.svc", "10.0.0.1"]), HOUR).unwrap();
+        let generated = generate(&names(&["hook.mesh.svc", "10.0.0.1"]), SystemTime::now(), HOUR).unwrap();
         let pair = Pair::from_pem(generated.certificate.as_bytes(), generated.key.as_bytes()).unwrap();
         assert!(pair.covers("hook.mesh.svc") && pair.covers("10.0.0.1"));
         assert!(!pair.covers("other.mesh.svc") && !pair.covers("not a name"));
         assert!(pair.chains_to(&TrustAnchors::from_pem(&generated.authority).unwrap()));
-        let other = generate(&names(&["hook.mesh.svc"]), HOUR).unwrap();
+        let other = generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
         assert!(!pair.chains_to(&TrustAnchors::from_pem(&other.authority).unwrap()));
         assert!(pair.not_before < SystemTime::now() && pair.not_after <= SystemTime::now() + HOUR);
     }
 
     #[test]
     fn broken_pairs_say_what_is_broken() {
-        let (one, two) = (generate(&names(&["a.b"]), HOUR).unwrap(), generate(&names(&["a.b"]), HOUR).unwrap());
+        let (one, two) = (
+            generate(&names(&["a.b"]), SystemTime::now(), HOUR).unwrap(),
+            generate(&names(&["a.b"]), SystemTime::now(), HOUR).unwrap(),
+        );
         let read = |certificate: &str, key: &str| Pair::from_pem(certificate.as_bytes(), key.as_bytes()).unwrap_err();
         assert!(matches!(read(&one.certificate, &two.key), PairError::Key(_)));
         assert!(matches!(read("nothing", &one.key), PairError::Empty));
@@ -267,7 +269,10 @@ mod tests {
 
     #[test]
     fn bundles_keep_what_is_valid_and_are_compared_as_sets() {
-        let (one, two) = (generate(&names(&["a.b"]), HOUR).unwrap(), generate(&names(&["a.b"]), 2 * HOUR).unwrap());
+        let (one, two) = (
+            generate(&names(&["a.b"]), SystemTime::now(), HOUR).unwrap(),
+            generate(&names(&["a.b"]), SystemTime::now(), 2 * HOUR).unwrap(),
+        );
         let both = format!("# comment\n{}{}", one.authority, two.authority);
         assert!(includes(both.as_bytes(), one.authority.as_bytes()));
         assert!(!includes(one.authority.as_bytes(), both.as_bytes()));
@@ -283,7 +288,7 @@ mod tests {
     #[test]
     fn a_server_without_a_certificate_refuses_and_with_one_serves() {
         let current = CurrentPair::default();
-        let generated = generate(&names(&["hook.mesh.svc"]), HOUR).unwrap();
+        let generated = generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
         let anchors = TrustAnchors::from_pem(&generated.authority).unwrap();
         let client = rustls::ClientConfig::builder_with_provider(crypto_provider())
             .with_protocol_versions(&[&rustls::version::TLS13])

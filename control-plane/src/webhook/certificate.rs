@@ -117,7 +117,7 @@ impl Keeper {
     /// Writes a new certificate into the Secret as it was read; `None` when it is another one by now.
     async fn generate(&self, generation: Generation) -> anyhow::Result<Option<Secret>> {
         let Generation { mut secret, names, earlier, reason } = generation;
-        let made = serving::generate(&names, self.lifetime)?;
+        let made = serving::generate(&names, SystemTime::now(), self.lifetime)?;
         let bundle = format!("{}{earlier}", made.authority);
         secret.metadata.annotations.get_or_insert_default().insert(
             weft_k8s_api::labels::GENERATED_CERTIFICATE.to_owned(),

@@ -30,7 +30,11 @@ fn ours(made: &serving::Generated, bundle: &str) -> Secret {
 }
 
 fn made(name: &str) -> serving::Generated {
-    serving::generate(&[name.to_owned()], HOUR).unwrap()
+    made_at(name, SystemTime::now())
+}
+
+fn made_at(name: &str, now: SystemTime) -> serving::Generated {
+    serving::generate(&[name.to_owned()], now, HOUR).unwrap()
 }
 
 impl Fixture {
@@ -51,7 +55,8 @@ impl Fixture {
 
     /// Plans and does what the shell would do; returns the steps' names.
     fn step(&mut self, after: Duration) -> (Vec<&'static str>, Plan) {
-        let mut plan = self.rotation.plan(SystemTime::now() + after);
+        let now = SystemTime::now() + after;
+        let mut plan = self.rotation.plan(now);
         let mut names = Vec::new();
         for step in std::mem::take(&mut plan.steps) {
             names.push(match step {
@@ -66,7 +71,7 @@ impl Fixture {
                 }
                 Step::Generate(generation) => {
                     assert_eq!(generation.names, [NAME]);
-                    let made = made(NAME);
+                    let made = made_at(NAME, now);
                     let bundle = format!("{}{}", made.authority, generation.earlier);
                     self.rotation.observe_secret(Some(&ours(&made, &bundle)));
                     "generate"

@@ -1,0 +1,560 @@
+//! The webhooks as a real API server calls them: over TLS that they set up themselves.
+//!
+//! The webhook runs on this host, so the configurations name it by URL. Everything else is as the chart has it: empty
+//! Secrets, configurations without a `caBundle`, failurePolicy Fail so that a handshake that fails is a request that fails.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    io::{BufRead, BufReader},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{Namespace, Pod, Secret, Service, ServiceAccount},
+        events::v1::Event,
+    },
+};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+
+/// Longest wait for something that should happen at once, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A webhook's process; ended when dropped.
+struct Process {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Process {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weft-control-plane"))
+            .args(arguments)
+            .args(["--admin-addr", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let outputs: [Box<dyn std::io::Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for output in outputs {
+            let log = log.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    log.lock().unwrap().push(line);
+                }
+            });
+        }
+        Self { child, log }
+    }
+
+    fn lines(&self, part: &str) -> Vec<String> {
+        self.log.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
+    }
+
+    /// An address of the line that says what was bound.
+    async fn bound(&self, name: &str) -> SocketAddr {
+        let mut found = None;
+        eventually("the process started", async || {
+            let lines = self.lines("\"started\"");
+            let fields = lines.first().and_then(|line| serde_json::from_str::<Value>(line).ok());
+            let fields = fields.map(|line| line["fields"].clone()).unwrap_or_default();
+            let text =
+                fields[name].as_str().unwrap_or_default().trim_start_matches("Some(").trim_end_matches(')').to_owned();
+            found = text.parse().ok();
+            if found.is_some() { Ok(()) } else { Err(self.log.lock().unwrap().join("\n")) }
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// `/ready`: status line and body.
+    async fn ready(&self) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(self.bound("admin").await).await.unwrap();
+        stream.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn wait_ready(&self) {
+        eventually("ready", async || {
+            let answer = self.ready().await;
+            if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(answer) }
+        })
+        .await;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("log of the webhook:\n{}", self.log.lock().unwrap().join("\n"));
+        }
+    }
+}
+
+/// Tries until it works, and says what was last wrong when it never does.
+async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let Err(problem) = attempt().await else { return };
+        assert!(Instant::now() < deadline, "{what}: not in time: {problem}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// One webhook's objects in the API server, as the chart makes them.
+struct Installation {
+    client: Client,
+    kubeconfig: String,
+    host: IpAddr,
+    namespace: String,
+    configuration: (&'static str, &'static str),
+    secret: &'static str,
+}
+
+impl Installation {
+    async fn new(kind: &'static str, component: &'static str) -> Self {
+        weft_tls::install_crypto_provider();
+        let kubeconfig = std::env::var("KUBECONFIG")
+            .expect("KUBECONFIG: `cargo xtask test cluster` brings up an API server, `cargo xtask kube env` prints the setting of one");
+        let config = Config::infer().await.unwrap();
+        // The address from which this host reaches the API server is the one by which that reaches this host.
+        let server = config.cluster_url.authority().unwrap().to_string();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect(server).unwrap();
+        let host = socket.local_addr().unwrap().ip();
+        let client = Client::try_from(config).unwrap();
+        let (secret, configuration) = match component {
+            "proxy-injector" => ("linkerd-proxy-injector-k8s-tls", "linkerd-proxy-injector-webhook-config"),
+            "sp-validator" => ("linkerd-sp-validator-k8s-tls", "linkerd-sp-validator-webhook-config"),
+            _ => ("linkerd-policy-validator-k8s-tls", "linkerd-policy-validator-webhook-config"),
+        };
+        let namespace = format!("webhook-{component}-{}", std::process::id());
+        let installation = Self { client, kubeconfig, host, namespace, configuration: (kind, configuration), secret };
+        // What an earlier run that was killed left.
+        let _ = installation.configurations().delete(configuration, &DeleteParams::default()).await;
+        installation.create_namespace(&installation.namespace, json!({})).await;
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "type": "Opaque"});
+        installation.secrets().create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
+        installation
+    }
+
+    /// Creates a namespace that the webhooks of this test see and nobody else's.
+    async fn create_namespace(&self, name: &str, annotations: Value) {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name,
+            "annotations": annotations, "labels": {"weft.io/test": self.namespace,
+                "pod-security.kubernetes.io/enforce": "restricted"}}});
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        api.create(&PostParams::default(), &serde_json::from_value(namespace).unwrap()).await.unwrap();
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
+        eventually("the namespace has its service account", async || match accounts.get_opt("default").await {
+            Ok(Some(_)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    }
+
+    async fn configure(&self, port: u16, rules: Value) {
+        let (kind, name) = self.configuration;
+        let configuration = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+            "metadata": {"name": name}, "webhooks": [{"name": format!("{}.linkerd.io", self.namespace),
+                "clientConfig": {"url": format!("https://{}:{port}/", self.host)}, "rules": [rules],
+                "namespaceSelector": {"matchLabels": {"weft.io/test": self.namespace}},
+                "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 10}]});
+        let configuration = serde_json::from_value(configuration).unwrap();
+        self.configurations().create(&PostParams::default(), &configuration).await.unwrap();
+    }
+
+    fn configurations(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &resource("admissionregistration.k8s.io", "v1", self.configuration.0))
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn certificate(&self) -> ByteString {
+        self.secrets().get(self.secret).await.unwrap().data.unwrap()["tls.crt"].clone()
+    }
+
+    async fn bundle(&self) -> String {
+        let configuration = self.configurations().get(self.configuration.1).await.unwrap();
+        configuration.data["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
+    }
+
+    async fn uninstall(&self) {
+        let _ = self.configurations().delete(self.configuration.1, &DeleteParams::default()).await;
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let ours = ListParams::default().labels(&format!("weft.io/test={}", self.namespace));
+        for namespace in namespaces.list(&ours).await.unwrap() {
+            let _ = namespaces.delete(&namespace.name_any(), &DeleteParams::background()).await;
+        }
+    }
+}
+
+fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+/// Installs the definition of a kind, as the chart has it.
+async fn define(client: &Client, name: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/weft-crds/templates").join(format!("{name}.yaml"));
+    let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let api: Api<DynamicObject> =
+        Api::all_with(client.clone(), &resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
+    api.patch(name, &PatchParams::apply("weft-test").force(), &Patch::Apply(&definition)).await.unwrap();
+    eventually("the kind is served", async || {
+        let found = api.get(name).await.unwrap();
+        let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");
+        if served { Ok(()) } else { Err(format!("{conditions:?}")) }
+    })
+    .await;
+}
+
+/// Runs a test and cleans up whatever came of it.
+async fn installed(installation: Installation, test: impl AsyncFnOnce(&Installation)) {
+    let installation = &installation;
+    let outcome = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(test(installation))).await;
+    installation.uninstall().await;
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn restricted_spec() -> Value {
+    json!({"securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "app", "image": "app:1", "ports": [{"containerPort": 3306}],
+            "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]})
+}
+
+fn pod(name: &str, annotations: Value) -> Pod {
+    serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations}, "spec": restricted_spec()}))
+    .unwrap()
+}
+
+fn deployment(name: &str, annotations: Value) -> Deployment {
+    serde_json::from_value(json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}, "annotations": annotations}, "spec": restricted_spec()}}}))
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
+    installed(Installation::new("MutatingWebhookConfiguration", "proxy-injector").await, async |installation| {
+        let files = tempfile::tempdir().unwrap();
+        let (values, anchors) = (files.path().join("values"), files.path().join("ca-bundle.crt"));
+        std::fs::write(&values, "proxy: {image: {name: weft-proxy, version: '1'}, uid: nobody}").unwrap();
+        std::fs::write(&anchors, weft_tls::ca::Root::generate("root").unwrap().certificate_pem()).unwrap();
+        let process = Process::start(&[
+            "proxy-injector",
+            "--kubeconfig",
+            &installation.kubeconfig,
+            "--controller-namespace",
+            &installation.namespace,
+            "--webhook-addr",
+            "0.0.0.0:0",
+            "--values",
+            values.to_str().unwrap(),
+            "--identity-trust-anchors",
+            anchors.to_str().unwrap(),
+        ]);
+        // Neither settings nor a webhook configuration yet: both are said.
+        eventually("not ready, and why", async || {
+            let answer = process.ready().await;
+            let said = answer.starts_with("HTTP/1.1 503")
+                && answer.contains("proxy.uid: ")
+                && answer.contains("linkerd-proxy-injector-webhook-config does not exist");
+            if said { Ok(()) } else { Err(answer) }
+        })
+        .await;
+        std::fs::write(&values, "proxy: {image: {name: weft-proxy, version: '1'}}").unwrap();
+        let port = process.bound("webhook").await.port();
+        let rules = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+            "resources": ["pods", "services"], "scope": "Namespaced"});
+        installation.configure(port, rules).await;
+        process.wait_ready().await;
+
+        let app = format!("{}-app", installation.namespace);
+        installation.create_namespace(&app, json!({"linkerd.io/inject": "enabled"})).await;
+        let pods: Api<Pod> = Api::namespaced(installation.client.clone(), &app);
+        let created = pods.create(&PostParams::default(), &pod("web", json!({}))).await.unwrap();
+        let spec = created.spec.as_ref().unwrap();
+        let sidecar = &spec.init_containers.as_ref().unwrap()[0];
+        assert_eq!((sidecar.name.as_str(), sidecar.image.as_deref()), ("linkerd-proxy", Some("weft-proxy:1")));
+        assert_eq!(spec.init_containers.as_ref().unwrap().len(), 1, "no init container");
+        assert_eq!(sidecar.restart_policy.as_deref(), Some("Always"));
+        let environment = sidecar.env.as_ref().unwrap();
+        let required = environment.iter().find(|variable| variable.name == "WEFT_PROXY_REQUIRE_REDIRECT");
+        assert_eq!(required.unwrap().value.as_deref(), Some("true"));
+        assert_eq!(created.annotations()["config.linkerd.io/opaque-ports"], "3306");
+        assert_eq!(created.labels()["linkerd.io/control-plane-ns"], installation.namespace);
+
+        let plain =
+            pods.create(&PostParams::default(), &pod("plain", json!({"linkerd.io/inject": "disabled"}))).await.unwrap();
+        assert_eq!(plain.spec.as_ref().unwrap().init_containers, None);
+
+        let bad = json!({"config.linkerd.io/proxy-cpu-limit": "many"});
+        let refused = pods.create(&PostParams::default(), &pod("bad", bad.clone())).await.unwrap_err().to_string();
+        for part in
+            ["denied the request", "config.linkerd.io/proxy-cpu-limit", "\"many\"", "expected a Kubernetes quantity"]
+        {
+            assert!(refused.contains(part), "{refused}");
+        }
+
+        let services: Api<Service> = Api::namespaced(installation.client.clone(), &app);
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "db"},
+            "spec": {"ports": [{"port": 3306}]}});
+        let service = services.create(&PostParams::default(), &serde_json::from_value(service).unwrap()).await.unwrap();
+        assert_eq!(service.annotations()["config.linkerd.io/opaque-ports"], "3306");
+
+        owners_are_told(installation, &app, bad).await;
+        new_values_are_used(&values, &pods).await;
+        an_overwritten_bundle_is_repaired(installation, &pods).await;
+    })
+    .await;
+}
+
+/// The Events are the Deployment's, where people look.
+async fn owners_are_told(installation: &Installation, namespace: &str, bad: Value) {
+    let deployments: Api<Deployment> = Api::namespaced(installation.client.clone(), namespace);
+    let events: Api<Event> = Api::namespaced(installation.client.clone(), namespace);
+    for (name, annotations, type_, reason, note) in [
+        ("good", json!({}), "Normal", "Injected", "injected"),
+        (
+            "broken",
+            bad,
+            "Warning",
+            "InjectionFailed",
+            "config.linkerd.io/proxy-cpu-limit: bad value \"many\", expected",
+        ),
+    ] {
+        let created = deployments.create(&PostParams::default(), &deployment(name, annotations)).await.unwrap();
+        eventually("the Deployment has its Event", async || {
+            let found = events.list(&ListParams::default()).await.unwrap().items;
+            let told = found.iter().any(|event| {
+                let regarding = event.regarding.as_ref().unwrap();
+                regarding.kind.as_deref() == Some("Deployment")
+                    && regarding.uid == created.metadata.uid
+                    && event.type_.as_deref() == Some(type_)
+                    && event.reason.as_deref() == Some(reason)
+                    && event.note.as_deref().is_some_and(|text| text.contains(note))
+                    && event.reporting_controller.as_deref() == Some("linkerd.io/proxy-injector")
+            });
+            let notes: Vec<_> = found.iter().map(|event| (&event.reason, &event.regarding, &event.note)).collect();
+            if told { Ok(()) } else { Err(format!("{notes:?}")) }
+        })
+        .await;
+    }
+}
+
+async fn new_values_are_used(values: &Path, pods: &Api<Pod>) {
+    let image = async || {
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let created = pods.create(&dry_run, &pod("again", json!({}))).await.unwrap();
+        created.spec.unwrap().init_containers.unwrap()[0].image.clone().unwrap()
+    };
+    std::fs::write(values, "proxy: {image: {name: weft-proxy, version: '2'}}").unwrap();
+    eventually("the new version is used", async || match image().await {
+        image if image == "weft-proxy:2" => Ok(()),
+        image => Err(image),
+    })
+    .await;
+    // What cannot be read changes nothing.
+    std::fs::write(values, "proxy: [").unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(image().await, "weft-proxy:2");
+}
+
+async fn an_overwritten_bundle_is_repaired(installation: &Installation, pods: &Api<Pod>) {
+    let ours = installation.bundle().await;
+    let other = weft_tls::ca::Root::generate("somebody else").unwrap();
+    let hook = json!({"name": format!("{}.linkerd.io", installation.namespace),
+        "clientConfig": {"caBundle": ByteString(other.certificate_pem().as_bytes().to_vec())}});
+    let patch = Patch::Strategic(json!({"webhooks": [hook]}));
+    installation.configurations().patch(installation.configuration.1, &PatchParams::default(), &patch).await.unwrap();
+    eventually("the bundle is repaired", async || match installation.bundle().await {
+        bundle if bundle == ours => Ok(()),
+        bundle => Err(bundle),
+    })
+    .await;
+    eventually("pods are injected again", async || {
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        pods.create(&dry_run, &pod("after", json!({}))).await.map(|_| ()).map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_renewed_under_requests_without_a_failure() {
+    installed(Installation::new("ValidatingWebhookConfiguration", "sp-validator").await, async |installation| {
+        define(&installation.client, "serviceprofiles.linkerd.io").await;
+        let start = || {
+            Process::start(&[
+                "sp-validator",
+                "--kubeconfig",
+                &installation.kubeconfig,
+                "--controller-namespace",
+                &installation.namespace,
+                "--webhook-addr",
+                "0.0.0.0:0",
+                "--webhook-certificate-lifetime",
+                "15s",
+            ])
+        };
+        // Two replicas share the Secret; the API server calls the first.
+        let replicas = [start(), start()];
+        let rules = json!({"apiGroups": ["linkerd.io"], "apiVersions": ["v1alpha1", "v1alpha2"],
+            "operations": ["CREATE", "UPDATE"], "resources": ["serviceprofiles"]});
+        installation.configure(replicas[0].bound("webhook").await.port(), rules).await;
+        for replica in &replicas {
+            replica.wait_ready().await;
+        }
+        profiles_are_checked(installation).await;
+
+        let profiles = profiles(installation);
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let first = installation.certificate().await;
+        let (mut requests, mut certificates) = (0, vec![first]);
+        let deadline = Instant::now() + Duration::from_secs(120);
+        // Three generations: two change-overs, the second of which drops the first authority.
+        while certificates.len() < 3 || replicas.iter().any(|one| one.lines("serving certificate").len() < 3) {
+            assert!(Instant::now() < deadline, "no rotation in time");
+            if let Err(error) = profiles.create(&dry_run, &profile(json!({}))).await {
+                panic!("request {requests} failed after {} certificates: {error}", certificates.len());
+            }
+            requests += 1;
+            let now = installation.certificate().await;
+            if certificates.last() != Some(&now) {
+                certificates.push(now);
+            }
+        }
+        assert!(requests > 50, "{requests} requests");
+        let generated: usize = replicas.iter().map(|one| one.lines("certificate generated").len()).sum();
+        assert!(generated <= certificates.len() + 1, "{generated} written, {} seen", certificates.len());
+    })
+    .await;
+}
+
+fn profiles(installation: &Installation) -> Api<DynamicObject> {
+    let resource = resource("linkerd.io", "v1alpha2", "ServiceProfile");
+    Api::namespaced_with(installation.client.clone(), &installation.namespace, &resource)
+}
+
+fn profile(spec: Value) -> DynamicObject {
+    serde_json::from_value(json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
+        "metadata": {"name": "web.shop.svc.cluster.local"}, "spec": spec}))
+    .unwrap()
+}
+
+async fn profiles_are_checked(installation: &Installation) {
+    let api = profiles(installation);
+    let route = |condition: Value| json!({"routes": [{"name": "r", "condition": condition}]});
+    for (spec, expected) in [
+        (route(json!({"all": [{"mthod": "GET"}]})), "spec.routes[0].condition.all[0].mthod: unknown field `mthod`"),
+        (route(json!({})), "spec.routes[0].condition: matches nothing in particular"),
+        (
+            json!({"retryBudget": {"retryRatio": 0.2, "minRetriesPerSecond": 1, "ttl": "soon"}}),
+            "spec.retryBudget.ttl: bad duration \"soon\"",
+        ),
+    ] {
+        let error = api.create(&PostParams::default(), &profile(spec)).await.unwrap_err();
+        let kube::Error::Api(status) = &error else { panic!("{error}") };
+        assert_eq!(status.code, 400, "{status:?}");
+        assert!(
+            status.message.contains("denied the request: ServiceProfile \"web.shop.svc.cluster.local\""),
+            "{status:?}"
+        );
+        assert!(status.message.contains(expected), "{status:?}");
+    }
+    api.create(&PostParams::default(), &profile(route(json!({"method": "GET"})))).await.unwrap();
+    let patch = Patch::Merge(json!({"spec": route(json!({"not": {}}))}));
+    let error = api.patch("web.shop.svc.cluster.local", &PatchParams::default(), &patch).await.unwrap_err().to_string();
+    assert!(error.contains("spec.routes[0].condition.not: matches nothing"), "{error}");
+    api.delete("web.shop.svc.cluster.local", &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policy_resources_that_nobody_could_act_upon_are_refused() {
+    installed(Installation::new("ValidatingWebhookConfiguration", "policy-validator").await, async |installation| {
+        for plural in
+            ["servers", "serverauthorizations", "authorizationpolicies", "meshtlsauthentications", "networkauthentications"]
+        {
+            define(&installation.client, &format!("{plural}.policy.linkerd.io")).await;
+        }
+        let process = Process::start(&[
+            "policy",
+            "--source",
+            "kube",
+            "--kubeconfig",
+            &installation.kubeconfig,
+            "--controller-namespace",
+            &installation.namespace,
+            "--policy-addr",
+            "127.0.0.1:0",
+            "--webhook-addr",
+            "0.0.0.0:0",
+        ]);
+        let rules = json!({"apiGroups": ["policy.linkerd.io"], "apiVersions": ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"],
+            "operations": ["CREATE", "UPDATE"], "resources": ["servers", "serverauthorizations", "authorizationpolicies",
+                "meshtlsauthentications", "networkauthentications"]});
+        installation.configure(process.bound("webhook").await.port(), rules).await;
+        process.wait_ready().await;
+        let create = async |version: &str, kind: &str, spec: Value| {
+            let resource = resource("policy.linkerd.io", version, kind);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(installation.client.clone(), &installation.namespace, &resource);
+            let object = json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind,
+                "metadata": {"generateName": "x-"}, "spec": spec});
+            let object = serde_json::from_value(object).unwrap();
+            api.create(&PostParams::default(), &object).await.map_err(|error| error.to_string())
+        };
+        let server = json!({"podSelector": {}, "port": 80});
+        create("v1beta1", "Server", server.clone()).await.unwrap();
+        create("v1beta3", "Server", server).await.unwrap();
+        let networks = |cidr: &str| json!({"networks": [{"cidr": cidr, "except": ["10.1.0.0/16"]}]});
+        create("v1alpha1", "NetworkAuthentication", networks("10.0.0.0/8")).await.unwrap();
+        for (version, kind, spec, expected) in [
+            ("v1beta3", "Server", json!({"podSelector": {}, "port": 80, "accessPolicy": "everybody"}), "spec.accessPolicy"),
+            ("v1alpha1", "NetworkAuthentication", networks("11.0.0.0/8"), "spec.networks[0].except[0]"),
+            ("v1alpha1", "MeshTLSAuthentication", json!({"identities": ["A B"]}), "spec.identities[0]: bad identity"),
+            (
+                "v1alpha1",
+                "AuthorizationPolicy",
+                json!({"targetRef": {"kind": "Namespace", "name": "other"}, "requiredAuthenticationRefs": []}),
+                "spec.targetRef.name: namespace \"other\"",
+            ),
+            (
+                "v1beta1",
+                "ServerAuthorization",
+                json!({"server": {"name": "s"}, "client": {"meshTLS": {"unauthenticatedTLS": false}}}),
+                "spec.client.meshTLS: nobody",
+            ),
+        ] {
+            let error = create(version, kind, spec).await.unwrap_err();
+            assert!(error.contains("denied the request") && error.contains(expected), "{kind}: {error}");
+        }
+    })
+    .await;
+}
