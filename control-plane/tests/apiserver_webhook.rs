@@ -71,8 +71,7 @@ impl Process {
         let mut found = None;
         eventually("the process started", async || {
             let lines = self.lines("\"started\"");
-            let fields = lines.first().and_then(|line| serde_json::from_str::<Value>(line).ok());
-            let fields = fields.map(|line| line["fields"].clone()).unwrap_or_default();
+            let fields: Value = lines.first().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
             let text =
                 fields[name].as_str().unwrap_or_default().trim_start_matches("Some(").trim_end_matches(')').to_owned();
             found = text.parse().ok();

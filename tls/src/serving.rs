@@ -13,7 +13,7 @@ use rcgen::{
     PKCS_ECDSA_P256_SHA256,
 };
 use rustls::{
-    ServerConfig,
+    ClientConfig, ServerConfig,
     client::verify_server_name,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::{ClientHello, ParsedCertificate, ResolvesServerCert},
@@ -21,7 +21,11 @@ use rustls::{
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{anchors::TrustAnchors, crypto_provider, verify::chains_to};
+use crate::{
+    anchors::{AnchorsError, TrustAnchors},
+    crypto_provider,
+    verify::chains_to,
+};
 
 /// Allowed difference between clocks when a certificate is made.
 const CLOCK_SKEW: Duration = Duration::from_secs(60);
@@ -181,6 +185,20 @@ impl ResolvesServerCert for CurrentPair {
     }
 }
 
+/// A TLS client that trusts these authorities, PEM, and nobody else.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn client_config(authorities: &str) -> Result<Arc<ClientConfig>, AnchorsError> {
+    let anchors = TrustAnchors::from_pem(authorities)?;
+    let config = ClientConfig::builder_with_provider(crypto_provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("the provider has cipher suites of TLS 1.3")
+        .with_root_certificates(anchors.store)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
 /// The first `at_most` certificates of a PEM text that are valid at `now`.
 #[must_use]
 pub fn still_valid(pem: &str, now: SystemTime, at_most: usize) -> String {
@@ -289,19 +307,13 @@ mod tests {
     fn a_server_without_a_certificate_refuses_and_with_one_serves() {
         let current = CurrentPair::default();
         let generated = generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
-        let anchors = TrustAnchors::from_pem(&generated.authority).unwrap();
-        let client = rustls::ClientConfig::builder_with_provider(crypto_provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap()
-            .with_root_certificates(anchors.store)
-            .with_no_client_auth();
-        let client = Arc::new(client);
+        let client = client_config(&generated.authority).unwrap();
         assert!(handshake(&client, &current).is_err());
         current.set(Pair::from_pem(generated.certificate.as_bytes(), generated.key.as_bytes()).unwrap());
         handshake(&client, &current).unwrap();
     }
 
-    fn handshake(client: &Arc<rustls::ClientConfig>, server: &CurrentPair) -> Result<(), rustls::Error> {
+    fn handshake(client: &Arc<ClientConfig>, server: &CurrentPair) -> Result<(), rustls::Error> {
         let name = ServerName::try_from("hook.mesh.svc").unwrap();
         let mut client = rustls::ClientConnection::new(client.clone(), name).unwrap();
         let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();

@@ -103,10 +103,15 @@ impl Keeper {
                     };
                 }
                 Step::Trust { bundle, hooks } => {
-                    if let Err(error) = self.trust(&bundle, &hooks).await {
-                        return self.failed(self.webhook.kind.name(), self.webhook.configuration, &error);
-                    }
-                    tracing::info!(configuration = self.webhook.configuration, "caBundle set");
+                    return match self.trust(&bundle, &hooks).await {
+                        Ok(written) => {
+                            tracing::info!(configuration = self.webhook.configuration, "caBundle set");
+                            rotation.observe_configuration(Some(Configuration::read(&written)));
+                            // The watch tells of it at once; whoever overwrites it each time does not make this spin.
+                            Done::Wait(RETRY)
+                        }
+                        Err(error) => self.failed(self.webhook.kind.name(), self.webhook.configuration, &error),
+                    };
                 }
             }
         }
@@ -140,13 +145,12 @@ impl Keeper {
     }
 
     /// Tells the API server what to trust. A strategic merge by the webhooks' names changes nothing else.
-    async fn trust(&self, bundle: &str, hooks: &[String]) -> kube::Result<()> {
+    async fn trust(&self, bundle: &str, hooks: &[String]) -> kube::Result<DynamicObject> {
         let bundle = ByteString(bundle.as_bytes().to_vec());
         let hooks: Vec<_> =
             hooks.iter().map(|name| json!({"name": name, "clientConfig": {"caBundle": bundle}})).collect();
         let patch = Patch::Strategic(json!({"webhooks": hooks}));
-        self.configurations().patch(self.webhook.configuration, &PatchParams::default(), &patch).await?;
-        Ok(())
+        self.configurations().patch(self.webhook.configuration, &PatchParams::default(), &patch).await
     }
 
     /// Opens or closes the gate, and says once what is wrong.

@@ -134,8 +134,8 @@ async fn handle(admission: &Admission, request: Request<Incoming>) -> Response<F
         name = review.name,
         allowed = answer.allowed,
         patched = answer.patch.is_some(),
-        message = answer.result.message,
-        ms = since.elapsed().as_secs_f64() * 1000.0,
+        problem = answer.result.message,
+        us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX),
         "reviewed"
     );
     let body = serde_json::to_vec(&answer.into_review()).expect("an answer is JSON");
@@ -178,6 +178,69 @@ mod tests {
             "object": {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "web-"}, "spec": {}}}});
         change(&mut review);
         read(&serde_json::to_vec(&review).unwrap())
+    }
+
+    /// A webhook on a real socket, and how to ask it: one request as text, the answer as text.
+    async fn asked(requests: &[String]) -> Vec<String> {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        use weft_tls::serving;
+        let made = serving::generate(&["hook.test".to_owned()], std::time::SystemTime::now(), Duration::from_secs(60))
+            .unwrap();
+        let current = CurrentPair::default();
+        current.set(serving::Pair::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (drain, watch) = weft_runtime::drain::Drain::new();
+        let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch));
+        let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority).unwrap());
+        let mut answers = Vec::new();
+        for request in requests {
+            let stream = TcpStream::connect(addr).await.unwrap();
+            let name = "hook.test".try_into().unwrap();
+            let mut stream = connector.connect(name, stream).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answers.push(answer);
+        }
+        assert!(drain.drain(Duration::from_secs(5)).await, "nothing is left");
+        server.await.unwrap();
+        answers
+    }
+
+    #[tokio::test]
+    async fn answers_reviews_and_refuses_everything_else() {
+        let request = |method: &str, path: &str, body: &str| {
+            let length = body.len();
+            format!(
+                "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            )
+        };
+        let review = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
+            "uid": "u-1", "kind": {"group": "linkerd.io", "version": "v1alpha2", "kind": "ServiceProfile"},
+            "resource": {"group": "linkerd.io", "version": "v1alpha2", "resource": "serviceprofiles"}, "name": "web",
+            "namespace": "shop", "operation": "CREATE", "userInfo": {}, "dryRun": false,
+            "object": {"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile", "metadata": {"name": "web"},
+                "spec": {"routes": [{"name": "r", "condition": {}}]}}}});
+        let answers = asked(&[
+            request("POST", "/?timeout=10s", &review.to_string()),
+            request("POST", "/", "{}"),
+            request("GET", "/", ""),
+            request("POST", "/elsewhere", "{}"),
+            "POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10485761\r\n\r\n".to_owned(),
+        ])
+        .await;
+        for (answer, expected) in answers.iter().zip([
+            &["HTTP/1.1 200", "\"uid\":\"u-1\"", "\"allowed\":false", "spec.routes[0].condition", "\"code\":400"][..],
+            &["HTTP/1.1 400", "the body is no AdmissionReview"],
+            &["HTTP/1.1 405"],
+            &["HTTP/1.1 404"],
+            &["HTTP/1.1 413", "at most 10 MiB"],
+        ]) {
+            for part in expected {
+                assert!(answer.contains(part), "{part:?} is not in {answer}");
+            }
+        }
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub(super) enum Step {
     Serve(Pair),
     /// Write a new certificate into the Secret, and end this plan.
     Generate(Generation),
-    /// Put this into the `caBundle` of these webhooks.
+    /// Put this into the `caBundle` of these webhooks, and end this plan.
     Trust { bundle: String, hooks: Vec<String> },
 }
 
@@ -196,6 +196,8 @@ pub(super) struct Rotation {
     secret: Option<Option<(Secret, Contents)>>,
     configuration: Option<Option<Configuration>>,
     serving: Option<Pair>,
+    /// Authorities of the last usable Secret of ours, for when somebody empties or breaks it.
+    last_bundle: String,
     /// Since when every `caBundle` has the Secret's authorities.
     trusted_since: Option<SystemTime>,
 }
@@ -203,12 +205,25 @@ pub(super) struct Rotation {
 impl Rotation {
     /// Before anything was heard.
     pub(super) fn new(webhook: &'static Webhook, namespace: String, lifetime: Duration) -> Self {
-        Self { webhook, namespace, lifetime, secret: None, configuration: None, serving: None, trusted_since: None }
+        Self {
+            webhook,
+            namespace,
+            lifetime,
+            secret: None,
+            configuration: None,
+            serving: None,
+            last_bundle: String::new(),
+            trusted_since: None,
+        }
     }
 
     /// The Secret as it is now, `None` when there is none.
     pub(super) fn observe_secret(&mut self, secret: Option<&Secret>) {
-        self.secret = Some(secret.map(|secret| (secret.clone(), Contents::read(secret))));
+        let contents = secret.map(|secret| (secret.clone(), Contents::read(secret)));
+        if let Some((_, Contents::Ours { bundle, .. })) = &contents {
+            self.last_bundle.clone_from(bundle);
+        }
+        self.secret = Some(contents);
         self.trusted_since = None;
     }
 
@@ -262,8 +277,8 @@ impl Rotation {
             ..Plan::default()
         };
         match contents {
-            Contents::Empty => generate("the Secret was empty".to_owned(), ""),
-            Contents::Broken { ours: true, why } => generate(why, ""),
+            Contents::Empty => generate("the Secret was empty".to_owned(), &self.last_bundle),
+            Contents::Broken { ours: true, why } => generate(why, &self.last_bundle),
             Contents::Broken { ours: false, why } => self.stuck(format!(
                 "Secret {} in namespace {}: {why}; correct tls.crt and tls.key, or remove both to have them generated",
                 self.webhook.secret, self.namespace
@@ -293,8 +308,6 @@ impl Rotation {
             self.trusted_since.get_or_insert(now);
         } else {
             self.trusted_since = None;
-            let hooks = configuration.hooks.iter().map(|hook| hook.name.clone()).collect();
-            plan.steps.push(Step::Trust { bundle, hooks });
             plan.waiting_for = format!("caBundle of {} is being set", self.webhook.configuration);
         }
         let usable = |pair: &Pair| now < pair.not_after && configuration.names().iter().all(|name| pair.covers(name));
@@ -307,6 +320,10 @@ impl Rotation {
                 None => {}
             },
             _ => plan.steps.push(Step::Serve(pair.clone())),
+        }
+        if self.trusted_since.is_none() {
+            let hooks = configuration.hooks.iter().map(|hook| hook.name.clone()).collect();
+            plan.steps.push(Step::Trust { bundle, hooks });
         }
         plan.ready = self.trusted_since.is_some()
             || self.serving.as_ref().is_some_and(|serving| usable(serving) && configuration.trusts(serving));

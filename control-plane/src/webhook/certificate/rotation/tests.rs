@@ -93,7 +93,7 @@ fn an_empty_secret_is_filled_and_made_known() {
     let mut fixture = Fixture::new(Some(&secret(&[], None)));
     assert_eq!(fixture.step(Duration::ZERO).0, ["generate"]);
     let (steps, plan) = fixture.step(Duration::ZERO);
-    assert_eq!((steps, plan.ready), (vec!["trust", "serve"], false));
+    assert_eq!((steps, plan.ready), (vec!["serve", "trust"], false));
     let (steps, plan) = fixture.step(Duration::ZERO);
     assert!(steps.is_empty() && plan.ready && plan.problem.is_none(), "{plan:?}");
     assert!(plan.wake.unwrap() < SystemTime::now() + HOUR * 2 / 3 + Duration::from_secs(1));
@@ -142,6 +142,19 @@ fn a_change_over_serves_the_new_certificate_only_when_it_is_trusted() {
     let (steps, plan) = fixture.step(due + SETTLE);
     assert_eq!((steps, plan.ready), (vec!["serve"], true));
     assert!(fixture.step(due + SETTLE).0.is_empty());
+}
+
+#[test]
+fn a_secret_that_somebody_empties_is_filled_without_a_gap() {
+    let first = made(NAME);
+    let mut fixture = Fixture::new(Some(&ours(&first, &first.authority)));
+    fixture.step(Duration::ZERO);
+    fixture.rotation.observe_secret(Some(&secret(&[], None)));
+    let (steps, plan) = fixture.step(Duration::ZERO);
+    assert_eq!((steps, plan.ready), (vec!["generate"], true));
+    let (steps, plan) = fixture.step(Duration::ZERO);
+    assert_eq!((steps, plan.ready), (vec!["trust"], true), "the old certificate is served on");
+    assert!(serving::includes(&fixture.bundle, first.authority.as_bytes()));
 }
 
 #[test]

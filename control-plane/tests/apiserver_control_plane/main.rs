@@ -1,0 +1,275 @@
+//! The control plane against a real API server: watches, tokens, the lease, and the EndpointSlices that it guards.
+//!
+//! Every test has namespaces of its own. They run one after the other all the same: one of them takes a custom resource
+//! definition away from everybody.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod process;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{Api, api::ListParams};
+use serde_json::json;
+use tonic::Code;
+use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
+
+use process::{Signal, eventually};
+use world::World;
+
+#[tokio::test]
+async fn discovery_follows_watches_and_polls_nothing() {
+    let world = World::new().await;
+    let destination = world.destination("one", None).await;
+    destination.ready().await;
+    let mut updates = world.watch_service(&destination, "web").await;
+    world.apply(world.slice("web-1", "192.0.2.1")).await;
+    assert_eq!(updates.next().await, "+192.0.2.1:8080");
+    world.apply(world.slice("web-1", "192.0.2.2")).await;
+    assert_eq!(updates.next().await, "+192.0.2.2:8080");
+    assert_eq!(updates.next().await, "-192.0.2.1:8080");
+    world.delete("EndpointSlice", "web-1").await;
+    assert_eq!(updates.next().await, "-192.0.2.2:8080");
+
+    let requests = destination.lines("API request");
+    let watches = |resource: &str| {
+        let of = format!("/{resource}?");
+        requests.iter().filter(|line| line.contains(&of) && line.contains("watch=true")).count()
+    };
+    for resource in ["services", "pods", "endpointslices", "nodes", "replicasets", "jobs"] {
+        assert_eq!(watches(resource), 1, "{resource}: {requests:#?}");
+    }
+    let bookmarks = requests.iter().filter(|line| line.contains("watch=true"));
+    assert!(bookmarks.clone().count() > 0 && bookmarks.clone().all(|line| line.contains("allowWatchBookmarks=true")));
+    let read = |line: &&String| line.contains("\"method\":\"GET\"") && !line.contains("/leases");
+    let before = destination.lines("API request").iter().filter(read).count();
+    // Several renewals of the lease, and no other request.
+    let renewals = destination.lines("renewed lease").len();
+    eventually("three renewals", async || {
+        let now = destination.lines("renewed lease").len();
+        if now >= renewals + 3 { Ok(()) } else { Err(format!("{now} renewals")) }
+    })
+    .await;
+    assert_eq!(destination.lines("API request").iter().filter(read).count(), before, "something is polled");
+    assert_eq!(destination.lines("caches synced").len(), 1);
+    assert_eq!(destination.lines(&format!("added EndpointSlice {}/web-1", world.namespace)).len(), 1);
+    world.done().await;
+}
+
+#[tokio::test]
+async fn what_happened_while_the_connection_was_cut_is_made_up_for() {
+    let world = World::new().await;
+    world.apply(world.slice("web-1", "192.0.2.1")).await;
+    world.apply(world.slice("web-2", "192.0.2.2")).await;
+    let link = world.link().await;
+    let destination = world.destination("one", Some(&link)).await;
+    destination.ready().await;
+    let mut updates = world.watch_service(&destination, "web").await;
+    assert_eq!(updates.next().await, "+192.0.2.1:8080 +192.0.2.2:8080");
+    link.cut();
+    world.delete("EndpointSlice", "web-1").await;
+    world.apply(world.slice("web-3", "192.0.2.3")).await;
+    eventually("the cut is noticed", async || {
+        let noticed = destination.lines("watch interrupted");
+        if noticed.is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
+    })
+    .await;
+    link.mend();
+    let mut seen = [updates.next().await, updates.next().await];
+    seen.sort();
+    assert_eq!(seen, ["+192.0.2.3:8080", "-192.0.2.1:8080"]);
+    world.done().await;
+}
+
+#[tokio::test]
+async fn a_missing_definition_is_named_and_its_installation_noticed() {
+    let world = World::new().await;
+    world.undefine("externalworkloads.workload.linkerd.io").await;
+    let policy = world.policy().await;
+    eventually("the reason is told", async || {
+        let (status, body) = policy.get("/ready").await;
+        let named = body.contains("externalworkloads.workload.linkerd.io") && body.contains("helm install weft-crds");
+        if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
+    })
+    .await;
+    assert_eq!(policy.get("/ping").await, (200, "pong\n".to_owned()));
+    let error = |line: &&String| line.contains("\"ERROR\"") && line.contains("helm install weft-crds");
+    assert_eq!(policy.lines("externalworkloads").iter().filter(error).count(), 1);
+    world.define("externalworkloads.workload.linkerd.io").await;
+    policy.ready().await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn without_permission_the_cure_is_named() {
+    let world = World::new().await;
+    let kubeconfig = world.account_kubeconfig("nobody").await;
+    let policy = world.policy_as(&kubeconfig).await;
+    eventually("the reason is told", async || {
+        let (status, body) = policy.get("/ready").await;
+        let named = body.contains("pods of the core group may not be watched") && body.contains("ClusterRole");
+        if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
+    })
+    .await;
+    let certificates = world.certificates();
+    let identity = world.identity_as(Some(&kubeconfig), &certificates).await;
+    let (code, log) = identity.ended().await;
+    assert_eq!(code, Some(1));
+    assert!(log.contains("may not create tokenreviews.authentication.k8s.io"), "{log}");
+    world.done().await;
+}
+
+#[tokio::test]
+async fn tokens_are_reviewed_with_linkerds_codes() {
+    let world = World::new().await;
+    let certificates = world.certificates();
+    let identity = world.identity_as(None, &certificates).await;
+    identity.ready().await;
+    for account in ["web", "api"] {
+        world.service_account(account).await;
+    }
+    let name = world.identity_of("web");
+    let genuine = world.token("web", "identity.l5d.io").await;
+    let mut forged = genuine.clone();
+    forged.replace_range(forged.len() - 8.., "AAAAAAAA");
+    for (case, token, expected) in [
+        ("its own token", genuine, Ok(())),
+        ("a token for the API server, which is an old default token", world.token("web", "").await, Ok(())),
+        ("a token for others", world.token("web", "vault").await, Err(Code::InvalidArgument)),
+        ("another account's", world.token("api", "identity.l5d.io").await, Err(Code::FailedPrecondition)),
+        ("a forged one", forged, Err(Code::InvalidArgument)),
+        ("garbage", "token".to_owned(), Err(Code::InvalidArgument)),
+    ] {
+        let got = world.certify(&identity, &name, &token).await;
+        assert_eq!(got.as_ref().map(drop).map_err(tonic::Status::code), expected, "{case}: {got:?}");
+    }
+    world
+        .has_event("ServiceAccount", "web", "IssuedLeafCertificate", &format!("issued certificate for {name} until"))
+        .await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn certificates_that_do_not_fit_are_an_event_on_the_deployment() {
+    let world = World::new().await;
+    world.deployment("linkerd-identity").await;
+    let (good, other) = (world.certificates(), world.certificates());
+    std::fs::copy(other.path().join("ca.pem"), good.path().join("ca.pem")).unwrap();
+    let (code, log) = world.identity_as(None, &good).await.ended().await;
+    assert_eq!(code, Some(1));
+    let secret = format!("Secret {}/linkerd-identity-issuer, key crt.pem", world.namespace);
+    for part in [secret.as_str(), "linkerd-identity-trust-roots, key ca-bundle.crt", "identityTrustAnchorsPEM"] {
+        assert!(log.contains(part), "{log}");
+    }
+    world.has_event("Deployment", "linkerd-identity", "IssuerValidationFailed", &secret).await;
+
+    // Whoever runs keeps the issuer that works, and says so.
+    let dir = world.certificates();
+    let identity = world.identity_as(None, &dir).await;
+    identity.ready().await;
+    std::fs::copy(other.path().join("issuer/key.pem"), dir.path().join("issuer/key.pem")).unwrap();
+    world.has_event("Deployment", "linkerd-identity", "IssuerUpdateSkipped", "linkerd-identity-issuer, key").await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn the_lease_moves_when_its_holder_is_killed_and_at_once_when_it_stops() {
+    let world = World::new().await;
+    let first = world.destination("first", None).await;
+    world.holder("first").await;
+    let second = world.destination("second", None).await;
+    let third = world.destination("third", None).await;
+    for one in [&second, &third] {
+        one.ready().await;
+        assert!(one.lines("acquired lease").is_empty(), "there is a holder");
+    }
+    // Stopped: released, and taken without waiting for the lease to run out.
+    let since = Instant::now();
+    first.end(Signal::Terminate).await;
+    assert_eq!(first.lines("released lease").len(), 1);
+    let holder = world.another_holder("first").await;
+    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
+    let (holder, heir) = if holder == "second" { (second, third) } else { (third, second) };
+    // Killed: taken when the lease runs out, not before.
+    let since = Instant::now();
+    let name = world.lease_holder().await.unwrap();
+    holder.end(Signal::Kill).await;
+    let next = world.another_holder(&name).await;
+    assert!(since.elapsed() >= Duration::from_secs(20), "{next} took it after {:?}", since.elapsed());
+    eventually("the heir knows", async || {
+        if heir.lines("acquired lease").is_empty() { Err("not yet".to_owned()) } else { Ok(()) }
+    })
+    .await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn external_workloads_become_endpoints() {
+    let world = World::new().await;
+    let destination = world.destination("one", None).await;
+    destination.ready().await;
+    let mut updates = world.watch_service(&destination, "web").await;
+    world.apply(world.external_workload("vm", "192.0.2.7")).await;
+    let slices: Api<EndpointSlice> = Api::namespaced(world.client.clone(), &world.namespace);
+    let ours = ListParams::default()
+        .labels("endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller");
+    let written = async || slices.list(&ours).await.unwrap().items;
+    eventually("a slice", async || if written().await.len() == 1 { Ok(()) } else { Err("none".to_owned()) }).await;
+    let slice = written().await.remove(0);
+    assert!(slice.metadata.name.as_ref().unwrap().starts_with("linkerd-external-web-"));
+    assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].name, "web");
+    assert_eq!(slice.endpoints.as_ref().unwrap()[0].conditions.as_ref().unwrap().ready, Some(false));
+
+    world.set_ready("vm", true).await;
+    assert_eq!(updates.next().await, "+192.0.2.7:8080");
+    let update::Update::Add(added) = updates.last.clone().unwrap() else { panic!("{:?}", updates.last) };
+    let identity = added.addrs[0].tls_identity.clone().unwrap();
+    assert_eq!(identity.server_name.unwrap().name, "vm.cluster.local");
+    assert!(matches!(identity.strategy, Some(Strategy::UriLikeIdentity(uri)) if uri.uri == "spiffe://root/vm"));
+    world.set_ready("vm", false).await;
+    assert_eq!(updates.next().await, "-192.0.2.7:8080");
+    world.delete("ExternalWorkload", "vm").await;
+    eventually("no slice", async || if written().await.is_empty() { Ok(()) } else { Err("one".to_owned()) }).await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn policies_of_the_cluster_decide() {
+    let world = World::new().await;
+    world.apply(world.meshed_pod("web-1")).await;
+    let policy = world.policy().await;
+    policy.ready().await;
+    world.port_policy(&policy, "web-1", 8080, &["all-unauthenticated"]).await;
+    world.apply(world.policy_object("Server", "v1beta2", "web", json!({"podSelector": {}, "port": 8080}))).await;
+    world.port_policy(&policy, "web-1", 8080, &[]).await;
+    let client = json!({"meshTLS": {"serviceAccounts": [{"name": "client"}]}});
+    let spec = json!({"server": {"name": "web"}, "client": client});
+    world.apply(world.policy_object("ServerAuthorization", "v1beta1", "saz", spec)).await;
+    world.port_policy(&policy, "web-1", 8080, &["saz"]).await;
+    let object = |kind: &str, name: &str| json!({"group": "policy.linkerd.io", "kind": kind, "name": name});
+    let networks = |cidr: &str| {
+        let spec = json!({"networks": [{"cidr": cidr}]});
+        world.policy_object("NetworkAuthentication", "v1alpha1", "office", spec)
+    };
+    world.apply(networks("192.0.2.0/24")).await;
+    let refs = json!([object("NetworkAuthentication", "office")]);
+    let spec = json!({"targetRef": object("Server", "web"), "requiredAuthenticationRefs": refs});
+    world.apply(world.policy_object("AuthorizationPolicy", "v1alpha1", "authz", spec)).await;
+    world.port_policy(&policy, "web-1", 8080, &["authz", "saz"]).await;
+    world.delete("ServerAuthorization", "saz").await;
+    world.port_policy(&policy, "web-1", 8080, &["authz"]).await;
+    // What the schema lets through and nobody can read denies, and is told.
+    world.apply(networks("192.0.2.0/240")).await;
+    world.port_policy(&policy, "web-1", 8080, &[]).await;
+    let told = policy.lines("unreadable object");
+    let named = |line: &String| line.contains("spec.networks[0].cidr") && line.contains("\"ERROR\"");
+    assert!(told.len() == 1 && told.iter().all(named), "{told:?}");
+    world.has_event("NetworkAuthentication", "office", "Unreadable", "spec.networks[0].cidr: ").await;
+    world.apply(networks("192.0.2.0/25")).await;
+    world.port_policy(&policy, "web-1", 8080, &["authz"]).await;
+    world.delete("Server", "web").await;
+    world.port_policy(&policy, "web-1", 8080, &["all-unauthenticated"]).await;
+    world.done().await;
+}

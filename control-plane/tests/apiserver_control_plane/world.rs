@@ -1,0 +1,450 @@
+//! Namespaces, objects and certificates of one test.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    coordination::v1::Lease,
+    core::v1::{Namespace, ServiceAccount},
+    events::v1::Event,
+};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    config::Kubeconfig,
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch};
+use tonic::{Status, Streaming, transport::Channel};
+use weft_proto::linkerd::{
+    destination::{GetDestination, Update, destination_client::DestinationClient, update},
+    identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient},
+    inbound::{PortSpec, inbound_server_policies_client::InboundServerPoliciesClient},
+};
+use weft_tls::{ca::Root, keys::IdentityKey};
+
+use crate::process::{Process, eventually};
+
+/// Definitions that the control plane watches.
+const DEFINITIONS: [&str; 6] = [
+    "servers.policy.linkerd.io",
+    "serverauthorizations.policy.linkerd.io",
+    "authorizationpolicies.policy.linkerd.io",
+    "meshtlsauthentications.policy.linkerd.io",
+    "networkauthentications.policy.linkerd.io",
+    "externalworkloads.workload.linkerd.io",
+];
+/// The lease of the writer.
+const LEASE: &str = "linkerd-destination-endpoint-write";
+
+/// Tests take turns.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// One test's part of the cluster: a namespace that is the control plane's and the applications' at once.
+pub(crate) struct World {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    dir: tempfile::TempDir,
+    _turn: tokio::sync::MutexGuard<'static, ()>,
+}
+
+/// A way to the API server that can be cut.
+pub(crate) struct Link {
+    kubeconfig: std::path::PathBuf,
+    up: watch::Sender<bool>,
+}
+
+/// The updates of a Service's endpoints.
+pub(crate) struct Updates {
+    stream: Streaming<Update>,
+    pub(crate) last: Option<update::Update>,
+    _client: DestinationClient<Channel>,
+}
+
+impl World {
+    /// Installs definitions, a namespace, and in it the Service `web`.
+    pub(crate) async fn new() -> Self {
+        let turn = TURN.lock().await;
+        weft_tls::install_crypto_provider();
+        assert!(
+            std::env::var_os("KUBECONFIG").is_some(),
+            "KUBECONFIG is not set: `cargo xtask test cluster` runs these tests against an API server of their own"
+        );
+        let client = Client::try_default().await.unwrap();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        let namespace = format!("weft-test-{since_epoch}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}})).unwrap();
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        let world = Self { client, namespace, dir: tempfile::tempdir().unwrap(), _turn: turn };
+        for name in DEFINITIONS {
+            world.define(name).await;
+        }
+        world
+            .apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                "spec": {"selector": {"app": "vm"}, "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}}))
+            .await;
+        world
+    }
+
+    /// Removes what the test made.
+    pub(crate) async fn done(self) {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.delete(&self.namespace, &DeleteParams::background()).await.unwrap();
+    }
+
+    pub(crate) async fn destination(&self, identity: &str, link: Option<&Link>) -> Process {
+        let mut arguments =
+            vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
+        arguments.extend(["--controller-namespace", &self.namespace]);
+        let kubeconfig = link.map(|link| link.kubeconfig.to_str().unwrap());
+        arguments.extend(kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path]));
+        Process::start(&arguments)
+    }
+
+    pub(crate) async fn policy(&self) -> Process {
+        Process::start(&["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace])
+    }
+
+    pub(crate) async fn policy_as(&self, kubeconfig: &str) -> Process {
+        let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
+        Process::start(&[&arguments[..], &["--kubeconfig", kubeconfig]].concat())
+    }
+
+    pub(crate) async fn identity_as(&self, kubeconfig: Option<&str>, certificates: &tempfile::TempDir) -> Process {
+        let (issuer, anchors) = (certificates.path().join("issuer"), certificates.path().join("ca.pem"));
+        let mut arguments = vec!["identity", "--identity-addr", "127.0.0.1:0"];
+        arguments.extend(["--controller-namespace", &self.namespace]);
+        arguments.extend(["--identity-issuer-dir", issuer.to_str().unwrap()]);
+        arguments.extend(["--identity-trust-anchors", anchors.to_str().unwrap()]);
+        arguments.extend(kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path]));
+        Process::start(&arguments)
+    }
+
+    /// A root and an issuer, as files.
+    pub(crate) fn certificates(&self) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::generate("root").unwrap();
+        let issuer = root.issue_issuer("issuer").unwrap();
+        std::fs::create_dir(dir.path().join("issuer")).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), root.certificate_pem()).unwrap();
+        std::fs::write(dir.path().join("issuer/crt.pem"), issuer.certificate).unwrap();
+        std::fs::write(dir.path().join("issuer/key.pem"), issuer.key).unwrap();
+        dir
+    }
+
+    /// Applies an object in the test's namespace.
+    pub(crate) async fn apply(&self, mut object: Value) {
+        object["metadata"]["namespace"] = json!(self.namespace);
+        let text = |field: &str| object[field].as_str().unwrap().to_owned();
+        let (group, version) = text("apiVersion").split_once('/').map_or_else(
+            || (String::new(), text("apiVersion")),
+            |(group, version)| (group.to_owned(), version.to_owned()),
+        );
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&group, &version, &text("kind")));
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        let params = PatchParams::apply("weft-test").force();
+        api.patch(&name, &params, &Patch::Apply(&object)).await.unwrap_or_else(|error| panic!("{object}: {error}"));
+    }
+
+    /// Deletes an object of the test's namespace.
+    pub(crate) async fn delete(&self, kind: &str, name: &str) {
+        let (group, version) = match kind {
+            "EndpointSlice" => ("discovery.k8s.io", "v1"),
+            "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
+            "Server" => ("policy.linkerd.io", "v1beta3"),
+            "ServerAuthorization" => ("policy.linkerd.io", "v1beta1"),
+            "AuthorizationPolicy" => ("policy.linkerd.io", "v1alpha1"),
+            _ => panic!("{kind}"),
+        };
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+        api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    fn definitions(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+        Api::all_with(self.client.clone(), &ApiResource::from_gvk(&kind))
+    }
+
+    /// Installs a definition as the chart has it.
+    pub(crate) async fn define(&self, name: &str) {
+        let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/weft-crds/templates");
+        let text = std::fs::read_to_string(templates.join(format!("{name}.yaml"))).unwrap();
+        let definition: DynamicObject = serde_yaml_ng::from_str(&text).unwrap();
+        let params = PatchParams::apply("weft-test").force();
+        self.definitions().patch(name, &params, &Patch::Apply(&definition)).await.unwrap();
+        eventually("the kind is served", async || {
+            let found = self.definitions().get(name).await.unwrap();
+            let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");
+            if served { Ok(()) } else { Err(format!("{conditions:?}")) }
+        })
+        .await;
+    }
+
+    /// Removes a definition.
+    pub(crate) async fn undefine(&self, name: &str) {
+        self.definitions().delete(name, &DeleteParams::default()).await.unwrap();
+        eventually("the definition is gone", async || match self.definitions().get_opt(name).await.unwrap() {
+            Some(_) => Err("it is there".to_owned()),
+            None => Ok(()),
+        })
+        .await;
+    }
+
+    /// An EndpointSlice of `web` with a bare address.
+    pub(crate) fn slice(&self, name: &str, ip: &str) -> Value {
+        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "web"}},
+            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}], "endpoints": [{"addresses": [ip]}]})
+    }
+
+    /// An ExternalWorkload that `web` selects.
+    pub(crate) fn external_workload(&self, name: &str, ip: &str) -> Value {
+        json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+            "metadata": {"name": name, "labels": {"app": "vm"}},
+            "spec": {"meshTLS": {"identity": "spiffe://root/vm", "serverName": "vm.cluster.local"},
+                "ports": [{"name": "http", "port": 8080}], "workloadIPs": [{"ip": ip}]}})
+    }
+
+    /// Says whether an ExternalWorkload is ready.
+    pub(crate) async fn set_ready(&self, name: &str, ready: bool) {
+        let kind = GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload");
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind));
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" },
+            "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
+    }
+
+    /// A pod of the mesh; nothing runs it.
+    pub(crate) fn meshed_pod(&self, name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "labels": {"linkerd.io/control-plane-ns": self.namespace}},
+            "spec": {"containers": [{"name": "app", "image": "app:1", "ports": [{"containerPort": 8080}]}]}})
+    }
+
+    /// An object of `policy.linkerd.io`.
+    pub(crate) fn policy_object(&self, kind: &str, version: &str, name: &str, spec: Value) -> Value {
+        json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind, "metadata": {"name": name}, "spec": spec})
+    }
+
+    /// Waits until a pod's port has the authorizations of these names.
+    pub(crate) async fn port_policy(&self, policy: &Process, pod: &str, port: u32, expected: &[&str]) {
+        let mut client =
+            InboundServerPoliciesClient::connect(format!("http://{}", policy.bound("policy").await)).await.unwrap();
+        let workload = json!({"ns": self.namespace, "pod": pod}).to_string();
+        eventually("the policy", async || {
+            let spec = PortSpec { workload: workload.clone(), port };
+            let answer = client.get_port(spec).await.map_err(|status| status.to_string())?.into_inner();
+            let mut names: Vec<_> = answer.authorizations.iter().map(|authz| authz.labels["name"].clone()).collect();
+            names.sort();
+            if names == expected { Ok(()) } else { Err(format!("{names:?}, expected {expected:?}")) }
+        })
+        .await;
+    }
+
+    /// Subscribes to the endpoints of a Service of the test's namespace.
+    pub(crate) async fn watch_service(&self, destination: &Process, name: &str) -> Updates {
+        let addr = destination.bound("destination").await;
+        let mut client = DestinationClient::connect(format!("http://{addr}")).await.unwrap();
+        let path = format!("{name}.{}.svc.cluster.local:80", self.namespace);
+        let request = GetDestination { path, ..GetDestination::default() };
+        let stream = client.get(request).await.unwrap().into_inner();
+        Updates { stream, last: None, _client: client }
+    }
+
+    pub(crate) async fn service_account(&self, name: &str) {
+        let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        api.create(&PostParams::default(), &account).await.unwrap();
+    }
+
+    /// A token of a service account for an audience; the empty one is the API server's own.
+    pub(crate) async fn token(&self, account: &str, audience: &str) -> String {
+        let audiences = if audience.is_empty() { vec![] } else { vec![audience.to_owned()] };
+        let spec = TokenRequestSpec { audiences: Some(audiences), ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+        let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
+        api.create_token_request(account, &PostParams::default(), &request).await.unwrap().status.unwrap().token.unwrap()
+    }
+
+    /// The mesh identity of a service account.
+    pub(crate) fn identity_of(&self, account: &str) -> String {
+        let namespace = &self.namespace;
+        format!("{account}.{namespace}.serviceaccount.identity.{namespace}.cluster.local")
+    }
+
+    pub(crate) async fn certify(&self, identity: &Process, name: &str, token: &str) -> Result<CertifyResponse, Status> {
+        let addr = identity.bound("identity").await;
+        let mut client = IdentityClient::connect(format!("http://{addr}")).await.unwrap();
+        let request = CertifyRequest {
+            identity: name.to_owned(),
+            token: token.as_bytes().to_vec(),
+            certificate_signing_request: IdentityKey::generate().unwrap().csr_der(&name.parse().unwrap()).unwrap(),
+        };
+        client.certify(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// A kubeconfig of a service account without any permission.
+    pub(crate) async fn account_kubeconfig(&self, account: &str) -> String {
+        self.service_account(account).await;
+        let token = self.token(account, "").await;
+        self.kubeconfig(account, |config| {
+            config["users"] = json!([{"name": "u", "user": {"token": token}}]);
+            config["contexts"][0]["context"]["user"] = json!("u");
+        })
+    }
+
+    /// The kubeconfig with a change, its certificates by absolute paths or in it; returns the file's path.
+    fn kubeconfig(&self, name: &str, change: impl FnOnce(&mut Value)) -> String {
+        let path = std::env::var("KUBECONFIG").unwrap();
+        let mut config = serde_json::to_value(Kubeconfig::read_from(&path).unwrap()).unwrap();
+        let current = config["current-context"].clone();
+        let contexts = config["contexts"].as_array().unwrap().clone();
+        let context = contexts.into_iter().find(|context| context["name"] == current).unwrap();
+        let cluster = context["context"]["cluster"].clone();
+        let clusters = config["clusters"].as_array().unwrap().clone();
+        config["clusters"] = json!([clusters.into_iter().find(|one| one["name"] == cluster).unwrap()]);
+        config["contexts"] = json!([context]);
+        change(&mut config);
+        let file = self.dir.path().join(format!("{name}.json"));
+        std::fs::write(&file, config.to_string()).unwrap();
+        file.to_str().unwrap().to_owned()
+    }
+
+    /// A way to the API server that can be cut.
+    pub(crate) async fn link(&self) -> Link {
+        let config = Config::infer().await.unwrap();
+        let host = config.cluster_url.host().unwrap().to_owned();
+        let port = config.cluster_url.port_u16().unwrap_or(443);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let local: SocketAddr = listener.local_addr().unwrap();
+        let kubeconfig = self.kubeconfig("link", |config| {
+            let cluster = &mut config["clusters"][0]["cluster"];
+            cluster["server"] = json!(format!("https://{local}"));
+            cluster["tls-server-name"] = json!(host);
+        });
+        let (up, state) = watch::channel(true);
+        let target = Arc::new(format!("{host}:{port}"));
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let (mut state, target) = (state.clone(), target.clone());
+                tokio::spawn(async move {
+                    if !*state.borrow() {
+                        return;
+                    }
+                    let Ok(mut upstream) = tokio::net::TcpStream::connect(target.as_str()).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream) => {}
+                        _ = state.wait_for(|up| !up) => {}
+                    }
+                });
+            }
+        });
+        Link { kubeconfig: kubeconfig.into(), up }
+    }
+
+    pub(crate) async fn deployment(&self, name: &str) {
+        let labels = json!({"app": name});
+        let deployment: Deployment = serde_json::from_value(json!({"metadata": {"name": name},
+            "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "x", "image": "x:1"}]}}}}))
+        .unwrap();
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        api.create(&PostParams::default(), &deployment).await.unwrap();
+    }
+
+    /// Waits for an Event on an object, with the object's uid, so that `kubectl describe` shows it.
+    pub(crate) async fn has_event(&self, kind: &str, name: &str, reason: &str, note: &str) {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        eventually("the event", async || {
+            let events = api.list(&ListParams::default()).await.unwrap();
+            let regarding = |event: &&Event| {
+                let regarding = event.regarding.clone().unwrap_or_default();
+                regarding.kind.as_deref() == Some(kind)
+                    && regarding.name.as_deref() == Some(name)
+                    && regarding.uid.is_some()
+            };
+            let says = |event: &Event| {
+                event.reason.as_deref() == Some(reason) && event.note.as_ref().is_some_and(|text| text.contains(note))
+            };
+            let found: Vec<_> = events.iter().filter(regarding).map(|event| (&event.reason, &event.note)).collect();
+            if events.iter().filter(regarding).any(says) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+    }
+
+    pub(crate) async fn lease_holder(&self) -> Option<String> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let lease = api.get_opt(LEASE).await.unwrap()?;
+        assert_eq!(lease.name_any(), LEASE);
+        let spec = lease.spec?;
+        assert_eq!(spec.lease_duration_seconds, Some(30));
+        spec.holder_identity.filter(|holder| !holder.is_empty())
+    }
+
+    /// Waits until the lease is held by this replica.
+    pub(crate) async fn holder(&self, name: &str) {
+        eventually("the holder", async || match self.lease_holder().await {
+            Some(holder) if holder == name => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+    }
+
+    /// Waits until the lease is held by somebody else than this replica, and says by whom.
+    pub(crate) async fn another_holder(&self, than: &str) -> String {
+        let mut found = None;
+        eventually("another holder", async || match self.lease_holder().await {
+            Some(holder) if holder != than => {
+                found = Some(holder);
+                Ok(())
+            }
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+        found.unwrap()
+    }
+}
+
+impl Link {
+    /// Ends every connection and accepts no other.
+    pub(crate) fn cut(&self) {
+        self.up.send_replace(false);
+    }
+
+    /// Lets connections through again.
+    pub(crate) fn mend(&self) {
+        self.up.send_replace(true);
+    }
+}
+
+impl Updates {
+    /// The next update: `+` and `-` with addresses.
+    pub(crate) async fn next(&mut self) -> String {
+        let waiting = tokio::time::timeout(Duration::from_secs(90), self.stream.message());
+        let update = waiting.await.expect("an update in time").unwrap().expect("the stream goes on").update.unwrap();
+        self.last = Some(update.clone());
+        let addr = |addr: weft_proto::linkerd::net::TcpAddress| SocketAddr::try_from(addr).unwrap().to_string();
+        let mut parts: Vec<_> = match update {
+            update::Update::Add(set) => set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect(),
+            update::Update::Remove(set) => set.addrs.into_iter().map(|one| format!("-{}", addr(one))).collect(),
+            update::Update::NoEndpoints(_) => vec!["none".to_owned()],
+        };
+        parts.sort();
+        parts.join(" ")
+    }
+}
