@@ -192,11 +192,10 @@ impl Datapath {
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, rules.pod.clone());
         let attached = self.programs.attach_pod(cookie, &netns.file)?;
-        if attached || unchanged.is_none() || !entry.has(pod::INBOUND) {
-            let adopted = self.listeners.adopt(netns, entry.proxy_uid, entry.inbound_port)?;
-            if adopted > 0 {
-                tracing::info!(netns_cookie = cookie, adopted, "the proxy listened before the programs did");
-            }
+        // Every time, as a proxy that binds before the programs and listens after them is seen by neither at first.
+        let adopted = self.listeners.adopt(netns, entry.proxy_uid, entry.inbound_port)?;
+        if adopted > 0 {
+            tracing::info!(netns_cookie = cookie, adopted, "the proxy listened before the programs did");
         }
         if !entry.has(pod::INBOUND) {
             entry.flags |= pod::INBOUND;
