@@ -4,8 +4,11 @@
 //!
 //! ```text
 //! /proc/PID/ns/net is the pod's ─> /proc/PID/net/tcp{,6}: who listens on the inbound port as the proxy's user
-//!     ─> /proc/PID/fd: which descriptor that is ─> pidfd_getfd (Linux 5.6) ─> map LISTENERS
+//!     ─> pidfd_getfd (Linux 5.6): the process's descriptor that is this socket ─> map LISTENERS
 //! ```
+//!
+//! /proc/PID/fd would say which descriptor, but reading it takes CAP_DAC_READ_SEARCH, a right to every file of the node;
+//! CAP_SYS_PTRACE is enough to try.
 //!
 //! A proxy that starts later is none of this file's business. Refuses to replace what the programs recorded.
 
@@ -19,13 +22,18 @@ use std::{
 };
 
 use aya::maps::{MapData, MapError, SockHash};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::{
+    io::Errno,
+    process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
+};
 use weft_ebpf_abi::socket::{LISTENER_SLOTS, ListenerKey};
 
 use crate::netns::Netns;
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
+/// Descriptors of a process that are tried: a proxy listens before it does anything else, so its listeners have low numbers.
+const DESCRIPTORS: std::ops::Range<i32> = 3..1024;
 /// `TCP_LISTEN` in /proc/net/tcp.
 const LISTENING: &str = "0A";
 
@@ -96,7 +104,7 @@ impl Listeners {
         let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };
         let inode = netns.file.metadata().map_err(processes)?.ino();
         let mut wanted: Option<Vec<Listening>> = None;
-        let mut found = Vec::new();
+        let (mut found, mut failed) = (Vec::new(), None);
         for entry in fs::read_dir(&self.proc).map_err(processes)? {
             let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) else {
                 continue;
@@ -110,17 +118,15 @@ impl Listeners {
             if wanted.is_empty() {
                 return Ok(found);
             }
-            for (descriptor, inode) in sockets(&process) {
-                let Some(at) = wanted.iter().position(|listening| listening.inode == inode) else { continue };
-                match take(pid, descriptor) {
-                    Ok(socket) => found.push((wanted.swap_remove(at).family, socket)),
-                    // It ended, or closed it.
-                    Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EBADF)) => {}
-                    Err(source) => return Err(ListenersError::Take { pid, source }),
-                }
+            // Another process of the pod may be the proxy.
+            if let Err(source) = take(pid, wanted, &mut found) {
+                failed = Some(ListenersError::Take { pid, source });
             }
         }
-        Ok(found)
+        match failed {
+            Some(error) if found.is_empty() => Err(error),
+            _ => Ok(found),
+        }
     }
 }
 
@@ -128,10 +134,28 @@ fn is(error: &MapError, kind: io::ErrorKind) -> bool {
     matches!(error, MapError::SyscallError(error) if error.io_error.kind() == kind)
 }
 
-fn take(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty())?)
+/// Moves what the process has of `wanted` to `found`.
+fn take(pid: i32, wanted: &mut Vec<Listening>, found: &mut Vec<(u8, OwnedFd)>) -> io::Result<()> {
+    let ended = |error: Errno| if error == Errno::SRCH { Ok(()) } else { Err(error.into()) };
+    let process = match pidfd_open(Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(error) => return ended(error),
+    };
+    for descriptor in DESCRIPTORS {
+        let file = match pidfd_getfd(&process, descriptor, PidfdGetfdFlags::empty()) {
+            Ok(file) => file,
+            Err(Errno::BADF) => continue,
+            Err(error) => return ended(error),
+        };
+        let Ok(inode) = rustix::fs::fstat(&file).map(|stat| stat.st_ino) else { continue };
+        if let Some(at) = wanted.iter().position(|listening| listening.inode == inode) {
+            found.push((wanted.swap_remove(at).family, file));
+        }
+        if wanted.is_empty() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// A process that ends meanwhile listens to nothing.
@@ -154,19 +178,6 @@ fn parse(line: &str, uid: u32, port: u16) -> Option<u64> {
     let matches = state == LISTENING && owner == uid && u16::from_str_radix(local_port, 16).ok()? == port;
     // A socket that nobody has a descriptor of has no inode.
     (matches && inode != 0).then_some(inode)
-}
-
-/// A process's descriptors of sockets, with their inodes.
-fn sockets(process: &Path) -> Vec<(i32, u64)> {
-    let Ok(entries) = fs::read_dir(process.join("fd")) else { return Vec::new() };
-    let socket = |entry: io::Result<fs::DirEntry>| {
-        let entry = entry.ok()?;
-        let descriptor = entry.file_name().to_str()?.parse().ok()?;
-        let target = fs::read_link(entry.path()).ok()?;
-        let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
-        Some((descriptor, inode))
-    };
-    entries.filter_map(socket).collect()
 }
 
 #[cfg(test)]
@@ -201,7 +212,7 @@ mod tests {
         let uid = rustix::process::getuid().as_raw();
         let found = listening(Path::new("/proc/self"), uid, port);
         let [Listening { family: 4, inode }] = found.as_slice() else { panic!("{found:?}") };
-        assert!(sockets(Path::new("/proc/self")).contains(&(listener.as_raw_fd(), *inode)));
+        assert_eq!(rustix::fs::fstat(&listener).unwrap().st_ino, *inode);
         assert!(listening(Path::new("/proc/self"), uid + 1, port).is_empty());
     }
 }
