@@ -11,7 +11,7 @@ pub(crate) mod forward;
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use kube::{
     Client, Config,
@@ -79,9 +79,10 @@ impl ClusterArgs {
     async fn config(&self) -> Result<Config> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(file) = &self.kubeconfig {
-            let read = Kubeconfig::read_from(file).with_context(|| format!("kubeconfig {}", file.display()))?;
-            let config = Config::from_custom_kubeconfig(read, &options).await;
-            return config.with_context(|| format!("kubeconfig {}", file.display()));
+            // The library's messages hold their causes already.
+            let broken = |error: KubeconfigError| anyhow!("kubeconfig {}: {error}", file.display());
+            let read = Kubeconfig::read_from(file).map_err(broken)?;
+            return Config::from_custom_kubeconfig(read, &options).await.map_err(broken);
         }
         match Config::from_kubeconfig(&options).await {
             Ok(config) => Ok(config),

@@ -9,7 +9,7 @@ use weft_k8s_api::{inject::check_annotations, labels};
 
 use super::{
     facts::{ClusterFacts, Facts, Mode},
-    installed::not_ready,
+    installed::proxy_not_ready,
     verdict::{Stop, known},
 };
 use crate::{mesh::pods, problem::Problem, status};
@@ -76,7 +76,7 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(without
         .map(|pod| {
             let told = "has no proxy: it was made before the annotation, or while the injector did not answer";
-            let cure = format!("kubectl -n {} rollout restart its workload", pod.namespace().unwrap_or_default());
+            let cure = restart(pod);
             Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
         })
         .collect())
@@ -138,23 +138,34 @@ pub(super) fn no_warnings(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let events = known("Events", &facts.cluster()?.events)?;
     let now = seconds(facts);
     let recent = events.iter().filter(|event| is_ours(event)).filter(|event| now - last_seen(event) <= RECENT_SECONDS);
-    let here = recent.filter(|event| concerns(facts, event));
-    Ok(here
-        .map(|event| {
-            let object = &event.involved_object;
-            let (kind, name) = (object.kind.clone().unwrap_or_default(), object.name.clone().unwrap_or_default());
-            let namespace = object.namespace.as_deref().filter(|namespace| !namespace.is_empty());
-            let full = namespace.map_or_else(|| name.clone(), |namespace| format!("{namespace}/{name}"));
-            let told = format!(
-                "{}: {}",
-                event.reason.as_deref().unwrap_or("Warning"),
-                event.message.as_deref().unwrap_or_default()
-            );
-            let within = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
-            let cure = format!("kubectl{within} describe {} {name}", kind.to_lowercase());
-            Problem::new(format!("{kind} {full}"), told, cure)
-        })
-        .collect())
+    let mut found: Vec<Problem> = recent.filter(|event| concerns(facts, event)).map(warning).collect();
+    // Several processes that start again publish the same again.
+    found.sort_by(|one, other| (&one.object, &one.problem).cmp(&(&other.object, &other.problem)));
+    found.dedup();
+    Ok(found)
+}
+
+fn warning(event: &Event) -> Problem {
+    let object = &event.involved_object;
+    let (kind, name) = (object.kind.clone().unwrap_or_default(), object.name.clone().unwrap_or_default());
+    let namespace = object.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+    let full = namespace.map_or_else(|| name.clone(), |namespace| format!("{namespace}/{name}"));
+    let (reason, note) = (event.reason.as_deref().unwrap_or("Warning"), event.message.as_deref().unwrap_or_default());
+    let within = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+    let cure = format!("kubectl{within} describe {} {name}", kind.to_lowercase());
+    Problem::new(format!("{kind} {full}"), format!("{reason}: {note}"), cure)
+}
+
+/// How the pod is made again.
+fn restart(pod: &Pod) -> String {
+    let namespace = pod.namespace().unwrap_or_default();
+    match pod.owner_references().first().map(|owner| owner.kind.as_str()) {
+        Some("ReplicaSet") => format!("kubectl -n {namespace} rollout restart deployment"),
+        Some(kind @ ("StatefulSet" | "DaemonSet")) => {
+            format!("kubectl -n {namespace} rollout restart {}", kind.to_lowercase())
+        }
+        _ => format!("kubectl -n {namespace} delete pod {}, and create it again", pod.name_any()),
+    }
 }
 
 /// Whether a part of the mesh published it.
@@ -201,7 +212,7 @@ fn own(facts: &Facts, control_plane: bool) -> Result<Vec<&Pod>, Stop> {
 fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
     let broken = all.into_iter().filter(|pod| !pods::proxy_status(pod).is_some_and(|status| status.ready));
     broken
-        .map(|pod| not_ready(facts, pod))
+        .map(|pod| proxy_not_ready(facts, pod))
         .map(|problem| Problem { problem: format!("its proxy is not ready: {}", problem.problem), ..problem })
         .collect()
 }

@@ -132,8 +132,9 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
                 subjects.join(", ")
             );
             let cure = format!(
-                "{}, an issuer signed by this root; or the root that signed this one, {NEW_ANCHORS}",
-                upgrade(NEW_ISSUER)
+                "with an issuer that this root signed: {}; or with the root that signed this issuer: {}",
+                upgrade(NEW_ISSUER),
+                upgrade(NEW_ANCHORS)
             );
             vec![Problem::new(field, told, cure)]
         }

@@ -140,20 +140,31 @@ pub(super) fn control_pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 /// A pod that is not ready, with what its containers say themselves where they say something.
 pub(super) fn not_ready(facts: &Facts, pod: &Pod) -> Problem {
-    let name = pods::full_name(pod);
-    let mut told: Vec<String> = pods::trouble(pod).into_iter().collect();
-    if let Ok(cluster) = facts.cluster() {
-        told.extend(cluster.says.get(&name).into_iter().flatten().cloned());
-    }
+    let said = said(facts, pod);
+    // What a container says that runs is more than that it is not ready.
+    let seen = pods::trouble(pod).filter(|trouble| said.is_empty() || !trouble.ends_with("is not ready"));
+    told(pod, seen.into_iter().chain(said.iter().cloned()).collect())
+}
+
+/// A pod whose proxy is not ready, whatever its other containers do.
+pub(super) fn proxy_not_ready(facts: &Facts, pod: &Pod) -> Problem {
+    let of_proxy = format!("container {}: ", weft_k8s_api::labels::PROXY_CONTAINER);
+    let said = said(facts, pod).iter().filter(|said| said.starts_with(&of_proxy));
+    told(pod, pods::proxy_trouble(pod).into_iter().chain(said.cloned()).collect())
+}
+
+fn said<'a>(facts: &'a Facts, pod: &Pod) -> &'a [String] {
+    let says = facts.cluster().ok().and_then(|cluster| cluster.says.get(&pods::full_name(pod)));
+    says.map(Vec::as_slice).unwrap_or_default()
+}
+
+fn told(pod: &Pod, mut told: Vec<String>) -> Problem {
     if told.is_empty() {
         told.push(format!("is {}", pods::phase(pod)));
     }
-    let cure = format!(
-        "kubectl -n {} describe pod {name}, and its log",
-        pod.namespace().unwrap_or_default(),
-        name = pod.name_any()
-    );
-    Problem::new(format!("Pod {name}"), told.join("; "), cure)
+    let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+    let cure = format!("kubectl -n {namespace} describe pod {name}, and its log");
+    Problem::new(format!("Pod {namespace}/{name}"), told.join("; "), cure)
 }
 
 pub(super) fn node_networks(facts: &Facts) -> Result<Vec<Problem>, Stop> {

@@ -5,7 +5,7 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
 };
 
-use super::verdict::{CheckOutcome, Outcome};
+use super::verdict::{CheckOutcome, Outcome, Severity};
 use crate::output;
 
 /// Clears the line that a terminal's cursor is in.
@@ -56,8 +56,12 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
         let _ = writeln!(text, "{name}\n{}", "-".repeat(name.len()));
         for check in shown {
             let _ = writeln!(text, "{} {}", mark(check, colours), check.description);
-            for problem in &check.problems {
-                let _ = writeln!(text, "    {problem}\n      cure: {}", problem.cure);
+            for (index, problem) in check.problems.iter().enumerate() {
+                let _ = writeln!(text, "    {problem}");
+                // Several in a row may need the same.
+                if check.problems.get(index + 1).is_none_or(|next| next.cure != problem.cure) {
+                    let _ = writeln!(text, "      cure: {}", problem.cure);
+                }
             }
         }
         text.push('\n');
@@ -71,8 +75,18 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
     } else {
         let _ =
             write!(text, "Status check results are {}: {} failed{warnings}", paint("×", RED, colours), checks(failed));
+        if let Some(cause) = cause(outcome) {
+            let _ = write!(text, "\nBegin with \"{}\": others may follow from it", cause.description);
+        }
     }
     text
+}
+
+/// What waits for something that is broken is broken, too: the first failure that time does not heal, if there are both.
+fn cause(outcome: &Outcome) -> Option<&CheckOutcome> {
+    let failed = || outcome.checks().filter(|check| check.is_error());
+    let waits = failed().any(|check| check.severity == Severity::Waits);
+    failed().find(|check| check.severity != Severity::Waits).filter(|_| waits)
 }
 
 const RED: &str = "31";
@@ -93,10 +107,7 @@ fn paint(text: &str, colour: &str, colours: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::verdict::{CategoryOutcome, Severity},
-        *,
-    };
+    use super::{super::verdict::CategoryOutcome, *};
     use crate::problem::Problem;
 
     fn outcome() -> Outcome {
@@ -113,6 +124,29 @@ mod tests {
                         Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      cure: make a new one\n\n\
                         Status check results are ×: 1 check failed";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_failure_that_others_wait_for_is_named_last() {
+        let mut outcome = outcome();
+        assert!(!text(&outcome, false, false).contains("Begin with"));
+        let waits = vec![Problem::new("Pod linkerd/identity", "is Pending", "wait")];
+        let waits = CheckOutcome { description: "pods are ready", severity: Severity::Waits, problems: waits };
+        outcome.categories[0].checks.insert(0, waits);
+        assert!(
+            text(&outcome, false, false).ends_with("Begin with \"issuer cert is valid\": others may follow from it")
+        );
+    }
+
+    #[test]
+    fn problems_in_a_row_share_their_cure() {
+        let problem = |object: &str| Problem::new(object, "does not exist", "install it");
+        let mut outcome = outcome();
+        outcome.categories[0].checks[1].problems = vec![problem("a"), problem("b")];
+        assert!(
+            text(&outcome, true, false)
+                .contains("    a: does not exist\n    b: does not exist\n      cure: install it\n")
+        );
     }
 
     #[test]

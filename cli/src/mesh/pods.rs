@@ -69,10 +69,26 @@ pub(crate) fn trouble(pod: &Pod) -> Option<String> {
     }
     let broken: Vec<_> = statuses(pod).filter(|status| !status.ready).collect();
     let told = broken.iter().find_map(|status| container_trouble(status));
-    told.or_else(|| {
+    let of_pod = || {
         let status = pod.status.as_ref()?;
         status.message.clone().or_else(|| status.reason.clone())
-    })
+    };
+    told.or_else(of_pod).or_else(|| broken.first().map(|status| container_starts(status)))
+}
+
+/// Why a pod's proxy is not ready; none when nothing says it.
+pub(crate) fn proxy_trouble(pod: &Pod) -> Option<String> {
+    unschedulable(pod).or_else(|| container_trouble(proxy_status(pod)?))
+}
+
+/// A container that nothing is wrong with so far.
+fn container_starts(status: &ContainerStatus) -> String {
+    let state = status.state.as_ref();
+    let waiting = state.and_then(|state| state.waiting.as_ref()).and_then(|waiting| waiting.reason.as_deref());
+    match waiting {
+        Some(reason) => format!("container {}: {reason}", status.name),
+        None => format!("container {} is not ready", status.name),
+    }
 }
 
 fn container_trouble(status: &ContainerStatus) -> Option<String> {
@@ -161,9 +177,18 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_merely_starts_is_no_trouble() {
-        let status = container("identity", json!({"waiting": {"reason": "ContainerCreating"}}), json!({}));
-        assert_eq!(trouble(&pod(json!({"containerStatuses": [status]}))), None);
+    fn a_container_that_merely_starts_is_told_last() {
+        let starts = container("proxy", json!({"waiting": {"reason": "ContainerCreating"}}), json!({}));
+        assert_eq!(
+            trouble(&pod(json!({"containerStatuses": [starts]}))).unwrap(),
+            "container proxy: ContainerCreating"
+        );
+        let pulls = container("identity", json!({"waiting": {"reason": "ErrImagePull"}}), json!({}));
+        let told = trouble(&pod(json!({"containerStatuses": [starts, pulls]}))).unwrap();
+        assert_eq!(told, "container identity: ErrImagePull");
+        let runs = container("proxy", json!({"running": {}}), json!({}));
+        assert_eq!(trouble(&pod(json!({"containerStatuses": [runs]}))).unwrap(), "container proxy is not ready");
+        assert_eq!(trouble(&pod(json!({}))), None);
     }
 
     #[test]

@@ -130,8 +130,12 @@ fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
 pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
     found.extend(rows.iter().filter_map(not_enrolled));
     for row in rows.iter().filter(|row| row.state == State::Enrolled && !row.proxy_ready) {
-        let cure = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
-        found.push(Problem::new(format!("Pod {}/{}", row.namespace, row.name), "its proxy is not ready", cure));
+        let object = format!("Pod {}/{}", row.namespace, row.name);
+        // Of the control plane's own pods it was said already why they are not ready.
+        if found.iter().all(|problem| problem.object != object) {
+            let cure = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
+            found.push(Problem::new(object, "its proxy is not ready", cure));
+        }
     }
 }
 
