@@ -284,7 +284,7 @@ pub(crate) struct ValidatorArgs {
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct WebhookCertificateArgs {
     /// How long generated certificates of webhooks are valid, such as 90d; renewed when a third of that is left.
-    #[arg(long, default_value = "90d", value_parser = duration)]
+    #[arg(long, default_value = "90d", value_parser = certificate_lifetime)]
     pub(crate) webhook_certificate_lifetime: Duration,
 }
 
@@ -345,6 +345,15 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(expected()),
     };
     number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(expected)
+}
+
+/// The shortest lifetime leaves time for a change-over, which waits a tenth of it.
+fn certificate_lifetime(text: &str) -> Result<Duration, String> {
+    let lifetime = duration(text)?;
+    if lifetime < Duration::from_secs(10) {
+        return Err("expected at least 10s".to_owned());
+    }
+    Ok(lifetime)
 }
 
 #[cfg(test)]

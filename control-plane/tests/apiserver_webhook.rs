@@ -497,10 +497,16 @@ async fn profiles_are_checked(installation: &Installation) {
 #[tokio::test(flavor = "multi_thread")]
 async fn policy_resources_that_nobody_could_act_upon_are_refused() {
     installed(Installation::new("ValidatingWebhookConfiguration", "policy-validator").await, async |installation| {
-        for plural in
-            ["servers", "serverauthorizations", "authorizationpolicies", "meshtlsauthentications", "networkauthentications"]
-        {
-            define(&installation.client, &format!("{plural}.policy.linkerd.io")).await;
+        for kind in [
+            "servers.policy",
+            "serverauthorizations.policy",
+            "authorizationpolicies.policy",
+            "meshtlsauthentications.policy",
+            "networkauthentications.policy",
+            // Not checked here, but watched by the same process.
+            "externalworkloads.workload",
+        ] {
+            define(&installation.client, &format!("{kind}.linkerd.io")).await;
         }
         let process = Process::start(&[
             "policy",

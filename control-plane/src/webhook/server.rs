@@ -8,7 +8,10 @@ use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{body::Incoming, service::service_fn};
+use hyper::{
+    body::{Body, Incoming},
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -111,10 +114,13 @@ async fn handle(admission: &Admission, request: Request<Incoming>) -> Response<F
     if request.method() != Method::POST {
         return text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed, expected POST /\n");
     }
+    if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
+        return too_large();
+    }
     let body = match timeout(BODY_TIMEOUT, Limited::new(request.into_body(), MAX_BODY_BYTES).collect()).await {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            return text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large, expected at most 10 MiB\n");
+            return too_large();
         }
         Ok(Err(error)) => return text(StatusCode::BAD_REQUEST, format!("request body cannot be read: {error}\n")),
         Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "request body did not arrive in time\n"),
@@ -155,6 +161,10 @@ fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, String> {
         ));
     }
     review.try_into().map_err(|_| "the AdmissionReview holds no request".to_owned())
+}
+
+fn too_large() -> Response<Full<Bytes>> {
+    text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large, expected at most 10 MiB\n")
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
