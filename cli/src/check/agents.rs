@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::ResourceExt as _;
 
 use super::{
+    data_plane::{is_ours, last_seen},
     facts::Facts,
     installed::{UPGRADE, not_ready},
     verdict::{Stop, known},
@@ -48,7 +50,7 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(broken
         .map(|pod| {
             let problem = not_ready(facts, pod);
-            let told = match node_warning(facts, pods::node(pod)) {
+            let told = match node_warning(facts, pod) {
                 Some(warning) => warning,
                 None => problem.problem,
             };
@@ -127,19 +129,22 @@ fn creation_failure(facts: &Facts) -> Option<String> {
             && event.reason.as_deref() == Some("FailedCreate")
     };
     // The last of them: what it says about a namespace that was corrected since is over.
-    let last = events.iter().filter(of_agents).max_by_key(|event| super::data_plane::last_seen(event));
+    let last = events.iter().filter(of_agents).max_by_key(|event| last_seen(event));
     last.and_then(|event| event.message.clone())
 }
 
-/// What an agent said about its node, as the node's Event.
-fn node_warning(facts: &Facts, node: &str) -> Option<String> {
+/// What this agent said about its node, as the node's Event.
+fn node_warning(facts: &Facts, agent: &Pod) -> Option<String> {
     let events = facts.cluster().ok()?.events.as_ref().ok()?;
-    let of_node = |event: &&Event| {
-        super::data_plane::is_ours(event)
+    // What a predecessor said may be over.
+    let since = agent.creation_timestamp().map_or(0, |time| time.0.as_second());
+    let own = |event: &&Event| {
+        is_ours(event)
             && event.involved_object.kind.as_deref() == Some("Node")
-            && event.involved_object.name.as_deref() == Some(node)
+            && event.involved_object.name.as_deref() == Some(pods::node(agent))
+            && last_seen(event) >= since
     };
-    events.iter().filter(of_node).max_by_key(|event| super::data_plane::last_seen(event))?.message.clone()
+    events.iter().filter(own).max_by_key(|event| last_seen(event))?.message.clone()
 }
 
 #[cfg(test)]

@@ -7,17 +7,20 @@
 //!
 //! Events of one node are in the kernel's order; between nodes, in the order of arrival.
 
+mod tell;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::pin,
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt as _,
+    api::ListParams,
     runtime::{
         WatchStreamExt as _,
         watcher::{self, watcher},
@@ -27,6 +30,7 @@ use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
 };
+use tonic::{Status, transport::Channel};
 use weft_proto::agent::{self, WatchRequest, trace_client::TraceClient};
 
 use super::{
@@ -37,20 +41,29 @@ use super::{
 use crate::{
     agent::{SELECTOR, api_port, in_pod},
     cluster::Cluster,
+    mesh::{list, pods},
     output::note,
 };
+use tell::Nodes;
 
 /// Between two attempts to reach the same agent.
 const RETRY: Duration = Duration::from_secs(1);
 /// Messages that wait for a slow terminal; then the agents wait, and count what they drop.
 const QUEUE: usize = 1024;
 
-/// From an agent's task.
+/// An agent's pod, and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    node: String,
+    pod: String,
+}
+
+/// What an agent's task has to say.
 enum Message {
-    Connected { node: String },
-    Event { node: String, event: Box<agent::Event> },
-    Gone { node: String, why: String },
-    Refused { node: String, why: String },
+    Connected,
+    Event(Box<agent::Event>),
+    Gone(String),
+    Refused(String),
 }
 
 /// Prints every agent's events until there are enough.
@@ -72,58 +85,67 @@ pub(super) async fn trace(
     let (messages_tx, mut messages) = mpsc::channel(QUEUE);
     let mut tasks = Tasks { set: JoinSet::new(), running: BTreeMap::new(), listed: BTreeSet::new() };
     let mut nodes = Nodes::default();
-    let mut names = BTreeSet::new();
+    let mut names = names_of(cluster, selection).await?;
     loop {
         tokio::select! {
             Some(event) = agent_pods.next() => match event {
                 Ok(event) => {
-                    let first = matches!(event, watcher::Event::InitDone) && !nodes.listed;
-                    for node in tasks.apply(event, |pod| follow(cluster.clone(), pod, request.clone(), messages_tx.clone())) {
-                        nodes.gone(&node, "its pod is gone");
+                    let first = matches!(event, watcher::Event::InitDone) && !nodes.begun();
+                    for source in tasks.apply(event, |pod| follow(cluster.clone(), pod, request.clone(), messages_tx.clone())) {
+                        nodes.gone(&source, "its pod is gone");
                     }
                     if first {
-                        nodes.listed(tasks.nodes(), &cluster.namespace)?;
+                        nodes.begin(tasks.sources(), &cluster.namespace)?;
                     }
                 }
-                Err(error) if !nodes.listed => bail!("the agents' pods in namespace {}: {}", cluster.namespace, watch_error(&error)),
+                Err(error) if !nodes.begun() => bail!("the agents' pods in namespace {}: {}", cluster.namespace, watch_error(&error)),
                 Err(error) => note(&format!("the agents' pods: {}; trying again", watch_error(&error))),
             },
             Some(pod) = workload_pods.next() => match pod {
                 Ok(pod) => { names.insert(pod.name_any()); }
                 Err(error) => note(&format!("the pods of {}: {}; trying again", selection.labels.as_deref().unwrap_or_default(), watch_error(&error))),
             },
-            Some(message) = messages.recv() => match message {
-                Message::Connected { node } => {
-                    nodes.connected(&node);
+            Some((source, message)) = messages.recv() => match message {
+                Message::Connected => {
+                    nodes.connected(&source);
                     printer.header()?;
                 }
-                Message::Event { node, event } => {
+                Message::Event(event) => {
                     let name = event.pod.as_ref().map(|pod| pod.name.as_str()).unwrap_or_default();
                     if selection.labels.is_some() && !names.contains(name) {
-                        printer.loss(&node, event.dropped_before);
-                    } else if printer.event(&node, &event)? == Next::Enough {
+                        printer.loss(&source.node, event.dropped_before);
+                    } else if printer.event(&source.node, &event)? == Next::Enough {
                         return Ok(());
                     }
                 }
-                Message::Gone { node, why } => nodes.gone(&node, &why),
-                Message::Refused { node, why } => bail!("the agent on {node} refused: {why}"),
+                Message::Gone(why) => nodes.gone(&source, &why),
+                Message::Refused(why) => bail!("the agent on {} refused: {why}", source.node),
             },
         }
     }
+}
+
+/// A workload's pods that there are already: their first events must not come before their names.
+async fn names_of(cluster: &Cluster, selection: &Selection) -> Result<BTreeSet<String>> {
+    let (Some(labels), Some(namespace)) = (&selection.labels, &selection.namespace) else { return Ok(BTreeSet::new()) };
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = list(pods, &ListParams::default().labels(labels)).await;
+    let found = found.map_err(|error| anyhow!("the pods of {labels} in namespace {namespace}: {error}"))?;
+    Ok(found.iter().map(kube::ResourceExt::name_any).collect())
 }
 
 /// One task for each agent pod. Dropping this ends them.
 struct Tasks {
     set: JoinSet<()>,
     /// By the pods' uids: a successor may have the same name.
-    running: BTreeMap<String, (String, AbortHandle)>,
+    running: BTreeMap<String, (Source, AbortHandle)>,
     /// Seen since the watch began anew.
     listed: BTreeSet<String>,
 }
 
 impl Tasks {
-    /// Starts and ends tasks; gives the nodes whose agent has gone.
-    fn apply<F>(&mut self, event: watcher::Event<Pod>, follow: impl Fn(Pod) -> F) -> Vec<String>
+    /// Starts and ends tasks; gives the agents that have gone.
+    fn apply<F>(&mut self, event: watcher::Event<Pod>, follow: impl Fn(Pod) -> F) -> Vec<Source>
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -149,20 +171,20 @@ impl Tasks {
     {
         let uid = pod.uid().unwrap_or_default();
         if runs(&pod) && !self.running.contains_key(&uid) {
-            let node = node_of(&pod);
+            let source = source_of(&pod);
             let task = self.set.spawn(follow(pod));
-            self.running.insert(uid, (node, task));
+            self.running.insert(uid, (source, task));
         }
     }
 
-    fn end(&mut self, uid: &str) -> Option<String> {
-        let (node, task) = self.running.remove(uid)?;
+    fn end(&mut self, uid: &str) -> Option<Source> {
+        let (source, task) = self.running.remove(uid)?;
         task.abort();
-        Some(node)
+        Some(source)
     }
 
-    fn nodes(&self) -> BTreeSet<String> {
-        self.running.values().map(|(node, _)| node.clone()).collect()
+    fn sources(&self) -> Vec<Source> {
+        self.running.values().map(|(source, _)| source.clone()).collect()
     }
 }
 
@@ -171,109 +193,53 @@ fn runs(pod: &Pod) -> bool {
     phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
 }
 
-fn node_of(pod: &Pod) -> String {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default()
-}
-
-/// Which nodes are listened to, so that every change is told once.
-#[derive(Default)]
-struct Nodes {
-    /// Whether the agents are known that there were in the beginning.
-    listed: bool,
-    state: BTreeMap<String, NodeState>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NodeState {
-    /// Never answered so far.
-    Awaited,
-    Connected,
-    Lost,
-}
-
-impl Nodes {
-    fn listed(&mut self, nodes: BTreeSet<String>, namespace: &str) -> Result<()> {
-        if nodes.is_empty() {
-            bail!(
-                "no agent runs in namespace {namespace}: `weft check` says why, -L names another control plane's namespace"
-            );
-        }
-        self.listed = true;
-        for node in nodes {
-            self.state.entry(node).or_insert(NodeState::Awaited);
-        }
-        Ok(())
-    }
-
-    fn connected(&mut self, node: &str) {
-        let before = self.state.insert(node.to_owned(), NodeState::Connected);
-        let connected = self.state.values().filter(|state| **state == NodeState::Connected).count();
-        match before {
-            Some(NodeState::Lost) => {
-                note(&format!("an agent on {node} answers again; what happened between is not shown"));
-            }
-            _ => note(&format!("listening on {node} ({connected} of {} nodes)", self.state.len())),
-        }
-    }
-
-    fn gone(&mut self, node: &str, why: &str) {
-        let before = self.state.insert(node.to_owned(), NodeState::Lost);
-        match before {
-            Some(NodeState::Connected) => note(&format!("the agent on {node} went away ({why}); waiting for the next")),
-            Some(NodeState::Lost) => {}
-            Some(NodeState::Awaited) | None => {
-                note(&format!("the agent on {node} does not answer: {why}; trying again"))
-            }
-        }
-    }
+fn source_of(pod: &Pod) -> Source {
+    Source { node: pods::node(pod).to_owned(), pod: pod.name_any() }
 }
 
 /// Streams one agent's events for as long as its pod is there.
-async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mpsc::Sender<Message>) {
-    let node = node_of(&pod);
+async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mpsc::Sender<(Source, Message)>) {
+    let source = source_of(&pod);
+    let send = |message| messages.send((source.clone(), message));
     loop {
-        let Err(ended) = stream_once(&cluster, &pod, &node, &request, &messages).await;
-        let message = match ended {
-            Ended::Gone(why) => Message::Gone { node: node.clone(), why },
-            Ended::Refused(why) => Message::Refused { node: node.clone(), why },
+        let channel = in_pod(&cluster, &pod.namespace().unwrap_or_default(), &source.pod, api_port(&pod)).await;
+        let ended = match channel {
+            Ok(channel) => stream(channel, &request, send).await,
+            Err(error) => Some(Message::Gone(error)),
         };
-        if messages.send(message).await.is_err() {
+        // None: nobody listens any more.
+        let Some(ended) = ended else { return };
+        if send(ended).await.is_err() {
             return;
         }
         tokio::time::sleep(RETRY).await;
     }
 }
 
-enum Ended {
-    Gone(String),
-    Refused(String),
-}
-
-impl From<tonic::Status> for Ended {
-    fn from(status: tonic::Status) -> Self {
-        let why = status.message().to_owned();
-        if is_gone(status.code()) { Self::Gone(why) } else { Self::Refused(why) }
-    }
-}
-
-async fn stream_once(
-    cluster: &Cluster,
-    pod: &Pod,
-    node: &str,
-    request: &WatchRequest,
-    messages: &mpsc::Sender<Message>,
-) -> Result<std::convert::Infallible, Ended> {
-    let namespace = pod.namespace().unwrap_or_default();
-    let channel = in_pod(cluster, &namespace, &pod.name_any(), api_port(pod)).await.map_err(Ended::Gone)?;
-    let mut events = TraceClient::new(channel).watch(request.clone()).await?.into_inner();
-    let closed = |_| Ended::Gone("nobody listens any more".to_owned());
-    messages.send(Message::Connected { node: node.to_owned() }).await.map_err(closed)?;
+/// Sends events until the stream ends: then how. None when nobody wants them.
+async fn stream<F, E>(channel: Channel, request: &WatchRequest, send: impl Fn(Message) -> F) -> Option<Message>
+where
+    F: Future<Output = Result<(), E>>,
+{
+    let mut events = match TraceClient::new(channel).watch(request.clone()).await {
+        Ok(response) => response.into_inner(),
+        Err(status) => return Some(ended(&status)),
+    };
+    send(Message::Connected).await.ok()?;
     loop {
-        let Some(event) = events.message().await? else {
-            return Err(Ended::Gone("it ended the stream".to_owned()));
-        };
-        messages.send(Message::Event { node: node.to_owned(), event: Box::new(event) }).await.map_err(closed)?;
+        match events.message().await {
+            Ok(Some(event)) => send(Message::Event(Box::new(event))).await.ok()?,
+            Ok(None) => return Some(Message::Gone("it ended the stream".to_owned())),
+            Err(status) => return Some(ended(&status)),
+        }
     }
+}
+
+fn ended(status: &Status) -> Message {
+    let told = status.message();
+    // What the library says of a connection that ended is about its own insides.
+    let why = if told.contains("h2 protocol error") { "its connection broke" } else { told }.to_owned();
+    if is_gone(status.code()) { Message::Gone(why) } else { Message::Refused(why) }
 }
 
 fn watch_error(error: &watcher::Error) -> String {
@@ -311,7 +277,8 @@ mod tests {
         assert!(tasks.apply(watcher::Event::Apply(agent("1", "a", "Running")), follow).is_empty());
         assert!(tasks.apply(watcher::Event::Apply(agent("2", "a", "Pending")), follow).is_empty());
         assert_eq!(tasks.running.len(), 1);
-        assert_eq!(tasks.apply(watcher::Event::Delete(agent("1", "a", "Running")), follow), ["a"]);
+        let gone = tasks.apply(watcher::Event::Delete(agent("1", "a", "Running")), follow);
+        assert_eq!(gone.iter().map(|source| source.node.as_str()).collect::<Vec<_>>(), ["a"]);
         tasks.apply(watcher::Event::Apply(agent("2", "a", "Running")), follow);
         assert_eq!(tasks.running.keys().collect::<Vec<_>>(), ["2"]);
     }
@@ -325,13 +292,8 @@ mod tests {
         }
         tasks.apply(watcher::Event::Init, follow);
         tasks.apply(watcher::Event::InitApply(agent("2", "2", "Running")), follow);
-        assert_eq!(tasks.apply(watcher::Event::InitDone, follow), ["1"]);
-        assert_eq!(tasks.nodes().into_iter().collect::<Vec<_>>(), ["2"]);
-    }
-
-    #[test]
-    fn a_cluster_without_agents_is_an_error_that_names_the_namespace() {
-        let error = Nodes::default().listed(BTreeSet::new(), "mesh").unwrap_err().to_string();
-        assert!(error.contains("namespace mesh") && error.contains("weft check"), "{error}");
+        let gone = tasks.apply(watcher::Event::InitDone, follow);
+        assert_eq!(gone.iter().map(|source| source.node.as_str()).collect::<Vec<_>>(), ["1"]);
+        assert_eq!(tasks.sources().iter().map(|source| source.node.as_str()).collect::<Vec<_>>(), ["2"]);
     }
 }
