@@ -127,7 +127,7 @@ pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission:
     };
     parts.metrics.register(|registry| metrics::register_ttl(registry, webhook.component, current.clone()));
     parts.tasks.spawn("webhook certificate", keeper.run());
-    let serving = server::serve(listener, current, Arc::new(admission), parts.watch.clone());
+    let serving = server::serve(listener, current, Arc::new(admission), parts.watch.clone(), server::LINGER);
     parts.tasks.spawn(
         webhook.component,
         parts.watch.track(async move {

@@ -6,7 +6,7 @@
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
     body::{Body, Incoming},
@@ -35,8 +35,13 @@ use super::Admission;
 const MAX_BODY_BYTES: usize = 10 * 1024 * 1024;
 /// Connections at a time; further ones wait. API servers keep few and use them again.
 const MAX_CONNECTIONS: usize = 512;
-/// How long a TLS handshake and a request's head may take.
+/// How long a TLS handshake may take.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may be silent between requests. API servers close theirs after 90 s (client-go's default), and have
+/// to be first: a request that crosses a close is lost, and with failurePolicy Ignore a pod starts without its proxy.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
+/// How long to go on accepting after the order to end: by then, nobody is sent here any more. Within the grace period.
+pub(super) const LINGER: Duration = Duration::from_secs(3);
 /// How long a request's body may take: the longest timeout that a webhook configuration may set.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait after a failed accept (usually: out of file descriptors) before the next.
@@ -46,18 +51,29 @@ const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The version of the review that is understood.
 const API_VERSION: &str = "admission.k8s.io/v1";
 
-/// Serves until the drain, then lets requests in progress end.
-pub(super) async fn serve(listener: TcpListener, current: CurrentPair, admission: Arc<Admission>, watch: Watch) {
+/// Serves until the drain and `linger` beyond, asking clients to go elsewhere, then lets requests in progress end.
+pub(super) async fn serve(
+    listener: TcpListener,
+    current: CurrentPair,
+    admission: Arc<Admission>,
+    watch: Watch,
+    linger: Duration,
+) {
+    let ended = async {
+        watch.signaled().await;
+        tokio::time::sleep(linger).await;
+    };
+    let mut ended = pin!(ended);
     let acceptor = TlsAcceptor::from(current.server_config(&ALPN));
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted = tokio::select! {
-            () = watch.signaled() => return,
+            () = &mut ended => return,
             accepted = accept(&listener, &permits) => accepted,
         };
         match accepted {
             Ok((stream, permit)) => {
-                let connection = serve_connection(acceptor.clone(), stream, admission.clone(), watch.clone());
+                let connection = serve_connection(acceptor.clone(), stream, admission.clone(), watch.clone(), linger);
                 tokio::spawn(watch.track(async move {
                     connection.await;
                     drop(permit);
@@ -81,23 +97,37 @@ async fn accept(
     Ok((stream, permit))
 }
 
-async fn serve_connection(acceptor: TlsAcceptor, stream: TcpStream, admission: Arc<Admission>, watch: Watch) {
+async fn serve_connection(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    admission: Arc<Admission>,
+    watch: Watch,
+    linger: Duration,
+) {
     let stream = match timeout(BEGIN_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with a webhook's client failed"),
         Err(_) => return tracing::debug!("a webhook's client did not finish its TLS handshake"),
     };
-    let service = service_fn(move |request| {
-        let admission = admission.clone();
-        async move { Ok::<_, Infallible>(handle(&admission, request).await) }
+    let draining = watch.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let http1 = request.version() < Version::HTTP_2;
+        let (admission, draining) = (admission.clone(), draining.clone());
+        async move {
+            let mut response = handle(&admission, request).await;
+            if http1 && draining.is_signaled() {
+                response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(BEGIN_TIMEOUT);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     builder.http2().timer(TokioTimer::new());
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = watch.signaled() => {
+        () = async { watch.signaled().await; tokio::time::sleep(linger).await } => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -201,7 +231,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (drain, watch) = weft_runtime::drain::Drain::new();
-        let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch));
+        let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch, Duration::ZERO));
         let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority).unwrap());
         let mut answers = Vec::new();
         for request in requests {
