@@ -4,6 +4,9 @@
 //! ```text
 //! text --manifest--> Object --inject--> Pod with the proxy
 //!                      |--policy------> what a Server, an AuthorizationPolicy, an authentication says
+//!                      '--profile-----> what a ServiceProfile says
+//! Helm values --values--> settings of injection and redirection
+//! types --crds--> the chart's custom resource definitions
 //! ```
 //!
 //! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
