@@ -56,6 +56,10 @@ pub(crate) enum ListenersError {
         "cannot take the listener of process {pid} (needs Linux 5.6, CAP_SYS_PTRACE, and seccomp that allows pidfd_getfd)"
     )]
     Take { pid: i32, source: io::Error },
+    #[error(
+        "the proxy listens on port {port}, but no process of the pod has that socket of user {uid}: restart the pod"
+    )]
+    Missing { uid: u32, port: u16 },
 }
 
 /// A socket that listens.
@@ -124,8 +128,11 @@ impl Listeners {
             }
         }
         match failed {
-            Some(error) if found.is_empty() => Err(error),
-            _ => Ok(found),
+            _ if !found.is_empty() => Ok(found),
+            Some(error) => Err(error),
+            // Without it the pod would be refused for good, and nobody would know why.
+            None if wanted.is_some_and(|wanted| !wanted.is_empty()) => Err(ListenersError::Missing { uid, port }),
+            None => Ok(found),
         }
     }
 }

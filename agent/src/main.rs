@@ -73,7 +73,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Puts the kernel programs in force, or takes over those that are, and serves the API
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Detaches and removes everything that is pinned; needs no running agent
     Unload {
         /// The pin directory
