@@ -23,6 +23,7 @@ use kube::{
     Client, Config,
     client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
+    runtime::watcher,
 };
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
@@ -42,6 +43,34 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// When neither a kubeconfig nor a pod's service account says how to reach the API.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     client(config(kubeconfig).await?).context("prepare the client of the Kubernetes API")
+}
+
+/// What went wrong, on one line: the API's own message, or the error with its causes.
+pub(crate) fn explain(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        return format!("{} ({})", status.message, status.code);
+    }
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// What went wrong with a watch, on one line.
+pub(crate) fn explain_watch(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => explain(error),
+        watcher::Error::WatchError(status) => format!("{} ({})", status.message, status.code),
+        watcher::Error::NoResourceVersion => error.to_string(),
+    }
 }
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! source --batches--> index task --> SharedIndex --> destination, policy services
+//!                          `--> SliceWriter, while the lease is held
 //! issuer files, tokens' reviewer ---------------> identity service
 //! Helm values, namespaces ------------------------> injector
 //! ```
@@ -43,6 +44,7 @@ use crate::{
     lease::{self, LeaseConfig},
     metrics::{GrpcMetrics, IssuerTtl},
     policy::{InboundPolicies, OutboundPolicies},
+    slices::SliceWriter,
     source::{
         Event,
         file::FileSource,
@@ -192,25 +194,26 @@ impl Parts {
         let index = SharedIndex::new(cluster.cluster(destination, policy));
         let (batch_tx, batch_rx) = mpsc::channel(BATCHES);
         let (synced_tx, synced) = watch::channel(false);
-        let (gate, known) = match source.source()? {
+        let (gate, known, slices) = match source.source()? {
             Source::File(dir) => {
                 self.tasks.spawn("source", FileSource::new(dir)?.run(batch_tx));
-                (self.readiness.gate("manifests"), "manifests are known")
+                (self.readiness.gate("manifests"), "manifests are known", None)
             }
             Source::Kube => {
                 let client = self.api(cluster).await?;
                 let gate = self.readiness.gate("caches");
                 let interest = Interest { destination: destination.is_some(), policy: policy.is_some() };
-                self.tasks.spawn("source", KubeSource::new(client.clone(), interest, gate.clone()).run(batch_tx));
-                if let Some(destination) = destination {
-                    self.lease(client, cluster, destination);
-                }
-                (gate, "caches synced")
+                // Both parts watch Servers; one of them tells their owners.
+                let owners = if interest.policy { Events::new(client.clone(), "policy") } else { Events::none() };
+                let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
+                self.tasks.spawn("source", source.run(batch_tx));
+                let slices = destination.map(|destination| self.slices(client, cluster, destination));
+                (gate, "caches synced", slices)
             }
         };
         let applied = index.clone();
         self.tasks.spawn("index", async move {
-            apply(applied, batch_rx, |changes| {
+            apply(applied, slices, batch_rx, |changes| {
                 tracing::info!(changes, "{known}");
                 gate.open();
                 synced_tx.send_replace(true);
@@ -221,16 +224,19 @@ impl Parts {
         Ok(Served { index, synced })
     }
 
-    /// Takes part in the election of the writer of EndpointSlices.
-    fn lease(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) {
+    /// Takes part in the election of the writer of EndpointSlices, and writes while elected.
+    fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) -> SliceWriter {
         let config = LeaseConfig {
             namespace: cluster.controller_namespace.clone(),
             name: ENDPOINT_WRITE_LEASE.to_owned(),
             identity: args.lease_identity.clone(),
         };
-        let (held_tx, _) = watch::channel(false);
-        let holding = lease::hold(client, config, held_tx, self.watch.clone());
+        let (held_tx, held_rx) = watch::channel(false);
+        let holding = lease::hold(client.clone(), config, held_tx, self.watch.clone());
         self.tasks.spawn("lease", self.watch.track(holding));
+        let writer = SliceWriter::default();
+        self.tasks.spawn("slices", writer.clone().run(client, held_rx));
+        writer
     }
 
     async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {
@@ -378,10 +384,18 @@ impl Parts {
 }
 
 /// Applies batches; `synced` hears of how many changes the start consisted.
-async fn apply(index: SharedIndex, mut batches: mpsc::Receiver<Vec<Event>>, synced: impl Fn(usize)) {
+async fn apply(
+    index: SharedIndex,
+    slices: Option<SliceWriter>,
+    mut batches: mpsc::Receiver<Vec<Event>>,
+    synced: impl Fn(usize),
+) {
     let mut changes = 0;
     while let Some(batch) = batches.recv().await {
         changes += batch.len();
+        if let Some(slices) = &slices {
+            slices.observe(&batch);
+        }
         tracing::trace!(changes = batch.len(), "objects changed");
         if index.apply(batch) {
             synced(changes);

@@ -32,14 +32,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub(crate) use cluster::{Cluster, TransportMode};
-pub(crate) use endpoints::{Endpoint, Endpoints, EndpointsKey, Hint};
+pub(crate) use endpoints::{Endpoint, Endpoints, EndpointsKey, Hint, PeerIdentity};
 pub(crate) use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub(crate) use outbound::{OutboundPolicy, OutboundProtocol};
 pub(crate) use profile::{EndpointProfile, ServiceProfile};
 pub(crate) use records::Key;
 
 use crate::source::Event;
-use records::{PodRecord, ServiceRecord};
+use records::{PodRecord, ServiceRecord, WorkloadRecord};
 use store::Store;
 use watches::Watches;
 
@@ -67,6 +67,7 @@ struct Index {
     service_profiles: Watches<Key, u16, Arc<ServiceProfile>>,
     endpoint_profiles: Watches<IpAddr, u16, Arc<EndpointProfile>>,
     inbound: Watches<Key, u16, Option<Arc<InboundServer>>>,
+    inbound_external: Watches<Key, u16, Option<Arc<InboundServer>>>,
     outbound: Watches<IpAddr, u16, Option<Arc<OutboundPolicy>>>,
     outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
 }
@@ -77,6 +78,7 @@ struct Dirty {
     services: HashSet<Key>,
     addresses: HashSet<IpAddr>,
     pods: HashSet<Key>,
+    workloads: HashSet<Key>,
     all_endpoints: bool,
 }
 
@@ -91,6 +93,7 @@ impl SharedIndex {
             service_profiles: Watches::default(),
             endpoint_profiles: Watches::default(),
             inbound: Watches::default(),
+            inbound_external: Watches::default(),
             outbound: Watches::default(),
             outbound_names: Watches::default(),
         })))
@@ -172,6 +175,17 @@ impl SharedIndex {
         inbound.subscribe(pod, port, |port| inbound::compute(store, cluster, pod, *port))
     }
 
+    /// The policy of an ExternalWorkload's port; the snapshot is `None` where there is no such workload.
+    pub(crate) fn watch_inbound_external(
+        &self,
+        workload: &Key,
+        port: u16,
+    ) -> watch::Receiver<Option<Arc<InboundServer>>> {
+        let mut index = self.0.lock();
+        let Index { inbound_external, store, cluster, .. } = &mut *index;
+        inbound_external.subscribe(workload, port, |port| inbound::compute_external(store, cluster, workload, *port))
+    }
+
     /// The policy towards an address; the snapshot is `None` where nothing is known of it.
     pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
         let mut index = self.0.lock();
@@ -216,6 +230,10 @@ impl Index {
         for pod in &dirty.pods {
             self.inbound.update(pod, |pod, port| inbound::compute(store, cluster, pod, *port));
         }
+        for workload in &dirty.workloads {
+            self.inbound_external
+                .update(workload, |workload, port| inbound::compute_external(store, cluster, workload, *port));
+        }
     }
 }
 
@@ -229,5 +247,10 @@ impl Dirty {
         self.pods.insert(pod.key.clone());
         self.addresses.extend(&pod.ips);
         self.addresses.extend(pod.host_ports.iter().map(|(addr, _)| addr.ip()));
+    }
+
+    fn workload(&mut self, workload: &WorkloadRecord) {
+        self.workloads.insert(workload.key.clone());
+        self.addresses.extend(&workload.ips);
     }
 }

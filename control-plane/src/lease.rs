@@ -33,6 +33,7 @@ use tokio::{
 };
 use weft_runtime::drain;
 
+use crate::api::{explain, explain_watch};
 use election::{Action, Election};
 
 /// How long a lease holds without renewal.
@@ -107,7 +108,7 @@ impl Holder {
                     }
                     Some(Err(error)) => {
                         retry_watch_at = Instant::now() + backoff.next().unwrap_or(PERIOD);
-                        self.complain(&format!("lease cannot be watched: {error}"));
+                        self.complain(&format!("lease cannot be watched: {}", explain_watch(&error)));
                     }
                     None => return,
                 },
@@ -142,7 +143,7 @@ impl Holder {
             }
             // Somebody else wrote first; the watch tells who.
             Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => self.election.outdated(),
-            Ok(Err(error)) => self.complain(&format!("lease cannot be written: {error}")),
+            Ok(Err(error)) => self.complain(&format!("lease cannot be written: {}", explain(&error))),
             Err(_) => self.complain("lease cannot be written: no answer from the Kubernetes API in time"),
         }
         self.publish();

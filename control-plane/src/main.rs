@@ -11,6 +11,7 @@ mod index;
 mod lease;
 mod metrics;
 mod policy;
+mod slices;
 mod source;
 mod stream;
 mod webhook;

@@ -98,8 +98,7 @@ impl FromStr for LogFormat {
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
-    EnvFilter::try_new(expand(filter))
-        .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
+    EnvFilter::try_new(expand(filter)).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }
 
 /// A bare level above `warn` is meant for Weft's own crates: what libraries say of every frame and every request would bury

@@ -8,6 +8,8 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 
+use super::explain;
+
 /// Longest note, in bytes, that the API accepts (`events.k8s.io/v1`: 1024).
 const MAX_NOTE: usize = 1024;
 
@@ -55,7 +57,8 @@ impl Events {
         let event = Event { type_, reason: reason.to_owned(), note, action: reason.to_owned(), secondary: None };
         if let Err(error) = recorder.publish(&event, regarding).await {
             let (kind, name) = (regarding.kind.as_deref(), regarding.name.as_deref());
-            tracing::warn!(%error, reason, kind, name, "event cannot be published");
+            let error = explain(&error);
+            tracing::warn!(error, reason, kind, name, "event cannot be published");
         }
     }
 }

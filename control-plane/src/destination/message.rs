@@ -13,7 +13,7 @@ use weft_proto::linkerd::{
     meta::{Metadata, Resource, metadata},
 };
 
-use crate::index::{Endpoint, EndpointProfile, Hint, ServiceProfile};
+use crate::index::{Endpoint, EndpointProfile, Hint, PeerIdentity, ServiceProfile};
 
 /// Weight of every endpoint; proxies ignore it, Linkerd sends this.
 const WEIGHT: u32 = 10_000;
@@ -32,7 +32,7 @@ pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
         addr: Some(endpoint.addr.into()),
         weight: WEIGHT,
         metric_labels: map(&endpoint.labels),
-        tls_identity: endpoint.identity.as_deref().map(tls_identity),
+        tls_identity: endpoint.identity.as_ref().map(tls_identity),
         protocol_hint: protocol_hint(endpoint),
         http2: endpoint.http2.then(|| Http2ClientParams {
             keep_alive: Some(KeepAlive {
@@ -83,9 +83,16 @@ pub(super) fn map(labels: &BTreeMap<String, String>) -> HashMap<String, String> 
     labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-fn tls_identity(name: &str) -> TlsIdentity {
-    let identity = || tls_identity::DnsLikeIdentity { name: name.to_owned() };
-    TlsIdentity { server_name: Some(identity()), strategy: Some(tls_identity::Strategy::DnsLikeIdentity(identity())) }
+fn tls_identity(identity: &PeerIdentity) -> TlsIdentity {
+    let dns = |name: &str| tls_identity::DnsLikeIdentity { name: name.to_owned() };
+    let (server_name, strategy) = match identity {
+        PeerIdentity::ServiceAccount(name) => (name, tls_identity::Strategy::DnsLikeIdentity(dns(name))),
+        PeerIdentity::External { id, server_name } => {
+            let uri = tls_identity::UriLikeIdentity { uri: id.clone() };
+            (server_name, tls_identity::Strategy::UriLikeIdentity(uri))
+        }
+    };
+    TlsIdentity { server_name: Some(dns(server_name)), strategy: Some(strategy) }
 }
 
 fn protocol_hint(endpoint: &Endpoint) -> Option<ProtocolHint> {

@@ -20,7 +20,7 @@ use weft_tls::{
     ca::{Issuer, IssuerError},
 };
 
-use crate::api::events::Events;
+use crate::api::{events::Events, explain};
 
 /// Names of certificate and key: Linkerd's secret, then that of type `kubernetes.io/tls` (cert-manager).
 const FILE_NAMES: [(&str, &str); 2] = [("crt.pem", "key.pem"), ("tls.crt", "tls.key")];
@@ -79,7 +79,13 @@ impl Place {
         let reference = match Api::<Deployment>::namespaced(client.clone(), namespace).get(DEPLOYMENT).await {
             Ok(deployment) => deployment.object_ref(&()),
             Err(error) => {
-                tracing::warn!(%error, deployment = DEPLOYMENT, namespace, "deployment cannot be read, kubectl describe will not show its events");
+                let error = explain(&error);
+                tracing::warn!(
+                    error,
+                    deployment = DEPLOYMENT,
+                    namespace,
+                    "deployment cannot be read, kubectl describe will not show its events"
+                );
                 ObjectReference {
                     api_version: Some("apps/v1".to_owned()),
                     kind: Some("Deployment".to_owned()),

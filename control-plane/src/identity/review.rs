@@ -15,6 +15,7 @@ use tonic::Status;
 use weft_tls::tokens::ServiceAccount;
 
 use super::tokens::Reviewed;
+use crate::api::explain;
 
 /// How long a review may take; the proxy asks again.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,7 +67,10 @@ impl Reviewer {
             bail!(
                 "this ServiceAccount may not create tokenreviews.authentication.k8s.io ({}), so no proxy could get a \
                  certificate; grant it by ClusterRole linkerd-<namespace>-identity, which helm upgrade weft-control-plane does",
-                status.reason.filter(|reason| !reason.is_empty()).unwrap_or_else(|| "no RBAC rule allows it".to_owned())
+                status
+                    .reason
+                    .filter(|reason| !reason.is_empty())
+                    .unwrap_or_else(|| "no RBAC rule allows it".to_owned())
             );
         }
         Ok(Self { reviews: Api::all(client) })
@@ -88,9 +92,7 @@ impl Reviewer {
             };
         }
         Err(match refused {
-            Refusal::NotAuthenticated => {
-                Status::failed_precondition("authentication token could not be authenticated")
-            }
+            Refusal::NotAuthenticated => Status::failed_precondition("authentication token could not be authenticated"),
             Refusal::Invalid(reason) => Status::invalid_argument(reason),
             Refusal::Audiences => Status::invalid_argument("the token's audiences cannot be checked"),
         })
@@ -105,7 +107,7 @@ impl Reviewer {
         let answer = tokio::time::timeout(REVIEW_TIMEOUT, self.reviews.create(&params, &review))
             .await
             .map_err(|_| unavailable("no answer from the Kubernetes API in time"))?
-            .map_err(|error| unavailable(&error.to_string()))?;
+            .map_err(|error| unavailable(&explain(&error)))?;
         Ok(verdict(&answer.status.unwrap_or_default()))
     }
 }

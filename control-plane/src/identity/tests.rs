@@ -137,11 +137,23 @@ async fn what_is_wrong_at_start_is_said_with_object_key_and_cure() {
     let place = Place::Cluster { namespace: "linkerd".to_owned(), deployment: Box::default() };
     let anchors = root.certificate_pem();
     for (name, certificate, key, anchors, parts) in [
-        ("stranger", &other.certificate, &other.key, anchors, ["linkerd-identity-issuer, key crt.pem", "identityTrustAnchorsPEM"]),
+        (
+            "stranger",
+            &other.certificate,
+            &other.key,
+            anchors,
+            ["linkerd-identity-issuer, key crt.pem", "identityTrustAnchorsPEM"],
+        ),
         ("mismatch", &good.certificate, &other.key, anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
         ("no key", &good.certificate, &"?".to_owned(), anchors, ["linkerd-identity-issuer, key key.pem", "keyPEM"]),
         ("no certificate", &"?".to_owned(), &good.key, anchors, ["linkerd-identity-issuer, key crt.pem", "crtPEM"]),
-        ("no anchors", &good.certificate, &good.key, "?", ["linkerd-identity-trust-roots, key ca-bundle.crt", "identityTrustAnchorsPEM"]),
+        (
+            "no anchors",
+            &good.certificate,
+            &good.key,
+            "?",
+            ["linkerd-identity-trust-roots, key ca-bundle.crt", "identityTrustAnchorsPEM"],
+        ),
     ] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("crt.pem"), certificate).unwrap();

@@ -43,6 +43,20 @@ pub(crate) enum Hint {
     Opaque,
 }
 
+/// Who an endpoint's proxy proves to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PeerIdentity {
+    /// A service account of the cluster, by its name, which is also what clients ask for in TLS.
+    ServiceAccount(String),
+    /// A machine outside the cluster.
+    External {
+        /// Its SPIFFE ID.
+        id: String,
+        /// The name that clients ask for in TLS.
+        server_name: String,
+    },
+}
+
 /// One endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
@@ -51,7 +65,7 @@ pub(crate) struct Endpoint {
     /// Its own labels.
     pub(crate) labels: BTreeMap<String, String>,
     /// Identity of its proxy; `None` means plain text.
-    pub(crate) identity: Option<String>,
+    pub(crate) identity: Option<PeerIdentity>,
     /// What its proxy understands.
     pub(crate) hint: Hint,
     /// The proxy's port for connections with a transport header.
@@ -162,6 +176,13 @@ fn build(
                 return None;
             };
             workload::endpoint(store, cluster, pod, addr)?
+        }
+        Target::External(key) => {
+            let Some(external) = store.workload(key) else {
+                tracing::debug!(workload = %key, "endpoint refers to a workload that is not known yet");
+                return None;
+            };
+            workload::external_endpoint(store, cluster, external, addr)
         }
         Target::Other(kind) => {
             tracing::warn!(kind, "endpoint refers to an object of an unsupported kind");

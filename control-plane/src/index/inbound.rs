@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! port --Server?--> none:  the pod's or the mesh's default policy
-//!                   found: AuthorizationPolicies on it or on its Namespace, and its own accessPolicy
+//!                   found: ServerAuthorizations, AuthorizationPolicies on it or on its Namespace, its own accessPolicy
 //! ```
 //!
 //! What cannot be read or resolved never allows: an AuthorizationPolicy with an unresolved reference is ignored, an
@@ -15,12 +15,13 @@ use std::{
 
 use ipnet::IpNet;
 use weft_k8s_api::policy::{
-    self, AuthorizationPolicySpec, DefaultPolicy, IdentityMatch, NamespacedTargetRef, Network, ProxyProtocol,
+    self, AuthorizationPolicySpec, Client, DefaultPolicy, IdentityMatch, NamespacedTargetRef, Network, ProxyProtocol,
+    ServerReference,
 };
 
 use super::{
     Cluster, Key,
-    records::{PodDefaultPolicy, PodRecord, ServerRecord},
+    records::{PodDefaultPolicy, ServerRecord, Subject},
     selection,
     store::{Authz, Store},
 };
@@ -47,6 +48,8 @@ pub(crate) enum Origin {
     Default(&'static str),
     /// A Server.
     Server(String),
+    /// A ServerAuthorization.
+    ServerAuthorization(String),
     /// An AuthorizationPolicy.
     AuthorizationPolicy(String),
 }
@@ -84,22 +87,37 @@ pub(crate) struct Authorization {
 pub(crate) enum Authentication {
     /// Nothing.
     Unauthenticated,
+    /// That it speaks mesh TLS, as whoever.
+    Tls,
     /// One of these identities; an empty list admits nobody.
     Identities(Vec<IdentityMatch>),
 }
 
 /// Computes the policy; `None` where there is no such pod.
 pub(super) fn compute(store: &Store, cluster: &Cluster, pod: &Key, port: u16) -> Option<Arc<InboundServer>> {
-    let pod = store.pod(pod)?;
-    let server = match selection::server(store, pod, port) {
-        Some(server) => declared(store, cluster, pod, server, port),
-        None => default(cluster, pod, port),
-    };
-    Some(Arc::new(server))
+    Some(Arc::new(of(store, cluster, Subject::Pod(store.pod(pod)?), port)))
 }
 
-fn declared(store: &Store, cluster: &Cluster, pod: &PodRecord, server: &ServerRecord, port: u16) -> InboundServer {
-    let mut authorizations = authorization_policies(store, cluster, server);
+/// Computes the policy of an ExternalWorkload; `None` where there is no such workload.
+pub(super) fn compute_external(
+    store: &Store,
+    cluster: &Cluster,
+    workload: &Key,
+    port: u16,
+) -> Option<Arc<InboundServer>> {
+    Some(Arc::new(of(store, cluster, Subject::External(store.workload(workload)?), port)))
+}
+
+fn of(store: &Store, cluster: &Cluster, subject: Subject<'_>, port: u16) -> InboundServer {
+    match selection::server(store, subject, port) {
+        Some(server) => declared(store, cluster, subject, server, port),
+        None => default(cluster, subject, port),
+    }
+}
+
+fn declared(store: &Store, cluster: &Cluster, subject: Subject<'_>, server: &ServerRecord, port: u16) -> InboundServer {
+    let mut authorizations = server_authorizations(store, cluster, server);
+    authorizations.extend(authorization_policies(store, cluster, server));
     match server.spec.access() {
         Ok(access) => authorizations.extend(default_authorization(cluster, access)),
         Err(error) => tracing::error!(server = %server.key, %error, "unreadable accessPolicy denies"),
@@ -116,30 +134,28 @@ fn declared(store: &Store, cluster: &Cluster, pod: &PodRecord, server: &ServerRe
         origin: Origin::Server(server.key.name.clone()),
         protocol,
         authorizations,
-        probe_paths: pod.probe_paths(port),
+        probe_paths: subject.probe_paths(port),
         probe_networks: cluster.probe_networks.clone(),
     }
 }
 
-fn default(cluster: &Cluster, pod: &PodRecord, port: u16) -> InboundServer {
-    let policy = match pod.default_policy {
+fn default(cluster: &Cluster, subject: Subject<'_>, port: u16) -> InboundServer {
+    let policy = match subject.default_policy() {
         PodDefaultPolicy::Inherit => cluster.default_policy,
         PodDefaultPolicy::Policy(policy) => policy,
         PodDefaultPolicy::Unreadable => DefaultPolicy::Deny,
     };
     let policy = match policy {
-        DefaultPolicy::AllUnauthenticated if pod.require_identity.contains(port) => DefaultPolicy::AllAuthenticated,
-        DefaultPolicy::ClusterUnauthenticated if pod.require_identity.contains(port) => {
-            DefaultPolicy::ClusterAuthenticated
-        }
+        DefaultPolicy::AllUnauthenticated if subject.requires_identity(port) => DefaultPolicy::AllAuthenticated,
+        DefaultPolicy::ClusterUnauthenticated if subject.requires_identity(port) => DefaultPolicy::ClusterAuthenticated,
         other => other,
     };
-    let opaque = pod.is_opaque(port, &cluster.default_opaque_ports);
+    let opaque = subject.is_opaque(port, &cluster.default_opaque_ports);
     InboundServer {
         origin: Origin::Default(policy.label()),
         protocol: if opaque { ServerProtocol::Opaque } else { ServerProtocol::Detect },
         authorizations: default_authorization(cluster, policy).into_iter().collect(),
-        probe_paths: pod.probe_paths(port),
+        probe_paths: subject.probe_paths(port),
         probe_networks: cluster.probe_networks.clone(),
     }
 }
@@ -147,7 +163,7 @@ fn default(cluster: &Cluster, pod: &PodRecord, port: u16) -> InboundServer {
 fn default_authorization(cluster: &Cluster, policy: DefaultPolicy) -> Option<Authorization> {
     let everyone = || Authentication::Unauthenticated;
     let meshed = || Authentication::Identities(vec![IdentityMatch::Suffix(Vec::new())]);
-    let cluster_networks = || cluster.networks.iter().copied().map(network).collect();
+    let cluster_networks = || cluster_networks(cluster);
     let (networks, authentication) = match policy {
         DefaultPolicy::AllUnauthenticated | DefaultPolicy::Audit => (everywhere(), everyone()),
         DefaultPolicy::AllAuthenticated => (everywhere(), meshed()),
@@ -156,6 +172,39 @@ fn default_authorization(cluster: &Cluster, policy: DefaultPolicy) -> Option<Aut
         DefaultPolicy::Deny => return None,
     };
     Some(Authorization { origin: Origin::Default(policy.label()), networks, authentication })
+}
+
+/// Authorizations by the ServerAuthorizations of the Server, by name.
+fn server_authorizations(store: &Store, cluster: &Cluster, server: &ServerRecord) -> Vec<Authorization> {
+    let namespace = &server.key.namespace;
+    let Some(policies) = store.policies(namespace) else { return Vec::new() };
+    let means = |reference: &ServerReference| match (&reference.name, &reference.selector) {
+        (Some(name), None) => *name == server.key.name,
+        (None, Some(selector)) => policy::selects(selector, Some(&server.labels)),
+        // Both or neither is no valid reference.
+        _ => false,
+    };
+    let found = policies.server_authorizations.iter().filter(|(_, spec)| means(&spec.server));
+    let resolved = found.filter_map(|(name, spec)| {
+        let origin = Origin::ServerAuthorization(name.clone());
+        let networks = spec.client.networks.clone().unwrap_or_else(|| cluster_networks(cluster));
+        Some(Authorization { origin, networks, authentication: client(cluster, namespace, &spec.client)? })
+    });
+    resolved.collect()
+}
+
+/// What a client must prove, in the strictest reading where more than one thing is said; `None` admits nobody.
+fn client(cluster: &Cluster, namespace: &str, client: &Client) -> Option<Authentication> {
+    let Some(tls) = &client.mesh_tls else { return client.unauthenticated.then_some(Authentication::Unauthenticated) };
+    let mut identities = tls.identities.clone().unwrap_or_default();
+    for account in tls.service_accounts.iter().flatten() {
+        let namespace = account.namespace.as_deref().unwrap_or(namespace);
+        identities.push(IdentityMatch::Exact(cluster.identity(&account.name, namespace)));
+    }
+    if identities.is_empty() {
+        return tls.unauthenticated_tls.then_some(Authentication::Tls);
+    }
+    Some(Authentication::Identities(identities))
 }
 
 /// Authorizations by the policies that target the Server or its Namespace, oldest first, then by name.
@@ -225,6 +274,10 @@ fn identity(cluster: &Cluster, namespace: &str, reference: &NamespacedTargetRef)
     }
     let suffix = || cluster.namespace_suffix(&reference.name).split('.').map(str::to_owned).collect();
     reference.is("", "Namespace").then(|| IdentityMatch::Suffix(suffix()))
+}
+
+fn cluster_networks(cluster: &Cluster) -> Vec<Network> {
+    cluster.networks.iter().copied().map(network).collect()
 }
 
 fn everywhere() -> Vec<Network> {

@@ -43,7 +43,7 @@ pub(super) fn service(store: &Store, cluster: &Cluster, key: &Key, port: u16) ->
     }
 }
 
-/// The pod's endpoint, or the bare address. An address that became ambiguous is bare, too: nothing can be said of it.
+/// The endpoint of the pod or the ExternalWorkload, or the bare address. An address that became ambiguous is bare, too: nothing can be said of it.
 pub(super) fn endpoint(store: &Store, cluster: &Cluster, addr: SocketAddr) -> EndpointProfile {
     let pod = store.pod_by_addr(addr).ok().flatten();
     let known = pod.and_then(|(pod, port)| {
@@ -53,7 +53,11 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, addr: SocketAddr) -> En
         endpoint.labels.insert("namespace".to_owned(), pod.key.namespace.clone());
         Some(endpoint)
     });
-    let endpoint = known.unwrap_or_else(|| Endpoint {
+    let external = || {
+        let external = store.workload_by_ip(addr.ip()).filter(|_| pod.is_none())?;
+        Some(workload::external_endpoint(store, cluster, external, addr))
+    };
+    let endpoint = known.or_else(external).unwrap_or_else(|| Endpoint {
         opaque: cluster.default_opaque_ports.contains(addr.port()),
         ..Endpoint::plain(addr)
     });

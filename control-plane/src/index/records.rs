@@ -15,8 +15,9 @@ use k8s_openapi::{
 };
 use weft_k8s_api::{
     labels,
-    policy::{DefaultPolicy, Server, ServerSpec},
+    policy::{self, DefaultPolicy, Server, ServerSpec},
     ports::{PortList, PortSet},
+    workload::{self, ExternalWorkload},
 };
 
 /// Namespace and name of an object whose kind is known.
@@ -91,6 +92,7 @@ pub(super) struct SliceEndpoint {
 #[derive(Debug, PartialEq)]
 pub(super) enum Target {
     Pod(Key),
+    External(Key),
     /// An address without an object behind it.
     Address,
     /// Kinds that are not known here; such endpoints are left out.
@@ -138,10 +140,33 @@ pub(crate) struct ProxyPorts {
     pub(crate) control: u16,
 }
 
+/// An ExternalWorkload.
+#[derive(Debug, PartialEq)]
+pub(crate) struct WorkloadRecord {
+    pub(crate) key: Key,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) owner: Option<(String, String)>,
+    pub(crate) identity: String,
+    pub(crate) server_name: String,
+    /// Port of its proxy.
+    pub(crate) inbound_port: u16,
+    opaque_ports: Option<PortList>,
+    named_ports: HashMap<String, u16>,
+}
+
+/// Whoever a Server may select.
+#[derive(Clone, Copy)]
+pub(super) enum Subject<'a> {
+    Pod(&'a PodRecord),
+    External(&'a WorkloadRecord),
+}
+
 /// A Server.
 #[derive(Debug, PartialEq)]
 pub(super) struct ServerRecord {
     pub(super) key: Key,
+    pub(super) labels: BTreeMap<String, String>,
     pub(super) created: Option<Timestamp>,
     pub(super) spec: ServerSpec,
 }
@@ -232,6 +257,9 @@ impl SliceRecord {
                 Some(target) if target.kind.as_deref() == Some("Pod") => {
                     Target::Pod(Key::new(namespace.clone(), target.name.clone().unwrap_or_default()))
                 }
+                Some(target) if target.kind.as_deref() == Some("ExternalWorkload") => {
+                    Target::External(Key::new(namespace.clone(), target.name.clone().unwrap_or_default()))
+                }
                 Some(target) => Target::Other(target.kind.clone().unwrap_or_default()),
             },
         });
@@ -242,7 +270,15 @@ impl SliceRecord {
     pub(super) fn pods(&self) -> impl Iterator<Item = &Key> {
         self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
             Target::Pod(pod) => Some(pod),
-            Target::Address | Target::Other(_) => None,
+            Target::External(_) | Target::Address | Target::Other(_) => None,
+        })
+    }
+
+    /// ExternalWorkloads that the slice refers to.
+    pub(super) fn workloads(&self) -> impl Iterator<Item = &Key> {
+        self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
+            Target::External(workload) => Some(workload),
+            Target::Pod(_) | Target::Address | Target::Other(_) => None,
         })
     }
 }
@@ -296,10 +332,7 @@ impl PodRecord {
                 .filter(|name| !name.is_empty())
                 .unwrap_or_else(|| "default".to_owned()),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
-            owner: match pod.metadata.owner_references.as_deref().unwrap_or_default() {
-                [owner] => Some((owner.kind.clone(), owner.name.clone())),
-                _ => None,
-            },
+            owner: single_owner(&pod.metadata),
             skip_inbound: optional(&pod.metadata, labels::SKIP_INBOUND_PORTS).unwrap_or_default(),
             require_identity: optional(&pod.metadata, labels::REQUIRE_IDENTITY_PORTS).unwrap_or_default(),
             default_policy,
@@ -343,13 +376,112 @@ impl PodRecord {
 
 impl ServerRecord {
     pub(super) fn new(server: &Server) -> Self {
-        Self { key: Key::of(&server.metadata), created: created(&server.metadata), spec: server.spec.clone() }
+        Self {
+            key: Key::of(&server.metadata),
+            labels: server.metadata.labels.clone().unwrap_or_default(),
+            created: created(&server.metadata),
+            spec: server.spec.clone(),
+        }
+    }
+
+    /// Whether the Server selects a workload, whatever the port.
+    pub(super) fn selects(&self, subject: Subject<'_>) -> bool {
+        let (selector, labels) = match subject {
+            Subject::Pod(pod) => (&self.spec.pod_selector, &pod.labels),
+            Subject::External(workload) => (&self.spec.external_workload_selector, &workload.labels),
+        };
+        selector.as_ref().is_some_and(|selector| policy::selects(selector, Some(labels)))
+    }
+}
+
+impl WorkloadRecord {
+    pub(super) fn new(external: &ExternalWorkload) -> Self {
+        let spec = &external.spec;
+        let tcp = spec.ports.iter().flatten().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
+        let named = tcp.filter_map(|port| Some((port.name.clone()?, u16::try_from(port.port).ok()?)));
+        let named_ports: HashMap<_, _> = named.collect();
+        Self {
+            key: Key::of(&external.metadata),
+            ips: external.ips().collect(),
+            labels: external.metadata.labels.clone().unwrap_or_default(),
+            owner: single_owner(&external.metadata),
+            identity: spec.mesh_tls.identity.clone(),
+            server_name: spec.mesh_tls.server_name.clone(),
+            inbound_port: named_ports.get(workload::PROXY_PORT_NAME).copied().unwrap_or(labels::INBOUND_PORT),
+            opaque_ports: optional(&external.metadata, labels::OPAQUE_PORTS),
+            named_ports,
+        }
+    }
+
+    fn port_named(&self, name: &str) -> Vec<u16> {
+        self.named_ports.get(name).copied().into_iter().collect()
+    }
+}
+
+impl<'a> Subject<'a> {
+    pub(super) fn namespace(self) -> &'a str {
+        match self {
+            Self::Pod(pod) => &pod.key.namespace,
+            Self::External(workload) => &workload.key.namespace,
+        }
+    }
+
+    /// Whether a number or a port's name means the port.
+    pub(super) fn port_is(self, wanted: &IntOrString, port: u16) -> bool {
+        match (self, wanted) {
+            (Self::Pod(pod), _) => pod.port_is(wanted, port),
+            (Self::External(_), IntOrString::Int(number)) => *number == i32::from(port),
+            (Self::External(workload), IntOrString::String(name)) => workload.named_ports.get(name) == Some(&port),
+        }
+    }
+
+    /// Whether the annotation, or else the default list, makes the port opaque.
+    pub(super) fn is_opaque(self, port: u16, default: &PortSet) -> bool {
+        match self {
+            Self::Pod(pod) => pod.is_opaque(port, default),
+            Self::External(workload) => match &workload.opaque_ports {
+                Some(list) => list.resolve(|name| workload.port_named(name)).contains(port),
+                None => default.contains(port),
+            },
+        }
+    }
+
+    /// Paths of HTTP probes on a port; nobody probes external workloads.
+    pub(super) fn probe_paths(self, port: u16) -> Vec<String> {
+        match self {
+            Self::Pod(pod) => pod.probe_paths(port),
+            Self::External(_) => Vec::new(),
+        }
+    }
+
+    /// What the workload says about ports that no Server selects.
+    pub(super) fn default_policy(self) -> PodDefaultPolicy {
+        match self {
+            Self::Pod(pod) => pod.default_policy,
+            Self::External(_) => PodDefaultPolicy::Inherit,
+        }
+    }
+
+    /// Whether only mesh identities may use the port under the default policy.
+    pub(super) fn requires_identity(self, port: u16) -> bool {
+        match self {
+            Self::Pod(pod) => pod.require_identity.contains(port),
+            Self::External(_) => false,
+        }
     }
 }
 
 /// When an object was created; manifests in files do not say.
 pub(super) fn created(metadata: &ObjectMeta) -> Option<Timestamp> {
     metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// Kind and name of the owner, where there is one and no other.
+pub(super) fn single_owner(metadata: &ObjectMeta) -> Option<(String, String)> {
+    match metadata.owner_references.as_deref().unwrap_or_default() {
+        [owner] => Some((owner.kind.clone(), owner.name.clone())),
+        _ => None,
+    }
 }
 
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {

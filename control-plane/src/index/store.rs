@@ -11,12 +11,12 @@ use k8s_openapi::jiff::Timestamp;
 use weft_k8s_api::{
     labels,
     manifest::{Object, ObjectRef},
-    policy::{self, AuthorizationPolicySpec, IdentityMatch, NamespacedTargetRef, Network},
+    policy::{AuthorizationPolicySpec, IdentityMatch, NamespacedTargetRef, Network, ServerAuthorizationSpec},
 };
 
 use super::{
     AddressError, Index, Key,
-    records::{self, PodRecord, ServerRecord, ServiceRecord, SliceRecord},
+    records::{self, PodRecord, ServerRecord, ServiceRecord, SliceRecord, Subject, WorkloadRecord},
 };
 
 /// Everything known.
@@ -31,17 +31,27 @@ pub(super) struct Store {
     pods_in_namespace: Table<String, Key>,
     pod_ips: Table<IpAddr, Key>,
     pod_host_ports: Table<SocketAddr, Key>,
+    pods_of_owner: Table<Owned, Key>,
+    workloads: HashMap<Key, Arc<WorkloadRecord>>,
+    workloads_in_namespace: Table<String, Key>,
+    workload_ips: Table<IpAddr, Key>,
+    services_of_workload: Table<Key, Key>,
     zones: HashMap<String, String>,
-    replica_set_owners: HashMap<Key, (String, String)>,
+    /// Owners of ReplicaSets and Jobs.
+    owners: HashMap<Owned, (String, String)>,
     namespaces: HashMap<String, NamespacePolicies>,
     policies_by_authentication: Table<Key, String>,
 }
+
+/// Kind and key of an object that stands between pods and what people deploy.
+type Owned = (String, Key);
 
 /// Policy objects of one namespace.
 #[derive(Default)]
 pub(super) struct NamespacePolicies {
     pub(super) servers: BTreeMap<String, Arc<ServerRecord>>,
     pub(super) authorizations: BTreeMap<String, Authz>,
+    pub(super) server_authorizations: BTreeMap<String, ServerAuthorizationSpec>,
     pub(super) mesh_tls: HashMap<String, (Vec<IdentityMatch>, Vec<NamespacedTargetRef>)>,
     pub(super) networks: HashMap<String, Vec<Network>>,
 }
@@ -127,8 +137,22 @@ impl Store {
         self.zones.get(node).map(String::as_str)
     }
 
-    pub(super) fn replica_set_owner(&self, key: &Key) -> Option<&(String, String)> {
-        self.replica_set_owners.get(key)
+    /// Kind and name of what owns a ReplicaSet or a Job.
+    pub(super) fn owner_of(&self, kind: &str, key: &Key) -> Option<&(String, String)> {
+        self.owners.get(&(kind.to_owned(), key.clone()))
+    }
+
+    pub(super) fn workload(&self, key: &Key) -> Option<&Arc<WorkloadRecord>> {
+        self.workloads.get(key)
+    }
+
+    /// The ExternalWorkload at an address, the first by name.
+    pub(super) fn workload_by_ip(&self, ip: IpAddr) -> Option<&Arc<WorkloadRecord>> {
+        self.workload_ips.iter(&ip).find_map(|key| self.workloads.get(key))
+    }
+
+    pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<WorkloadRecord>> {
+        self.workloads_in_namespace.iter(&namespace.to_owned()).filter_map(|key| self.workloads.get(key))
     }
 
     pub(super) fn policies(&self, namespace: &str) -> Option<&NamespacePolicies> {
@@ -160,15 +184,18 @@ impl Index {
                 let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(labels::ZONE)).cloned();
                 self.set_zone(&key.name, zone);
             }
-            Object::ReplicaSet(set) => {
-                let owner = set.metadata.owner_references.as_deref().and_then(|owners| owners.first());
-                let owner = owner.map(|owner| (owner.kind.clone(), owner.name.clone()));
-                self.set_replica_set_owner(key, owner);
-            }
+            Object::ReplicaSet(set) => self.set_owner("ReplicaSet", key, records::single_owner(&set.metadata)),
+            Object::Job(job) => self.set_owner("Job", key, records::single_owner(&job.metadata)),
+            Object::ExternalWorkload(external) => self.set_workload(&key, Some(WorkloadRecord::new(&external))),
             Object::Server(server) => {
                 let record = Arc::new(ServerRecord::new(&server));
                 let old = self.store.policies_mut(&key.namespace).servers.insert(key.name, record.clone());
                 self.server_changed(&key.namespace, [old, Some(record)].into_iter().flatten());
+            }
+            Object::ServerAuthorization(authorization) => {
+                let policies = self.store.policies_mut(&key.namespace);
+                policies.server_authorizations.insert(key.name, authorization.spec);
+                self.policies_changed(&key.namespace);
             }
             Object::AuthorizationPolicy(policy) => {
                 self.forget_authorization(&key);
@@ -194,10 +221,7 @@ impl Index {
             | Object::ServiceAccount(_)
             | Object::ConfigMap(_)
             | Object::Secret(_)
-            | Object::Deployment(_)
-            | Object::Job(_)
-            | Object::ServerAuthorization(_)
-            | Object::ExternalWorkload(_) => {}
+            | Object::Deployment(_) => {}
         }
     }
 
@@ -209,10 +233,15 @@ impl Index {
             "EndpointSlice" => self.set_slice(&key, None),
             "Pod" => self.set_pod(&key, None),
             "Node" => self.set_zone(&key.name, None),
-            "ReplicaSet" => self.set_replica_set_owner(key, None),
+            kind @ ("ReplicaSet" | "Job") => self.set_owner(kind, key, None),
+            "ExternalWorkload" => self.set_workload(&key, None),
             "Server" => {
                 let old = self.store.policies_mut(&key.namespace).servers.remove(&key.name);
                 self.server_changed(&key.namespace, old.into_iter());
+            }
+            "ServerAuthorization" => {
+                self.store.policies_mut(&key.namespace).server_authorizations.remove(&key.name);
+                self.policies_changed(&key.namespace);
             }
             "AuthorizationPolicy" => {
                 self.forget_authorization(&key);
@@ -252,20 +281,23 @@ impl Index {
         if let Some(old) = store.slices.remove(key) {
             store.slices_of_service.remove(&old.service, key);
             self.dirty.services.insert(old.service.clone());
-            let still: HashSet<&Key> = store
-                .slices_of_service
-                .iter(&old.service)
-                .filter_map(|key| store.slices.get(key))
-                .flat_map(|slice| slice.pods())
-                .collect();
-            let gone: Vec<_> = old.pods().filter(|pod| !still.contains(pod)).collect();
-            for pod in gone {
+            let others: Vec<_> =
+                store.slices_of_service.iter(&old.service).filter_map(|key| store.slices.get(key)).collect();
+            let pods: HashSet<&Key> = others.iter().flat_map(|slice| slice.pods()).collect();
+            let workloads: HashSet<&Key> = others.iter().flat_map(|slice| slice.workloads()).collect();
+            for pod in old.pods().filter(|pod| !pods.contains(pod)) {
                 store.services_of_pod.remove(pod, &old.service);
+            }
+            for workload in old.workloads().filter(|workload| !workloads.contains(workload)) {
+                store.services_of_workload.remove(workload, &old.service);
             }
         }
         if let Some(new) = new {
             for pod in new.pods() {
                 store.services_of_pod.insert(pod.clone(), new.service.clone());
+            }
+            for workload in new.workloads() {
+                store.services_of_workload.insert(workload.clone(), new.service.clone());
             }
             store.slices_of_service.insert(new.service.clone(), key.clone());
             self.dirty.services.insert(new.service.clone());
@@ -283,6 +315,9 @@ impl Index {
             for (addr, _) in &old.host_ports {
                 store.pod_host_ports.remove(addr, key);
             }
+            if let Some(owned) = owned_by(&old) {
+                store.pods_of_owner.remove(&owned, key);
+            }
             store.pods_in_namespace.remove(&key.namespace, key);
             self.dirty.pod(&old);
         }
@@ -292,6 +327,9 @@ impl Index {
             }
             for (addr, _) in &new.host_ports {
                 store.pod_host_ports.insert(*addr, key.clone());
+            }
+            if let Some(owned) = owned_by(&new) {
+                store.pods_of_owner.insert(owned, key.clone());
             }
             store.pods_in_namespace.insert(key.namespace.clone(), key.clone());
             self.dirty.pod(&new);
@@ -308,11 +346,41 @@ impl Index {
         self.dirty.all_endpoints |= old != zone;
     }
 
-    fn set_replica_set_owner(&mut self, key: Key, owner: Option<(String, String)>) {
-        match owner {
-            Some(owner) => self.store.replica_set_owners.insert(key, owner),
-            None => self.store.replica_set_owners.remove(&key),
+    fn set_workload(&mut self, key: &Key, new: Option<WorkloadRecord>) {
+        let store = &mut self.store;
+        self.dirty.services.extend(store.services_of_workload.iter(key).cloned());
+        if let Some(old) = store.workloads.remove(key) {
+            for ip in &old.ips {
+                store.workload_ips.remove(ip, key);
+            }
+            store.workloads_in_namespace.remove(&key.namespace, key);
+            self.dirty.workload(&old);
+        }
+        if let Some(new) = new {
+            for ip in &new.ips {
+                store.workload_ips.insert(*ip, key.clone());
+            }
+            store.workloads_in_namespace.insert(key.namespace.clone(), key.clone());
+            self.dirty.workload(&new);
+            store.workloads.insert(key.clone(), Arc::new(new));
+        }
+    }
+
+    /// The owner's owner is in the labels of endpoints; it may become known after the pods.
+    fn set_owner(&mut self, kind: &str, key: Key, owner: Option<(String, String)>) {
+        let owned = (kind.to_owned(), key);
+        let store = &mut self.store;
+        let old = match owner.clone() {
+            Some(owner) => store.owners.insert(owned.clone(), owner),
+            None => store.owners.remove(&owned),
         };
+        if old == owner {
+            return;
+        }
+        for key in store.pods_of_owner.iter(&owned) {
+            self.dirty.services.extend(store.services_of_pod.iter(key).cloned());
+            self.dirty.addresses.extend(store.pods.get(key).into_iter().flat_map(|pod| &pod.ips));
+        }
     }
 
     fn forget_authorization(&mut self, key: &Key) {
@@ -325,17 +393,17 @@ impl Index {
         }
     }
 
-    /// A Server concerns the pods that it selects or selected: their policies, and (by being opaque) their endpoints.
+    /// A Server concerns the workloads that it selects or selected: their policies, and (by being opaque) their endpoints.
     fn server_changed(&mut self, namespace: &str, servers: impl Iterator<Item = Arc<ServerRecord>>) {
         let servers: Vec<_> = servers.collect();
-        for pod in self.store.pods_in(namespace) {
-            let selected = |server: &Arc<ServerRecord>| {
-                server.spec.pod_selector.as_ref().is_some_and(|s| policy::selects(s, Some(&pod.labels)))
-            };
-            if servers.iter().any(selected) {
-                self.dirty.pod(pod);
-                self.dirty.services.extend(self.store.services_of_pod.iter(&pod.key).cloned());
-            }
+        let selected = |subject: Subject<'_>| servers.iter().any(|server| server.selects(subject));
+        for pod in self.store.pods_in(namespace).filter(|pod| selected(Subject::Pod(pod))) {
+            self.dirty.pod(pod);
+            self.dirty.services.extend(self.store.services_of_pod.iter(&pod.key).cloned());
+        }
+        for workload in self.store.workloads_in(namespace).filter(|workload| selected(Subject::External(workload))) {
+            self.dirty.workload(workload);
+            self.dirty.services.extend(self.store.services_of_workload.iter(&workload.key).cloned());
         }
     }
 
@@ -348,7 +416,14 @@ impl Index {
 
     fn policies_changed(&mut self, namespace: &str) {
         self.dirty.pods.extend(self.store.pods_in(namespace).map(|pod| pod.key.clone()));
+        self.dirty.workloads.extend(self.store.workloads_in(namespace).map(|workload| workload.key.clone()));
     }
+}
+
+/// What a pod is owned by.
+fn owned_by(pod: &PodRecord) -> Option<Owned> {
+    let (kind, name) = pod.owner.clone()?;
+    Some((kind, Key::new(pod.key.namespace.clone(), name)))
 }
 
 /// Authentications that a policy refers to, by namespace and name; kinds are told apart when the policy is read.

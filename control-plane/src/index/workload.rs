@@ -1,16 +1,21 @@
-//! A pod as other proxies see it: identity, hints, labels.
+//! A pod or an ExternalWorkload as other proxies see it: identity, hints, labels.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use weft_k8s_api::labels;
 
-use super::{Cluster, Endpoint, Hint, Key, TransportMode, records::PodRecord, selection, store::Store};
+use super::{
+    Cluster, Endpoint, Hint, Key, PeerIdentity, TransportMode,
+    records::{PodRecord, Subject, WorkloadRecord},
+    selection,
+    store::Store,
+};
 
 /// The endpoint of a pod's port, or `None` where the pod's proxy does not say on which ports it listens: other proxies
 /// could not reach it as they must.
 pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: SocketAddr) -> Option<Endpoint> {
     let port = addr.port();
-    let opaque = selection::is_opaque(store, pod, port, &cluster.default_opaque_ports);
+    let opaque = selection::is_opaque(store, Subject::Pod(pod), port, &cluster.default_opaque_ports);
     let mut endpoint = Endpoint { labels: pod_labels(store, pod), opaque, ..Endpoint::plain(addr) };
     let meshed = pod.control_namespace().filter(|_| !pod.skip_inbound.contains(port));
     let Some(control_namespace) = meshed else { return Some(endpoint) };
@@ -25,9 +30,44 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: 
         endpoint.transport_port = Some(proxy.inbound);
     }
     if control_namespace == cluster.control_namespace {
-        endpoint.identity = Some(cluster.identity(&pod.service_account, &pod.key.namespace));
+        let name = cluster.identity(&pod.service_account, &pod.key.namespace);
+        endpoint.identity = Some(PeerIdentity::ServiceAccount(name));
     }
     Some(endpoint)
+}
+
+/// The endpoint of an ExternalWorkload's port; such workloads are always meshed.
+pub(super) fn external_endpoint(
+    store: &Store,
+    cluster: &Cluster,
+    workload: &WorkloadRecord,
+    addr: SocketAddr,
+) -> Endpoint {
+    let subject = Subject::External(workload);
+    let opaque = selection::is_opaque(store, subject, addr.port(), &cluster.default_opaque_ports);
+    let mut found = BTreeMap::from([
+        ("external_workload".to_owned(), workload.key.name.clone()),
+        ("namespace".to_owned(), workload.key.namespace.clone()),
+    ]);
+    if let Some((kind, name)) = &workload.owner {
+        found.insert(label(kind), name.clone());
+    }
+    if let Some(zone) = workload.labels.get(labels::ZONE) {
+        found.insert("zone".to_owned(), zone.clone());
+    }
+    let through_proxy = cluster.transport_mode == TransportMode::TransportHeader || opaque;
+    Endpoint {
+        labels: found,
+        opaque,
+        hint: if opaque { Hint::Opaque } else { Hint::H2 },
+        http2: true,
+        transport_port: through_proxy.then_some(workload.inbound_port),
+        identity: Some(PeerIdentity::External {
+            id: workload.identity.clone(),
+            server_name: workload.server_name.clone(),
+        }),
+        ..Endpoint::plain(addr)
+    }
 }
 
 /// Labels of a pod's endpoint, as Linkerd's metrics have them.
@@ -48,13 +88,13 @@ fn pod_labels(store: &Store, pod: &PodRecord) -> BTreeMap<String, String> {
     found
 }
 
-/// The owner's kind as a label and its name; a ReplicaSet stands for its Deployment.
+/// The owner's kind as a label and its name; a ReplicaSet stands for its Deployment, a Job for its CronJob.
 fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
     let (kind, name) = pod.owner.as_ref()?;
+    if let Some((kind, name)) = store.owner_of(kind, &Key::new(&pod.key.namespace, name)) {
+        return Some((label(kind), name.clone()));
+    }
     if kind == "ReplicaSet" {
-        if let Some((kind, name)) = store.replica_set_owner(&Key::new(&pod.key.namespace, name)) {
-            return Some((label(kind), name.clone()));
-        }
         // Without the object, the name tells: a Deployment's ReplicaSets are called after it and their template's hash.
         let hash = pod.labels.get(labels::POD_TEMPLATE_HASH);
         if let Some(deployment) = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-')) {

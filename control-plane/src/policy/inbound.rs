@@ -48,7 +48,7 @@ impl inbound_server_policies_server::InboundServerPolicies for InboundPolicies {
             Ok((snapshots, _)) => snapshots,
             Err(status) => return call.end_with(Err(status)),
         };
-        // The pod's end is the stream's end.
+        // The workload's end is the stream's end.
         let step = |server: &Option<Arc<InboundServer>>| match server {
             Some(server) => Step::Send(vec![inbound_message::server(server)]),
             None => Step::End,
@@ -63,8 +63,10 @@ impl InboundPolicies {
     fn lookup(&self, request: &PortSpec) -> Result<(Snapshots, Arc<InboundServer>), Status> {
         let unknown = || Status::not_found("unknown server");
         let port = workload::port(request.port)?;
-        let Workload::Pod(pod) = workload::parse(&request.workload)? else { return Err(unknown()) };
-        let snapshots = self.index.watch_inbound(&pod, port);
+        let snapshots = match workload::parse(&request.workload)? {
+            Workload::Pod(pod) => self.index.watch_inbound(&pod, port),
+            Workload::External(workload) => self.index.watch_inbound_external(&workload, port),
+        };
         let server = snapshots.borrow().clone().ok_or_else(unknown)?;
         Ok((snapshots, server))
     }

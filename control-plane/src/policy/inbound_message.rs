@@ -111,7 +111,11 @@ fn network(network: &Network) -> inbound::Network {
 }
 
 fn authn(authentication: &Authentication) -> Authn {
-    let Authentication::Identities(all) = authentication else { return unauthenticated() };
+    let all = match authentication {
+        Authentication::Unauthenticated => return unauthenticated(),
+        Authentication::Tls => return mesh_tls(permit_mesh_tls::Clients::Unauthenticated(PermitUnauthenticated {})),
+        Authentication::Identities(all) => all,
+    };
     let (mut identities, mut suffixes) = (Vec::new(), Vec::new());
     for identity in all {
         match identity {
@@ -119,8 +123,10 @@ fn authn(authentication: &Authentication) -> Authn {
             IdentityMatch::Suffix(parts) => suffixes.push(IdentitySuffix { parts: parts.clone() }),
         }
     }
-    let clients =
-        permit_mesh_tls::Clients::Identities(permit_mesh_tls::PermitClientIdentities { identities, suffixes });
+    mesh_tls(permit_mesh_tls::Clients::Identities(permit_mesh_tls::PermitClientIdentities { identities, suffixes }))
+}
+
+fn mesh_tls(clients: permit_mesh_tls::Clients) -> Authn {
     Authn { permit: Some(Permit::MeshTls(PermitMeshTls { clients: Some(clients) })) }
 }
 
@@ -132,6 +138,9 @@ fn origin_labels(origin: &Origin) -> HashMap<String, String> {
     match origin {
         Origin::Default(name) => labels([("group", ""), ("kind", "default"), ("name", name)]),
         Origin::Server(name) => labels([("group", GROUP), ("kind", "server"), ("name", name)]),
+        Origin::ServerAuthorization(name) => {
+            labels([("group", GROUP), ("kind", "serverauthorization"), ("name", name)])
+        }
         Origin::AuthorizationPolicy(name) => {
             labels([("group", GROUP), ("kind", "authorizationpolicy"), ("name", name)])
         }
@@ -150,6 +159,7 @@ fn origin_metadata(origin: &Origin) -> Metadata {
     match origin {
         Origin::Default(name) => default_metadata(name),
         Origin::Server(name) => resource("server", name),
+        Origin::ServerAuthorization(name) => resource("serverauthorization", name),
         Origin::AuthorizationPolicy(name) => resource("authorizationpolicy", name),
     }
 }

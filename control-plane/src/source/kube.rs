@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use weft_runtime::readiness::Gate;
 
 use super::Event;
+use crate::api::events::Events;
 use caches::Caches;
 pub(crate) use kinds::Interest;
 
@@ -29,12 +30,13 @@ pub(crate) struct KubeSource {
     client: Client,
     interest: Interest,
     gate: Gate,
+    owners: Events,
 }
 
 impl KubeSource {
-    /// Prepares the watches. `gate` is told what the start waits for.
-    pub(crate) fn new(client: Client, interest: Interest, gate: Gate) -> Self {
-        Self { client, interest, gate }
+    /// Prepares the watches. `gate` is told what the start waits for, `owners` what is wrong with their objects.
+    pub(crate) fn new(client: Client, interest: Interest, gate: Gate, owners: Events) -> Self {
+        Self { client, interest, gate, owners }
     }
 
     /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until nobody receives.
@@ -60,6 +62,9 @@ impl KubeSource {
                 let mut batch = Vec::new();
                 for (index, update) in received.drain(..) {
                     caches.take(index, update, &mut batch);
+                }
+                for report in caches.reports() {
+                    self.owners.warning("Unreadable", report.problem, report.regarding);
                 }
                 if !caches.synced() {
                     self.gate.explain(caches.waiting());

@@ -213,8 +213,8 @@ async fn external_workloads_become_endpoints() {
     let mut updates = world.watch_service(&destination, "web").await;
     world.apply(world.external_workload("vm", "192.0.2.7")).await;
     let slices: Api<EndpointSlice> = Api::namespaced(world.client.clone(), &world.namespace);
-    let ours = ListParams::default()
-        .labels("endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller");
+    let ours =
+        ListParams::default().labels("endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller");
     let written = async || slices.list(&ours).await.unwrap().items;
     eventually("a slice", async || if written().await.len() == 1 { Ok(()) } else { Err("none".to_owned()) }).await;
     let slice = written().await.remove(0);

@@ -104,8 +104,7 @@ impl World {
     }
 
     pub(crate) async fn destination(&self, identity: &str, link: Option<&Link>) -> Process {
-        let mut arguments =
-            vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
+        let mut arguments = vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
         arguments.extend(["--controller-namespace", &self.namespace]);
         let kubeconfig = link.map(|link| link.kubeconfig.to_str().unwrap());
         arguments.extend(kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path]));
@@ -278,7 +277,13 @@ impl World {
         let spec = TokenRequestSpec { audiences: Some(audiences), ..TokenRequestSpec::default() };
         let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
-        api.create_token_request(account, &PostParams::default(), &request).await.unwrap().status.unwrap().token.unwrap()
+        api.create_token_request(account, &PostParams::default(), &request)
+            .await
+            .unwrap()
+            .status
+            .unwrap()
+            .token
+            .unwrap()
     }
 
     /// The mesh identity of a service account.
@@ -440,7 +445,9 @@ impl Updates {
         self.last = Some(update.clone());
         let addr = |addr: weft_proto::linkerd::net::TcpAddress| SocketAddr::try_from(addr).unwrap().to_string();
         let mut parts: Vec<_> = match update {
-            update::Update::Add(set) => set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect(),
+            update::Update::Add(set) => {
+                set.addrs.into_iter().map(|one| format!("+{}", addr(one.addr.unwrap()))).collect()
+            }
             update::Update::Remove(set) => set.addrs.into_iter().map(|one| format!("-{}", addr(one))).collect(),
             update::Update::NoEndpoints(_) => vec!["none".to_owned()],
         };

@@ -66,9 +66,8 @@ pub fn server_authorization(authorization: &ServerAuthorization) -> Vec<Invalid>
     }
     let client = &spec.client;
     match &client.mesh_tls {
-        Some(_) if client.unauthenticated => found.push(
-            FieldPath::of("spec.client.unauthenticated").invalid("true beside meshTLS, expected one of the two"),
-        ),
+        Some(_) if client.unauthenticated => found
+            .push(FieldPath::of("spec.client.unauthenticated").invalid("true beside meshTLS, expected one of the two")),
         Some(tls) => {
             let named = tls.identities.as_ref().map_or(0, Vec::len) + tls.service_accounts.as_ref().map_or(0, Vec::len);
             if tls.unauthenticated_tls && named > 0 {
@@ -252,10 +251,7 @@ mod tests {
         check(json!({"meshTLS": {"unauthenticatedTLS": true}}), &[]);
         check(json!({}), &["spec.client"]);
         check(json!({"meshTLS": {}}), &["spec.client.meshTLS"]);
-        check(
-            json!({"unauthenticated": true, "meshTLS": {"identities": ["*"]}}),
-            &["spec.client.unauthenticated"],
-        );
+        check(json!({"unauthenticated": true, "meshTLS": {"identities": ["*"]}}), &["spec.client.unauthenticated"]);
         check(
             json!({"meshTLS": {"unauthenticatedTLS": true, "serviceAccounts": [{"name": "web"}]}}),
             &["spec.client.meshTLS.unauthenticatedTLS"],

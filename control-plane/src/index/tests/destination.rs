@@ -75,7 +75,8 @@ fn endpoint(world: &World, change: Value) -> Option<Endpoint> {
 #[test]
 fn a_meshed_pod_has_identity_hint_and_transport() {
     let found = endpoint(&World::new(), json!({})).unwrap();
-    assert_eq!(found.identity.as_deref(), Some("web.shop.serviceaccount.identity.linkerd.cluster.local"));
+    let identity = "web.shop.serviceaccount.identity.linkerd.cluster.local".to_owned();
+    assert_eq!(found.identity, Some(PeerIdentity::ServiceAccount(identity)));
     assert_eq!((found.hint, found.transport_port, found.opaque), (Hint::H2, Some(4143), false));
     assert_eq!(found.labels["pod"], "web-1");
     assert_eq!(found.labels["serviceaccount"], "web");
@@ -130,7 +131,57 @@ fn the_owner_is_named_by_object_or_by_template_hash() {
     assert_eq!(endpoint(&World::new(), owned).unwrap().labels["deployment"], "web");
     let job =
         json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
-    assert_eq!(endpoint(&World::new(), job).unwrap().labels["k8s_job"], "j");
+    assert_eq!(endpoint(&World::new(), job.clone()).unwrap().labels["k8s_job"], "j");
+    // The owner's owner may become known later, and be gone again.
+    let world = World::new();
+    endpoint(&world, job);
+    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
+    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
+    world.delete("Job", "shop", "j");
+    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
+}
+
+/// An ExternalWorkload with a port for its proxy.
+fn external(ip: &str) -> Value {
+    json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+        "metadata": {"name": "vm", "namespace": "shop", "labels": {"app": "vm", "topology.kubernetes.io/zone": "z"}},
+        "spec": {"meshTLS": {"identity": "spiffe://root/vm", "serverName": "vm.cluster.local"},
+            "ports": [{"name": "http", "port": 8080}, {"name": "linkerd-proxy", "port": 5143}],
+            "workloadIPs": [{"ip": ip}]}})
+}
+
+#[test]
+fn an_external_workload_is_meshed_by_name_and_by_address() {
+    let world = World::new();
+    world.apply(service("web", "10.96.0.1", json!({})));
+    let mut object = slice("web", &[("vm", "192.0.2.1")], 8080);
+    object["endpoints"][0]["targetRef"]["kind"] = json!("ExternalWorkload");
+    world.apply(object);
+    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    assert!(rx.borrow().by_addr.is_empty(), "the workload is not known yet");
+    let mut profile = world.index.watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap();
+    assert_eq!(profile.borrow().endpoint.identity, None);
+    world.apply(external("192.0.2.1"));
+    let by_name = news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].clone();
+    let by_address = news(&mut profile).unwrap().endpoint.clone();
+    let identity =
+        PeerIdentity::External { id: "spiffe://root/vm".to_owned(), server_name: "vm.cluster.local".to_owned() };
+    for found in [by_name, by_address] {
+        assert_eq!(found.identity.as_ref(), Some(&identity));
+        assert_eq!((found.hint, found.transport_port, found.opaque), (Hint::H2, Some(5143), false));
+        assert_eq!((found.labels["external_workload"].as_str(), found.labels["zone"].as_str()), ("vm", "z"));
+    }
+    world.apply(json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
+        "metadata": {"name": "s", "namespace": "shop"}, "spec": {"proxyProtocol": "opaque", "port": "http",
+            "externalWorkloadSelector": {"matchLabels": {"app": "vm"}}}}));
+    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
+    let policy = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().clone().unwrap();
+    assert_eq!((policy.origin.clone(), policy.protocol), (Origin::Server("s".to_owned()), ServerProtocol::Opaque));
+    world.delete("ExternalWorkload", "shop", "vm");
+    assert!(news(&mut rx).unwrap().by_addr.is_empty());
+    assert!(world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().is_none());
 }
 
 #[test]

@@ -51,10 +51,11 @@ fn show(server: &InboundServer) -> Vec<String> {
     let each = server.authorizations.iter().map(|authorization| {
         let origin = match &authorization.origin {
             Origin::Default(name) => *name,
-            Origin::Server(name) | Origin::AuthorizationPolicy(name) => name,
+            Origin::Server(name) | Origin::ServerAuthorization(name) | Origin::AuthorizationPolicy(name) => name,
         };
         let who = match &authorization.authentication {
             Authentication::Unauthenticated => "anyone".to_owned(),
+            Authentication::Tls => "any TLS".to_owned(),
             Authentication::Identities(all) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "),
         };
         let networks: Vec<_> = authorization.networks.iter().map(|network| network.cidr.to_string()).collect();
@@ -175,6 +176,64 @@ fn protocols() {
     ));
     let protocol = |port| annotated.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().protocol;
     assert_eq!((protocol(8080), protocol(8081)), (ServerProtocol::Opaque, ServerProtocol::Detect));
+}
+
+#[test]
+fn server_authorizations_grant_what_their_clients_say() {
+    let cluster = "10.0.0.0/8 or 100.64.0.0/10 or 172.16.0.0/12 or 192.168.0.0/16 or fd00::/8";
+    let saz = |server: Value, client: Value| {
+        rule("ServerAuthorization", "v1beta1", "a", json!({"server": server, "client": client}))
+    };
+    let mut labelled = server("s", json!({}));
+    labelled["metadata"]["labels"] = json!({"tier": "front"});
+    let anyone = json!({"unauthenticated": true});
+    let (s, other) = (json!({"name": "s"}), json!({"name": "other"}));
+    let selector = |value: &str| json!({"selector": {"matchLabels": {"tier": value}}});
+    let web = "web.ops.serviceaccount.identity.linkerd.cluster.local";
+    for (name, reference, client, expected) in [
+        ("anyone", s.clone(), anyone.clone(), Some(format!("a: anyone from {cluster}"))),
+        ("another Server", other, anyone.clone(), None),
+        ("by labels", selector("front"), anyone.clone(), Some(format!("a: anyone from {cluster}"))),
+        ("by other labels", selector("back"), anyone.clone(), None),
+        (
+            "networks",
+            s.clone(),
+            json!({"unauthenticated": true, "networks": [{"cidr": "10.1.0.0/16"}]}),
+            Some("a: anyone from 10.1.0.0/16".to_owned()),
+        ),
+        (
+            "TLS",
+            s.clone(),
+            json!({"meshTLS": {"unauthenticatedTLS": true}}),
+            Some(format!("a: any TLS from {cluster}")),
+        ),
+        (
+            "accounts and identities",
+            s,
+            json!({"meshTLS": {"identities": ["*"], "serviceAccounts": [{"name": "web", "namespace": "ops"}]}}),
+            Some(format!("a: * or {web} from {cluster}")),
+        ),
+    ] {
+        let world = world([labelled.clone(), saz(reference, client)]);
+        let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+        let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+        assert_eq!(show(&server), expected, "{name}");
+        world.delete("ServerAuthorization", "shop", "a");
+        check(&world, &[]);
+    }
+}
+
+#[test]
+fn a_server_authorization_that_says_too_much_is_read_strictly() {
+    let spec = json!({"server": {"name": "s"}, "client": {"unauthenticated": true, "meshTLS": {"unauthenticatedTLS": true,
+        "identities": ["web.shop.serviceaccount.identity.linkerd.cluster.local"]}}});
+    let value = rule("ServerAuthorization", "v1beta1", "a", spec);
+    let unreadable = manifest::from_api("policy.linkerd.io", "ServerAuthorization", value).unwrap_err();
+    let world = world([server("s", json!({}))]);
+    world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
+    let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+    let expected = "a: web.shop.serviceaccount.identity.linkerd.cluster.local from ";
+    assert!(show(&server)[0].starts_with(expected), "{:?}", show(&server));
 }
 
 #[test]

@@ -8,61 +8,71 @@
 
 use std::collections::{HashMap, HashSet};
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use weft_k8s_api::{
-    manifest::{Object, ObjectRef, Unreadable},
+    manifest::{ObjectRef, Unreadable},
     policy,
 };
 
 use super::{
-    follow::{Read, Update},
+    follow::{Read, Trouble, Update},
     kinds::Watched,
 };
 use crate::source::Event;
 
 /// What was sent, by kind.
-pub(super) struct Caches(Vec<Cache>);
+pub(super) struct Caches {
+    kinds: Vec<Cache>,
+    reports: Vec<Report>,
+}
+
+/// An object that cannot be read, for its owner.
+#[derive(Debug, PartialEq)]
+pub(super) struct Report {
+    pub(super) regarding: ObjectReference,
+    pub(super) problem: String,
+}
 
 struct Cache {
     kind: Watched,
-    /// Resource versions of known objects; `applied` is false for what could not be read at all.
     known: HashMap<Name, Known>,
     /// While a list is received: what it held so far.
     listing: Option<HashSet<Name>>,
     /// Whether a list was ever complete.
     listed: bool,
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
 }
 
 type Name = (Option<String>, String);
 
 struct Known {
+    /// Resource version.
     version: String,
+    /// Whether the index knows it: not where it could never be read at all.
     applied: bool,
+    /// What was wrong with it; told once.
+    problem: Option<String>,
 }
 
 impl Caches {
     /// Caches that know nothing.
     pub(super) fn new(kinds: &[Watched]) -> Self {
-        let cache = |kind: &Watched| Cache {
-            kind: *kind,
-            known: HashMap::new(),
-            listing: None,
-            listed: false,
-            trouble: None,
-        };
-        Self(kinds.iter().map(cache).collect())
+        let cache =
+            |kind: &Watched| Cache { kind: *kind, known: HashMap::new(), listing: None, listed: false, trouble: None };
+        Self { kinds: kinds.iter().map(cache).collect(), reports: Vec::new() }
     }
 
     /// Whether every kind was listed once.
     pub(super) fn synced(&self) -> bool {
-        self.0.iter().all(|cache| cache.listed)
+        self.kinds.iter().all(|cache| cache.listed)
     }
 
     /// What the start waits for.
     pub(super) fn waiting(&self) -> String {
-        let waiting = self.0.iter().filter(|cache| !cache.listed);
+        let waiting = self.kinds.iter().filter(|cache| !cache.listed);
         let (troubled, quiet): (Vec<_>, Vec<_>) = waiting.partition(|cache| cache.trouble.is_some());
-        let mut reasons: Vec<_> = troubled.iter().filter_map(|cache| cache.trouble.clone()).collect();
+        let mut reasons: Vec<_> =
+            troubled.iter().filter_map(|cache| Some(cache.trouble.as_ref()?.problem.clone())).collect();
         if !quiet.is_empty() {
             let plurals: Vec<_> = quiet.iter().map(|cache| cache.kind.plural).collect();
             reasons.push(format!("waiting for {}", plurals.join(", ")));
@@ -70,9 +80,14 @@ impl Caches {
         reasons.join("; ")
     }
 
+    /// What cannot be read and was not reported yet.
+    pub(super) fn reports(&mut self) -> Vec<Report> {
+        std::mem::take(&mut self.reports)
+    }
+
     /// Takes in what the watch of a kind says, and appends its consequences.
     pub(super) fn take(&mut self, kind: usize, update: Update, events: &mut Vec<Event>) {
-        let cache = &mut self.0[kind];
+        let cache = &mut self.kinds[kind];
         if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
             tracing::info!(kind = cache.kind.kind, "watch goes on");
         }
@@ -82,7 +97,7 @@ impl Caches {
                 if let Some(listing) = &mut cache.listing {
                     listing.insert(name(&read.reference));
                 }
-                cache.changed(read, events);
+                self.reports.extend(cache.changed(read, events));
             }
             Update::ListEnds => {
                 cache.listed = true;
@@ -92,7 +107,7 @@ impl Caches {
                     cache.deleted(ObjectRef { kind: cache.kind.kind.to_owned(), namespace, name }, events);
                 }
             }
-            Update::Changed(read) => cache.changed(read, events),
+            Update::Changed(read) => self.reports.extend(cache.changed(read, events)),
             Update::Deleted(reference) => cache.deleted(reference, events),
             Update::Trouble(trouble) => cache.trouble(trouble),
         }
@@ -100,16 +115,21 @@ impl Caches {
 }
 
 impl Cache {
-    fn changed(&mut self, read: Read, events: &mut Vec<Event>) {
-        let Read { reference, version, object } = read;
-        let old = self.known.get(&name(&reference));
-        if old.is_some_and(|old| old.version == version) {
-            return;
+    fn changed(&mut self, read: Read, events: &mut Vec<Event>) -> Option<Report> {
+        let Read { reference, version, uid, object } = read;
+        let old = self.known.remove(&name(&reference));
+        if let Some(old) = old.as_ref().filter(|old| old.version == version) {
+            let known = Known { version, applied: old.applied, problem: old.problem.clone() };
+            self.known.insert(name(&reference), known);
+            return None;
         }
-        let was_applied = old.is_some_and(|old| old.applied);
-        let object = match object {
-            Ok(object) => Some(object),
-            Err(unreadable) => strictest(&reference, unreadable),
+        let (was_applied, old_problem) = old.map_or((false, None), |old| (old.applied, old.problem));
+        let (object, problem) = match object {
+            Ok(object) => (Some(object), None),
+            Err(unreadable) => {
+                let problem = problems(&unreadable);
+                (unreadable.restrictive.map(|object| *object), Some(problem))
+            }
         };
         let applied = match object {
             Some(object) => {
@@ -127,7 +147,24 @@ impl Cache {
             }
             None => was_applied,
         };
-        self.known.insert(name(&reference), Known { version, applied });
+        let report = problem.clone().filter(|problem| old_problem.as_ref() != Some(problem)).map(|problem| {
+            tracing::error!(object = %reference, problem, "unreadable object, what is unreadable in it denies");
+            self.report(&reference, uid, problem)
+        });
+        self.known.insert(name(&reference), Known { version, applied, problem });
+        report
+    }
+
+    fn report(&self, reference: &ObjectRef, uid: Option<String>, problem: String) -> Report {
+        let regarding = ObjectReference {
+            api_version: Some(self.kind.resource(self.kind.versions[0]).api_version),
+            kind: Some(reference.kind.clone()),
+            namespace: reference.namespace.clone(),
+            name: Some(reference.name.clone()),
+            uid,
+            ..ObjectReference::default()
+        };
+        Report { regarding, problem }
     }
 
     fn deleted(&mut self, reference: ObjectRef, events: &mut Vec<Event>) {
@@ -138,14 +175,16 @@ impl Cache {
     }
 
     /// A trouble is told once, however often it is met.
-    fn trouble(&mut self, trouble: String) {
-        let kind = self.kind.kind;
+    fn trouble(&mut self, trouble: Trouble) {
+        let (kind, problem) = (self.kind.kind, &trouble.problem);
         if self.trouble.as_ref() == Some(&trouble) {
-            tracing::debug!(kind, trouble, "watch still fails");
+            tracing::debug!(kind, problem, "watch still fails");
+        } else if trouble.lasting {
+            tracing::error!(kind, problem, "watch fails until somebody acts, retrying");
         } else if self.listed {
-            tracing::warn!(kind, trouble, "watch interrupted, the last state stays in force");
+            tracing::warn!(kind, problem, "watch interrupted, the last state stays in force");
         } else {
-            tracing::error!(kind, trouble, "watch cannot start, retrying");
+            tracing::warn!(kind, problem, "watch cannot start, retrying");
         }
         self.trouble = Some(trouble);
     }
@@ -160,16 +199,9 @@ fn absence_denies(kind: Watched) -> bool {
     kind.group == policy::GROUP && kind.kind != "Server"
 }
 
-fn strictest(reference: &ObjectRef, unreadable: Unreadable) -> Option<Object> {
-    for problem in &unreadable.problems {
-        tracing::error!(
-            object = %reference,
-            field = problem.field,
-            problem = problem.problem,
-            "unreadable object, what is unreadable in it denies"
-        );
-    }
-    unreadable.restrictive.map(|object| *object)
+fn problems(unreadable: &Unreadable) -> String {
+    let each = unreadable.problems.iter().map(|problem| format!("{}: {}", problem.field, problem.problem));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -212,11 +244,15 @@ mod tests {
 
     fn object(group_kind: (&str, &str), name: &str, version: u32, spec: Value) -> Read {
         let (group, kind) = group_kind;
-        let reference =
-            ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
+        let reference = ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
         let value = json!({"apiVersion": format!("{group}/v1"), "kind": kind, "spec": spec,
             "metadata": {"name": name, "namespace": "shop"}});
-        Read { reference, version: version.to_string(), object: manifest::from_api(group, kind, value) }
+        Read {
+            reference,
+            version: version.to_string(),
+            uid: Some("u".to_owned()),
+            object: manifest::from_api(group, kind, value),
+        }
     }
 
     fn server(name: &str, version: u32, spec: Value) -> Read {
@@ -232,7 +268,11 @@ mod tests {
         object((policy::GROUP, "NetworkAuthentication"), "n", version, spec)
     }
 
-    use Update::{Changed, Deleted, ListBegins, ListEnds, Listed, Trouble};
+    use Update::{Changed, Deleted, ListBegins, ListEnds, Listed};
+
+    fn trouble(problem: &str) -> Update {
+        Update::Trouble(Trouble { problem: problem.to_owned(), lasting: true })
+    }
 
     #[test]
     fn a_list_is_complete_and_a_later_one_deletes_what_vanished() {
@@ -246,12 +286,7 @@ mod tests {
         world.check(networks, vec![ListBegins, ListEnds], "");
         assert!(world.caches.synced());
         // Only b is the same as before.
-        let again = vec![
-            ListBegins,
-            Listed(server("b", 1, good())),
-            Listed(server("c", 2, good())),
-            ListEnds,
-        ];
+        let again = vec![ListBegins, Listed(server("b", 1, good())), Listed(server("c", 2, good())), ListEnds];
         world.check(servers, again, "+c -a");
         let reference = server("b", 1, good()).reference;
         world.check(servers, vec![Changed(server("b", 3, good())), Deleted(reference.clone())], "+b -b");
@@ -264,7 +299,7 @@ mod tests {
         let servers = world.servers;
         let list = |names: &[&str]| names.iter().map(|name| Listed(server(name, 1, good()))).collect::<Vec<_>>();
         world.check(servers, [vec![ListBegins], list(&["a", "b"]), vec![ListEnds]].concat_updates(), "+a +b");
-        world.check(servers, [vec![ListBegins], list(&["a"]), vec![Trouble("x".to_owned())]].concat_updates(), "");
+        world.check(servers, [vec![ListBegins], list(&["a"]), vec![trouble("x")]].concat_updates(), "");
         world.check(servers, [vec![ListBegins], list(&["b"]), vec![ListEnds]].concat_updates(), "-a");
     }
 
@@ -283,14 +318,24 @@ mod tests {
         let mut world = World::new();
         let (servers, networks) = (world.servers, world.networks);
         // Right types, wrong meaning: the Server counts, and its access policy denies.
-        world.check(servers, vec![Changed(server("s", 1, json!({"podSelector": {}, "port": 80, "accessPolicy": "x"})))], "+s");
+        world.check(
+            servers,
+            vec![Changed(server("s", 1, json!({"podSelector": {}, "port": 80, "accessPolicy": "x"})))],
+            "+s",
+        );
         // Wrong types: the last state of a Server stays.
         world.check(servers, vec![Changed(server("s", 2, json!({"podSelector": 1, "port": 80})))], "");
         world.check(servers, vec![Changed(server("s", 3, good()))], "+s");
         // An authentication with wrong types counts for nothing, and is back when it is readable.
         world.check(networks, vec![Changed(network(1, "10.0.0.0/8"))], "+n");
+        world.caches.reports();
         world.check(networks, vec![Changed(network(2, "10.0.0.0/80"))], "-n");
         world.check(networks, vec![Changed(network(3, "10.0.0.0/80"))], "");
+        // Its owner hears of it once.
+        let reports = world.caches.reports();
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert!(reports[0].problem.starts_with("spec.networks[0].cidr: "), "{reports:?}");
+        assert_eq!(reports[0].regarding.name.as_deref(), Some("n"));
         world.check(networks, vec![Changed(network(4, "10.0.0.0/9"))], "+n");
     }
 
@@ -298,7 +343,7 @@ mod tests {
     fn troubles_are_reasons_until_they_end() {
         let mut world = World::new();
         let (servers, networks) = (world.servers, world.networks);
-        world.check(servers, vec![Trouble("servers are missing".to_owned())], "");
+        world.check(servers, vec![trouble("servers are missing")], "");
         assert_eq!(world.caches.waiting(), "servers are missing; waiting for networkauthentications");
         world.check(servers, vec![ListBegins, ListEnds], "");
         world.check(networks, vec![ListBegins, ListEnds], "");

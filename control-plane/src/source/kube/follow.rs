@@ -1,6 +1,6 @@
 //! One kind's watch, kept alive.
 
-use std::pin::pin;
+use std::{pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt};
 use kube::{
@@ -14,6 +14,7 @@ use kube::{
 use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 
 use super::kinds::Watched;
+use crate::api::explain_watch;
 
 /// What a watch says.
 #[derive(Debug)]
@@ -28,8 +29,17 @@ pub(super) enum Update {
     Changed(Read),
     /// An object vanished.
     Deleted(ObjectRef),
-    /// Nothing can be heard at the moment, and why.
-    Trouble(String),
+    /// Nothing can be heard at the moment.
+    Trouble(Trouble),
+}
+
+/// Why a watch cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    /// What is wrong, and its cure.
+    pub(super) problem: String,
+    /// Whether it lasts until somebody acts.
+    pub(super) lasting: bool,
 }
 
 /// An object as it was read.
@@ -38,11 +48,14 @@ pub(super) struct Read {
     pub(super) reference: ObjectRef,
     /// Its resource version.
     pub(super) version: String,
+    pub(super) uid: Option<String>,
     pub(super) object: Result<Object, Unreadable>,
 }
 
 /// Annotation in which `kubectl apply` repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The longest wait before the next attempt: whoever installs what is missing waits for it.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// HTTP statuses that mean something other than "try again".
 const NOT_FOUND: u16 = 404;
 const FORBIDDEN: u16 = 403;
@@ -80,7 +93,7 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                     if !send(Update::Trouble(explain(kind, code, &error))).await {
                         return;
                     }
-                    tokio::time::sleep(backoff.next().unwrap_or_default()).await;
+                    tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
                     if code == Some(NOT_FOUND) {
                         version = 0;
                         break;
@@ -101,33 +114,26 @@ fn status(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-/// What is wrong, and its cure.
-fn explain(kind: Watched, status: Option<u16>, error: &watcher::Error) -> String {
+fn explain(kind: Watched, status: Option<u16>, error: &watcher::Error) -> Trouble {
     let Watched { group, plural, .. } = kind;
     match status {
-        Some(NOT_FOUND) if kind.is_custom() => format!(
-            "custom resource definition {plural}.{group} is not installed (served as {}); run: helm install weft-crds",
-            kind.versions.join(", ")
-        ),
+        Some(NOT_FOUND) if kind.is_custom() => Trouble {
+            problem: format!(
+                "custom resource definition {plural}.{group} is not installed (served as {}); run: helm install weft-crds",
+                kind.versions.join(", ")
+            ),
+            lasting: true,
+        },
         Some(FORBIDDEN) => {
             let group = if group.is_empty() { "the core group" } else { group };
-            format!(
-                "{plural} of {group} may not be watched: {error}; grant list and watch to this ServiceAccount in its \
-                 ClusterRole, which helm upgrade weft-control-plane does"
-            )
+            let problem = format!(
+                "{plural} of {group} may not be watched: {}; grant list and watch to this ServiceAccount in its \
+                 ClusterRole, which helm upgrade weft-control-plane does",
+                explain_watch(error)
+            );
+            Trouble { problem, lasting: true }
         }
-        _ => {
-            let mut causes = vec![error.to_string()];
-            let mut source = std::error::Error::source(error);
-            while let Some(cause) = source {
-                let cause_text = cause.to_string();
-                if !causes.iter().any(|known| known.contains(&cause_text)) {
-                    causes.push(cause_text);
-                }
-                source = cause.source();
-            }
-            format!("{plural} cannot be watched: {}", causes.join(": "))
-        }
+        _ => Trouble { problem: format!("{plural} cannot be watched: {}", explain_watch(error)), lasting: false },
     }
 }
 
@@ -157,11 +163,7 @@ fn events(
     }
 }
 
-fn update<K>(
-    kind: Watched,
-    event: Watch<K>,
-    split: impl Fn(K) -> (ObjectMeta, Option<serde_json::Value>),
-) -> Update {
+fn update<K>(kind: Watched, event: Watch<K>, split: impl Fn(K) -> (ObjectMeta, Option<serde_json::Value>)) -> Update {
     let read = |object: K| {
         let (metadata, data) = split(object);
         read(kind, metadata, data)
@@ -182,7 +184,7 @@ fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>
         annotations.remove(LAST_APPLIED);
     }
     let reference = reference(kind, &metadata);
-    let version = metadata.resource_version.clone().unwrap_or_default();
+    let (version, uid) = (metadata.resource_version.clone().unwrap_or_default(), metadata.uid.clone());
     let mut whole = data.unwrap_or_else(|| serde_json::json!({}));
     if let Some(fields) = whole.as_object_mut() {
         fields.insert("apiVersion".to_owned(), kind.resource(kind.versions[0]).api_version.into());
@@ -193,7 +195,7 @@ fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>
             fields.insert("spec".to_owned(), serde_json::json!({"selector": {}, "template": {}}));
         }
     }
-    Read { reference, version, object: manifest::from_api(kind.group, kind.kind, whole) }
+    Read { reference, version, uid, object: manifest::from_api(kind.group, kind.kind, whole) }
 }
 
 fn reference(kind: Watched, metadata: &ObjectMeta) -> ObjectRef {
@@ -254,9 +256,16 @@ mod tests {
             let error = api(code);
             explain(kind(plural), status(&error), &error)
         };
-        assert!(text("servers", 404).contains("servers.policy.linkerd.io is not installed"));
-        assert!(text("servers", 404).contains("helm install weft-crds"));
-        assert!(text("pods", 403).contains("grant list and watch"));
-        assert!(text("pods", 500).starts_with("pods cannot be watched"));
+        for (plural, code, part, lasting) in [
+            ("servers", 404, "servers.policy.linkerd.io is not installed", true),
+            ("servers", 404, "helm install weft-crds", true),
+            ("pods", 403, "grant list and watch", true),
+            ("pods", 500, "pods cannot be watched", false),
+            ("servers", 429, "servers cannot be watched", false),
+        ] {
+            let trouble = text(plural, code);
+            assert!(trouble.problem.contains(part), "{trouble:?}");
+            assert_eq!(trouble.lasting, lasting, "{trouble:?}");
+        }
     }
 }

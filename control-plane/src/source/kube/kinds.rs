@@ -77,10 +77,8 @@ const SERVER_AUTHORIZATIONS: Watched =
     Watched::new(policy::GROUP, &["v1beta1"], "ServerAuthorization", "serverauthorizations");
 const AUTHORIZATION_POLICIES: Watched =
     Watched::new(policy::GROUP, &["v1alpha1"], "AuthorizationPolicy", "authorizationpolicies");
-const MESH_TLS: Watched =
-    Watched::new(policy::GROUP, &["v1alpha1"], "MeshTLSAuthentication", "meshtlsauthentications");
-const NETWORKS: Watched =
-    Watched::new(policy::GROUP, &["v1alpha1"], "NetworkAuthentication", "networkauthentications");
+const MESH_TLS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "MeshTLSAuthentication", "meshtlsauthentications");
+const NETWORKS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "NetworkAuthentication", "networkauthentications");
 const WORKLOADS: Watched = Watched::new(workload::GROUP, &["v1beta1"], "ExternalWorkload", "externalworkloads");
 
 /// Kinds that somebody needs, each once.
@@ -108,10 +106,7 @@ mod tests {
             let kinds = watched(Interest { destination, policy });
             kinds.iter().map(|kind| kind.plural).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(
-            names(true, false),
-            "services pods servers externalworkloads endpointslices nodes replicasets jobs"
-        );
+        assert_eq!(names(true, false), "services pods servers externalworkloads endpointslices nodes replicasets jobs");
         assert_eq!(
             names(false, true),
             "services pods servers externalworkloads serverauthorizations authorizationpolicies \

@@ -1,0 +1,177 @@
+//! EndpointSlices of ExternalWorkloads: machines outside the cluster become endpoints of the Services that select them, as
+//! Kubernetes' own controller does it for pods (`linkerd2:controller/api/destination/external-workload/`).
+//!
+//! ```text
+//! batches --observe--> Slices --plan (while the lease is held)--> Action --API--> observe
+//! ```
+//!
+//! What is wanted is decided in synchronous code from everything that is known; writing is tried again until it works or
+//! the Service has failed too often.
+
+mod endpoints;
+mod plan;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use weft_k8s_api::manifest::Object;
+
+use crate::{api::explain, index::Key, source::Event};
+use plan::{Action, Slices};
+
+/// How often a Service's slices are written in vain before only a change of the Service leads to the next attempt.
+const MAX_ATTEMPTS: u32 = 15;
+/// Wait after the first failure; it doubles with each further one.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+/// The longest wait after a failure.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How long a request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Keeps slices as they should be. Clones share the state.
+#[derive(Clone, Default)]
+pub(crate) struct SliceWriter(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    slices: Mutex<Slices>,
+    changed: Notify,
+}
+
+/// Failures of one Service in a row.
+struct Failed {
+    attempts: u32,
+    retry_at: Instant,
+}
+
+impl SliceWriter {
+    /// Takes in a batch of the source.
+    pub(crate) fn observe(&self, batch: &[Event]) {
+        let mut slices = self.0.slices.lock();
+        for event in batch {
+            match event {
+                Event::Apply(object) => slices.apply(object),
+                Event::Delete(reference) => slices.delete(reference),
+                Event::Synced => slices.synced(),
+            }
+        }
+        if slices.has_work() {
+            self.0.changed.notify_one();
+        }
+    }
+
+    /// Writes whenever `held` says that this replica may. Runs until the lease is over for good.
+    ///
+    /// # Errors
+    /// None: whatever the API refuses is retried.
+    pub(crate) async fn run(self, client: Client, mut held: watch::Receiver<bool>) -> anyhow::Result<()> {
+        loop {
+            if held.wait_for(|held| *held).await.is_err() {
+                return Ok(());
+            }
+            // Another replica may have written since, or died before it did.
+            self.0.slices.lock().all_anew();
+            tokio::select! {
+                () = self.write(&client) => {}
+                _ = held.wait_for(|held| !held) => {}
+            }
+        }
+    }
+
+    async fn write(&self, client: &Client) {
+        let mut failed: HashMap<Key, Failed> = HashMap::new();
+        loop {
+            let due: Vec<_> = {
+                let now = Instant::now();
+                let retries = failed.iter().filter(|(_, failed)| failed.retry_at <= now).map(|(key, _)| key.clone());
+                let changed = self.0.slices.lock().take_work();
+                changed.into_iter().chain(retries.collect::<Vec<_>>()).collect()
+            };
+            for service in due {
+                if self.write_service(client, &service).await {
+                    failed.remove(&service);
+                    continue;
+                }
+                let attempts = failed.get(&service).map_or(0, |failed| failed.attempts) + 1;
+                if attempts >= MAX_ATTEMPTS {
+                    failed.remove(&service);
+                    tracing::error!(%service, attempts, "endpoint slices cannot be written, giving up until the service or its workloads change");
+                } else {
+                    let wait = RETRY_MAX.min(RETRY_MIN * 2u32.pow(attempts - 1));
+                    failed.insert(service, Failed { attempts, retry_at: Instant::now() + wait });
+                }
+            }
+            let next_retry = failed.values().map(|failed| failed.retry_at).min();
+            let retry = async {
+                match next_retry {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.0.changed.notified() => {}
+                () = retry => {}
+            }
+        }
+    }
+
+    /// Brings one Service's slices to what they should be; says whether that worked.
+    async fn write_service(&self, client: &Client, service: &Key) -> bool {
+        let actions = self.0.slices.lock().plan(service);
+        let api = Api::<EndpointSlice>::namespaced(client.clone(), &service.namespace);
+        let mut worked = true;
+        for action in actions {
+            let name = action.name().to_owned();
+            let done = tokio::time::timeout(REQUEST_TIMEOUT, perform(&api, action)).await;
+            match done {
+                Ok(Ok(Some(slice))) => {
+                    tracing::debug!(%service, slice = slice.metadata.name, "wrote endpoint slice");
+                    self.0.slices.lock().apply(&Object::EndpointSlice(slice));
+                }
+                Ok(Ok(None)) => {
+                    tracing::debug!(%service, slice = name, "deleted endpoint slice");
+                    self.0.slices.lock().forget(&Key::new(service.namespace.clone(), name));
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(%service, slice = name, error = explain(&error), "endpoint slice cannot be written, retrying");
+                    worked = false;
+                }
+                Err(_) => {
+                    tracing::warn!(%service, slice = name, "endpoint slice cannot be written: no answer in time, retrying");
+                    worked = false;
+                }
+            }
+        }
+        worked
+    }
+}
+
+/// Does it, and returns the slice as it is now, if it still is.
+async fn perform(api: &Api<EndpointSlice>, action: Action) -> kube::Result<Option<EndpointSlice>> {
+    match action {
+        Action::Create(slice) => api.create(&PostParams::default(), &slice).await.map(Some),
+        Action::Update(slice) => {
+            let name = slice.metadata.name.clone().unwrap_or_default();
+            api.replace(&name, &PostParams::default(), &slice).await.map(Some)
+        }
+        Action::Delete { name, version } => {
+            let preconditions = Preconditions { resource_version: version, uid: None };
+            let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+            match api.delete(&name, &params).await {
+                Ok(_) => Ok(None),
+                // Gone is what was wanted.
+                Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}

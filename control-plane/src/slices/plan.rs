@@ -1,0 +1,290 @@
+//! What exists, what is wanted, and the writes that lead from one to the other: pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use k8s_openapi::{
+    api::{
+        core::v1::Service,
+        discovery::v1::{Endpoint, EndpointSlice},
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+};
+use weft_k8s_api::{
+    labels,
+    manifest::{Object, ObjectRef},
+    policy,
+    workload::ExternalWorkload,
+};
+
+use super::endpoints::{self, Group};
+use crate::index::Key;
+
+/// The most endpoints of a slice, Kubernetes' own default.
+const MAX_ENDPOINTS: usize = 100;
+/// EndpointSlice label: who keeps it. Other controllers leave such slices alone.
+const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// Linkerd's name in that label.
+const MANAGER: &str = "linkerd-external-workloads-controller";
+/// EndpointSlice label of headless Services.
+const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Services of this namespace are the cluster's own.
+const EXCLUDED_NAMESPACE: &str = "kube-system";
+
+/// A write.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    /// Creates a slice, under a name of the API's choice.
+    Create(Box<EndpointSlice>),
+    /// Replaces a slice, unless it changed meanwhile.
+    Update(Box<EndpointSlice>),
+    /// Deletes a slice, unless it changed meanwhile.
+    Delete {
+        /// Name.
+        name: String,
+        /// Resource version.
+        version: Option<String>,
+    },
+}
+
+impl Action {
+    /// Name of the slice, or how it will begin.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Create(slice) => slice.metadata.generate_name.as_deref().unwrap_or_default(),
+            Self::Update(slice) => slice.metadata.name.as_deref().unwrap_or_default(),
+            Self::Delete { name, .. } => name,
+        }
+    }
+}
+
+/// Everything that decides about slices.
+#[derive(Default)]
+pub(super) struct Slices {
+    /// Services with a selector.
+    services: HashMap<Key, Service>,
+    workloads: HashMap<Key, ExternalWorkload>,
+    /// Slices that are ours, and the Service of each.
+    slices: BTreeMap<Key, (Key, EndpointSlice)>,
+    slices_of_service: HashMap<Key, BTreeSet<Key>>,
+    work: HashSet<Key>,
+    /// Nothing is decided before everything is known.
+    synced: bool,
+}
+
+impl Slices {
+    /// Takes in an object that is new or changed.
+    pub(super) fn apply(&mut self, object: &Object) {
+        let key = Key::of(object.metadata());
+        match object {
+            Object::Service(service) => {
+                let relevant = key.namespace != EXCLUDED_NAMESPACE && selector(service).is_some();
+                match relevant {
+                    true => drop(self.services.insert(key.clone(), service.clone())),
+                    false => drop(self.services.remove(&key)),
+                }
+                // Slices of a Service that lost its selector have to go.
+                if relevant || self.slices_of_service.contains_key(&key) {
+                    self.work.insert(key);
+                }
+            }
+            Object::ExternalWorkload(workload) => {
+                let old = self.workloads.insert(key, workload.clone());
+                self.workload_changed([old.as_ref(), Some(workload)].into_iter().flatten().cloned().collect());
+            }
+            Object::EndpointSlice(slice) => {
+                self.forget(&key);
+                let Some(service) = service_of(slice) else { return };
+                self.slices_of_service.entry(service.clone()).or_default().insert(key.clone());
+                self.slices.insert(key, (service.clone(), slice.clone()));
+                self.work.insert(service);
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets an object.
+    pub(super) fn delete(&mut self, reference: &ObjectRef) {
+        let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
+        match reference.kind.as_str() {
+            "Service" => {
+                // Its slices are its own, and go with it.
+                self.services.remove(&key);
+            }
+            "ExternalWorkload" => {
+                let old = self.workloads.remove(&key);
+                self.workload_changed(old.into_iter().collect());
+            }
+            "EndpointSlice" => {
+                if let Some(service) = self.forget(&key) {
+                    self.work.insert(service);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes that everything is known.
+    pub(super) fn synced(&mut self) {
+        self.synced = true;
+    }
+
+    /// Forgets a slice, and says whose it was.
+    pub(super) fn forget(&mut self, key: &Key) -> Option<Key> {
+        let (service, _) = self.slices.remove(key)?;
+        if let Some(slices) = self.slices_of_service.get_mut(&service) {
+            slices.remove(key);
+            if slices.is_empty() {
+                self.slices_of_service.remove(&service);
+            }
+        }
+        Some(service)
+    }
+
+    /// Whether there are Services to look at.
+    pub(super) fn has_work(&self) -> bool {
+        self.synced && !self.work.is_empty()
+    }
+
+    /// Services to look at, each once.
+    pub(super) fn take_work(&mut self) -> Vec<Key> {
+        if self.synced { self.work.drain().collect() } else { Vec::new() }
+    }
+
+    /// Has every Service looked at.
+    pub(super) fn all_anew(&mut self) {
+        self.work.extend(self.services.keys().chain(self.slices_of_service.keys()).cloned());
+    }
+
+    fn workload_changed(&mut self, versions: Vec<ExternalWorkload>) {
+        for version in versions {
+            let namespace = version.metadata.namespace.clone().unwrap_or_default();
+            let selecting =
+                self.services.iter().filter(|(key, service)| key.namespace == namespace && selects(service, &version));
+            self.work.extend(selecting.map(|(key, _)| key.clone()));
+        }
+    }
+
+    /// The writes that bring a Service's slices to what they should be.
+    pub(super) fn plan(&self, key: &Key) -> Vec<Action> {
+        let existing = self.slices_of_service.get(key).into_iter().flatten();
+        let existing: Vec<_> = existing.filter_map(|slice| self.slices.get(slice)).map(|(_, slice)| slice).collect();
+        let Some(service) = self.services.get(key) else {
+            return existing.into_iter().map(delete).collect();
+        };
+        let selected = self.workloads.values().filter(|workload| {
+            workload.metadata.namespace.as_ref() == Some(&key.namespace) && selects(service, workload)
+        });
+        let mut wanted = endpoints::wanted(service, selected);
+        let mut actions = Vec::new();
+        // Slices keep what they have as far as it is still wanted, so that a change touches as few of them as possible.
+        let mut kept: Vec<(&EndpointSlice, Group, Vec<Endpoint>)> = Vec::new();
+        for slice in existing {
+            let group = Group::of(&slice.address_type, slice.ports.as_deref().unwrap_or_default());
+            let mut remaining = wanted.get_mut(&group);
+            let mut endpoints = Vec::new();
+            for endpoint in slice.endpoints.iter().flatten() {
+                let address = endpoint.addresses.first().cloned().unwrap_or_default();
+                endpoints.extend(remaining.as_mut().and_then(|remaining| remaining.remove(&address)));
+            }
+            kept.push((slice, group, endpoints));
+        }
+        for (slice, group, mut endpoints) in kept {
+            if let Some(remaining) = wanted.get_mut(&group) {
+                while endpoints.len() < MAX_ENDPOINTS
+                    && let Some((_, endpoint)) = remaining.pop_first()
+                {
+                    endpoints.push(endpoint);
+                }
+            }
+            if endpoints.is_empty() {
+                actions.push(delete(slice));
+                continue;
+            }
+            let new = EndpointSlice {
+                metadata: ObjectMeta { labels: Some(slice_labels(key, service)), ..slice.metadata.clone() },
+                ports: Some(group.endpoint_ports(service)),
+                endpoints: Some(endpoints),
+                ..slice.clone()
+            };
+            if !says_the_same(&new, slice) {
+                actions.push(Action::Update(Box::new(new)));
+            }
+        }
+        for (group, mut remaining) in wanted {
+            while !remaining.is_empty() {
+                let endpoints: Vec<_> =
+                    std::iter::from_fn(|| remaining.pop_first()).take(MAX_ENDPOINTS).map(|(_, e)| e).collect();
+                actions.push(Action::Create(Box::new(create(key, service, &group, endpoints))));
+            }
+        }
+        actions
+    }
+}
+
+fn selector(service: &Service) -> Option<LabelSelector> {
+    let spec = service.spec.as_ref()?;
+    let labels = spec.selector.clone().filter(|selector| !selector.is_empty())?;
+    let external = spec.type_.as_deref() == Some("ExternalName");
+    (!external).then(|| LabelSelector { match_labels: Some(labels), match_expressions: None })
+}
+
+fn selects(service: &Service, workload: &ExternalWorkload) -> bool {
+    selector(service).is_some_and(|selector| policy::selects(&selector, workload.metadata.labels.as_ref()))
+}
+
+/// The Service of a slice of ours.
+fn service_of(slice: &EndpointSlice) -> Option<Key> {
+    let labels = slice.metadata.labels.as_ref()?;
+    let ours = labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
+    let name = labels.get(labels::SERVICE_NAME).filter(|_| ours)?;
+    Some(Key::new(slice.metadata.namespace.clone().unwrap_or_default(), name.clone()))
+}
+
+fn delete(slice: &EndpointSlice) -> Action {
+    Action::Delete {
+        name: slice.metadata.name.clone().unwrap_or_default(),
+        version: slice.metadata.resource_version.clone(),
+    }
+}
+
+fn create(key: &Key, service: &Service, group: &Group, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    let owner = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Service".to_owned(),
+        name: key.name.clone(),
+        uid: service.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("linkerd-external-{}-", key.name)),
+            namespace: Some(key.namespace.clone()),
+            labels: Some(slice_labels(key, service)),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        address_type: group.family.clone(),
+        ports: Some(group.endpoint_ports(service)),
+        endpoints: Some(endpoints),
+    }
+}
+
+fn slice_labels(key: &Key, service: &Service) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::from([
+        (labels::SERVICE_NAME.to_owned(), key.name.clone()),
+        (MANAGED_BY.to_owned(), MANAGER.to_owned()),
+    ]);
+    if endpoints::is_headless(service) {
+        found.insert(HEADLESS.to_owned(), String::new());
+    }
+    found
+}
+
+fn says_the_same(new: &EndpointSlice, old: &EndpointSlice) -> bool {
+    let group = |slice: &EndpointSlice| Group::of(&slice.address_type, slice.ports.as_deref().unwrap_or_default());
+    new.endpoints == old.endpoints && group(new) == group(old) && new.metadata.labels == old.metadata.labels
+}
+
+#[cfg(test)]
+mod tests;

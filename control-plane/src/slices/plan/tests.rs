@@ -1,0 +1,214 @@
+//! Objects in, writes out; the writes are carried out on the objects again.
+
+use serde_json::{Value, json};
+use weft_k8s_api::manifest;
+
+use super::*;
+
+/// What is known, with the API's part played: names and versions are given to what is written.
+struct World {
+    slices: Slices,
+    version: u32,
+}
+
+fn service(name: &str, spec: Value) -> Value {
+    let mut object = json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": "shop", "uid": format!("uid-{name}")},
+        "spec": {"selector": {"app": "vm"}, "clusterIP": "10.96.0.1", "ipFamilies": ["IPv4"],
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080}]}});
+    for (field, value) in spec.as_object().unwrap() {
+        object["spec"][field] = value.clone();
+    }
+    object
+}
+
+fn workload(name: &str, ips: &[&str], ports: Value, ready: bool) -> Value {
+    let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+    json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+        "metadata": {"name": name, "namespace": "shop", "labels": {"app": "vm", "topology.kubernetes.io/zone": "z"}},
+        "spec": {"meshTLS": {"identity": "i", "serverName": "s"}, "ports": ports, "workloadIPs": ips},
+        "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }, "reason": "",
+            "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})
+}
+
+fn http() -> Value {
+    json!([{"name": "http", "port": 8080}])
+}
+
+impl World {
+    fn new() -> Self {
+        let mut slices = Slices::default();
+        slices.synced();
+        Self { slices, version: 0 }
+    }
+
+    fn apply(&mut self, object: &Value) {
+        let read = manifest::parse("test.json".as_ref(), &object.to_string());
+        assert!(read.errors.is_empty(), "{:?}", read.errors);
+        self.slices.apply(&read.objects[0].object);
+    }
+
+    fn delete(&mut self, kind: &str, name: &str) {
+        let reference = ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
+        self.slices.delete(&reference);
+    }
+
+    /// Plans and writes everything; says what was written, as `+`, `~` and `-` with the number of endpoints.
+    fn settle(&mut self) -> Vec<String> {
+        let mut done = Vec::new();
+        let mut work = self.slices.take_work();
+        work.sort();
+        for service in work {
+            for action in self.slices.plan(&service) {
+                self.version += 1;
+                let count = |slice: &EndpointSlice| slice.endpoints.as_ref().map_or(0, Vec::len);
+                let mut written = match action {
+                    Action::Create(mut slice) => {
+                        done.push(format!("+{} {}", slice.address_type, count(&slice)));
+                        let prefix = slice.metadata.generate_name.take().unwrap();
+                        slice.metadata.name = Some(format!("{prefix}{:03}", self.version));
+                        slice
+                    }
+                    Action::Update(slice) => {
+                        done.push(format!("~{} {}", slice.address_type, count(&slice)));
+                        slice
+                    }
+                    Action::Delete { name, version } => {
+                        assert!(version.is_some());
+                        done.push("-".to_owned());
+                        self.slices.forget(&Key::new("shop", name));
+                        continue;
+                    }
+                };
+                written.metadata.resource_version = Some(self.version.to_string());
+                self.slices.apply(&Object::EndpointSlice(*written));
+            }
+        }
+        // What was written is what was wanted.
+        for service in self.slices.take_work() {
+            assert_eq!(self.slices.plan(&service), [], "{service} does not settle");
+        }
+        done
+    }
+
+    fn only(&self) -> &EndpointSlice {
+        assert_eq!(self.slices.slices.len(), 1);
+        &self.slices.slices.values().next().unwrap().1
+    }
+}
+
+#[test]
+fn a_selected_workload_becomes_an_endpoint_and_ceases_to_be_one() {
+    let mut world = World::new();
+    world.apply(&service("web", json!({})));
+    assert_eq!(world.settle(), [""; 0]);
+    world.apply(&workload("vm", &["192.0.2.1"], http(), false));
+    assert_eq!(world.settle(), ["+IPv4 1"]);
+    let slice = serde_json::to_value(world.only()).unwrap();
+    assert_eq!(slice["metadata"]["labels"]["kubernetes.io/service-name"], "web");
+    assert_eq!(
+        slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"],
+        "linkerd-external-workloads-controller"
+    );
+    assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "uid-web");
+    assert_eq!(slice["ports"], json!([{"name": "http", "port": 8080, "protocol": "TCP"}]));
+    let endpoint = &slice["endpoints"][0];
+    assert_eq!(endpoint["conditions"]["ready"], false);
+    assert_eq!((&endpoint["targetRef"]["kind"], &endpoint["zone"]), (&json!("ExternalWorkload"), &json!("z")));
+    assert_eq!(endpoint.get("hostname"), None);
+
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    assert_eq!(world.settle(), ["~IPv4 1"]);
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    assert_eq!(world.settle(), [""; 0]);
+    world.delete("ExternalWorkload", "vm");
+    assert_eq!(world.settle(), ["-"]);
+}
+
+#[test]
+fn who_is_selected() {
+    let cases = [
+        ("selected", service("web", json!({})), vec!["+IPv4 1"]),
+        ("other labels", service("web", json!({"selector": {"app": "api"}})), vec![]),
+        ("no selector", service("web", json!({"selector": {}})), vec![]),
+        ("a name elsewhere", service("web", json!({"type": "ExternalName"})), vec![]),
+        ("a port that the workload does not list", service("web", json!({"ports": [{"port": 9}]})), vec![]),
+        ("a port by name", service("web", json!({"ports": [{"port": 9, "targetPort": "http"}]})), vec!["+IPv4 1"]),
+        ("both families", service("web", json!({"ipFamilies": ["IPv4", "IPv6"]})), vec!["+IPv4 1", "+IPv6 1"]),
+        (
+            "headless without families",
+            service("web", json!({"ipFamilies": [], "clusterIP": "None"})),
+            vec!["+IPv4 1", "+IPv6 1"],
+        ),
+    ];
+    for (name, service, expected) in cases {
+        let mut world = World::new();
+        world.apply(&workload("vm", &["192.0.2.1", "2001:db8::1"], http(), true));
+        world.apply(&service);
+        assert_eq!(world.settle(), expected, "{name}");
+    }
+    let mut system = service("web", json!({}));
+    system["metadata"]["namespace"] = json!("kube-system");
+    let mut vm = workload("vm", &["192.0.2.1"], http(), true);
+    vm["metadata"]["namespace"] = json!("kube-system");
+    let mut world = World::new();
+    world.apply(&system);
+    world.apply(&vm);
+    assert_eq!(world.settle(), [""; 0]);
+}
+
+#[test]
+fn a_service_that_loses_its_selector_loses_its_slices() {
+    let mut world = World::new();
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    world.apply(&service("web", json!({})));
+    assert_eq!(world.settle(), ["+IPv4 1"]);
+    world.apply(&service("web", json!({"selector": {}})));
+    assert_eq!(world.settle(), ["-"]);
+}
+
+#[test]
+fn slices_are_full_and_a_change_touches_one() {
+    let mut world = World::new();
+    world.apply(&service("web", json!({})));
+    let vm =
+        |n: usize, ready| workload(&format!("vm-{n}"), &[&format!("192.0.{}.{}", n / 250, n % 250 + 1)], http(), ready);
+    for n in 0..250 {
+        world.apply(&vm(n, true));
+    }
+    assert_eq!(world.settle(), ["+IPv4 100", "+IPv4 100", "+IPv4 50"]);
+    world.apply(&vm(9, false));
+    assert_eq!(world.settle(), ["~IPv4 100"]);
+    world.delete("ExternalWorkload", "vm-9");
+    assert_eq!(world.settle(), ["~IPv4 99"]);
+    world.apply(&vm(300, true));
+    assert_eq!(world.settle(), ["~IPv4 100"]);
+    // Other ports make another slice: here the name stands for another number.
+    world.apply(&service("web", json!({"ports": [{"name": "http", "port": 80, "targetPort": "http"}]})));
+    assert_eq!(world.settle(), [""; 0]);
+    world.apply(&workload("odd", &["198.51.100.1"], json!([{"name": "http", "port": 9}]), true));
+    assert_eq!(world.settle(), ["+IPv4 1"]);
+}
+
+#[test]
+fn nothing_is_decided_before_everything_is_known() {
+    let mut world = World { slices: Slices::default(), version: 0 };
+    world.apply(&service("web", json!({})));
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    assert!(!world.slices.has_work());
+    assert_eq!(world.settle(), [""; 0]);
+    world.slices.synced();
+    assert!(world.slices.has_work());
+    assert_eq!(world.settle(), ["+IPv4 1"]);
+}
+
+#[test]
+fn slices_of_others_are_left_alone() {
+    let mut world = World::new();
+    world.apply(&json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web",
+            "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"}},
+        "endpoints": [{"addresses": ["10.244.0.1"]}], "ports": []}));
+    world.apply(&service("web", json!({})));
+    assert_eq!(world.settle(), [""; 0]);
+}
