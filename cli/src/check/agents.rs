@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use super::{
     data_plane::{is_ours, last_seen},
     facts::Facts,
-    installed::{UPGRADE, not_ready},
+    installed::not_ready,
     verdict::{Stop, known},
 };
 use crate::{
@@ -22,7 +22,7 @@ pub(super) fn exists(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let object = facts.named("DaemonSet", DAEMON_SET);
     Ok(match known(&object, &facts.cluster()?.mesh.daemon_set)? {
         Some(_) => Vec::new(),
-        None => vec![Problem::new(object, "does not exist, so nothing redirects new pods", UPGRADE)],
+        None => vec![Problem::new(object, "does not exist, so nothing redirects new pods", facts.upgrade(""))],
     })
 }
 

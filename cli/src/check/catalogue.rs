@@ -200,6 +200,16 @@ mod tests {
     }
 
     #[test]
+    fn what_may_not_be_read_ends_nothing_and_what_is_not_there_does() {
+        let last = |facts: &super::super::facts::Facts| Outcome::of(facts).categories.last().unwrap().category_name;
+        let mut facts = healthy();
+        facts.cluster.as_mut().unwrap().namespaces = Err("namespaces is forbidden".to_owned());
+        assert_eq!(last(&facts), "weft-events");
+        facts.cluster.as_mut().unwrap().namespaces = Ok(Vec::new());
+        assert_eq!(last(&facts), "linkerd-existence");
+    }
+
+    #[test]
     fn descriptions_are_unique_within_a_category() {
         for category in CATEGORIES {
             let unique: BTreeSet<_> = category.checks.iter().map(|check| check.description).collect();

@@ -198,15 +198,19 @@ fn seconds(facts: &Facts) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Meshed pods that live: the control plane's own, or everybody else's.
+/// Meshed pods that live: the control plane's own, or those of the namespaces that are asked about.
 fn own(facts: &Facts, control_plane: bool) -> Result<Vec<&Pod>, Stop> {
     let all = known("Pods with a proxy", &facts.cluster()?.mesh.meshed)?;
     let is_control_plane = |pod: &Pod| {
         pod.namespace().as_deref() == Some(&facts.namespace)
             && pod.labels().contains_key(labels::CONTROL_PLANE_COMPONENT)
     };
+    let wanted = |pod: &Pod| match &facts.data_plane_namespace {
+        Some(namespace) if !control_plane => pod.namespace().as_ref() == Some(namespace),
+        _ => true,
+    };
     let alive = all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod));
-    Ok(alive.filter(|pod| is_control_plane(pod) == control_plane).collect())
+    Ok(alive.filter(|pod| is_control_plane(pod) == control_plane && wanted(pod)).collect())
 }
 
 fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
@@ -275,6 +279,18 @@ mod tests {
         status.init_container_statuses.as_mut().unwrap()[0].ready = false;
         cluster.says.insert("shop/web-0".into(), vec!["container linkerd-proxy: not ready: redirect".into()]);
         check(proxies_ready(&facts), &[("Pod shop/web-0", "not ready: redirect")]);
+    }
+
+    #[test]
+    fn pods_of_other_namespaces_are_not_asked_about() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let status = cluster.mesh.meshed.as_mut().unwrap()[0].status.as_mut().unwrap();
+        status.init_container_statuses.as_mut().unwrap()[0].ready = false;
+        facts.data_plane_namespace = Some("shop".to_owned());
+        check(proxies_ready(&facts), &[("Pod shop/web-0", "its proxy is not ready")]);
+        facts.data_plane_namespace = Some("other".to_owned());
+        check(proxies_ready(&facts), &[]);
     }
 
     #[test]

@@ -120,6 +120,30 @@ impl Facts {
         self.cluster.as_deref().map_err(|_| super::verdict::Stop::Skip)
     }
 
+    /// The cure that installs the control plane again, with other values.
+    pub(super) fn upgrade(&self, with: &str) -> String {
+        let namespace = &self.namespace;
+        let upgrade =
+            format!("helm upgrade weft-control-plane charts/weft-control-plane --namespace {namespace} --reuse-values");
+        if with.is_empty() { upgrade } else { format!("{upgrade} {with}") }
+    }
+
+    /// The cure that installs the control plane.
+    pub(super) fn install(&self) -> String {
+        let namespace = &self.namespace;
+        format!(
+            "helm install weft-control-plane charts/weft-control-plane --namespace {namespace} ... (docs/getting-started.md)"
+        )
+    }
+
+    /// The cure that installs the custom resources, or those that are missing.
+    pub(super) fn install_crds(&self, with: &str) -> String {
+        let namespace = &self.namespace;
+        let install =
+            format!("helm upgrade --install weft-crds charts/weft-crds --namespace {namespace} --reuse-values");
+        if with.is_empty() { install } else { format!("{install} {with}") }
+    }
+
     /// A namespaced object of the control plane, for messages.
     pub(super) fn named(&self, kind: &str, name: &str) -> String {
         format!("{kind} {}/{name}", self.namespace)

@@ -68,7 +68,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
     let control = cluster.namespace.as_str();
     let every = ListParams::default();
     let warnings = ListParams::default().fields("type=Warning");
-    let all = |wanted: bool| wanted.then_some(());
+    let proxy = mode == Mode::Proxy;
     let (
         (clock_skew, crds, access, namespaces),
         (config, trust_roots, issuer),
@@ -102,12 +102,13 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         async {
             join!(
                 join_all(NAMES.map(|name| webhook(cluster, name))),
-                workloads(cluster, namespace, all(mode == Mode::Proxy)),
-                pods_to_inject(cluster, namespace, all(mode == Mode::Proxy)),
+                workloads(cluster, namespace, proxy),
+                pods_to_inject(cluster, namespace, proxy),
                 list(Api::<Event>::all(cluster.client.clone()), &warnings),
             )
         },
-        Mesh::gather(cluster, namespace),
+        // The control plane's own proxies are asked for, too, whatever the namespace.
+        Mesh::gather(cluster, None),
     );
     let says = ask_not_ready(cluster, &mesh).await;
     Ok(ClusterFacts {
@@ -228,8 +229,8 @@ where
     }
 }
 
-async fn workloads(cluster: &Cluster, namespace: Option<&str>, wanted: Option<()>) -> Fetched<Vec<Workload>> {
-    if wanted.is_none() {
+async fn workloads(cluster: &Cluster, namespace: Option<&str>, wanted: bool) -> Fetched<Vec<Workload>> {
+    if !wanted {
         return Ok(Vec::new());
     }
     let every = ListParams::default();
@@ -258,11 +259,11 @@ fn workload<K: Resource>(
     }
 }
 
-async fn pods_to_inject(cluster: &Cluster, namespace: Option<&str>, wanted: Option<()>) -> Fetched<Vec<Pod>> {
-    match wanted {
-        Some(()) => list(scoped::<Pod>(cluster, namespace), &ListParams::default()).await,
-        None => Ok(Vec::new()),
+async fn pods_to_inject(cluster: &Cluster, namespace: Option<&str>, wanted: bool) -> Fetched<Vec<Pod>> {
+    if !wanted {
+        return Ok(Vec::new());
     }
+    list(scoped::<Pod>(cluster, namespace), &ListParams::default()).await
 }
 
 /// What containers say that are not ready: their admin server while they run, else the end of their log.

@@ -1,11 +1,11 @@
 //! Certificates: the trust anchors, the issuer, and which anchors proxies were given.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Pod, Secret},
+};
 use kube::ResourceExt as _;
 use sha2::{Digest as _, Sha256};
 use weft_k8s_api::labels;
@@ -17,7 +17,6 @@ use weft_tls::{
 
 use super::{
     facts::{ClusterFacts, Facts},
-    installed::UPGRADE,
     verdict::{Stop, known},
 };
 use crate::{mesh::pods, problem::Problem};
@@ -35,13 +34,15 @@ pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let mut found = Vec::new();
     let anchors = anchors_field(facts);
     match known(&anchors, &cluster.trust_roots)?.as_ref().map(|_| cluster.anchors_pem()) {
-        None => found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", upgrade(NEW_ANCHORS))),
-        Some(None) => found.push(Problem::new(anchors, "is missing", upgrade(NEW_ANCHORS))),
+        None => {
+            found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", facts.upgrade(NEW_ANCHORS)))
+        }
+        Some(None) => found.push(Problem::new(anchors, "is missing", facts.upgrade(NEW_ANCHORS))),
         Some(Some(pem)) => {
             if let Err(error) = certificates(pem) {
-                found.push(Problem::new(anchors, error.to_string(), upgrade(NEW_ANCHORS)));
+                found.push(Problem::new(anchors, error.to_string(), facts.upgrade(NEW_ANCHORS)));
             } else if let Err(error) = TrustAnchors::from_pem(pem) {
-                found.push(Problem::new(anchors, error.to_string(), upgrade(NEW_ANCHORS)));
+                found.push(Problem::new(anchors, error.to_string(), facts.upgrade(NEW_ANCHORS)));
             }
         }
     }
@@ -52,19 +53,23 @@ pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>, Stop> {
     let secret = known(&facts.named("Secret", ISSUER), &cluster.issuer)?;
     let Some(secret) = secret else {
-        return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", upgrade(NEW_ISSUER))]);
+        return Ok(vec![Problem::new(facts.named("Secret", ISSUER), "does not exist", facts.upgrade(NEW_ISSUER))]);
     };
     let (crt_key, key_key) = keys(secret);
     let mut found = Vec::new();
     for key in [crt_key, key_key] {
         match text(secret, key) {
-            None => found.push(Problem::new(data_field(facts, ISSUER, key), "is missing", upgrade(NEW_ISSUER))),
+            None => found.push(Problem::new(data_field(facts, ISSUER, key), "is missing", facts.upgrade(NEW_ISSUER))),
             Some(Err(())) => {
-                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", upgrade(NEW_ISSUER)))
+                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", facts.upgrade(NEW_ISSUER)))
             }
             Some(Ok(pem)) if key == crt_key => {
                 if let Err(error) = certificates(&pem) {
-                    found.push(Problem::new(data_field(facts, ISSUER, key), error.to_string(), upgrade(NEW_ISSUER)));
+                    found.push(Problem::new(
+                        data_field(facts, ISSUER, key),
+                        error.to_string(),
+                        facts.upgrade(NEW_ISSUER),
+                    ));
                 }
             }
             Some(Ok(_)) => {}
@@ -80,39 +85,39 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
         Some(Err(_)) => crt_key,
     };
     if let Some(Err(error)) = issuer(cluster) {
-        found.push(Problem::new(data_field(facts, ISSUER, field), error.to_string(), upgrade(NEW_ISSUER)));
+        found.push(Problem::new(data_field(facts, ISSUER, field), error.to_string(), facts.upgrade(NEW_ISSUER)));
     }
     Ok(found)
 }
 
 pub(super) fn anchors_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(unsupported(&anchors_field(facts), &anchors, NEW_ANCHORS))
+    Ok(unsupported(&anchors_field(facts), &anchors, &facts.upgrade(NEW_ANCHORS)))
 }
 
 pub(super) fn anchors_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(invalid_now(&anchors_field(facts), &anchors, facts.now, NEW_ANCHORS))
+    Ok(invalid_now(&anchors_field(facts), &anchors, facts.now, &facts.upgrade(NEW_ANCHORS)))
 }
 
 pub(super) fn anchors_last(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors(facts)?;
-    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, NEW_ANCHORS))
+    Ok(ending(&anchors_field(facts), &anchors, facts.now, SOON, &facts.upgrade(NEW_ANCHORS)))
 }
 
 pub(super) fn issuer_supported(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    Ok(unsupported(&field, &chain, NEW_ISSUER))
+    Ok(unsupported(&field, &chain, &facts.upgrade(NEW_ISSUER)))
 }
 
 pub(super) fn issuer_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    Ok(invalid_now(&field, &chain, facts.now, NEW_ISSUER))
+    Ok(invalid_now(&field, &chain, facts.now, &facts.upgrade(NEW_ISSUER)))
 }
 
 pub(super) fn issuer_lasts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    Ok(ending(&field, &chain, facts.now, SOON, NEW_ISSUER))
+    Ok(ending(&field, &chain, facts.now, SOON, &facts.upgrade(NEW_ISSUER)))
 }
 
 pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -133,8 +138,8 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             );
             let cure = format!(
                 "with an issuer that this root signed: {}; or with the root that signed this issuer: {}",
-                upgrade(NEW_ISSUER),
-                upgrade(NEW_ANCHORS)
+                facts.upgrade(NEW_ISSUER),
+                facts.upgrade(NEW_ANCHORS)
             );
             vec![Problem::new(field, told, cure)]
         }
@@ -149,20 +154,19 @@ pub(super) fn proxies_trust_it(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let current = digests(cluster.anchors_pem().ok_or(Stop::Skip)?);
     let all = known("Pods with a proxy", &cluster.mesh.meshed)?;
-    let mut stale: BTreeMap<String, usize> = BTreeMap::new();
-    for pod in all.iter().filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod)) {
+    let stale = |pod: &&Pod| {
         let given = pod.annotations().get(labels::TRUST_ROOT_SHA256);
-        if given.is_some_and(|given| !current.contains(given)) {
-            *stale.entry(pods::full_name(pod)).or_default() += 1;
-        }
-    }
-    Ok(stale
-        .into_keys()
+        !pods::is_over(pod) && !pods::is_leaving(pod) && given.is_some_and(|given| !current.contains(given))
+    };
+    Ok(all
+        .iter()
+        .filter(stale)
         .map(|pod| {
-            let object = format!("Pod {pod}, metadata.annotations[\"{}\"]", labels::TRUST_ROOT_SHA256);
-            let namespace = pod.split('/').next().unwrap_or_default();
+            let object =
+                format!("Pod {}, metadata.annotations[\"{}\"]", pods::full_name(pod), labels::TRUST_ROOT_SHA256);
             let told = format!("is not the digest of {}: its proxy trusts other anchors", anchors_field(facts));
-            Problem::new(object, told, format!("kubectl -n {namespace} rollout restart deployment"))
+            let cure = format!("kubectl -n {} rollout restart deployment", pod.namespace().unwrap_or_default());
+            Problem::new(object, told, cure)
         })
         .collect())
 }
@@ -177,10 +181,6 @@ fn anchors_field(facts: &Facts) -> String {
 /// A field of a Secret, for messages.
 pub(super) fn data_field(facts: &Facts, secret: &str, key: &str) -> String {
     format!("{}, data[\"{key}\"]", facts.named("Secret", secret))
-}
-
-fn upgrade(with: &str) -> String {
-    format!("{UPGRADE} {with}")
 }
 
 fn anchors(facts: &Facts) -> Result<Vec<Certificate>, Stop> {
@@ -222,7 +222,7 @@ fn unsupported(field: &str, chain: &[Certificate], cure: &str) -> Vec<Problem> {
     unsupported
         .map(|certificate| {
             let told = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
-            Problem::new(field, told, format!("make one with ECDSA P-256, then {}", upgrade(cure)))
+            Problem::new(field, told, format!("make one with ECDSA P-256, then {cure}"))
         })
         .collect()
 }
@@ -237,7 +237,7 @@ pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, c
         } else {
             continue;
         };
-        found.push(Problem::new(field, told, format!("make a new one, then {}", upgrade(cure))));
+        found.push(Problem::new(field, told, format!("make a new one, then {cure}")));
     }
     found
 }
@@ -248,7 +248,7 @@ pub(super) fn ending(field: &str, chain: &[Certificate], now: SystemTime, soon: 
     ending
         .map(|certificate| {
             let told = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
-            Problem::new(field, told, format!("make a new one, then {}", upgrade(cure)))
+            Problem::new(field, told, format!("make a new one, then {cure}"))
         })
         .collect()
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use weft_k8s_api::values::Values;
@@ -16,18 +17,12 @@ use crate::{
 };
 
 const SERVICE_ACCOUNTS: [&str; 4] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector", "weft-agent"];
-/// Cures that begin with these words repeat the installation with its values.
-pub(super) const UPGRADE: &str =
-    "helm upgrade weft-control-plane charts/weft-control-plane --namespace linkerd --reuse-values";
-const INSTALL: &str =
-    "helm install weft-control-plane charts/weft-control-plane --namespace linkerd ... (docs/getting-started.md)";
-
 pub(super) fn namespace(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
     if namespaces.iter().any(|namespace| namespace.name_any() == facts.namespace) {
         return Ok(Vec::new());
     }
-    let cure = format!("{INSTALL}, or name the control plane's namespace with -L");
+    let cure = format!("{}, or name the control plane's namespace with -L", facts.install());
     Ok(vec![Problem::new(format!("Namespace {}", facts.namespace), "does not exist", cure)])
 }
 
@@ -35,7 +30,11 @@ pub(super) fn config(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let object = facts.named("ConfigMap", "linkerd-config");
     Ok(match known(&object, &facts.cluster()?.config)? {
         Some(_) => Vec::new(),
-        None => vec![Problem::new(object, "does not exist", format!("{INSTALL}, or name another namespace with -L"))],
+        None => vec![Problem::new(
+            object,
+            "does not exist",
+            format!("{}, or name another namespace with -L", facts.install()),
+        )],
     })
 }
 
@@ -44,7 +43,7 @@ pub(super) fn config_parses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let object = facts.named("ConfigMap", "linkerd-config");
     let Some(yaml) = cluster.config_yaml() else {
-        let found = Problem::new(format!("{object}, data.values"), "is missing", UPGRADE);
+        let found = Problem::new(format!("{object}, data.values"), "is missing", facts.upgrade(""));
         return Ok(vec![found]);
     };
     let checked = Values::parse(yaml).and_then(|values| {
@@ -54,7 +53,7 @@ pub(super) fn config_parses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(match checked {
         Ok(_) => Vec::new(),
         Err(invalid) => {
-            let cure = format!("{UPGRADE} --set {}=...", invalid.field);
+            let cure = facts.upgrade(&format!("--set {}=...", invalid.field));
             vec![Problem::new(format!("{object}, data.values, {}", invalid.field), invalid.problem, cure)]
         }
     })
@@ -62,18 +61,18 @@ pub(super) fn config_parses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn cluster_roles(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("ClusterRoles", &facts.cluster()?.cluster_roles)?;
-    Ok(missing("ClusterRole", &cluster_role_names(&facts.namespace), there))
+    Ok(missing("ClusterRole", &cluster_role_names(&facts.namespace), there, &facts.upgrade("")))
 }
 
 pub(super) fn cluster_role_bindings(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("ClusterRoleBindings", &facts.cluster()?.cluster_role_bindings)?;
-    Ok(missing("ClusterRoleBinding", &cluster_role_names(&facts.namespace), there))
+    Ok(missing("ClusterRoleBinding", &cluster_role_names(&facts.namespace), there, &facts.upgrade("")))
 }
 
 pub(super) fn service_accounts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("ServiceAccounts", &facts.cluster()?.service_accounts)?;
     let names: Vec<_> = SERVICE_ACCOUNTS.map(str::to_owned).into();
-    let named = missing("ServiceAccount", &names, there);
+    let named = missing("ServiceAccount", &names, there, &facts.upgrade(""));
     let full = |problem: Problem| Problem { object: format!("{} in {}", problem.object, facts.namespace), ..problem };
     Ok(named.into_iter().map(full).collect())
 }
@@ -85,9 +84,9 @@ pub(super) fn cluster_role_names(namespace: &str) -> Vec<String> {
     names
 }
 
-fn missing(kind: &str, names: &[String], there: &BTreeSet<String>) -> Vec<Problem> {
+fn missing(kind: &str, names: &[String], there: &BTreeSet<String>, cure: &str) -> Vec<Problem> {
     let missing = names.iter().filter(|name| !there.contains(*name));
-    missing.map(|name| Problem::new(format!("{kind} {name}"), "does not exist", UPGRADE)).collect()
+    missing.map(|name| Problem::new(format!("{kind} {name}"), "does not exist", cure)).collect()
 }
 
 pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -96,7 +95,7 @@ pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     for name in DEPLOYMENTS {
         let object = facts.named("Deployment", name);
         let Some(deployment) = deployments.iter().find(|deployment| deployment.name_any() == name) else {
-            found.push(Problem::new(object, "does not exist", UPGRADE));
+            found.push(Problem::new(object, "does not exist", facts.upgrade("")));
             continue;
         };
         let wanted = deployment.spec.replicas.unwrap_or(1);
@@ -213,22 +212,24 @@ pub(super) fn service_networks(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 /// Addresses outside the mesh's networks are dialled as they are, past discovery and without mutual TLS.
-struct Networks(Box<dyn Fn(IpAddr) -> bool>);
+struct Networks {
+    networks: Vec<IpNet>,
+    upgrade: String,
+}
 
 impl Networks {
     fn of(facts: &Facts) -> Result<Self, Stop> {
         let values = facts.cluster()?.values().ok_or(Stop::Skip)?;
         let config = values.inject_config(&facts.namespace, "").map_err(|_| Stop::Skip)?;
-        let networks = config.cluster_networks;
-        Ok(Self(Box::new(move |ip| networks.iter().any(|network| network.contains(&ip)))))
+        Ok(Self { networks: config.cluster_networks, upgrade: facts.upgrade("--set clusterNetworks=...") })
     }
 
     fn lacks(&self, ip: IpAddr) -> bool {
-        !(self.0)(ip)
+        !self.networks.iter().any(|network| network.contains(&ip))
     }
 
     fn problem(&self, object: String, network: &str) -> Problem {
-        let cure = format!("{UPGRADE} --set clusterNetworks=..., with it among them");
+        let cure = format!("{}, with it among them", self.upgrade);
         Problem::new(object, format!("{network} is not within clusterNetworks, so proxies do not look it up"), cure)
     }
 }

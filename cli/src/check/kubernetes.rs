@@ -111,22 +111,24 @@ pub(super) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
 
 pub(super) fn crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("CustomResourceDefinitions", &facts.cluster()?.crds)?;
-    Ok(missing_crds(&our_crds(), there))
+    Ok(missing_crds(&our_crds(), there, &facts.install_crds("")))
 }
 
-fn missing_crds(ours: &BTreeMap<String, BTreeSet<String>>, there: &BTreeMap<String, Crd>) -> Vec<Problem> {
+fn missing_crds(
+    ours: &BTreeMap<String, BTreeSet<String>>,
+    there: &BTreeMap<String, Crd>,
+    install: &str,
+) -> Vec<Problem> {
     let mut found = Vec::new();
     for (name, versions) in ours {
         let object = format!("CustomResourceDefinition {name}");
         let Some(crd) = there.get(name) else {
-            let cure = "helm install weft-crds charts/weft-crds --namespace linkerd";
-            found.push(Problem::new(object, "does not exist", cure));
+            found.push(Problem::new(object, "does not exist", install));
             continue;
         };
         let missing: Vec<_> = versions.difference(&crd.served).map(String::as_str).collect();
         if !missing.is_empty() {
-            let cure =
-                "helm upgrade weft-crds charts/weft-crds --namespace linkerd, or remove what another mesh installed";
+            let cure = format!("{install}, or remove what another mesh installed");
             found.push(Problem::new(
                 format!("{object}, spec.versions"),
                 format!("does not serve {}", missing.join(", ")),
@@ -144,7 +146,7 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let object = format!("CustomResourceDefinition {name}");
         match there.get(name) {
             None => {
-                let cure = "helm upgrade --install weft-crds charts/weft-crds --namespace linkerd --set installGatewayAPI=true";
+                let cure = facts.install_crds("--set installGatewayAPI=true");
                 found.push(Problem::new(object, "does not exist, so there are no routes", cure));
             }
             Some(crd) if !crd.served.contains("v1") => {
@@ -277,10 +279,10 @@ mod tests {
         let ours = our_crds();
         let mut there: BTreeMap<_, _> =
             ours.iter().map(|(name, served)| (name.clone(), Crd { served: served.clone(), bundle: None })).collect();
-        assert_eq!(missing_crds(&ours, &there), []);
+        assert_eq!(missing_crds(&ours, &there, "install weft-crds"), []);
         there.remove("serviceprofiles.linkerd.io");
         there.get_mut("servers.policy.linkerd.io").unwrap().served.remove("v1beta3");
-        let [old, missing] = missing_crds(&ours, &there).try_into().unwrap();
+        let [old, missing] = missing_crds(&ours, &there, "install weft-crds").try_into().unwrap();
         assert_eq!(
             old.to_string(),
             "CustomResourceDefinition servers.policy.linkerd.io, spec.versions: does not serve v1beta3"

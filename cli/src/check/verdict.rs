@@ -77,7 +77,7 @@ impl Outcome {
             let mut checks = Vec::new();
             for check in category.checks {
                 let Some(outcome) = check.ask(facts) else { continue };
-                fatal = outcome.is_error() && check.severity == Severity::Fatal;
+                fatal = outcome.is_error() && outcome.severity == Severity::Fatal;
                 checks.push(outcome);
                 if fatal {
                     break;
@@ -117,12 +117,14 @@ impl Check {
 
     /// None: there is nothing to say.
     fn ask(&self, facts: &Facts) -> Option<CheckOutcome> {
-        let problems = match (self.judge)(facts) {
-            Ok(problems) => problems,
-            Err(Stop::Unanswered(problem)) => vec![problem],
-            Err(Stop::Skip) => return None,
+        let (severity, problems) = match ((self.judge)(facts), self.severity) {
+            (Ok(problems), severity) => (severity, problems),
+            // Who may not read this may read other things.
+            (Err(Stop::Unanswered(problem)), Severity::Fatal) => (Severity::Error, vec![problem]),
+            (Err(Stop::Unanswered(problem)), severity) => (severity, vec![problem]),
+            (Err(Stop::Skip), _) => return None,
         };
-        Some(CheckOutcome { description: self.description, severity: self.severity, problems })
+        Some(CheckOutcome { description: self.description, severity, problems })
     }
 }
 

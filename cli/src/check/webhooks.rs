@@ -12,7 +12,6 @@ use weft_tls::{
 use super::{
     facts::{Facts, WebhookFacts},
     identity::{SOON, data_field, ending, text},
-    installed::UPGRADE,
     verdict::{Stop, known},
 };
 use crate::problem::Problem;
@@ -60,7 +59,7 @@ fn exist(facts: &Facts, names: &[&str]) -> Result<Vec<Problem>, Stop> {
     for name in names {
         let object = format!("{} {}", kind(name), configuration(name));
         if known(&object, &of(facts, name)?.ca_bundle)?.is_none() {
-            found.push(Problem::new(object, "does not exist", UPGRADE));
+            found.push(Problem::new(object, "does not exist", facts.upgrade("")));
         }
     }
     Ok(found)
@@ -117,7 +116,7 @@ fn valid(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let secret_name = secret(name);
     let secret_object = facts.named("Secret", &secret_name);
     let Some(secret) = known(&secret_object, &webhook.secret)? else {
-        return Ok(vec![Problem::new(secret_object, "does not exist", UPGRADE)]);
+        return Ok(vec![Problem::new(secret_object, "does not exist", facts.upgrade(""))]);
     };
     // Before the control plane has started it has filled in nothing.
     let filled = "the control plane fills it in when it runs: see the webhook's log, or the tool that makes it";
