@@ -92,7 +92,7 @@ impl Keeper {
                     rotation.serving(pair);
                 }
                 Step::Generate(generation) => {
-                    return match self.generate(generation).await {
+                    return match self.generate(*generation).await {
                         Ok(Some(secret)) => {
                             rotation.observe_secret(Some(&secret));
                             Done::Again

@@ -220,32 +220,51 @@ mod tests {
         read(&serde_json::to_vec(&review).unwrap())
     }
 
-    /// A webhook on a real socket, and how to ask it: one request as text, the answer as text.
-    async fn asked(requests: &[String]) -> Vec<String> {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        use weft_tls::serving;
-        let made = serving::generate(&["hook.test".to_owned()], std::time::SystemTime::now(), Duration::from_secs(60))
-            .unwrap();
-        let current = CurrentPair::default();
-        current.set(serving::Pair::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        let (drain, watch) = weft_runtime::drain::Drain::new();
-        let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch, Duration::ZERO));
-        let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority).unwrap());
-        let mut answers = Vec::new();
-        for request in requests {
-            let stream = TcpStream::connect(addr).await.unwrap();
-            let name = "hook.test".try_into().unwrap();
-            let mut stream = connector.connect(name, stream).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            answers.push(answer);
+    /// A webhook on a real socket.
+    struct Served {
+        addr: std::net::SocketAddr,
+        connector: tokio_rustls::TlsConnector,
+        drain: weft_runtime::drain::Drain,
+        server: tokio::task::JoinHandle<()>,
+    }
+
+    impl Served {
+        async fn start(linger: Duration) -> Self {
+            use weft_tls::serving::{self, Pair};
+            let now = std::time::SystemTime::now();
+            let made = serving::generate(&["hook.test".to_owned()], now, Duration::from_secs(60)).unwrap();
+            let current = CurrentPair::default();
+            current.set(Pair::from_pem(made.certificate.as_bytes(), made.key.as_bytes()).unwrap());
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let addr = listener.local_addr().unwrap();
+            let (drain, watch) = weft_runtime::drain::Drain::new();
+            let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch, linger));
+            let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority).unwrap());
+            Self { addr, connector, drain, server }
         }
-        assert!(drain.drain(Duration::from_secs(5)).await, "nothing is left");
+    }
+
+    /// Sends a request as text; the answer as text, once the server has closed the connection.
+    async fn ask(connector: &tokio_rustls::TlsConnector, addr: std::net::SocketAddr, request: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let stream = TcpStream::connect(addr).await.unwrap();
+        let mut stream = connector.connect("hook.test".try_into().unwrap(), stream).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn lingers_when_told_to_end_and_asks_clients_to_go() {
+        let Served { addr, connector, drain, server } = Served::start(Duration::from_secs(1)).await;
+        let drained = tokio::spawn(drain.drain(Duration::from_secs(10)));
+        tokio::task::yield_now().await;
+        let answer = ask(&connector, addr, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("connection: close"), "{answer}");
         server.await.unwrap();
-        answers
+        assert!(drained.await.unwrap(), "nothing is left");
+        assert!(TcpStream::connect(addr).await.is_err(), "nobody listens");
     }
 
     #[tokio::test]
@@ -262,25 +281,28 @@ mod tests {
             "namespace": "shop", "operation": "CREATE", "userInfo": {}, "dryRun": false,
             "object": {"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile", "metadata": {"name": "web"},
                 "spec": {"routes": [{"name": "r", "condition": {}}]}}}});
-        let answers = asked(&[
+        let served = Served::start(Duration::ZERO).await;
+        let requests = [
             request("POST", "/?timeout=10s", &review.to_string()),
             request("POST", "/", "{}"),
             request("GET", "/", ""),
             request("POST", "/elsewhere", "{}"),
             "POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10485761\r\n\r\n".to_owned(),
-        ])
-        .await;
-        for (answer, expected) in answers.iter().zip([
+        ];
+        for (request, expected) in requests.iter().zip([
             &["HTTP/1.1 200", "\"uid\":\"u-1\"", "\"allowed\":false", "spec.routes[0].condition", "\"code\":400"][..],
             &["HTTP/1.1 400", "the body is no AdmissionReview"],
             &["HTTP/1.1 405"],
             &["HTTP/1.1 404"],
             &["HTTP/1.1 413", "at most 10 MiB"],
         ]) {
+            let answer = ask(&served.connector, served.addr, request).await;
             for part in expected {
                 assert!(answer.contains(part), "{part:?} is not in {answer}");
             }
         }
+        assert!(served.drain.drain(Duration::from_secs(5)).await, "nothing is left");
+        served.server.await.unwrap();
     }
 
     #[test]

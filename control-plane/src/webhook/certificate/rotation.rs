@@ -170,7 +170,7 @@ pub(super) enum Step {
     /// Show this certificate to new connections.
     Serve(Pair),
     /// Write a new certificate into the Secret, and end this plan.
-    Generate(Generation),
+    Generate(Box<Generation>),
     /// Put this into the `caBundle` of these webhooks, and end this plan.
     Trust { bundle: String, hooks: Vec<String> },
 }
@@ -266,12 +266,12 @@ impl Rotation {
             ));
         };
         let generate = |reason: String, bundle: &str| Plan {
-            steps: vec![Step::Generate(Generation {
+            steps: vec![Step::Generate(Box::new(Generation {
                 secret: secret.clone(),
                 names: names.clone(),
                 earlier: serving::still_valid(bundle, now, EARLIER),
                 reason,
-            })],
+            }))],
             ready: self.serving.as_ref().is_some_and(|pair| configuration.trusts(pair)),
             waiting_for: "generating a certificate".to_owned(),
             ..Plan::default()
