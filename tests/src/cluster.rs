@@ -41,7 +41,9 @@ impl Cluster {
     /// When there is none, or it does not answer.
     pub fn from_env() -> anyhow::Result<Self> {
         if env::var_os("KUBECONFIG").is_none() {
-            bail!("KUBECONFIG is not set: `cargo xtask test cluster` brings up a cluster, `cargo xtask kube env` prints the setting of one");
+            bail!(
+                "KUBECONFIG is not set: `cargo xtask test cluster` brings up a cluster, `cargo xtask kube env` prints the setting of one"
+            );
         }
         let path = env::var_os("PATH").unwrap_or_default();
         let directories = std::iter::once(binaries::directory()?).chain(env::split_paths(&path));
@@ -140,7 +142,10 @@ impl Cluster {
     /// When kubectl cannot be started.
     pub fn start_client(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Load> {
         let mut kubectl = self.command("kubectl");
-        kubectl.args(["-n", namespace, "exec", pod, "-c", "client", "--", "/weft-client"]).args(arguments).arg("--json");
+        kubectl
+            .args(["-n", namespace, "exec", pod, "-c", "client", "--", "/weft-client"])
+            .args(arguments)
+            .arg("--json");
         let child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("start kubectl exec")?;
         Ok(Load { child: Some(child) })
     }

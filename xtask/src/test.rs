@@ -141,7 +141,9 @@ fn load_images(workspace: &Workspace) -> Result<()> {
     } else if let Some(name) = context.strip_prefix("k3d-") {
         ("k3d", ["image", "import", "--cluster", name])
     } else {
-        step(&format!("the context {context} is neither kind's nor k3d's: it must have the images of `cargo xtask dist`"));
+        step(&format!(
+            "the context {context} is neither kind's nor k3d's: it must have the images of `cargo xtask dist`"
+        ));
         return Ok(());
     };
     for archive in dist::images(workspace, Profile::Dev)? {

@@ -71,8 +71,7 @@ struct Values {
 impl Values {
     fn new(anchors_pem: &str, issuer: &weft_tls::ca::IssuerPem) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        for (name, text) in
-            [("ca.crt", anchors_pem), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
+        for (name, text) in [("ca.crt", anchors_pem), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
         {
             fs::write(directory.path().join(name), text).unwrap();
         }
@@ -170,7 +169,9 @@ pub(super) fn lost_webhook_certificate(world: &mut World) {
     world.cluster.kubectl(&["-n", MESH, "patch", secret, "--type=merge", "-p", r#"{"data":null}"#]).unwrap();
     let back = world.cluster.until(Duration::from_secs(30), |cluster| {
         let secret = cluster.get(&["-n", MESH, secret])?;
-        if secret["data"]["tls.crt"].is_null() || bundle(world).is_empty() { bail!("not yet: {secret:#}") }
+        if secret["data"]["tls.crt"].is_null() || bundle(world).is_empty() {
+            bail!("not yet: {secret:#}")
+        }
         Ok(())
     });
     back.unwrap();

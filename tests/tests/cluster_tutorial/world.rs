@@ -1,6 +1,10 @@
 //! The cluster, the tutorial in its shell, and questions that several checks ask.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -19,7 +23,7 @@ pub(super) const LEASE: &str = "linkerd-destination-endpoint-write";
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section with which the tutorial undoes what it did.
-const END: &str = "Remove it";
+const END: &str = "Uninstall";
 
 pub(super) struct World {
     pub(super) cluster: Cluster,
@@ -121,49 +125,65 @@ impl World {
         found.unwrap();
     }
 
-    /// Notes the network namespaces of the meshed pods, if they are on this host.
+    /// Notes what the kernel has for the meshed pods, where they run on this host.
     pub(super) fn remember_pods(&mut self) {
-        let links = bpftool(&["link", "show"]);
-        let inodes = links.as_array().into_iter().flatten().filter_map(|link| link["netns_ino"].as_u64());
         let list = self.cluster.get(&["pods", "-A", "-l", "linkerd.io/control-plane-ns"]).unwrap();
         let uids: Vec<_> =
             list["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
-        let ours: Vec<u64> = pod_namespaces(&uids);
-        self.netns = inodes.filter(|inode| ours.contains(inode)).collect();
+        let ours = pod_namespaces(&uids);
+        self.netns = linked_namespaces().into_iter().filter(|inode| ours.contains(inode)).collect();
+        // What is looked for in the end must be seen now, or finding nothing would mean nothing.
+        let cgroups = self.cgroups();
+        if cgroups.is_empty() {
+            println!("  the nodes are not on this host: their kernels are not looked into");
+        } else {
+            assert!(!self.netns.is_empty(), "no link at the namespace of a meshed pod");
+            assert!(cgroups.iter().any(|cgroup| !programs_at(cgroup).is_empty()), "no program at {cgroups:?}");
+        }
     }
 
-    /// Nothing of the agent's is loaded on this host any more for this cluster's pods.
+    /// Nothing of the agent's is in the kernel any more for this cluster's pods.
     pub(super) fn assert_kernel_is_clean(&self) {
-        let links = bpftool(&["link", "show"]);
-        let left: Vec<_> = links
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter(|link| link["netns_ino"].as_u64().is_some_and(|inode| self.netns.contains(&inode)))
-            .collect();
+        let left: Vec<_> = linked_namespaces().into_iter().filter(|inode| self.netns.contains(inode)).collect();
         assert!(left.is_empty(), "links at namespaces of pods: {left:?}");
-        let Ok(nodes) = self.cluster.get(&["nodes"]) else { return };
-        for node in nodes["items"].as_array().unwrap() {
-            let name = node["metadata"]["name"].as_str().unwrap();
-            for cgroup in cgroups_of(name) {
-                let tree = Command::new("bpftool").args(["cgroup", "tree"]).arg(&cgroup).output().unwrap();
-                let tree = String::from_utf8_lossy(&tree.stdout).into_owned();
-                let left: Vec<_> = tree.lines().filter(|line| line.contains("weft") || line.contains("connect4")).collect();
-                assert!(left.is_empty(), "programs at {}: {left:?}", cgroup.display());
-            }
+        for cgroup in self.cgroups() {
+            let left = programs_at(&cgroup);
+            assert!(left.is_empty(), "programs at {}: {left:?}", cgroup.display());
         }
+    }
+
+    /// The control groups of this cluster's nodes, of those that `cargo xtask kube` made on this host.
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let nodes = self.cluster.get(&["nodes"]).unwrap();
+        let names = nodes["items"].as_array().unwrap().iter().filter_map(|node| node["metadata"]["name"].as_str());
+        names.flat_map(cgroups_of).collect()
     }
 }
 
 fn event_text(event: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let object = &event["involvedObject"];
-    format!("{}/{} {}: {}", text(&object["kind"]), text(&object["name"]), text(&event["reason"]), text(&event["message"]))
+    format!(
+        "{}/{} {}: {}",
+        text(&object["kind"]),
+        text(&object["name"]),
+        text(&event["reason"]),
+        text(&event["message"])
+    )
 }
 
-fn bpftool(arguments: &[&str]) -> Value {
-    let output = Command::new("bpftool").args(["-j"]).args(arguments).output().unwrap();
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
+/// Inodes of the network namespaces that have a program of any kind.
+fn linked_namespaces() -> Vec<u64> {
+    let output = Command::new("bpftool").args(["-j", "link", "show"]).output().unwrap();
+    let links: Value = serde_json::from_slice(&output.stdout).unwrap();
+    links.as_array().unwrap().iter().filter_map(|link| link["netns_ino"].as_u64()).collect()
+}
+
+/// Our programs at a control group and below it.
+fn programs_at(cgroup: &Path) -> Vec<String> {
+    let output = Command::new("bpftool").args(["cgroup", "tree"]).arg(cgroup).output().unwrap();
+    let tree = String::from_utf8_lossy(&output.stdout).into_owned();
+    tree.lines().filter(|line| line.contains("weft_")).map(str::to_owned).collect()
 }
 
 /// Inodes of the network namespaces of processes whose cgroup names one of these pods.
