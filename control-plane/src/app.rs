@@ -277,7 +277,7 @@ impl Parts {
                 let client = self.api(cluster).await?;
                 let events = Events::new(client.clone(), "identity");
                 let place = Place::cluster(&client, &cluster.controller_namespace).await;
-                (Tokens::Review(Reviewer::new(client).await?), place, events)
+                (Tokens::Review(Box::new(Reviewer::new(client).await?)), place, events)
             }
         };
         let anchors = TrustAnchors::from_pem(&read("--identity-trust-anchors", &args.identity_trust_anchors)?);

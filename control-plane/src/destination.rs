@@ -7,6 +7,7 @@
 mod diff;
 mod message;
 pub(crate) mod name;
+mod routes;
 
 use std::net::SocketAddr;
 
@@ -15,7 +16,7 @@ use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, Updat
 use weft_runtime::drain;
 
 use crate::{
-    index::{AddressError, EndpointsKey, Key, ServiceProfile, SharedIndex},
+    index::{AddressError, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex},
     metrics::{Call, GrpcMetrics, Method},
     stream::{self, Messages, Step},
 };
@@ -55,7 +56,10 @@ impl destination_server::Destination for Destination {
         let call = self.metrics.start(GET_PROFILE);
         let request = request.into_inner();
         match self.profile_of(&request) {
-            Ok(Profile::Service(service, port)) => Ok(Response::new(self.service_profile(&service, port, call))),
+            Ok(Profile::Service(service, port)) => {
+                let key = ProfileKey { port, namespace: Token::parse(&request.context_token).namespace };
+                Ok(Response::new(self.service_profile(&service, key, call)))
+            }
             Ok(Profile::Address(addr)) => match self.index.watch_endpoint_profile(addr) {
                 Ok(snapshots) => {
                     let drain = self.drain.clone();
@@ -122,8 +126,8 @@ impl Destination {
         }
     }
 
-    fn service_profile(&self, service: &Key, port: u16, call: Call) -> Messages<DestinationProfile> {
-        let snapshots = self.index.watch_service_profile(service, port);
+    fn service_profile(&self, service: &Key, key: ProfileKey, call: Call) -> Messages<DestinationProfile> {
+        let snapshots = self.index.watch_service_profile(service, key);
         let step = |profile: &std::sync::Arc<ServiceProfile>| Step::Send(vec![message::service_profile(profile)]);
         stream::messages(snapshots, self.drain.clone(), call, step)
     }

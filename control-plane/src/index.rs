@@ -16,6 +16,7 @@ mod profile;
 mod records;
 mod selection;
 mod store;
+mod subject;
 mod watches;
 mod workload;
 
@@ -35,12 +36,13 @@ pub(crate) use cluster::{Cluster, TransportMode};
 pub(crate) use endpoints::{Endpoint, Endpoints, EndpointsKey, Hint, PeerIdentity};
 pub(crate) use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub(crate) use outbound::{OutboundPolicy, OutboundProtocol};
-pub(crate) use profile::{EndpointProfile, ServiceProfile};
+pub(crate) use profile::{EndpointProfile, ProfileKey, ServiceProfile};
 pub(crate) use records::Key;
 
 use crate::source::Event;
-use records::{PodRecord, ServiceRecord, WorkloadRecord};
+use records::{PodRecord, ServiceRecord};
 use store::Store;
+use subject::{Subject, WorkloadRecord};
 use watches::Watches;
 
 /// Why a lookup by address has no answer.
@@ -64,7 +66,7 @@ struct Index {
     store: Store,
     dirty: Dirty,
     endpoints: Watches<Key, EndpointsKey, Arc<Endpoints>>,
-    service_profiles: Watches<Key, u16, Arc<ServiceProfile>>,
+    service_profiles: Watches<Key, ProfileKey, Arc<ServiceProfile>>,
     endpoint_profiles: Watches<IpAddr, u16, Arc<EndpointProfile>>,
     inbound: Watches<Key, u16, Option<Arc<InboundServer>>>,
     inbound_external: Watches<Key, u16, Option<Arc<InboundServer>>>,
@@ -145,10 +147,10 @@ impl SharedIndex {
     }
 
     /// The profile of a Service's port.
-    pub(crate) fn watch_service_profile(&self, service: &Key, port: u16) -> watch::Receiver<Arc<ServiceProfile>> {
+    pub(crate) fn watch_service_profile(&self, service: &Key, key: ProfileKey) -> watch::Receiver<Arc<ServiceProfile>> {
         let mut index = self.0.lock();
         let Index { service_profiles, store, cluster, .. } = &mut *index;
-        service_profiles.subscribe(service, port, |port| Arc::new(profile::service(store, cluster, service, *port)))
+        service_profiles.subscribe(service, key, |key| Arc::new(profile::service(store, cluster, service, key)))
     }
 
     /// The profile of an address that is no Service's.
@@ -217,7 +219,7 @@ impl Index {
         for service in &dirty.services {
             self.endpoints.update(service, endpoints);
             self.service_profiles
-                .update(service, |service, port| Arc::new(profile::service(store, cluster, service, *port)));
+                .update(service, |service, key| Arc::new(profile::service(store, cluster, service, key)));
             self.outbound_names
                 .update(service, |service, port| Some(Arc::new(outbound::by_name(store, cluster, service, *port))));
         }

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use weft_k8s_api::profile::GROUP as PROFILE_GROUP;
 use weft_proto::linkerd::{
     destination::{
         DestinationProfile, Http2ClientParams, ProtocolHint, RetryBudget, TlsIdentity, WeightedAddr,
@@ -13,7 +14,8 @@ use weft_proto::linkerd::{
     meta::{Metadata, Resource, metadata},
 };
 
-use crate::index::{Endpoint, EndpointProfile, Hint, PeerIdentity, ServiceProfile};
+use super::routes;
+use crate::index::{Endpoint, EndpointProfile, Hint, Key, PeerIdentity, ServiceProfile};
 
 /// Weight of every endpoint; proxies ignore it, Linkerd sends this.
 const WEIGHT: u32 = 10_000;
@@ -58,24 +60,32 @@ pub(super) fn endpoint_profile(profile: &EndpointProfile) -> DestinationProfile 
 
 /// The profile of a Service; of an undeclared port, an empty message.
 pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
-    let ServiceProfile::Declared { service, port, name, opaque } = profile else {
+    let ServiceProfile::Declared { service, port, name, opaque, profile } = profile else {
         return DestinationProfile::default();
     };
-    let parent = Resource {
-        group: "core".to_owned(),
-        kind: "Service".to_owned(),
-        name: service.name.clone(),
-        namespace: service.namespace.clone(),
-        section: String::new(),
-        port: (*port).into(),
+    let resource = |group: &str, kind: &str, key: &Key, port: u16| {
+        let (name, namespace) = (key.name.clone(), key.namespace.clone());
+        let (group, kind) = (group.to_owned(), kind.to_owned());
+        let resource = Resource { group, kind, name, namespace, section: String::new(), port: port.into() };
+        Metadata { kind: Some(metadata::Kind::Resource(resource)) }
     };
-    DestinationProfile {
+    let mut message = DestinationProfile {
         fully_qualified_name: name.clone(),
         opaque_protocol: *opaque,
         retry_budget: Some(retry_budget()),
-        parent_ref: Some(Metadata { kind: Some(metadata::Kind::Resource(parent)) }),
+        parent_ref: Some(resource("core", "Service", service, *port)),
         ..DestinationProfile::default()
+    };
+    if let Some(profile) = profile {
+        message.profile_ref = Some(resource(PROFILE_GROUP, "ServiceProfile", &profile.key, 0));
+        message.routes = profile.spec.routes.iter().flatten().map(routes::route).collect();
+        if let Some(budget) = &profile.spec.retry_budget {
+            message.retry_budget = Some(routes::retry_budget(budget));
+        }
+        let weighted = |(authority, weight): &(String, u32)| routes::weighted_dst(authority, *port, *weight);
+        message.dst_overrides = profile.overrides.iter().map(weighted).collect();
     }
+    message
 }
 
 /// Labels.
@@ -106,7 +116,8 @@ fn protocol_hint(endpoint: &Endpoint) -> Option<ProtocolHint> {
     Some(ProtocolHint { opaque_transport, protocol: Some(protocol) })
 }
 
-fn retry_budget() -> RetryBudget {
+/// The retry budget where nobody says another.
+pub(super) fn retry_budget() -> RetryBudget {
     RetryBudget {
         retry_ratio: RETRY_RATIO,
         min_retries_per_second: MIN_RETRIES_PER_SECOND,

@@ -33,6 +33,9 @@ pub(crate) enum Host {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Token {
+    /// The namespace of the client's pod.
+    #[serde(rename = "ns")]
+    pub(crate) namespace: Option<String>,
     /// The node of the client's pod.
     #[serde(rename = "nodeName")]
     pub(crate) node_name: Option<String>,
@@ -80,8 +83,11 @@ impl Token {
     /// Reads the JSON form, and `ns:<namespace>` of old proxies, which says nothing of the node. Anything else counts as
     /// empty: a bad token costs locality, never discovery.
     pub(crate) fn parse(text: &str) -> Self {
-        if text.is_empty() || text.starts_with("ns:") {
+        if text.is_empty() {
             return Self::default();
+        }
+        if let Some(namespace) = text.strip_prefix("ns:") {
+            return Self { namespace: Some(namespace.to_owned()), node_name: None };
         }
         serde_json::from_str(text).unwrap_or_else(|error| {
             tracing::warn!(token = text, %error, "unreadable context token is ignored");
@@ -135,8 +141,9 @@ mod tests {
     #[test]
     fn tokens_are_never_an_error() {
         let token = Token::parse(r#"{"ns":"shop", "nodeName":"n1", "pod":"p"}"#);
-        assert_eq!(token.node_name.as_deref(), Some("n1"));
-        for text in ["", "ns:shop", "{", "[]", "other"] {
+        assert_eq!((token.node_name.as_deref(), token.namespace.as_deref()), (Some("n1"), Some("shop")));
+        assert_eq!(Token::parse("ns:shop").namespace.as_deref(), Some("shop"));
+        for text in ["", "{", "[]", "other"] {
             assert_eq!(Token::parse(text), Token::default(), "{text:?}");
         }
     }

@@ -13,7 +13,7 @@ pub(crate) enum Tokens {
     /// By the public key of whoever signs tokens here: the sandbox.
     LocalKey(TokenVerifier),
     /// By the Kubernetes API.
-    Review(Reviewer),
+    Review(Box<Reviewer>),
 }
 
 /// Whose token it is.

@@ -21,9 +21,10 @@ use weft_k8s_api::policy::{
 
 use super::{
     Cluster, Key,
-    records::{PodDefaultPolicy, ServerRecord, Subject},
+    records::{PodDefaultPolicy, ServerRecord},
     selection,
     store::{Authz, Store},
+    subject::Subject,
 };
 
 /// The policy of one port.

@@ -17,8 +17,9 @@ use weft_k8s_api::{
     labels,
     policy::{self, DefaultPolicy, Server, ServerSpec},
     ports::{PortList, PortSet},
-    workload::{self, ExternalWorkload},
 };
+
+use super::Subject;
 
 /// Namespace and name of an object whose kind is known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,28 +139,6 @@ pub(crate) struct ProxyPorts {
     pub(crate) inbound: u16,
     pub(crate) admin: u16,
     pub(crate) control: u16,
-}
-
-/// An ExternalWorkload.
-#[derive(Debug, PartialEq)]
-pub(crate) struct WorkloadRecord {
-    pub(crate) key: Key,
-    pub(crate) ips: Vec<IpAddr>,
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) owner: Option<(String, String)>,
-    pub(crate) identity: String,
-    pub(crate) server_name: String,
-    /// Port of its proxy.
-    pub(crate) inbound_port: u16,
-    opaque_ports: Option<PortList>,
-    named_ports: HashMap<String, u16>,
-}
-
-/// Whoever a Server may select.
-#[derive(Clone, Copy)]
-pub(super) enum Subject<'a> {
-    Pod(&'a PodRecord),
-    External(&'a WorkloadRecord),
 }
 
 /// A Server.
@@ -394,83 +373,6 @@ impl ServerRecord {
     }
 }
 
-impl WorkloadRecord {
-    pub(super) fn new(external: &ExternalWorkload) -> Self {
-        let spec = &external.spec;
-        let tcp = spec.ports.iter().flatten().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
-        let named = tcp.filter_map(|port| Some((port.name.clone()?, u16::try_from(port.port).ok()?)));
-        let named_ports: HashMap<_, _> = named.collect();
-        Self {
-            key: Key::of(&external.metadata),
-            ips: external.ips().collect(),
-            labels: external.metadata.labels.clone().unwrap_or_default(),
-            owner: single_owner(&external.metadata),
-            identity: spec.mesh_tls.identity.clone(),
-            server_name: spec.mesh_tls.server_name.clone(),
-            inbound_port: named_ports.get(workload::PROXY_PORT_NAME).copied().unwrap_or(labels::INBOUND_PORT),
-            opaque_ports: optional(&external.metadata, labels::OPAQUE_PORTS),
-            named_ports,
-        }
-    }
-
-    fn port_named(&self, name: &str) -> Vec<u16> {
-        self.named_ports.get(name).copied().into_iter().collect()
-    }
-}
-
-impl<'a> Subject<'a> {
-    pub(super) fn namespace(self) -> &'a str {
-        match self {
-            Self::Pod(pod) => &pod.key.namespace,
-            Self::External(workload) => &workload.key.namespace,
-        }
-    }
-
-    /// Whether a number or a port's name means the port.
-    pub(super) fn port_is(self, wanted: &IntOrString, port: u16) -> bool {
-        match (self, wanted) {
-            (Self::Pod(pod), _) => pod.port_is(wanted, port),
-            (Self::External(_), IntOrString::Int(number)) => *number == i32::from(port),
-            (Self::External(workload), IntOrString::String(name)) => workload.named_ports.get(name) == Some(&port),
-        }
-    }
-
-    /// Whether the annotation, or else the default list, makes the port opaque.
-    pub(super) fn is_opaque(self, port: u16, default: &PortSet) -> bool {
-        match self {
-            Self::Pod(pod) => pod.is_opaque(port, default),
-            Self::External(workload) => match &workload.opaque_ports {
-                Some(list) => list.resolve(|name| workload.port_named(name)).contains(port),
-                None => default.contains(port),
-            },
-        }
-    }
-
-    /// Paths of HTTP probes on a port; nobody probes external workloads.
-    pub(super) fn probe_paths(self, port: u16) -> Vec<String> {
-        match self {
-            Self::Pod(pod) => pod.probe_paths(port),
-            Self::External(_) => Vec::new(),
-        }
-    }
-
-    /// What the workload says about ports that no Server selects.
-    pub(super) fn default_policy(self) -> PodDefaultPolicy {
-        match self {
-            Self::Pod(pod) => pod.default_policy,
-            Self::External(_) => PodDefaultPolicy::Inherit,
-        }
-    }
-
-    /// Whether only mesh identities may use the port under the default policy.
-    pub(super) fn requires_identity(self, port: u16) -> bool {
-        match self {
-            Self::Pod(pod) => pod.require_identity.contains(port),
-            Self::External(_) => false,
-        }
-    }
-}
-
 /// When an object was created; manifests in files do not say.
 pub(super) fn created(metadata: &ObjectMeta) -> Option<Timestamp> {
     metadata.creation_timestamp.as_ref().map(|time| time.0)
@@ -489,7 +391,10 @@ fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
 }
 
 /// An annotation that only optimises: an unreadable one is logged and counts as absent.
-fn optional<T: std::str::FromStr<Err: std::fmt::Display>>(metadata: &ObjectMeta, name: &'static str) -> Option<T> {
+pub(super) fn optional<T: std::str::FromStr<Err: std::fmt::Display>>(
+    metadata: &ObjectMeta,
+    name: &'static str,
+) -> Option<T> {
     let value = annotation(metadata, name)?;
     value.parse().inspect_err(|error| tracing::error!(object = %Key::of(metadata), annotation = name, %error, "unreadable annotation is ignored")).ok()
 }

@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use weft_k8s_api::{policy::ProxyProtocol, ports::PortSet};
 
-use super::{
-    records::{ServerRecord, Subject},
-    store::Store,
-};
+use super::{records::ServerRecord, store::Store, subject::Subject};
 
 /// The Server that selects a workload's port: of several the oldest, then the first by name (Linkerd's order).
 pub(super) fn server<'a>(store: &'a Store, subject: Subject<'_>, port: u16) -> Option<&'a Arc<ServerRecord>> {

@@ -16,7 +16,9 @@ use weft_k8s_api::{
 
 use super::{
     AddressError, Index, Key,
-    records::{self, PodRecord, ServerRecord, ServiceRecord, SliceRecord, Subject, WorkloadRecord},
+    profile::{ProfileRecord, service_of_profile},
+    records::{self, PodRecord, ServerRecord, ServiceRecord, SliceRecord},
+    subject::{Subject, WorkloadRecord},
 };
 
 /// Everything known.
@@ -36,6 +38,7 @@ pub(super) struct Store {
     workloads_in_namespace: Table<String, Key>,
     workload_ips: Table<IpAddr, Key>,
     services_of_workload: Table<Key, Key>,
+    profiles: HashMap<Key, Arc<ProfileRecord>>,
     zones: HashMap<String, String>,
     /// Owners of ReplicaSets and Jobs.
     owners: HashMap<Owned, (String, String)>,
@@ -142,6 +145,11 @@ impl Store {
         self.owners.get(&(kind.to_owned(), key.clone()))
     }
 
+    /// The ServiceProfile of this namespace and name.
+    pub(super) fn profile(&self, key: &Key) -> Option<&Arc<ProfileRecord>> {
+        self.profiles.get(key)
+    }
+
     pub(super) fn workload(&self, key: &Key) -> Option<&Arc<WorkloadRecord>> {
         self.workloads.get(key)
     }
@@ -187,6 +195,13 @@ impl Index {
             Object::ReplicaSet(set) => self.set_owner("ReplicaSet", key, records::single_owner(&set.metadata)),
             Object::Job(job) => self.set_owner("Job", key, records::single_owner(&job.metadata)),
             Object::ExternalWorkload(external) => self.set_workload(&key, Some(WorkloadRecord::new(&external))),
+            Object::ServiceProfile(profile) => match ProfileRecord::new(profile) {
+                Ok(record) => self.set_profile(key, Some(record)),
+                // Linkerd, too, goes on with what it had.
+                Err(error) => {
+                    tracing::error!(profile = %key, error, "unreadable profile, its last state stays in force")
+                }
+            },
             Object::Server(server) => {
                 let record = Arc::new(ServerRecord::new(&server));
                 let old = self.store.policies_mut(&key.namespace).servers.insert(key.name, record.clone());
@@ -235,6 +250,7 @@ impl Index {
             "Node" => self.set_zone(&key.name, None),
             kind @ ("ReplicaSet" | "Job") => self.set_owner(kind, key, None),
             "ExternalWorkload" => self.set_workload(&key, None),
+            "ServiceProfile" => self.set_profile(key, None),
             "Server" => {
                 let old = self.store.policies_mut(&key.namespace).servers.remove(&key.name);
                 self.server_changed(&key.namespace, old.into_iter());
@@ -364,6 +380,14 @@ impl Index {
             self.dirty.workload(&new);
             store.workloads.insert(key.clone(), Arc::new(new));
         }
+    }
+
+    fn set_profile(&mut self, key: Key, new: Option<ProfileRecord>) {
+        self.dirty.services.extend(service_of_profile(&self.cluster, &key.name));
+        match new {
+            Some(new) => self.store.profiles.insert(key, Arc::new(new)),
+            None => self.store.profiles.remove(&key),
+        };
     }
 
     /// The owner's owner is in the labels of endpoints; it may become known after the pods.

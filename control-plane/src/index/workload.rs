@@ -6,9 +6,10 @@ use weft_k8s_api::labels;
 
 use super::{
     Cluster, Endpoint, Hint, Key, PeerIdentity, TransportMode,
-    records::{PodRecord, Subject, WorkloadRecord},
+    records::PodRecord,
     selection,
     store::Store,
+    subject::{Subject, WorkloadRecord},
 };
 
 /// The endpoint of a pod's port, or `None` where the pod's proxy does not say on which ports it listens: other proxies

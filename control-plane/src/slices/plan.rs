@@ -225,7 +225,7 @@ fn selector(service: &Service) -> Option<LabelSelector> {
     let spec = service.spec.as_ref()?;
     let labels = spec.selector.clone().filter(|selector| !selector.is_empty())?;
     let external = spec.type_.as_deref() == Some("ExternalName");
-    (!external).then(|| LabelSelector { match_labels: Some(labels), match_expressions: None })
+    (!external).then_some(LabelSelector { match_labels: Some(labels), match_expressions: None })
 }
 
 fn selects(service: &Service, workload: &ExternalWorkload) -> bool {

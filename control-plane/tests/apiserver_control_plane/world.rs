@@ -36,7 +36,8 @@ use weft_tls::{ca::Root, keys::IdentityKey};
 use crate::process::{Process, eventually};
 
 /// Definitions that the control plane watches.
-const DEFINITIONS: [&str; 6] = [
+const DEFINITIONS: [&str; 7] = [
+    "serviceprofiles.linkerd.io",
     "servers.policy.linkerd.io",
     "serverauthorizations.policy.linkerd.io",
     "authorizationpolicies.policy.linkerd.io",

@@ -14,7 +14,7 @@ use crate::{
     inject, labels,
     policy::validate,
     ports::PortList,
-    workload,
+    profile, workload,
 };
 
 /// What is wrong with an object whose types are right.
@@ -33,6 +33,7 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
         Object::AuthorizationPolicy(policy) => validate::authorization_policy(policy),
         Object::MeshTLSAuthentication(authentication) => validate::mesh_tls_authentication(authentication),
         Object::NetworkAuthentication(authentication) => validate::network_authentication(authentication),
+        Object::ServiceProfile(profile) => profile::validate(profile),
         Object::ExternalWorkload(external) => workload::check(external),
         Object::Node(_) | Object::Job(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => {
             Vec::new()

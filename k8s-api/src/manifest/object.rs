@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     policy::{AuthorizationPolicy, MeshTLSAuthentication, NetworkAuthentication, Server, ServerAuthorization},
+    profile::ServiceProfile,
     workload::ExternalWorkload,
 };
 
@@ -43,6 +44,7 @@ macro_rules! objects {
     ($($(#[$doc:meta])* $kind:ident, $group:literal, $namespaced:literal;)*) => {
         /// A typed object.
         #[derive(Clone, Debug, PartialEq)]
+        #[expect(clippy::large_enum_variant, reason = "lists of objects are short-lived, and events carry them boxed")]
         pub enum Object { $($(#[$doc])* $kind($kind),)* }
 
         impl Object {
@@ -110,6 +112,8 @@ objects! {
     MeshTLSAuthentication, "policy.linkerd.io", true;
     /// A NetworkAuthentication.
     NetworkAuthentication, "policy.linkerd.io", true;
+    /// A ServiceProfile.
+    ServiceProfile, "linkerd.io", true;
     /// An ExternalWorkload.
     ExternalWorkload, "workload.linkerd.io", true;
 }

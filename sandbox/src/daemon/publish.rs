@@ -99,6 +99,7 @@ pub(super) fn json_of(object: &Object) -> Option<Value> {
         Object::AuthorizationPolicy(object) => json(object),
         Object::MeshTLSAuthentication(object) => json(object),
         Object::NetworkAuthentication(object) => json(object),
+        Object::ServiceProfile(object) => json(object),
         _ => return None,
     })
 }

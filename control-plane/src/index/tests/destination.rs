@@ -262,6 +262,43 @@ fn families() {
     }
 }
 
+fn profile_key(port: u16, namespace: Option<&str>) -> ProfileKey {
+    ProfileKey { port, namespace: namespace.map(str::to_owned) }
+}
+
+#[test]
+fn the_clients_own_profile_comes_before_the_services() {
+    let world = World::new();
+    world.apply(service("web", "10.96.0.1", json!({})));
+    let mut anyone = world.index.watch_service_profile(&web(), profile_key(80, None));
+    let mut client = world.index.watch_service_profile(&web(), profile_key(80, Some("ops")));
+    let namespace = |profile: &ServiceProfile| match profile {
+        ServiceProfile::Declared { profile, .. } => profile.as_ref().map(|profile| profile.key.namespace.clone()),
+        ServiceProfile::Undeclared => panic!("the port is declared"),
+    };
+    let profile = |namespace: &str, weight: Value| {
+        json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
+            "metadata": {"name": "web.shop.svc.cluster.local", "namespace": namespace},
+            "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": weight}]}})
+    };
+    world.apply(profile("shop", json!("500m")));
+    assert_eq!(namespace(&news(&mut anyone).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&news(&mut client).unwrap()).as_deref(), Some("shop"));
+    world.apply(profile("ops", json!(1)));
+    assert!(news(&mut anyone).is_none());
+    let found = news(&mut client).unwrap();
+    assert_eq!(namespace(&found).as_deref(), Some("ops"));
+    let ServiceProfile::Declared { profile: Some(record), .. } = &*found else { panic!() };
+    assert_eq!(record.overrides, [("api.shop.svc.cluster.local".to_owned(), 10_000)]);
+    // What cannot be translated changes nothing.
+    world.apply(profile("ops", json!("much")));
+    assert!(news(&mut client).is_none());
+    world.delete("ServiceProfile", "ops", "web.shop.svc.cluster.local");
+    assert_eq!(namespace(&news(&mut client).unwrap()).as_deref(), Some("shop"));
+    world.delete("ServiceProfile", "shop", "web.shop.svc.cluster.local");
+    assert_eq!(namespace(&news(&mut anyone).unwrap()), None);
+}
+
 #[test]
 fn service_profiles_know_opaque_ports_and_declared_ones() {
     let world = World::new();
@@ -271,7 +308,7 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
         object
     };
     world.apply(service("web", "10.96.0.1", json!({})));
-    let mut rx = world.index.watch_service_profile(&web(), 80);
+    let mut rx = world.index.watch_service_profile(&web(), profile_key(80, None));
     let opaque = |profile: &ServiceProfile| matches!(profile, ServiceProfile::Declared { opaque: true, .. });
     assert!(!opaque(&rx.borrow()));
     world.apply(annotated("http"));
@@ -280,7 +317,7 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
     assert!(!opaque(&news(&mut rx).unwrap()));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 3306}]})));
     assert_eq!(*news(&mut rx).unwrap(), ServiceProfile::Undeclared);
-    assert!(opaque(&world.index.watch_service_profile(&web(), 3306).borrow()));
+    assert!(opaque(&world.index.watch_service_profile(&web(), profile_key(3306, None)).borrow()));
 }
 
 #[test]

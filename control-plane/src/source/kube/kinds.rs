@@ -1,7 +1,7 @@
 //! Which kinds are watched, for whom, and how much of them.
 
 use kube::core::ApiResource;
-use weft_k8s_api::{labels, policy, workload};
+use weft_k8s_api::{labels, policy, profile, workload};
 
 /// Parts of the control plane that read objects here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,7 @@ const AUTHORIZATION_POLICIES: Watched =
     Watched::new(policy::GROUP, &["v1alpha1"], "AuthorizationPolicy", "authorizationpolicies");
 const MESH_TLS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "MeshTLSAuthentication", "meshtlsauthentications");
 const NETWORKS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "NetworkAuthentication", "networkauthentications");
+const PROFILES: Watched = Watched::new(profile::GROUP, &["v1alpha2"], "ServiceProfile", "serviceprofiles");
 const WORKLOADS: Watched = Watched::new(workload::GROUP, &["v1beta1"], "ExternalWorkload", "externalworkloads");
 
 /// Kinds that somebody needs, each once.
@@ -88,7 +89,7 @@ pub(super) fn watched(interest: Interest) -> Vec<Watched> {
     kinds.push(if interest.destination { PODS } else { MESHED_PODS });
     kinds.extend([SERVERS, WORKLOADS]);
     if interest.destination {
-        kinds.extend([SLICES, NODES, REPLICA_SETS, JOBS]);
+        kinds.extend([SLICES, NODES, REPLICA_SETS, JOBS, PROFILES]);
     }
     if interest.policy {
         kinds.extend([SERVER_AUTHORIZATIONS, AUTHORIZATION_POLICIES, MESH_TLS, NETWORKS]);
@@ -106,7 +107,10 @@ mod tests {
             let kinds = watched(Interest { destination, policy });
             kinds.iter().map(|kind| kind.plural).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(true, false), "services pods servers externalworkloads endpointslices nodes replicasets jobs");
+        assert_eq!(
+            names(true, false),
+            "services pods servers externalworkloads endpointslices nodes replicasets jobs serviceprofiles"
+        );
         assert_eq!(
             names(false, true),
             "services pods servers externalworkloads serverauthorizations authorizationpolicies \
