@@ -146,6 +146,16 @@ mod tests {
     }
 
     #[test]
+    fn completions_know_every_command() {
+        let mut script = Vec::new();
+        clap_complete::generate(clap_complete::Shell::Bash, &mut Cli::command(), "weft", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        for word in ["check", "--pre", "status", "--linkerd-namespace", "trace", "--agent-socket", "sandbox"] {
+            assert!(script.contains(word), "{word}");
+        }
+    }
+
+    #[test]
     fn what_the_sandbox_starts_is_understood_but_not_shown() {
         assert!(Cli::try_parse_from(["weft", "sandbox-init", "spec.json"]).is_ok());
         assert!(Cli::try_parse_from(["weft", "sandbox-janitor", "default"]).is_ok());

@@ -6,6 +6,9 @@ use weft_proto::agent::{Direction, Event};
 const NS_PER_S: u64 = 1_000_000_000;
 const S_PER_DAY: u64 = 24 * 60 * 60;
 
+/// Of the column of pods, until there is a longer name.
+pub(super) const POD_WIDTH: usize = 32;
+
 /// What programs get. Names are those of the agent's API.
 #[derive(Debug, Serialize)]
 pub(super) struct JsonEvent<'a> {
@@ -48,21 +51,24 @@ pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
 }
 
 pub(super) fn header(wide: bool) -> String {
-    let columns = columns(&Columns {
-        time: "TIME (UTC)".to_owned(),
-        pod: "POD".to_owned(),
-        process: "PROCESS".to_owned(),
-        uid: "UID".to_owned(),
-        direction: "DIRECTION",
-        verdict: "VERDICT",
-        way: "SOURCE, DESTINATION -> NEW DESTINATION".to_owned(),
-    });
+    let columns = columns(
+        POD_WIDTH,
+        &Columns {
+            time: "TIME (UTC)".to_owned(),
+            pod: "POD".to_owned(),
+            process: "PROCESS".to_owned(),
+            uid: "UID".to_owned(),
+            direction: "DIRECTION",
+            verdict: "VERDICT",
+            way: "SOURCE, DESTINATION -> NEW DESTINATION".to_owned(),
+        },
+    );
     if wide { widen("NODE", "NETNS", &columns) } else { columns }
 }
 
-pub(super) fn wide_line(node: &str, event: &Event) -> String {
+pub(super) fn wide_line(node: &str, pod_width: usize, event: &Event) -> String {
     let node = if node.is_empty() { "-" } else { node };
-    widen(node, &event.netns_cookie.to_string(), &line(event))
+    widen(node, &event.netns_cookie.to_string(), &line(pod_width, event))
 }
 
 /// In front, because the last column has no width.
@@ -70,21 +76,26 @@ fn widen(node: &str, netns: &str, columns: &str) -> String {
     format!("{node:<20}  {netns:>8}  {columns}")
 }
 
-pub(super) fn line(event: &Event) -> String {
+/// `pod_width`: of the column, so that lines below a long name stay aligned with it.
+pub(super) fn line(pod_width: usize, event: &Event) -> String {
     // Inbound the kernel acts for nobody.
     let caller = event.pid != 0;
-    columns(&Columns {
+    let columns_of = Columns {
         time: time_of_day(event.time_unix_ns),
-        pod: event
-            .pod
-            .as_ref()
-            .map_or_else(|| format!("netns:{}", event.netns_cookie), |pod| format!("{}/{}", pod.namespace, pod.name)),
+        pod: pod(event),
         process: if caller { format!("{}[{}]", event.command, event.pid) } else { "-".to_owned() },
         uid: if caller { event.uid.to_string() } else { "-".to_owned() },
         direction: direction(event),
         verdict: &event.verdict,
         way: way(event),
-    })
+    };
+    columns(pod_width, &columns_of)
+}
+
+/// What stands in the column of pods.
+pub(super) fn pod(event: &Event) -> String {
+    let named = event.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    named.unwrap_or_else(|| format!("netns:{}", event.netns_cookie))
 }
 
 struct Columns<'a> {
@@ -97,10 +108,10 @@ struct Columns<'a> {
     way: String,
 }
 
-/// Aligned for what is usual: longer pods and commands push the rest to the right and are never cut.
-fn columns(columns: &Columns<'_>) -> String {
+/// Aligned for what is usual: longer commands push the rest to the right and are never cut.
+fn columns(pod_width: usize, columns: &Columns<'_>) -> String {
     let Columns { time, pod, process, uid, direction, verdict, way } = columns;
-    format!("{time:<15}  {pod:<32}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<16}  {way}")
+    format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<16}  {way}")
 }
 
 fn way(event: &Event) -> String {
@@ -147,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_redirect_shows_both_destinations() {
-        let line = line(&redirect());
+        let line = line(POD_WIDTH, &redirect());
         assert!(line.starts_with("22:13:20.123456  shop/web-0 "), "{line}");
         assert!(line.contains("curl[42]") && line.contains(" 1000 "), "{line}");
         assert!(line.ends_with("redirect          10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
@@ -156,18 +167,18 @@ mod tests {
     #[test]
     fn an_unchanged_destination_is_shown_once() {
         let event = Event { new_destination: "10.96.0.20:80".into(), verdict: "pass_proxy".into(), ..redirect() };
-        assert!(line(&event).ends_with("10.244.0.10:0  10.96.0.20:80"));
+        assert!(line(POD_WIDTH, &event).ends_with("10.244.0.10:0  10.96.0.20:80"));
     }
 
     #[test]
     fn inbound_has_no_process() {
         let event = Event { pid: 0, command: String::new(), direction: Direction::Inbound.into(), ..redirect() };
-        assert!(line(&event).contains("  -  "), "{}", line(&event));
+        assert!(line(POD_WIDTH, &event).contains("  -  "), "{}", line(POD_WIDTH, &event));
     }
 
     #[test]
     fn columns_are_below_their_headings() {
-        let (header, line) = (header(false), line(&redirect()));
+        let (header, line) = (header(false), line(POD_WIDTH, &redirect()));
         assert_eq!(header.find("POD"), line.find("shop/"));
         assert_eq!(header.find("PROCESS"), line.find("curl"));
         assert_eq!(header.find("VERDICT"), line.find("redirect"));
@@ -176,10 +187,17 @@ mod tests {
 
     #[test]
     fn wide_names_node_and_network_namespace() {
-        let (header, line) = (header(true), wide_line("node-a", &redirect()));
+        let (header, line) = (header(true), wide_line("node-a", POD_WIDTH, &redirect()));
         assert!(line.starts_with("node-a "), "{line}");
         assert_eq!(header.find("POD"), line.find("shop/"));
-        assert!(wide_line("", &redirect()).starts_with("- "));
+        assert!(wide_line("", POD_WIDTH, &redirect()).starts_with("- "));
+    }
+
+    #[test]
+    fn lines_below_a_long_name_are_aligned_with_it() {
+        let long = Event { pod: Some(PodRef { namespace: "linkerd".into(), name: "x".repeat(40) }), ..redirect() };
+        let width = pod(&long).len();
+        assert_eq!(line(width, &long).find("curl"), line(width, &redirect()).find("curl"));
     }
 
     #[test]

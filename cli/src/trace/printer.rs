@@ -18,6 +18,8 @@ pub(super) struct Printer {
     introduced: bool,
     /// Events that were lost in all.
     lost: u64,
+    /// Of the longest name so far.
+    pod_width: usize,
 }
 
 /// Whether more is wanted.
@@ -29,7 +31,7 @@ pub(super) enum Next {
 
 impl Printer {
     pub(super) fn new(format: Format, count: Option<NonZeroU64>) -> Self {
-        Self { format, count, shown: 0, introduced: false, lost: 0 }
+        Self { format, count, shown: 0, introduced: false, lost: 0, pod_width: format::POD_WIDTH }
     }
 
     /// How many events were printed.
@@ -49,10 +51,11 @@ impl Printer {
     /// `node`: where it happened; empty where there is only one.
     pub(super) fn event(&mut self, node: &str, event: &Event) -> Result<Next> {
         self.loss(node, event.dropped_before);
+        self.pod_width = self.pod_width.max(format::pod(event).len());
         match self.format {
             Format::Json => output::json(&format::json(node, event))?,
-            Format::Table => output::line(&format::line(event))?,
-            Format::Wide => output::line(&format::wide_line(node, event))?,
+            Format::Table => output::line(&format::line(self.pod_width, event))?,
+            Format::Wide => output::line(&format::wide_line(node, self.pod_width, event))?,
         }
         self.shown += 1;
         Ok(if self.count.is_some_and(|count| self.shown >= count.get()) { Next::Enough } else { Next::More })
