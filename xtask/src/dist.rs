@@ -1,4 +1,4 @@
-//! `dist`: what a cluster is given: container images of our programs, and packaged charts.
+//! `dist`: what a cluster is given: container images of our programs, and packaged charts; and `weft`, to work with it.
 //!
 //! An image is a program, the libraries that it is linked with at their own paths, and a list of users: nothing that
 //! could be run or read besides. The libraries are one layer that all images share.
@@ -28,7 +28,7 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask dist                      optimised images and charts in dist/
+  cargo xtask dist                      optimised images, charts and weft in dist/
   cargo xtask dist --profile dev        the same from the binaries of the tests, in seconds
   docker load < dist/images/weft-proxy-0.1.0.tar
   kind load image-archive dist/images/weft-proxy-0.1.0.tar
@@ -90,9 +90,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         images(&workspace, args.profile)?
     };
-    if workspace.root.join("charts").exists() {
-        written.extend(charts(&workspace)?);
-    }
+    written.extend(charts(&workspace)?);
+    written.push(command_line(&workspace, &workspace.binaries(args.profile.directory()))?);
     for path in written {
         println!("{}", path.display());
     }
@@ -155,6 +154,15 @@ fn charts(workspace: &Workspace) -> Result<Vec<PathBuf>> {
         command::run(&mut package)?;
     }
     Ok(CHARTS.iter().map(|name| directory.join(format!("{name}-{VERSION}.tgz"))).collect())
+}
+
+/// `weft` for whoever installs from here.
+fn command_line(workspace: &Workspace, binaries: &Path) -> Result<PathBuf> {
+    let directory = workspace.root.join("dist/bin");
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let (built, program) = (binaries.join("weft"), directory.join("weft"));
+    command::run(Command::new("strip").arg("-o").arg(&program).arg(&built))?;
+    Ok(program)
 }
 
 fn write(recipe: &Recipe, layers: &[&Layer], archive: &Path) -> Result<()> {
