@@ -6,8 +6,9 @@ use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util
 
 /// Prefix of the targets of our own crates.
 const OURS: &str = "weft";
-/// Level of everything else where a filter is one bare level.
-const LIBRARIES: &str = "warn";
+/// Levels of everything else where a filter is one bare level. The Kubernetes client warns of what its callers are told
+/// anyway, and quotes whole answers of the API, in which there may be tokens.
+const LIBRARIES: &str = "warn,kube_client=error";
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +103,7 @@ fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
 }
 
 /// A bare level above `warn` is meant for Weft's own crates: what libraries say of every frame and every request would bury
-/// it. `warn,weft=debug` is then what it stands for; whoever wants to hear a library names it.
+/// it. Whoever wants to hear a library names it.
 fn expand(filter: &str) -> String {
     match filter.trim().to_ascii_lowercase().as_str() {
         level @ ("info" | "debug" | "trace") => format!("{LIBRARIES},{OURS}={level}"),
@@ -117,8 +118,8 @@ mod tests {
     #[test]
     fn a_bare_level_is_for_our_own_crates() {
         for (filter, expected) in [
-            ("info", "warn,weft=info"),
-            (" DEBUG ", "warn,weft=debug"),
+            ("info", "warn,kube_client=error,weft=info"),
+            (" DEBUG ", "warn,kube_client=error,weft=debug"),
             ("warn", "warn"),
             ("off", "off"),
             ("info,kube=debug", "info,kube=debug"),

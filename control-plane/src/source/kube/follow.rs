@@ -59,18 +59,20 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// HTTP statuses that mean something other than "try again".
 const NOT_FOUND: u16 = 404;
 const FORBIDDEN: u16 = 403;
+const GONE: u16 = 410;
 const UNPROCESSABLE: u16 = 422;
 
 /// Follows a kind and hands on what is heard, until `send` says that nobody listens.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
     let mut backoff = DefaultBackoff::default();
-    let (mut version, mut streaming) = (0, true);
+    let (mut version, mut streaming, mut gone) = (0, true, false);
     loop {
         let mut events = pin!(events(&client, kind, kind.versions[version], streaming));
         while let Some(event) = events.next().await {
             let error = match event {
                 Ok(update) => {
                     backoff.reset();
+                    gone = false;
                     if !send(update).await {
                         return;
                     }
@@ -84,6 +86,11 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                     tracing::debug!(kind = kind.kind, "no streamed lists, listing in pages");
                     streaming = false;
                     break;
+                }
+                // The API has forgotten where the watch was: it lists again at once, unless that leads to the same answer.
+                Some(GONE) if !gone => {
+                    tracing::debug!(kind = kind.kind, "watch is too old, listing again");
+                    gone = true;
                 }
                 Some(NOT_FOUND) if version + 1 < kind.versions.len() => {
                     version += 1;
