@@ -2,7 +2,7 @@
 //! (`linkerd2:controller/gen/apis/serviceprofile/v1alpha2/types.go`).
 //!
 //! The structs refuse unknown fields, as Linkerd's validator does: a misspelt field would otherwise be a setting that
-//! silently does nothing. [`validate`] holds the rules beyond types.
+//! silently does nothing. [`validate()`] holds the rules beyond types.
 
 mod validate;
 

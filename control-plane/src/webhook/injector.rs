@@ -1,6 +1,6 @@
 //! proxy-injector: pods that are to be meshed get their proxy, and pods and Services their opaque ports.
 //!
-//! What is added is [`inject`]'s decision; this turns it into a JSON patch, counts it, and tells the pod's owner. A pod
+//! What is added is [`inject()`]'s decision; this turns it into a JSON patch, counts it, and tells the pod's owner. A pod
 //! with an annotation that cannot be read is refused: started without a proxy, it would be open to everybody.
 
 mod owner;
