@@ -115,7 +115,8 @@ impl World {
 
     /// Waits until a message stands in the events about an object.
     pub(super) fn event(&self, namespace: &str, object: &str, words: &[&str]) {
-        let found = self.cluster.until(Duration::from_secs(60), |cluster| {
+        // A kubelet brings a changed Secret into a running pod within its sync period and cache, some two minutes.
+        let found = self.cluster.until(Duration::from_secs(180), |cluster| {
             let list = cluster.get(&["-n", namespace, "events"])?;
             let events: Vec<_> = list["items"].as_array().into_iter().flatten().map(event_text).collect();
             let about = events.iter().filter(|event| event.starts_with(object));
