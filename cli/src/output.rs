@@ -31,6 +31,17 @@ pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
     table
 }
 
+/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
+pub(crate) const NOTHING: &str = "-";
+
+pub(crate) fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
+pub(crate) fn or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING } else { text }.to_owned()
+}
+
 /// A line of text, or several, as they are.
 pub(crate) fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();

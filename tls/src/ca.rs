@@ -354,16 +354,7 @@ mod tests {
         let sni = rustls::pki_types::ServerName::try_from(wanted.as_str().to_owned()).unwrap();
         let mut client = rustls::ClientConnection::new(client.client_config(&wanted, &[]), sni).unwrap();
         let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).unwrap();
-            server.read_tls(&mut wire.as_slice()).unwrap();
-            server.process_new_packets()?;
-            wire.clear();
-            server.write_tls(&mut wire).unwrap();
-            client.read_tls(&mut wire.as_slice()).unwrap();
-            client.process_new_packets()?;
-        }
+        crate::handshake::complete(&mut client, &mut server)?;
         let names = server.peer_certificates().unwrap();
         assert_eq!(crate::credentials::peer_identity(names).unwrap().as_str(), "client.demo");
         Ok(())

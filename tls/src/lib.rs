@@ -12,6 +12,8 @@
 pub mod anchors;
 pub mod ca;
 pub mod credentials;
+#[cfg(test)]
+mod handshake;
 pub mod identity;
 pub mod inspect;
 pub mod keys;

@@ -317,16 +317,6 @@ mod tests {
         let name = ServerName::try_from("hook.mesh.svc").unwrap();
         let mut client = rustls::ClientConnection::new(client.clone(), name).unwrap();
         let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).unwrap();
-            server.read_tls(&mut wire.as_slice()).unwrap();
-            server.process_new_packets()?;
-            wire.clear();
-            server.write_tls(&mut wire).unwrap();
-            client.read_tls(&mut wire.as_slice()).unwrap();
-            client.process_new_packets()?;
-        }
-        Ok(())
+        crate::handshake::complete(&mut client, &mut server)
     }
 }

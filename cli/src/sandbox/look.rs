@@ -9,10 +9,7 @@ use weft_sandbox::{
 };
 
 use super::{ListArgs, PsArgs};
-use crate::output::{self, Format};
-
-/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
-const NOTHING: &str = "-";
+use crate::output::{self, Format, NOTHING, or_nothing, yes};
 
 pub(super) fn ps(args: &PsArgs) -> Result<()> {
     let state = Sandbox::open(&args.sandbox.name)?.state()?;
@@ -118,14 +115,6 @@ fn hints(state: &State) -> String {
     }
     hints.push(format!("end it       weft sandbox stop{named}"));
     hints.join("\n")
-}
-
-fn yes(is: bool) -> String {
-    if is { "yes" } else { "no" }.to_owned()
-}
-
-fn or_nothing(text: &str) -> String {
-    if text.is_empty() { NOTHING } else { text }.to_owned()
 }
 
 #[cfg(test)]

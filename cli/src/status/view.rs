@@ -5,11 +5,8 @@ use std::io;
 use comfy_table::Table;
 
 use super::report::{AgentRow, ControlPlane, PodRow, Report};
-use crate::output::{self, line, table};
+use crate::output::{self, NOTHING, line, or_nothing, table, yes};
 
-/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
-const NOTHING: &str = "-";
-/// As much of a digest as tells two apart.
 const DIGEST: usize = 12;
 
 pub(super) fn print(report: &Report) -> io::Result<()> {
@@ -82,14 +79,6 @@ fn pods(pods: &[PodRow]) -> Table {
         ]);
     }
     rows
-}
-
-fn yes(is: bool) -> String {
-    if is { "yes" } else { "no" }.to_owned()
-}
-
-fn or_nothing(text: &str) -> String {
-    if text.is_empty() { NOTHING } else { text }.to_owned()
 }
 
 #[cfg(test)]

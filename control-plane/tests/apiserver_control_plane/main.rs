@@ -1,4 +1,4 @@
-//! The control plane against a real API server: watches, tokens, the lease, and the EndpointSlices that it guards.
+//! The control plane against a real API server: watches, tokens, the lease, the EndpointSlices that it guards, webhooks.
 //!
 //! Every test has namespaces of its own. They run one after the other all the same: one of them takes a custom resource
 //! definition away from everybody.
@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod process;
+mod webhook;
 mod world;
 
 use std::time::{Duration, Instant};
@@ -18,6 +19,9 @@ use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
 
 use process::{Signal, eventually};
 use world::World;
+
+/// Held by the test that runs.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test]
 async fn discovery_follows_watches_and_polls_nothing() {

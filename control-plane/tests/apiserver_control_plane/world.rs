@@ -49,7 +49,6 @@ const DEFINITIONS: [&str; 7] = [
 const LEASE: &str = "linkerd-destination-endpoint-write";
 
 /// Tests take turns.
-static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// One test's part of the cluster: a namespace that is the control plane's and the applications' at once.
@@ -76,7 +75,7 @@ pub(crate) struct Updates {
 impl World {
     /// Installs definitions, a namespace, and in it the Service `web`.
     pub(crate) async fn new() -> Self {
-        let turn = TURN.lock().await;
+        let turn = crate::TURN.lock().await;
         weft_tls::install_crypto_provider();
         assert!(
             std::env::var_os("KUBECONFIG").is_some(),

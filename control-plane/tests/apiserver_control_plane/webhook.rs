@@ -3,14 +3,9 @@
 //! The webhook runs on this host, so the configurations name it by URL. Everything else is as the chart has it: empty
 //! Secrets, configurations without a `caBundle`, failurePolicy Fail so that a handshake that fails is a request that fails.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::{
-    io::{BufRead, BufReader},
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, UdpSocket},
     path::Path,
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -28,97 +23,12 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
+use tokio::sync::MutexGuard;
 
-/// Longest wait for something that should happen at once, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A webhook's process; ended when dropped.
-struct Process {
-    child: Child,
-    log: Arc<Mutex<Vec<String>>>,
-}
-
-impl Process {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_weft-control-plane"))
-            .args(arguments)
-            .args(["--admin-addr", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let outputs: [Box<dyn std::io::Read + Send>; 2] =
-            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
-        for output in outputs {
-            let log = log.clone();
-            std::thread::spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    log.lock().unwrap().push(line);
-                }
-            });
-        }
-        Self { child, log }
-    }
-
-    fn lines(&self, part: &str) -> Vec<String> {
-        self.log.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
-    }
-
-    /// An address of the line that says what was bound.
-    async fn bound(&self, name: &str) -> SocketAddr {
-        let mut found = None;
-        eventually("the process started", async || {
-            let lines = self.lines("\"started\"");
-            let fields: Value = lines.first().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-            let text =
-                fields[name].as_str().unwrap_or_default().trim_start_matches("Some(").trim_end_matches(')').to_owned();
-            found = text.parse().ok();
-            if found.is_some() { Ok(()) } else { Err(self.log.lock().unwrap().join("\n")) }
-        })
-        .await;
-        found.unwrap()
-    }
-
-    /// `/ready`: status line and body.
-    async fn ready(&self) -> String {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut stream = tokio::net::TcpStream::connect(self.bound("admin").await).await.unwrap();
-        stream.write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
-    }
-
-    async fn wait_ready(&self) {
-        eventually("ready", async || {
-            let answer = self.ready().await;
-            if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(answer) }
-        })
-        .await;
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("log of the webhook:\n{}", self.log.lock().unwrap().join("\n"));
-        }
-    }
-}
-
-/// Tries until it works, and says what was last wrong when it never does.
-async fn eventually(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let Err(problem) = attempt().await else { return };
-        assert!(Instant::now() < deadline, "{what}: not in time: {problem}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
+use crate::{
+    TURN,
+    process::{Process, eventually},
+};
 
 /// One webhook's objects in the API server, as the chart makes them.
 struct Installation {
@@ -128,9 +38,16 @@ struct Installation {
     namespace: String,
     configuration: (&'static str, &'static str),
     secret: &'static str,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Installation {
+    /// A component on this installation, its webhook where the API server reaches it.
+    fn process(&self, component: &str, arguments: &[&str]) -> Process {
+        let common = ["--kubeconfig", &self.kubeconfig, "--controller-namespace", &self.namespace];
+        Process::start(&[&[component], &common[..], &["--webhook-addr", "0.0.0.0:0"], arguments].concat())
+    }
+
     async fn new(kind: &'static str, component: &'static str) -> Self {
         weft_tls::install_crypto_provider();
         let kubeconfig = std::env::var("KUBECONFIG")
@@ -148,7 +65,15 @@ impl Installation {
             _ => ("linkerd-policy-validator-k8s-tls", "linkerd-policy-validator-webhook-config"),
         };
         let namespace = format!("webhook-{component}-{}", std::process::id());
-        let installation = Self { client, kubeconfig, host, namespace, configuration: (kind, configuration), secret };
+        let installation = Self {
+            client,
+            kubeconfig,
+            host,
+            namespace,
+            configuration: (kind, configuration),
+            secret,
+            _turn: TURN.lock().await,
+        };
         // What an earlier run that was killed left.
         let _ = installation.configurations().delete(configuration, &DeleteParams::default()).await;
         installation.create_namespace(&installation.namespace, json!({})).await;
@@ -266,26 +191,17 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
         let (values, anchors) = (files.path().join("values"), files.path().join("ca-bundle.crt"));
         std::fs::write(&values, "proxy: {image: {name: weft-proxy, version: '1'}, uid: nobody}").unwrap();
         std::fs::write(&anchors, weft_tls::ca::Root::generate("root").unwrap().certificate_pem()).unwrap();
-        let process = Process::start(&[
+        let process = installation.process(
             "proxy-injector",
-            "--kubeconfig",
-            &installation.kubeconfig,
-            "--controller-namespace",
-            &installation.namespace,
-            "--webhook-addr",
-            "0.0.0.0:0",
-            "--values",
-            values.to_str().unwrap(),
-            "--identity-trust-anchors",
-            anchors.to_str().unwrap(),
-        ]);
+            &["--values", values.to_str().unwrap(), "--identity-trust-anchors", anchors.to_str().unwrap()],
+        );
         // Neither settings nor a webhook configuration yet: both are said.
         eventually("not ready, and why", async || {
-            let answer = process.ready().await;
-            let said = answer.starts_with("HTTP/1.1 503")
-                && answer.contains("proxy.uid: ")
-                && answer.contains("linkerd-proxy-injector-webhook-config does not exist");
-            if said { Ok(()) } else { Err(answer) }
+            let (status, body) = process.get("/ready").await;
+            let said = status == 503
+                && body.contains("proxy.uid: ")
+                && body.contains("linkerd-proxy-injector-webhook-config does not exist");
+            if said { Ok(()) } else { Err(format!("{status}: {body}")) }
         })
         .await;
         std::fs::write(&values, "proxy: {image: {name: weft-proxy, version: '1'}}").unwrap();
@@ -293,7 +209,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
         let rules = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
             "resources": ["pods", "services"], "scope": "Namespaced"});
         installation.configure(port, rules).await;
-        process.wait_ready().await;
+        process.ready().await;
 
         let app = format!("{}-app", installation.namespace);
         installation.create_namespace(&app, json!({"linkerd.io/inject": "enabled"})).await;
@@ -409,26 +325,14 @@ async fn an_overwritten_bundle_is_repaired(installation: &Installation, pods: &A
 async fn certificates_are_renewed_under_requests_without_a_failure() {
     installed(Installation::new("ValidatingWebhookConfiguration", "sp-validator").await, async |installation| {
         define(&installation.client, "serviceprofiles.linkerd.io").await;
-        let start = || {
-            Process::start(&[
-                "sp-validator",
-                "--kubeconfig",
-                &installation.kubeconfig,
-                "--controller-namespace",
-                &installation.namespace,
-                "--webhook-addr",
-                "0.0.0.0:0",
-                "--webhook-certificate-lifetime",
-                "15s",
-            ])
-        };
+        let start = || installation.process("sp-validator", &["--webhook-certificate-lifetime", "15s"]);
         // Two replicas share the Secret; the API server calls the first.
         let replicas = [start(), start()];
         let rules = json!({"apiGroups": ["linkerd.io"], "apiVersions": ["v1alpha1", "v1alpha2"],
             "operations": ["CREATE", "UPDATE"], "resources": ["serviceprofiles"]});
         installation.configure(replicas[0].bound("webhook").await.port(), rules).await;
         for replica in &replicas {
-            replica.wait_ready().await;
+            replica.ready().await;
         }
         profiles_are_checked(installation).await;
 
@@ -508,24 +412,17 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
         ] {
             define(&installation.client, &format!("{kind}.linkerd.io")).await;
         }
-        let process = Process::start(&[
-            "policy",
+        let process = installation.process("policy", &[
             "--source",
             "kube",
-            "--kubeconfig",
-            &installation.kubeconfig,
-            "--controller-namespace",
-            &installation.namespace,
             "--policy-addr",
             "127.0.0.1:0",
-            "--webhook-addr",
-            "0.0.0.0:0",
         ]);
         let rules = json!({"apiGroups": ["policy.linkerd.io"], "apiVersions": ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"],
             "operations": ["CREATE", "UPDATE"], "resources": ["servers", "serverauthorizations", "authorizationpolicies",
                 "meshtlsauthentications", "networkauthentications"]});
         installation.configure(process.bound("webhook").await.port(), rules).await;
-        process.wait_ready().await;
+        process.ready().await;
         let create = async |version: &str, kind: &str, spec: Value| {
             let resource = resource("policy.linkerd.io", version, kind);
             let api: Api<DynamicObject> =
