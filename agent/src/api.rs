@@ -11,14 +11,16 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 use weft_proto::agent::{
-    EnrolRequest, EnrolResponse, Event, Host, PodState, PodStatus, StatusRequest, StatusResponse, VerdictCount,
-    WatchRequest, WithdrawRequest, WithdrawResponse, pods_server, status_server, trace_server,
+    EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, Host, PodRef, PodState, PodStatus,
+    StatusRequest, StatusResponse, VerdictCount, WatchRequest, WithdrawRequest, WithdrawResponse, pods_server,
+    status_server, trace_server,
 };
 
 use crate::{
     cgroup::{self, AttachPoint},
     datapath::{Datapath, DatapathError, Enrolled},
     error::chain,
+    explain::{self, Answer, Question},
     host,
     kubernetes::{Problem, Tracking, Trackings},
     netns::{Netns, NetnsError},
@@ -31,7 +33,11 @@ use crate::{
 pub(crate) struct Pods(pub(crate) Shared);
 
 /// Streams verdicts.
-pub(crate) struct Trace(pub(crate) Hub);
+pub(crate) struct Trace {
+    pub(crate) hub: Hub,
+    /// Whose view of a pod goes with an explanation.
+    pub(crate) status: StatusService,
+}
 
 /// Tells how things stand.
 #[derive(Clone)]
@@ -83,7 +89,7 @@ impl trace_server::Trace for Trace {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let filter = Filter::parse(request.into_inner()).map_err(Status::invalid_argument)?;
         let mut missed = 0;
-        let events = BroadcastStream::new(self.0.subscribe()).filter_map(move |event| match event {
+        let events = BroadcastStream::new(self.hub.subscribe()).filter_map(move |event| match event {
             // An event that is filtered out must not take the count of lost ones with it.
             Ok(event) => {
                 missed += event.dropped_before;
@@ -100,6 +106,25 @@ impl trace_server::Trace for Trace {
         });
         Ok(Response::new(Box::pin(events)))
     }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let question = Question::parse(request.into_inner()).map_err(invalid)?;
+        let status = self.status.clone();
+        let response = run(&self.status.datapath, move |datapath| {
+            let Answer { verdict, new_destination, reason, change } = explain::explain(datapath, &question)?;
+            let known = status.known();
+            let wanted = PodRef::from(&question.pod);
+            let pod = pods(datapath.pods()?, known).into_iter().find(|pod| pod.pod.as_ref() == Some(&wanted));
+            Ok(ExplainResponse {
+                verdict: verdict.label().to_owned(),
+                new_destination: new_destination.map(|end| end.to_string()).unwrap_or_default(),
+                reason,
+                change,
+                pod_status: pod,
+            })
+        });
+        response.await.map(Response::new)
+    }
 }
 
 #[tonic::async_trait]
@@ -111,10 +136,15 @@ impl status_server::Status for StatusService {
 }
 
 impl StatusService {
+    /// What the API server tells of the node's pods.
+    fn known(&self) -> Trackings {
+        self.kubernetes.as_ref().and_then(|node| node.pods.borrow().clone())
+    }
+
     fn status(&self, datapath: &Datapath) -> Result<StatusResponse, DatapathError> {
         let mut verdicts = Vec::new();
         for direction in Direction::ALL {
-            for verdict in Verdict::ALL {
+            for verdict in Verdict::ALL.into_iter().filter(|verdict| verdict.is_counted()) {
                 verdicts.push(VerdictCount {
                     direction: api_direction(direction).into(),
                     verdict: verdict.label().to_owned(),
@@ -122,13 +152,12 @@ impl StatusService {
                 });
             }
         }
-        let known = self.kubernetes.as_ref().and_then(|node| node.pods.borrow().clone());
         Ok(StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             programs: datapath.digest(),
             cgroup: datapath.cgroup().display().to_string(),
             pin_dir: datapath.pin_dir().display().to_string(),
-            pods: pods(datapath.pods()?, known),
+            pods: pods(datapath.pods()?, self.known()),
             verdicts,
             events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
             flow_misses: datapath.counter(counter::FLOW_MISSES)?,
@@ -136,6 +165,9 @@ impl StatusService {
             mode: if self.kubernetes.is_some() { "kubernetes" } else { "api" }.to_owned(),
             cgroup_reason: self.attach.reason.clone(),
             cgroup_is_root: self.attach.is_root,
+            bypassed: datapath.bypassed()?,
+            bind_failures: datapath.counter(counter::BIND_FAILURES)?,
+            listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
             host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
         })
     }
@@ -201,6 +233,10 @@ impl From<Enrolled> for PodStatus {
             generation: pod.generation.into(),
             ips: pod.ips.iter().map(ToString::to_string).collect(),
             state: state.into(),
+            bypassed: pod.bypassed,
+            self_enrolled: pod.self_enrolled,
+            strict: pod.strict,
+            listening: pod.listening,
             ..Self::default()
         }
     }
@@ -254,6 +290,10 @@ mod tests {
             outbound: true,
             inbound: true,
             ips: Vec::new(),
+            bypassed: false,
+            self_enrolled: false,
+            strict: false,
+            listening: true,
         }
     }
 

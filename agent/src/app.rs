@@ -23,9 +23,9 @@ use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal,
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
-    bpf, bpffs,
+    bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
-    datapath::Datapath,
+    datapath::{Datapath, Options, SelfEnrolment},
     garbage, host,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
@@ -46,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) metrics_addr: Option<SocketAddr>,
     pub(crate) api_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
+    pub(crate) self_enrolment: Option<SelfEnrolment>,
     pub(crate) kubernetes: Option<KubernetesConfig>,
 }
 
@@ -71,7 +72,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         let attach = find_attach_point(&config)?;
         host::check_bpffs(&config.pin_dir)?;
         let lock = Lock::take(&config.pin_dir)?;
-        let (datapath, ebpf) = Datapath::open(&config.pin_dir, &attach.path, config.debug_log)?;
+        let (datapath, ebpf) = open(&config, &attach)?;
         return serve(&config, attach, datapath, ebpf, lock, None).await;
     };
     let client = Client::try_default().await.context("cannot tell how to reach the API server")?;
@@ -109,8 +110,17 @@ async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, L
         tracing::info!(path = host::BPFFS, "mounted a bpffs on the node");
     }
     let lock = Lock::wait(&config.pin_dir).await?;
-    let (datapath, ebpf) = Datapath::open(&config.pin_dir, &attach.path, config.debug_log)?;
+    let (datapath, ebpf) = open(config, &attach)?;
     Ok((attach, datapath, ebpf, lock))
+}
+
+fn open(config: &Config, attach: &AttachPoint) -> Result<(Datapath, Ebpf)> {
+    Ok(Datapath::open(Options {
+        pin_dir: &config.pin_dir,
+        cgroup: &attach.path,
+        debug_log: config.debug_log,
+        self_enrolment: config.self_enrolment,
+    })?)
 }
 
 fn find_attach_point(config: &Config) -> Result<AttachPoint> {
@@ -146,6 +156,8 @@ async fn serve(
     let (owner_tx, owner) = watch::channel(Owner::Unknown);
     tasks.spawn("trace", hub.clone().run(datapath.clone()));
     tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
+    let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
+    tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
@@ -188,7 +200,7 @@ async fn serve(
         let listener = TcpListenerStream::new(bind(address, "--api-addr").await?);
         // Who reaches a TCP port of the node may look, and nothing else.
         let server = Server::builder()
-            .add_service(TraceServer::new(Trace(hub.clone())))
+            .add_service(TraceServer::new(Trace { hub: hub.clone(), status: status.clone() }))
             .add_service(StatusServer::new(status.clone()));
         tasks.spawn("api", async move { server.serve_with_incoming(listener).await.context("gRPC server failed") });
     }
@@ -196,7 +208,7 @@ async fn serve(
     // Where the API server tells of pods, nobody else does.
     let enrolment = cluster.is_none().then(|| PodsServer::new(Pods(datapath)));
     let server = Server::builder()
-        .add_service(TraceServer::new(Trace(hub)))
+        .add_service(TraceServer::new(Trace { hub, status: status.clone() }))
         .add_service(StatusServer::new(status))
         .add_optional_service(enrolment);
     tasks.spawn("socket", async move {

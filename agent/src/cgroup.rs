@@ -123,6 +123,22 @@ pub(crate) fn layout() -> &'static str {
     if file_systems(&mounts).any(|(_, kind)| kind == "cgroup") { "hybrid" } else { "cgroup2" }
 }
 
+/// The processes in the cgroup with this id (its inode number), looked for below a directory. None if it is not there.
+pub(crate) fn members(below: &Path, id: u64) -> Vec<i32> {
+    let Some(path) = find(below, id) else { return Vec::new() };
+    let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn find(directory: &Path, id: u64) -> Option<PathBuf> {
+    if fs::metadata(directory).is_ok_and(|metadata| metadata.ino() == id) {
+        return Some(directory.to_path_buf());
+    }
+    let entries = fs::read_dir(directory).ok()?.filter_map(Result::ok);
+    let mut directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    directories.find_map(|entry| find(&entry.path(), id))
+}
+
 fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|statfs| statfs.f_type == CGROUP2_MAGIC)
 }

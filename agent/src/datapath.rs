@@ -10,10 +10,11 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     net::IpAddr,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use aya::{
@@ -25,16 +26,15 @@ use aya::{
 };
 use weft_ebpf_abi::{
     address::Address,
-    counter,
-    event::Config,
-    map,
+    counter, map,
     pod::{self, Pod, PortBlock, PortBlockKey, Subnet},
+    switch,
     verdict::{Direction, Verdict},
 };
 
 use crate::{
     listeners::{Listeners, ListenersError},
-    netns::Netns,
+    netns::{self, Netns},
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
     rules::{PodName, Rules},
@@ -49,10 +49,34 @@ pub(crate) struct Datapath {
     ports: HashMap<MapData, PortBlockKey, PortBlock>,
     subnets: LpmTrie<MapData, Subnet, u8>,
     stats: PerCpuArray<MapData, u64>,
-    config: Array<MapData, Config>,
+    switches: Array<MapData, u32>,
     listeners: Listeners,
     names: BTreeMap<u64, PodName>,
+    /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
+    self_enrolled: BTreeMap<u64, Instant>,
 }
+
+/// How the kernel enrols a network namespace by itself: who binds which port on loopback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SelfEnrolment {
+    /// The proxy's user as the host sees it.
+    pub(crate) proxy_uid: u32,
+    pub(crate) outbound_port: u16,
+    pub(crate) inbound_port: u16,
+}
+
+/// How to open a datapath.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options<'a> {
+    pub(crate) pin_dir: &'a Path,
+    pub(crate) cgroup: &'a Path,
+    pub(crate) debug_log: bool,
+    /// None: namespaces are enrolled by the agent alone.
+    pub(crate) self_enrolment: Option<SelfEnrolment>,
+}
+
+/// How long a namespace that the kernel enrolled is left alone before it is looked at whether it still exists.
+const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 
 /// Why the datapath could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +87,8 @@ pub(crate) enum DatapathError {
     Programs(#[from] ProgramsError),
     #[error(transparent)]
     Listeners(#[from] ListenersError),
+    #[error("cannot tell which network namespaces exist")]
+    Namespaces(#[source] std::io::Error),
     #[error("cannot open the cgroup {path}")]
     Cgroup { path: String, source: std::io::Error },
     #[error("cannot open map {name}")]
@@ -82,6 +108,11 @@ pub(crate) struct Enrolled {
     pub(crate) outbound: bool,
     pub(crate) inbound: bool,
     pub(crate) ips: Vec<IpAddr>,
+    pub(crate) bypassed: bool,
+    pub(crate) self_enrolled: bool,
+    pub(crate) strict: bool,
+    /// Whether the proxy has a listener for inbound connections.
+    pub(crate) listening: bool,
 }
 
 /// What an enrolment came to.
@@ -95,6 +126,18 @@ pub(crate) struct Enrolment {
     pub(crate) changed: bool,
     /// Whether the namespace was unknown.
     pub(crate) is_new: bool,
+}
+
+/// Switches all redirection of the node off or on, by the pins alone: needs no agent. Returns how it was.
+///
+/// # Errors
+/// When there is no datapath, or it is of another layout.
+pub(crate) fn set_bypassed(pins: &Pins, bypassed: bool) -> Result<bool, DatapathError> {
+    pins.check_layout()?;
+    let mut switches: Array<MapData, u32> = open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?;
+    let before = switches.get(&switch::BYPASS, 0).map_err(reading(map::SWITCHES))?;
+    switches.set(switch::BYPASS, u32::from(bypassed), 0).map_err(writing(map::SWITCHES))?;
+    Ok(before != 0)
 }
 
 fn open_map<T>(
@@ -126,7 +169,8 @@ impl Datapath {
     /// Takes over what is pinned, loads what is missing and attaches it to the cgroup.
     ///
     /// The second value is the loaded object, for reading its log records.
-    pub(crate) fn open(pin_dir: &Path, cgroup: &Path, debug_log: bool) -> Result<(Self, Ebpf), DatapathError> {
+    pub(crate) fn open(options: Options<'_>) -> Result<(Self, Ebpf), DatapathError> {
+        let Options { pin_dir, cgroup, debug_log, self_enrolment } = options;
         let directory = File::open(cgroup)
             .map_err(|source| DatapathError::Cgroup { path: cgroup.display().to_string(), source })?;
         let pins = Pins::new(pin_dir);
@@ -139,14 +183,20 @@ impl Datapath {
             ports: open_map(&pins, map::PORTS, |data| HashMap::try_from(Map::HashMap(data)))?,
             subnets: open_map(&pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
             stats: open_map(&pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
-            config: open_map(&pins, map::CONFIG, |data| Array::try_from(Map::Array(data)))?,
-            listeners: Listeners::new(open_map(&pins, map::LISTENERS, |data| SockHash::try_from(Map::SockHash(data)))?),
+            switches: open_map(&pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?,
+            listeners: Listeners::new(
+                open_map(&pins, map::LISTENERS, |data| SockHash::try_from(Map::SockHash(data)))?,
+                open_map(&pins, map::PROXIES, |data| HashMap::try_from(Map::HashMap(data)))?,
+                cgroup.to_path_buf(),
+            ),
             names: BTreeMap::new(),
+            self_enrolled: BTreeMap::new(),
             programs,
             pins,
         };
         // Whoever watched the last agent is gone.
         datapath.set_watched(false)?;
+        datapath.set_self_enrolment(self_enrolment)?;
         let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
         datapath.collect_garbage()?;
         for (cookie, name) in datapath.pins.pods()? {
@@ -193,7 +243,7 @@ impl Datapath {
         self.names.insert(cookie, rules.pod.clone());
         let attached = self.programs.attach_pod(cookie, &netns.file)?;
         // Every time, as a proxy that binds before the programs and listens after them is seen by neither at first.
-        let adopted = self.listeners.adopt(netns, entry.proxy_uid, entry.inbound_port)?;
+        let adopted = self.listeners.adopt(netns, &entry)?;
         if adopted > 0 {
             tracing::info!(netns_cookie = cookie, adopted, "the proxy listened before the programs did");
         }
@@ -204,8 +254,10 @@ impl Datapath {
         if let (None, Some(old)) = (unchanged, old) {
             self.remove_rules(cookie, Some(old.generation))?;
         }
+        self.self_enrolled.remove(&cookie);
         let changed = unchanged.is_none() || attached;
-        Ok(Enrolment { cookie, generation: entry.generation, changed, is_new: old.is_none() })
+        let is_new = old.is_none_or(|old| old.has(pod::SELF_ENROLLED));
+        Ok(Enrolment { cookie, generation: entry.generation, changed, is_new })
     }
 
     /// Forgets a pod; an unknown one is fine.
@@ -216,14 +268,19 @@ impl Datapath {
 
     /// Forgets pods whose network namespace is gone. Returns their cookies.
     pub(crate) fn collect_garbage(&mut self) -> Result<Vec<u64>, DatapathError> {
-        let mut cookies: Vec<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
-        // An entry without a directory is left over from a crash in `remove`.
-        for key in self.entries.keys() {
-            let cookie = key.map_err(reading(map::PODS))?;
-            if !cookies.contains(&cookie) {
-                cookies.push(cookie);
+        let mut cookies: BTreeSet<u64> = self.pins.pods()?.into_iter().map(|(cookie, _)| cookie).collect();
+        let mut self_enrolled = BTreeMap::new();
+        for item in self.entries.iter() {
+            let (cookie, entry) = item.map_err(reading(map::PODS))?;
+            if entry.has(pod::SELF_ENROLLED) && !cookies.contains(&cookie) {
+                let first_seen = self.self_enrolled.get(&cookie).copied();
+                self_enrolled.insert(cookie, first_seen.unwrap_or_else(Instant::now));
+            } else {
+                // An entry without a directory is left over from a crash in `remove`.
+                cookies.insert(cookie);
             }
         }
+        self.self_enrolled = self_enrolled;
         let mut removed = Vec::new();
         for cookie in cookies {
             if self.programs.is_gone(cookie)? {
@@ -231,6 +288,25 @@ impl Datapath {
                 removed.push(cookie);
             }
         }
+        // No link tells of the end of these.
+        let old: Vec<u64> = self
+            .self_enrolled
+            .iter()
+            .filter(|(_, seen)| seen.elapsed() > SELF_ENROLLED_GRACE)
+            .map(|(c, _)| *c)
+            .collect();
+        if !old.is_empty() {
+            let living = netns::living().map_err(DatapathError::Namespaces)?;
+            for cookie in old.into_iter().filter(|cookie| !living.contains(cookie)) {
+                self.remove(cookie)?;
+                removed.push(cookie);
+            }
+        }
+        let mut known = BTreeSet::new();
+        for key in self.entries.keys() {
+            known.insert(key.map_err(reading(map::PODS))?);
+        }
+        self.listeners.retain(|cookie| known.contains(&cookie))?;
         Ok(removed)
     }
 
@@ -246,6 +322,10 @@ impl Datapath {
                 outbound: entry.has(pod::OUTBOUND),
                 inbound: entry.has(pod::INBOUND) && !self.programs.is_gone(cookie)?,
                 ips: entry.addresses.into_iter().filter(|a| *a != Address::UNSPECIFIED).map(IpAddr::from).collect(),
+                bypassed: entry.has(pod::BYPASSED),
+                self_enrolled: entry.has(pod::SELF_ENROLLED),
+                strict: entry.has(pod::EXEMPTS_CGROUP),
+                listening: self.listeners.has(cookie, &entry)?,
             });
         }
         pods.sort_by(|a, b| a.name.cmp(&b.name).then(a.cookie.cmp(&b.cookie)));
@@ -255,6 +335,53 @@ impl Datapath {
     /// Who lives in a network namespace.
     pub(crate) fn name(&self, cookie: u64) -> Option<&PodName> {
         self.names.get(&cookie)
+    }
+
+    /// A pod's entry, by its name: the newest, where a predecessor's namespace is alive still.
+    pub(crate) fn find(&self, pod: &PodName) -> Result<Option<(u64, Pod)>, DatapathError> {
+        for (cookie, _) in self.names.iter().rev().filter(|(_, name)| *name == pod) {
+            if let Some(entry) = self.entry(*cookie)? {
+                return Ok(Some((*cookie, entry)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a pod's rules skip a port, as the programs look it up.
+    pub(crate) fn skips_port(
+        &self,
+        cookie: u64,
+        entry: &Pod,
+        direction: Direction,
+        port: u16,
+    ) -> Result<bool, DatapathError> {
+        let generation = entry.generation;
+        let key = PortBlockKey {
+            netns_cookie: cookie,
+            generation,
+            direction: direction as u16,
+            block: port / pod::BLOCK_PORTS,
+        };
+        match self.ports.get(&key, 0) {
+            Ok(block) => Ok(block.contains(port)),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(error) => Err(reading(map::PORTS)(error)),
+        }
+    }
+
+    /// Whether a pod's rules skip a client, as the programs look it up.
+    pub(crate) fn skips_subnet(&self, cookie: u64, entry: &Pod, client: &Address) -> Result<bool, DatapathError> {
+        let key = Key::new(Subnet::HEAD_BITS + 128, Subnet::new(cookie, entry.generation, client));
+        match self.subnets.get(&key, 0) {
+            Ok(_) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(error) => Err(reading(map::SUBNETS)(error)),
+        }
+    }
+
+    /// Whether a pod's inbound connections have a listener to go to.
+    pub(crate) fn listens(&self, cookie: u64, entry: &Pod) -> Result<bool, DatapathError> {
+        Ok(self.listeners.has(cookie, entry)?)
     }
 
     /// How often a verdict was given since the maps were made.
@@ -270,8 +397,25 @@ impl Datapath {
 
     /// Has the kernel produce events, or stop it.
     pub(crate) fn set_watched(&mut self, watched: bool) -> Result<(), DatapathError> {
-        let config = Config { trace: u32::from(watched), pad: 0 };
-        self.config.set(0, config, 0).map_err(writing(map::CONFIG))
+        self.set(switch::TRACE, u32::from(watched))
+    }
+
+    /// Whether somebody switched all redirection off.
+    pub(crate) fn bypassed(&self) -> Result<bool, DatapathError> {
+        self.switches.get(&switch::BYPASS, 0).map(|on| on != 0).map_err(reading(map::SWITCHES))
+    }
+
+    fn set_self_enrolment(&mut self, to: Option<SelfEnrolment>) -> Result<(), DatapathError> {
+        if let Some(SelfEnrolment { proxy_uid, outbound_port, inbound_port }) = to {
+            self.set(switch::PROXY_UID, proxy_uid)?;
+            self.set(switch::OUTBOUND_PORT, outbound_port.into())?;
+            self.set(switch::INBOUND_PORT, inbound_port.into())?;
+        }
+        self.set(switch::SELF_ENROL, u32::from(to.is_some()))
+    }
+
+    fn set(&mut self, index: u32, value: u32) -> Result<(), DatapathError> {
+        self.switches.set(index, value, 0).map_err(writing(map::SWITCHES))
     }
 
     /// The events' ring buffer. It has one reader at a time.
@@ -307,6 +451,7 @@ impl Datapath {
         absent_is_fine(self.entries.remove(&cookie)).map_err(writing(map::PODS))?;
         self.remove_rules(cookie, None)?;
         self.names.remove(&cookie);
+        self.self_enrolled.remove(&cookie);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ use self::{
 };
 pub(crate) use self::{
     owner::{Owner, follow, uninstalled},
-    plan::{Enrolment, Problem, Report, Tracking},
+    plan::{Enrolment, News, Problem, Report, Tracking},
     report::Publisher,
 };
 use crate::{
@@ -137,7 +137,11 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
         }
         for report in plan.take_reports() {
             let (namespace, pod) = (&report.name.namespace, &report.name.name);
-            tracing::warn!(namespace, pod, error = report.problem.text(), "pod not enrolled");
+            match &report.news {
+                News::Problem(problem) => tracing::warn!(namespace, pod, error = problem.text(), "pod not enrolled"),
+                News::Bypassed(true) => tracing::warn!(namespace, pod, "pod bypassed: nothing of it is redirected"),
+                News::Bypassed(false) => tracing::info!(namespace, pod, "pod redirected again"),
+            }
             let _ = outputs.reports.send(report);
         }
         if plan.listed() {
@@ -169,12 +173,12 @@ fn enrol(
     pod: &MeshedPod,
 ) -> Result<Enrolment, Problem> {
     let rules = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
-    let sandbox = locator.find(&pod.uid, rules.proxy_uid, pod.user_namespace).map_err(|error| match error {
-        LocateError::Read { .. } | LocateError::Netns(_) => Problem::Failed(chain(&error)),
+    let sandbox = locator.find(pod, rules).map_err(|error| match error {
+        LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
         _ => Problem::NotYet(error.to_string()),
     })?;
     let found = Instant::now();
-    let request = pod::request(pod, rules, &sandbox.netns.addresses, sandbox.proxy_uid);
+    let request = pod::request(pod, rules, &sandbox.netns.addresses, sandbox.proxy);
     let rules = Rules::parse(request).map_err(|error| Problem::Failed(error.to_string()))?;
     let done = datapath.lock().enrol(&sandbox.netns, &rules).map_err(|error| Problem::Failed(chain(&error)))?;
     if !done.changed {
@@ -189,7 +193,8 @@ fn enrol(
             pod = name,
             netns_cookie = done.cookie,
             generation = done.generation,
-            proxy_uid = sandbox.proxy_uid,
+            proxy_uid = sandbox.proxy.uid,
+            proxy_cgroup = sandbox.proxy.cgroup,
             after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
             "pod enrolled"
         );

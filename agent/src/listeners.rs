@@ -21,14 +21,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{MapData, MapError, SockHash};
+use aya::maps::{HashMap, MapData, MapError, SockHash};
 use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
 };
-use weft_ebpf_abi::socket::{LISTENER_SLOTS, ListenerKey};
+use weft_ebpf_abi::{
+    map,
+    pod::{EXEMPTS_CGROUP, Owner, Pod},
+    socket::{LISTENER_SLOTS, ListenerKey, ProxyKey},
+};
 
-use crate::netns::Netns;
+use crate::{cgroup, netns::Netns};
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
@@ -40,16 +44,19 @@ const LISTENING: &str = "0A";
 /// The proxies' listeners, as the programs know them.
 pub(crate) struct Listeners {
     map: SockHash<MapData, ListenerKey>,
+    proxies: HashMap<MapData, ProxyKey, u8>,
+    /// The cgroup below which pods run.
+    cgroup: PathBuf,
     proc: PathBuf,
 }
 
 /// Why a listener could not be taken over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenersError {
-    #[error("cannot read map LISTENERS")]
-    Read(#[source] MapError),
-    #[error("cannot write map LISTENERS (is it full?)")]
-    Write(#[source] MapError),
+    #[error("cannot read map {name}")]
+    Read { name: &'static str, source: MapError },
+    #[error("cannot write map {name} (is it full?)")]
+    Write { name: &'static str, source: MapError },
     #[error("cannot look for processes in {path} (needs hostPID)")]
     Processes { path: String, source: io::Error },
     #[error(
@@ -71,40 +78,96 @@ struct Listening {
 
 impl Listeners {
     /// Looks for processes in /proc.
-    pub(crate) fn new(map: SockHash<MapData, ListenerKey>) -> Self {
-        Self { map, proc: PathBuf::from("/proc") }
+    pub(crate) fn new(
+        map: SockHash<MapData, ListenerKey>,
+        proxies: HashMap<MapData, ProxyKey, u8>,
+        cgroup: PathBuf,
+    ) -> Self {
+        Self { map, proxies, cgroup, proc: PathBuf::from("/proc") }
+    }
+
+    /// Whether a pod's proxy has a listener, as the pod's attestation says.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn has(&self, netns_cookie: u64, pod: &Pod) -> Result<bool, ListenersError> {
+        match self.proxies.get(&proxy_key(netns_cookie, pod), 0) {
+            Ok(_) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(source) => Err(ListenersError::Read { name: map::PROXIES, source }),
+        }
+    }
+
+    /// Forgets the proxies of network namespaces that are not `known`. Their listeners leave the kernel's map by
+    /// themselves when they are closed.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn retain(&mut self, known: impl Fn(u64) -> bool) -> Result<(), ListenersError> {
+        let keys: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
+        let keys = keys.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
+        for key in keys.iter().filter(|key| !known(key.netns_cookie)) {
+            match self.proxies.remove(key) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) if is(&source, io::ErrorKind::NotFound) => {}
+                Err(source) => return Err(ListenersError::Write { name: map::PROXIES, source }),
+            }
+        }
+        Ok(())
     }
 
     /// Lets the programs know the listeners of a pod's proxy, unless they know one already. Returns how many were taken.
     ///
     /// # Errors
     /// See [`ListenersError`]. That a process ends meanwhile is none.
-    pub(crate) fn adopt(&mut self, netns: &Netns, uid: u32, port: u16) -> Result<usize, ListenersError> {
-        let ours = |key: &ListenerKey| key.netns_cookie == netns.cookie && key.uid == uid && key.port == port;
+    pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
+        let (owner, port) = (pod.proxy(), pod.inbound_port);
+        let mut known = false;
         for key in self.map.keys() {
-            if ours(&key.map_err(ListenersError::Read)?) {
-                return Ok(0);
+            let key = key.map_err(|source| ListenersError::Read { name: map::LISTENERS, source })?;
+            if key.netns_cookie == netns.cookie && key.owner == owner && key.port == port {
+                known = true;
+                break;
             }
         }
         let mut adopted = 0;
-        for (family, socket) in self.find(netns, uid, port)? {
-            for slot in 0..LISTENER_SLOTS {
-                let key = ListenerKey { netns_cookie: netns.cookie, uid, port, family, slot };
-                match self.map.insert(key, socket.as_raw_fd(), BPF_NOEXIST) {
-                    Ok(()) => {
-                        adopted += 1;
-                        break;
-                    }
-                    Err(error) if is(&error, io::ErrorKind::AlreadyExists) => {}
-                    Err(error) => return Err(ListenersError::Write(error)),
-                }
+        if !known {
+            for (family, socket) in self.find(netns, pod)? {
+                adopted += usize::from(self.record(netns.cookie, owner, port, family, &socket)?);
             }
+        }
+        if known || adopted > 0 {
+            let noted = self.proxies.insert(proxy_key(netns.cookie, pod), 1, 0);
+            noted.map_err(|source| ListenersError::Write { name: map::PROXIES, source })?;
         }
         Ok(adopted)
     }
 
+    /// Puts a listener into a free slot. False if there is none: then other members of its group stand for it.
+    fn record(
+        &mut self,
+        netns_cookie: u64,
+        owner: Owner,
+        port: u16,
+        family: u8,
+        socket: &OwnedFd,
+    ) -> Result<bool, ListenersError> {
+        for slot in 0..LISTENER_SLOTS {
+            let key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
+            match self.map.insert(key, socket.as_raw_fd(), BPF_NOEXIST) {
+                Ok(()) => return Ok(true),
+                Err(error) if is(&error, io::ErrorKind::AlreadyExists) => {}
+                Err(source) => return Err(ListenersError::Write { name: map::LISTENERS, source }),
+            }
+        }
+        Ok(false)
+    }
+
     /// Descriptors of the listeners, each once.
-    fn find(&self, netns: &Netns, uid: u32, port: u16) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+    fn find(&self, netns: &Netns, pod: &Pod) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        let (uid, port) = (pod.proxy_uid, pod.inbound_port);
+        // Only these may be the proxy, if the pod is strict about it.
+        let members = pod.has(EXEMPTS_CGROUP).then(|| cgroup::members(&self.cgroup, pod.proxy_cgroup));
         let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };
         let inode = netns.file.metadata().map_err(processes)?.ino();
         let mut wanted: Option<Vec<Listening>> = None;
@@ -122,6 +185,9 @@ impl Listeners {
             if wanted.is_empty() {
                 return Ok(found);
             }
+            if members.as_ref().is_some_and(|members| !members.contains(&pid)) {
+                continue;
+            }
             // Another process of the pod may be the proxy.
             if let Err(source) = take(pid, wanted, &mut found) {
                 failed = Some(ListenersError::Take { pid, source });
@@ -135,6 +201,10 @@ impl Listeners {
             None => Ok(found),
         }
     }
+}
+
+fn proxy_key(netns_cookie: u64, pod: &Pod) -> ProxyKey {
+    ProxyKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port.into(), pad: 0 }
 }
 
 fn is(error: &MapError, kind: io::ErrorKind) -> bool {

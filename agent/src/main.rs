@@ -13,9 +13,11 @@ mod api;
 mod app;
 mod bpf;
 mod bpffs;
+mod bypass;
 mod cgroup;
 mod datapath;
 mod error;
+mod explain;
 mod garbage;
 mod host;
 mod kubernetes;
@@ -43,6 +45,7 @@ use weft_k8s_api::{inject::RedirectionDefaults, values::Values};
 use weft_runtime::telemetry::{self, LogFormat};
 
 use crate::{
+    datapath::SelfEnrolment,
     kubernetes::{Identity, OwnPod},
     pins::Pins,
     rules::PodName,
@@ -51,7 +54,7 @@ use crate::{
 
 const SOCKET: &str = "/run/weft/agent.sock";
 /// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node changes over.
-const PIN_DIR: &str = "/sys/fs/bpf/weft/v1";
+const PIN_DIR: &str = "/sys/fs/bpf/weft/v2";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -63,6 +66,7 @@ const PIN_DIR: &str = "/sys/fs/bpf/weft/v1";
   weft-agent run --cgroup /sys/fs/cgroup/kubepods --metrics-addr 127.0.0.1:9650
   weft-agent run --node-name $NODE_NAME              enrol the pods of a Kubernetes node
   weft-agent status -o json                          ask the running agent
+  weft-agent bypass on                               stop redirecting on this node, also without an agent, until `off`
   weft-agent unload                                  stop redirecting and remove everything, also without an agent"
 )]
 struct Cli {
@@ -76,6 +80,18 @@ enum Command {
     Run(Box<RunArgs>),
     /// Detaches and removes everything that is pinned; needs no running agent
     Unload {
+        /// The pin directory
+        #[arg(long, default_value = PIN_DIR)]
+        pin_dir: PathBuf,
+    },
+    /// Switches all redirection on this node off or on; needs no running agent
+    ///
+    /// While it is off, connections go around the proxies: in plain text, without policy. The agent says so in its log,
+    /// its metrics, its status and as an Event.
+    Bypass {
+        /// Whether to bypass
+        #[arg(value_enum)]
+        state: Bypass,
         /// The pin directory
         #[arg(long, default_value = PIN_DIR)]
         pin_dir: PathBuf,
@@ -94,6 +110,15 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+/// What becomes of the node's redirection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Bypass {
+    /// Redirect nothing
+    On,
+    /// Redirect as pods' rules say
+    Off,
 }
 
 #[derive(Debug, clap::Args)]
@@ -118,6 +143,10 @@ struct RunArgs {
     api_addr: Option<SocketAddr>,
     #[command(flatten)]
     kubernetes: KubernetesArgs,
+    /// Have the kernel enrol by itself any network namespace in which this user listens on 127.0.0.1:4140, outbound only
+    /// until the agent completes it [default on a Kubernetes node: the chart's proxy.uid; else off]
+    #[arg(long, value_name = "UID")]
+    self_enrol_uid: Option<u32>,
     /// Have the kernel programs log each step; costs time on each connection
     #[arg(long)]
     debug_log: bool,
@@ -175,6 +204,14 @@ fn read_defaults(path: &Path) -> Result<RedirectionDefaults> {
     defaults.with_context(|| format!("--values {} cannot be used", path.display()))
 }
 
+/// Whom the kernel enrols by itself. On a Kubernetes node pods with another proxy wait for the agent.
+fn self_enrolment(uid: Option<u32>, kubernetes: Option<&app::KubernetesConfig>) -> Option<SelfEnrolment> {
+    let defaults = kubernetes.map(|kubernetes| kubernetes.defaults.clone());
+    let proxy_uid = uid.or_else(|| u32::try_from(defaults.as_ref()?.proxy_uid).ok())?;
+    let ports = defaults.unwrap_or_default().ports;
+    Some(SelfEnrolment { proxy_uid, outbound_port: ports.outbound, inbound_port: ports.inbound })
+}
+
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -196,6 +233,7 @@ fn execute(command: Command) -> Result<()> {
                 args.log
             };
             telemetry::init(&filter, args.log_format)?;
+            let kubernetes = args.kubernetes.config()?;
             runtime()?.block_on(app::run(app::Config {
                 socket: args.socket,
                 pin_dir: args.pin_dir,
@@ -204,12 +242,25 @@ fn execute(command: Command) -> Result<()> {
                 metrics_addr: args.metrics_addr,
                 api_addr: args.api_addr,
                 debug_log: args.debug_log,
-                kubernetes: args.kubernetes.config()?,
+                self_enrolment: self_enrolment(args.self_enrol_uid, kubernetes.as_ref()),
+                kubernetes,
             }))
         }
         Command::Unload { pin_dir } => {
             let message = if programs::unload(&Pins::new(&pin_dir))? { "unloaded" } else { "nothing to unload:" };
             writeln!(std::io::stderr(), "{message} {}", pin_dir.display()).context("write to standard error")
+        }
+        Command::Bypass { state, pin_dir } => {
+            let on = state == Bypass::On;
+            let before = datapath::set_bypassed(&Pins::new(&pin_dir), on)
+                .with_context(|| format!("no datapath in {}: does an agent run on this node?", pin_dir.display()))?;
+            let message = match (before, on) {
+                (false, true) => "nothing on this node is redirected any more: `weft-agent bypass off` ends that",
+                (true, false) => "redirection is in force again",
+                (true, true) => "nothing on this node was redirected before, nor is it now",
+                (false, false) => "redirection was in force before, and is now",
+            };
+            writeln!(std::io::stderr(), "{message}").context("write to standard error")
         }
         Command::Status { socket, output } => {
             let text = runtime()?.block_on(status::run(&socket, output))?;

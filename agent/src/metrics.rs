@@ -20,7 +20,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    datapath::DatapathError,
+    datapath::{DatapathError, Enrolled},
     error::chain,
     kubernetes::{Problem, Trackings},
     shared::Shared,
@@ -125,9 +125,21 @@ impl Collector for Datapath {
             let metric_encoder = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
             metric.encode(metric_encoder)?;
         }
-        let pods = ConstGauge::new(sample.pods);
-        let pods_encoder = encoder.encode_descriptor("weft_agent_pods", "Enrolled pods", None, pods.metric_type())?;
-        pods.encode(pods_encoder)
+        for (name, help, count) in [
+            ("weft_agent_pods", "Enrolled pods", sample.pods),
+            ("weft_agent_pods_bypassed", "Enrolled pods whose redirection their owners switched off", sample.bypassed),
+            (
+                "weft_agent_pods_self_enrolled",
+                "Pods that the kernel enrolled and no agent completed yet",
+                sample.self_enrolled,
+            ),
+            ("weft_agent_node_bypassed", "1 while all redirection on this node is switched off", sample.node_bypassed),
+        ] {
+            let metric = ConstGauge::new(count);
+            let metric_encoder = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
+            metric.encode(metric_encoder)?;
+        }
+        Ok(())
     }
 }
 
@@ -138,6 +150,9 @@ struct Sample {
     bind_failures: u64,
     listeners_lost: u64,
     pods: i64,
+    bypassed: i64,
+    self_enrolled: i64,
+    node_bypassed: i64,
 }
 
 impl Datapath {
@@ -145,17 +160,24 @@ impl Datapath {
         let datapath = self.0.lock();
         let mut verdicts = Vec::new();
         for direction in Direction::ALL {
-            for verdict in Verdict::ALL {
+            for verdict in Verdict::ALL.into_iter().filter(|verdict| verdict.is_counted()) {
                 verdicts.push((direction, verdict, datapath.verdicts(direction, verdict)?));
             }
         }
+        let pods = datapath.pods()?;
+        let count = |which: fn(&Enrolled) -> bool| {
+            i64::try_from(pods.iter().filter(|pod| which(pod)).count()).unwrap_or(i64::MAX)
+        };
         Ok(Sample {
             verdicts,
             events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
             flow_misses: datapath.counter(counter::FLOW_MISSES)?,
             bind_failures: datapath.counter(counter::BIND_FAILURES)?,
             listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
-            pods: i64::try_from(datapath.pods()?.len()).unwrap_or(i64::MAX),
+            pods: count(|_| true),
+            bypassed: count(|pod| pod.bypassed),
+            self_enrolled: count(|pod| pod.self_enrolled),
+            node_bypassed: datapath.bypassed()?.into(),
         })
     }
 }

@@ -1,7 +1,15 @@
 //! Entering a network namespace to ask for its cookie and addresses. Refuses to stay inside: the entering thread is
 //! thrown away.
 
-use std::{fs::File, io, net::IpAddr, os::fd::OwnedFd, path::Path, thread};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    net::IpAddr,
+    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
+    path::Path,
+    thread,
+};
 
 use nix::{
     getsockopt_impl,
@@ -86,6 +94,24 @@ impl Netns {
             .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
         Ok(Self { file, cookie, addresses })
     }
+}
+
+/// The cookies of all network namespaces in which a process lives.
+///
+/// # Errors
+/// When the table of processes cannot be read. A process that ends meanwhile, or may not be looked at, is left out.
+pub(crate) fn living() -> io::Result<BTreeSet<u64>> {
+    let (mut inodes, mut cookies) = (BTreeSet::new(), BTreeSet::new());
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path().join("ns/net");
+        let Ok(inode) = fs::metadata(&path).map(|metadata| metadata.ino()) else { continue };
+        if inodes.insert(inode)
+            && let Ok(netns) = Netns::open(&path)
+        {
+            cookies.insert(netns.cookie);
+        }
+    }
+    Ok(cookies)
 }
 
 fn dialled_by_others(ip: &IpAddr) -> bool {

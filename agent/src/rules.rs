@@ -28,6 +28,11 @@ pub(crate) struct Rules {
     pub(crate) pod: PodName,
     ips: Vec<IpAddr>,
     proxy_uid: u32,
+    /// Exempt beside the user; 0 for none.
+    proxy_gid: u32,
+    /// Exempt instead of user and group; 0 for none.
+    proxy_cgroup: u64,
+    bypass: bool,
     outbound_port: u16,
     inbound_port: u16,
     /// Skipped outbound ports by block.
@@ -46,7 +51,7 @@ pub(crate) struct InvalidRule {
     pub(crate) reason: String,
 }
 
-fn invalid(field: &'static str, reason: impl Into<String>) -> InvalidRule {
+pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> InvalidRule {
     InvalidRule { field, reason: reason.into() }
 }
 
@@ -128,6 +133,9 @@ impl Rules {
             pod,
             ips,
             proxy_uid: request.proxy_uid,
+            proxy_gid: request.proxy_gid,
+            proxy_cgroup: request.proxy_cgroup,
+            bypass: request.bypass,
             outbound_port,
             inbound_port,
             outbound: blocks("skip_outbound_ports", &request.skip_outbound_ports)?,
@@ -148,6 +156,9 @@ impl Rules {
             (!self.outbound.is_empty(), pod::SKIPS_OUTBOUND_PORTS),
             (!self.inbound.is_empty(), pod::SKIPS_INBOUND_PORTS),
             (!self.subnets.is_empty(), pod::SKIPS_SUBNETS),
+            (self.bypass, pod::BYPASSED),
+            (self.proxy_gid != 0, pod::EXEMPTS_GROUP),
+            (self.proxy_cgroup != 0, pod::EXEMPTS_CGROUP),
         ] {
             if present {
                 flags |= flag;
@@ -160,9 +171,12 @@ impl Rules {
             rules: self.digest(),
             generation,
             flags,
+            proxy_cgroup: self.proxy_cgroup,
             proxy_uid: self.proxy_uid,
+            proxy_gid: self.proxy_gid,
             outbound_port: self.outbound_port,
             inbound_port: self.inbound_port,
+            pad: 0,
         }
     }
 
@@ -178,6 +192,9 @@ impl Rules {
             feed(&Address::from(*ip).octets());
         }
         feed(&self.proxy_uid.to_le_bytes());
+        feed(&self.proxy_gid.to_le_bytes());
+        feed(&self.proxy_cgroup.to_le_bytes());
+        feed(&[u8::from(self.bypass)]);
         feed(&self.outbound_port.to_le_bytes());
         feed(&self.inbound_port.to_le_bytes());
         for (mark, blocks) in [(b"out", &self.outbound), (b"in ", &self.inbound)] {
@@ -237,6 +254,7 @@ mod tests {
             skip_outbound_ports: vec![PortRange { first: 25, last: 25 }],
             skip_inbound_ports: vec![PortRange { first: 4190, last: 4191 }, PortRange { first: 510, last: 513 }],
             skip_subnets: vec!["10.9.1.2/16".into(), "fd99::/16".into()],
+            ..EnrolRequest::default()
         }
     }
 
@@ -269,9 +287,14 @@ mod tests {
         reordered.skip_subnets.reverse();
         reordered.skip_inbound_ports.reverse();
         assert_eq!(Rules::parse(reordered).unwrap().entry(9).rules, first.rules);
-        let mut other = request();
-        other.skip_outbound_ports.clear();
-        assert_ne!(Rules::parse(other).unwrap().entry(1).rules, first.rules);
+        type Change = fn(&mut EnrolRequest);
+        let changes: [Change; 4] =
+            [|r| r.skip_outbound_ports.clear(), |r| r.proxy_gid = 7, |r| r.proxy_cgroup = 7, |r| r.bypass = true];
+        for (row, change) in changes.into_iter().enumerate() {
+            let mut other = request();
+            change(&mut other);
+            assert_ne!(Rules::parse(other).unwrap().entry(1).rules, first.rules, "{row}");
+        }
     }
 
     #[test]

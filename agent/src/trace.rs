@@ -3,24 +3,29 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroUsize,
     sync::Arc,
 };
 
 use aya::maps::{MapData, RingBuf};
+use ipnet::IpNet;
+use lru::LruCache;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, broadcast};
 use weft_ebpf_abi::{
     address::Address,
     counter,
-    event::Event as KernelEvent,
+    event::{COMMAND_BYTES, Event as KernelEvent, kind},
     verdict::{Direction, Verdict},
 };
-use weft_proto::agent::{self, Event, WatchRequest};
+use weft_proto::agent::{self, Event, EventKind, WatchRequest};
 
 use crate::{bpf, datapath::Datapath, shared::Shared};
 
 /// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
 const BACKLOG: usize = 4096;
+/// Connections between verdict and acceptance; a refused one stays until it is the oldest.
+const PENDING: NonZeroUsize = NonZeroUsize::new(16384).unwrap();
 
 /// Distributes events.
 #[derive(Clone)]
@@ -69,6 +74,7 @@ impl Hub {
 
     async fn pump(&self, events: RingBuf<MapData>, datapath: &Shared) -> anyhow::Result<()> {
         let mut events = bpf::readable(events)?;
+        let mut verdicts = Verdicts::new();
         let mut dropped = datapath.lock().counter(counter::EVENTS_DROPPED)?;
         loop {
             let mut guard = tokio::select! {
@@ -85,7 +91,8 @@ impl Hub {
                     let total = datapath.counter(counter::EVENTS_DROPPED)?;
                     let dropped_before = total.saturating_sub(dropped);
                     dropped = total;
-                    if let Some(event) = describe(&event, &datapath, offset_ns, dropped_before) {
+                    let given = verdicts.take_in(&event);
+                    if let Some(event) = describe(&event, given, &datapath, offset_ns, dropped_before) {
                         // Fails without receivers; then the next round ends.
                         let _ = self.events.send(Arc::new(event));
                     }
@@ -93,6 +100,48 @@ impl Hub {
             }
             guard.clear_ready();
         }
+    }
+}
+
+/// Verdicts whose connections have not been accepted yet, by which an accepted connection is told which it was.
+struct Verdicts(LruCache<Client, Given>);
+
+/// The client's end of a connection, as both of its events have it.
+type Client = (u64, u8, Address, u16);
+
+/// A verdict that was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Given {
+    time_ns: u64,
+    verdict: u8,
+    pid: u32,
+    uid: u32,
+    command: [u8; COMMAND_BYTES],
+}
+
+impl From<&KernelEvent> for Given {
+    fn from(event: &KernelEvent) -> Self {
+        let KernelEvent { time_ns, verdict, pid, uid, command, .. } = *event;
+        Self { time_ns, verdict, pid, uid, command }
+    }
+}
+
+impl Verdicts {
+    fn new() -> Self {
+        Self(LruCache::new(PENDING))
+    }
+
+    /// Remembers a verdict; finds the one of an accepted connection.
+    fn take_in(&mut self, event: &KernelEvent) -> Option<Given> {
+        let client = (event.netns_cookie, event.direction, event.source, event.source_port);
+        if event.kind == kind::ACCEPTED {
+            return self.0.pop(&client);
+        }
+        // Without a source port there is nothing to find it by; nor will anybody accept who was passed outbound.
+        if event.source_port != 0 {
+            self.0.put(client, Given::from(event));
+        }
+        None
     }
 }
 
@@ -106,23 +155,43 @@ fn wall_clock_offset_ns() -> i128 {
 }
 
 /// The kernel's event in the API's words; `None` when a newer kernel side says something unknown.
-fn describe(event: &KernelEvent, datapath: &Datapath, offset_ns: i128, dropped_before: u64) -> Option<Event> {
-    let verdict = Verdict::from_index(event.verdict)?;
+///
+/// `given` is the verdict that preceded an accepted connection, if it was seen.
+fn describe(
+    event: &KernelEvent,
+    given: Option<Given>,
+    datapath: &Datapath,
+    offset_ns: i128,
+    dropped_before: u64,
+) -> Option<Event> {
+    let (kind, by) = match event.kind {
+        kind::VERDICT => (EventKind::Verdict, Some(Given::from(event))),
+        kind::ACCEPTED => (EventKind::Accepted, given),
+        _ => return None,
+    };
+    let verdict = match by {
+        Some(by) => Verdict::from_index(by.verdict)?.label(),
+        None => "",
+    };
+    let (pid, uid, command) = by.map_or((0, 0, [0; COMMAND_BYTES]), |by| (by.pid, by.uid, by.command));
     let direction = Direction::from_index(event.direction)?;
-    let command: Vec<u8> = event.command.iter().copied().take_while(|byte| *byte != 0).collect();
+    let command: Vec<u8> = command.iter().copied().take_while(|byte| *byte != 0).collect();
     Some(Event {
         time_unix_ns: u64::try_from(i128::from(event.time_ns) + offset_ns).unwrap_or_default(),
         pod: datapath.name(event.netns_cookie).map(Into::into),
         netns_cookie: event.netns_cookie,
         direction: api_direction(direction).into(),
-        pid: event.pid,
+        pid,
         command: String::from_utf8_lossy(&command).into_owned(),
-        uid: event.uid,
+        uid,
         source: end(event.source, event.source_port),
         original_destination: end(event.original, event.original_port),
         new_destination: end(event.new, event.new_port),
-        verdict: verdict.label().to_owned(),
+        verdict: verdict.to_owned(),
         dropped_before,
+        kind: kind.into(),
+        accepted_after_ns: given.map_or(0, |given| event.time_ns.saturating_sub(given.time_ns)),
+        generation: event.generation.into(),
     })
 }
 
@@ -140,7 +209,10 @@ pub(crate) fn api_direction(direction: Direction) -> agent::Direction {
 
 /// Which events a watcher wants.
 #[derive(Clone, Debug)]
-pub(crate) struct Filter(WatchRequest);
+pub(crate) struct Filter {
+    request: WatchRequest,
+    destination: Option<IpNet>,
+}
 
 impl Filter {
     /// Checks a request.
@@ -158,17 +230,29 @@ impl Filter {
         if agent::Direction::try_from(request.direction).is_err() {
             return Err(format!("direction: {} is neither 1 (outbound) nor 2 (inbound)", request.direction));
         }
-        Ok(Self(request))
+        let destination = match request.destination.as_str() {
+            "" => None,
+            text => Some(text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).map_err(|_| {
+                format!("destination: {text:?} is neither an IP address nor a CIDR such as 10.0.0.0/8")
+            })?),
+        };
+        Ok(Self { request, destination })
     }
 
     /// Whether everything that is set matches.
     pub(crate) fn matches(&self, event: &Event) -> bool {
-        let wanted = &self.0;
+        let wanted = &self.request;
         let pod = event.pod.clone().unwrap_or_default();
         (wanted.namespace.is_empty() || wanted.namespace == pod.namespace)
             && (wanted.pod.is_empty() || wanted.pod == pod.name)
             && (wanted.direction == 0 || wanted.direction == event.direction)
             && (wanted.verdict.is_empty() || wanted.verdict == event.verdict)
+            && (wanted.command.is_empty() || wanted.command == event.command)
+            && (wanted.accepted || event.kind() == EventKind::Verdict)
+            && self.destination.is_none_or(|wanted| {
+                let destination = event.original_destination.parse::<SocketAddr>();
+                destination.is_ok_and(|destination| wanted.contains(&destination.ip()))
+            })
             && (wanted.port == 0
                 || [&event.original_destination, &event.new_destination]
                     .into_iter()
@@ -189,13 +273,29 @@ mod tests {
             original_destination: "[fd00::9]:8080".into(),
             new_destination: "[::1]:4140".into(),
             verdict: "redirect".into(),
+            command: "curl".into(),
             ..Event::default()
         }
     }
 
     #[test]
+    fn an_accepted_connection_finds_its_verdict_once() {
+        let bytes = [0u8; size_of::<KernelEvent>()];
+        let event = KernelEvent::from_bytes(&bytes).unwrap();
+        let asked = KernelEvent { time_ns: 1000, netns_cookie: 7, source_port: 40000, verdict: 6, ..event };
+        let accepted = KernelEvent { time_ns: 1400, kind: kind::ACCEPTED, ..asked };
+        let mut verdicts = Verdicts::new();
+        assert_eq!(verdicts.take_in(&asked), None);
+        let elsewhere = KernelEvent { netns_cookie: 8, ..accepted };
+        assert_eq!(verdicts.take_in(&elsewhere), None);
+        let given = verdicts.take_in(&accepted).unwrap();
+        assert_eq!((given.time_ns, given.verdict), (1000, 6));
+        assert_eq!(verdicts.take_in(&accepted), None);
+    }
+
+    #[test]
     fn everything_that_is_set_must_match() {
-        let rows: [(&str, WatchRequest, bool); 9] = [
+        let rows: [(&str, WatchRequest, bool); 13] = [
             ("nothing set", WatchRequest::default(), true),
             ("namespace", WatchRequest { namespace: "shop".into(), ..Default::default() }, true),
             ("other namespace", WatchRequest { namespace: "sho".into(), ..Default::default() }, false),
@@ -204,10 +304,24 @@ mod tests {
             ("new port", WatchRequest { port: 4140, ..Default::default() }, true),
             ("part of a port", WatchRequest { port: 80, ..Default::default() }, false),
             ("other direction", WatchRequest { direction: 2, ..Default::default() }, false),
+            ("command", WatchRequest { command: "curl".into(), ..Default::default() }, true),
+            ("other command", WatchRequest { command: "wget".into(), ..Default::default() }, false),
+            ("destination", WatchRequest { destination: "fd00::/8".into(), ..Default::default() }, true),
+            ("other destination", WatchRequest { destination: "fd00::8".into(), ..Default::default() }, false),
             ("other verdict", WatchRequest { verdict: "pass_proxy".into(), ..Default::default() }, false),
         ];
         for (row, request, expected) in rows {
             assert_eq!(Filter::parse(request).unwrap().matches(&event()), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn accepted_connections_are_told_to_those_who_ask() {
+        let accepted = Event { kind: EventKind::Accepted.into(), ..event() };
+        for wanted in [true, false] {
+            let filter = Filter::parse(WatchRequest { accepted: wanted, ..Default::default() }).unwrap();
+            assert_eq!(filter.matches(&accepted), wanted);
+            assert!(filter.matches(&event()));
         }
     }
 
@@ -217,6 +331,7 @@ mod tests {
             WatchRequest { verdict: "redirected".into(), ..Default::default() },
             WatchRequest { port: 70000, ..Default::default() },
             WatchRequest { direction: 3, ..Default::default() },
+            WatchRequest { destination: "web.shop".into(), ..Default::default() },
         ] {
             assert!(Filter::parse(request.clone()).is_err(), "{request:?}");
         }

@@ -14,10 +14,11 @@ mod nodes;
 mod printer;
 mod select;
 
-use std::{future::pending, num::NonZeroU64, time::Duration};
+use std::{future::pending, net::IpAddr, num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
 use crate::target::{Target, TargetArgs};
@@ -32,11 +33,13 @@ use select::{Resource, Selection};
   weft trace --verdict deny_no_listener -A          connections refused because no proxy listened
   weft trace deploy/web -n shop --count 1 --timeout 30s -o json
                                                     waits for one event; fails when none comes
+  weft trace --command curl --destination 10.96.0.0/12 --accepted
+                                                    what curl does to Services, and how long its proxy takes to accept
   weft trace --sandbox other client-0               a sandbox of this host
   weft trace --agent-socket /run/weft/agent.sock -o json | jq -r .original_destination
 
-Verdicts: redirect, pass_proxy, pass_loopback, pass_own_address, pass_skip_port, pass_skip_subnet, deny_no_listener,
-deny_no_memory, deny_unknown_pod.
+Verdicts: redirect, pass_proxy, pass_proxy_group, pass_proxy_cgroup, pass_loopback, pass_own_address, pass_skip_port,
+pass_skip_subnet, pass_pod_bypassed, pass_node_bypassed, deny_no_listener, deny_no_memory, deny_unknown_pod, deny_device.
 
 Ends with 0 at Ctrl-C, after --timeout, or after --count events; with 1 when --timeout comes before --count.")]
 pub(crate) struct TraceArgs {
@@ -60,6 +63,15 @@ pub(crate) struct TraceArgs {
     /// Only this decision
     #[arg(long)]
     verdict: Option<String>,
+    /// Only connections that threads of this name make
+    #[arg(long, value_name = "NAME")]
+    command: Option<String>,
+    /// Only connections to this address or network, as the client dialled it: 10.96.0.10, 10.0.0.0/8, fd00::/8
+    #[arg(long, value_name = "CIDR", value_parser = network)]
+    destination: Option<IpNet>,
+    /// Also show when the proxy, or the application, accepts a connection, and how long after the decision
+    #[arg(long)]
+    accepted: bool,
     /// End after so many events
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
@@ -128,6 +140,11 @@ pub(crate) async fn execute(args: TraceArgs) -> Result<()> {
     }
 }
 
+fn network(text: &str) -> Result<IpNet, String> {
+    let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    network.map_err(|_| format!("{text:?} is neither an IP address nor a CIDR such as 10.0.0.0/8"))
+}
+
 impl TraceArgs {
     fn resource(&self) -> Option<Resource> {
         self.resource.clone().or_else(|| self.pod.clone().map(Resource::pod))
@@ -146,6 +163,9 @@ impl TraceArgs {
             direction: direction.into(),
             port: self.port.map(u32::from).unwrap_or_default(),
             verdict: self.verdict.clone().unwrap_or_default(),
+            command: self.command.clone().unwrap_or_default(),
+            destination: self.destination.map(|network| network.to_string()).unwrap_or_default(),
+            accepted: self.accepted,
         }
     }
 }

@@ -1,14 +1,23 @@
-//! What the kernel tells about a decision while somebody listens. Refuses names: user space knows which pod a cookie is.
+//! What the kernel tells about a connection while somebody listens: the decision, and that it was accepted. Refuses names: user space knows which pod a cookie is.
 
 use crate::address::Address;
 
 /// Bytes of a thread's name in the kernel, TASK_COMM_LEN.
 pub const COMMAND_BYTES: usize = 16;
 
-/// Bytes of the ring buffer: about 2,700 events, a few milliseconds of a node at full load.
+/// Bytes of the ring buffer: about 2,300 events, a few milliseconds of a node at full load.
 pub const RING_BYTES: u32 = 256 * 1024;
 
-/// One verdict.
+/// What an event tells.
+pub mod kind {
+    /// A verdict was given.
+    pub const VERDICT: u8 = 0;
+    /// A connection came to be, seen at its accepting end: by the proxy if it was redirected, else by the application. The
+    /// verdict was told before; the verdict of this event means nothing.
+    pub const ACCEPTED: u8 = 1;
+}
+
+/// One verdict, or one accepted connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
@@ -38,6 +47,12 @@ pub struct Event {
     pub verdict: u8,
     /// The calling thread's name, padded with zeros; empty inbound.
     pub command: [u8; COMMAND_BYTES],
+    /// The generation of the pod's rules by which the verdict was given.
+    pub generation: u32,
+    /// One of [`kind`].
+    pub kind: u8,
+    /// Unused.
+    pub pad: [u8; 3],
 }
 
 impl Event {
@@ -72,18 +87,11 @@ impl Event {
             direction: *bytes.get(offset_of!(Self, direction))?,
             verdict: *bytes.get(offset_of!(Self, verdict))?,
             command: array(bytes, offset_of!(Self, command))?,
+            generation: u32_at(offset_of!(Self, generation))?,
+            kind: *bytes.get(offset_of!(Self, kind))?,
+            pad: [0; 3],
         })
     }
-}
-
-/// The switches of a running datapath.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Config {
-    /// Not 0: produce events.
-    pub trace: u32,
-    /// Unused.
-    pub pad: u32,
 }
 
 #[cfg(test)]
@@ -92,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_layout_has_no_holes() {
-        assert_eq!(size_of::<Event>(), 8 + 8 + 3 * 16 + 4 + 4 + 3 * 2 + 2 + COMMAND_BYTES);
+        assert_eq!(size_of::<Event>(), 8 + 8 + 3 * 16 + 4 + 4 + 3 * 2 + 2 + COMMAND_BYTES + 4 + 4);
     }
 
     #[test]

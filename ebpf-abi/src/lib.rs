@@ -1,6 +1,6 @@
 //! What Weft's kernel programs and user space share.
 //!
-//! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`]) and the decision about a
+//! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`], [`switch`]) and the decision about a
 //! connection ([`verdict`]), which is one pure function per direction: the kernel programs call it, and so may anybody
 //! who wants to know what would happen. Refuses to use `std`, to allocate, and to know about maps or programs.
 //!
@@ -13,13 +13,14 @@ pub mod counter;
 pub mod event;
 pub mod pod;
 pub mod socket;
+pub mod switch;
 pub mod verdict;
 
 #[cfg(feature = "user")]
 mod user;
 
 /// The version of all layouts in this crate together with the names of maps and pins.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// Names of the maps, which are the names of their pins too.
 pub mod map {
@@ -39,11 +40,14 @@ pub mod map {
     pub const EVENTS: &str = "EVENTS";
     /// Per-CPU array of u64, indexed by [`crate::counter`].
     pub const STATS: &str = "STATS";
-    /// Array of one [`crate::event::Config`].
-    pub const CONFIG: &str = "CONFIG";
+    /// Hash: [`crate::socket::ProxyKey`] to u8 (unused): proxies with a listener in [`LISTENERS`].
+    pub const PROXIES: &str = "PROXIES";
+    /// Array of u32, indexed by [`crate::switch`].
+    pub const SWITCHES: &str = "SWITCHES";
     /// Ring buffer of aya-log's records.
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 10] = [PODS, PORTS, SUBNETS, SOCKETS, FLOWS, LISTENERS, EVENTS, STATS, CONFIG, LOGS];
+    pub const ALL: [&str; 11] =
+        [PODS, PORTS, SUBNETS, SOCKETS, FLOWS, LISTENERS, PROXIES, EVENTS, STATS, SWITCHES, LOGS];
 }

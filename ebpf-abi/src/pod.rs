@@ -3,7 +3,7 @@
 use crate::address::Address;
 
 /// How many own addresses a pod may have; more are treated as other hosts' addresses.
-pub const ADDRESSES: usize = 8;
+pub const ADDRESSES: usize = 16;
 
 /// Pods per node. Kubernetes' own limit is 110 by default; large nodes run some hundreds.
 pub const MAX_PODS: u32 = 4096;
@@ -18,6 +18,15 @@ pub const SKIPS_OUTBOUND_PORTS: u32 = 1 << 2;
 pub const SKIPS_INBOUND_PORTS: u32 = 1 << 3;
 /// Some clients' subnets are skipped.
 pub const SKIPS_SUBNETS: u32 = 1 << 4;
+/// Nothing is redirected, as somebody asked for.
+pub const BYPASSED: u32 = 1 << 5;
+/// Processes of `proxy_gid` are the proxy, too.
+pub const EXEMPTS_GROUP: u32 = 1 << 6;
+/// Strict: the proxy is who runs in `proxy_cgroup`, and nobody else whatever the user.
+pub const EXEMPTS_CGROUP: u32 = 1 << 7;
+/// Made by the kernel when a proxy bound its outbound port, and not completed by an agent since: outbound connections
+/// are redirected, nothing is skipped, inbound nothing is steered.
+pub const SELF_ENROLLED: u32 = 1 << 8;
 
 /// A meshed pod, by its network namespace's cookie.
 #[repr(C)]
@@ -35,12 +44,18 @@ pub struct Pod {
     pub generation: u32,
     /// [`OUTBOUND`] and the other bits.
     pub flags: u32,
+    /// The proxy's cgroup by its id in the cgroup2 tree, with [`EXEMPTS_CGROUP`].
+    pub proxy_cgroup: u64,
     /// The proxy's user as the host sees it.
     pub proxy_uid: u32,
+    /// The proxy's group as the host sees it, with [`EXEMPTS_GROUP`].
+    pub proxy_gid: u32,
     /// Where the proxy accepts the pod's outbound connections, on loopback.
     pub outbound_port: u16,
     /// Where the proxy accepts connections to the pod.
     pub inbound_port: u16,
+    /// Unused.
+    pub pad: u32,
 }
 
 impl Pod {
@@ -58,11 +73,42 @@ impl Pod {
         false
     }
 
+    /// What a process of the proxy is recognised by.
+    #[inline(always)]
+    #[must_use]
+    pub const fn proxy(&self) -> Owner {
+        if self.has(EXEMPTS_CGROUP) { Owner::cgroup(self.proxy_cgroup) } else { Owner::user(self.proxy_uid) }
+    }
+
     /// Whether a flag is set.
     #[inline(always)]
     #[must_use]
     pub const fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+}
+
+/// Whose a listener is: a user's, or of the processes of a cgroup.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// Users have 32 bits; cgroups' ids are inode numbers, which do not reach this bit.
+    const CGROUP: u64 = 1 << 63;
+
+    /// A user as the host sees it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn user(uid: u32) -> Self {
+        Self(uid as u64)
+    }
+
+    /// A cgroup by its id in the cgroup2 tree.
+    #[inline(always)]
+    #[must_use]
+    pub const fn cgroup(id: u64) -> Self {
+        Self(id | Self::CGROUP)
     }
 }
 

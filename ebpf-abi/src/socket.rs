@@ -1,7 +1,7 @@
 //! What the kernel remembers about a socket, and what it hands over from a client's socket to the proxy's. Refuses to
 //! outlive the socket: only the hand-over has an entry of its own, and it lives from the SYN to the handshake's end.
 
-use crate::{address::Address, event::COMMAND_BYTES};
+use crate::{address::Address, event::COMMAND_BYTES, pod::Owner};
 
 /// Where the proxy of a pod that nobody enrolled yet listens: Linkerd's default inbound port.
 pub const DEFAULT_INBOUND_PORT: u16 = 4143;
@@ -12,22 +12,26 @@ pub mod kind {
     pub const CLIENT: u8 = 1;
     /// Accepted by the proxy; the original destination came from the client's socket.
     pub const ACCEPTED: u8 = 2;
-    /// Bound to a proxy's inbound port by `uid`, about to listen.
+    /// Bound to a proxy's inbound port by `uid` in `cgroup`, about to listen.
     pub const BOUND: u8 = 3;
+    /// A client of the pod's own whose connection was left alone.
+    pub const PASSED: u8 = 4;
 }
 
 /// The value of the socket storage.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SocketState {
-    /// The original destination.
+    /// The original destination: what SO_ORIGINAL_DST answers.
     pub destination: Address,
-    /// Its port.
+    /// The calling process's cgroup by its id in the cgroup2 tree, filled only for [`kind::BOUND`].
+    pub cgroup: u64,
+    /// The original destination's port.
     pub port: u16,
     /// One of [`kind`].
     pub kind: u8,
     /// Unused.
-    pub pad: u8,
+    pub pad: [u8; 5],
     /// The calling user as the host sees it.
     pub uid: u32,
     /// The calling process.
@@ -76,14 +80,31 @@ pub const MAX_LISTENERS: u32 = 16384;
 pub struct ListenerKey {
     /// The pod.
     pub netns_cookie: u64,
-    /// Who bound it, so that an application cannot take the proxy's place.
-    pub uid: u32,
+    /// Who bound it, so that an application cannot take the proxy's place. Each listener is there twice: by user and by
+    /// cgroup, as a pod's rules may name its proxy by either.
+    pub owner: Owner,
     /// The port it listens on.
     pub port: u16,
     /// 4 or 6.
     pub family: u8,
     /// Below [`LISTENER_SLOTS`].
     pub slot: u8,
+    /// Unused.
+    pub pad: u32,
+}
+
+/// A proxy that has a listener. A socket hash cannot be looked into by the program that attests.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProxyKey {
+    /// The pod.
+    pub netns_cookie: u64,
+    /// The proxy.
+    pub owner: Owner,
+    /// Its inbound port.
+    pub port: u32,
+    /// Unused.
+    pub pad: u32,
 }
 
 /// The private socket option by which a proxy learns that its pod is intercepted.
@@ -96,6 +117,6 @@ pub mod attest {
     pub const BYTES: usize = 16;
     /// Bit of the answer's flags: outbound redirection is in force.
     pub const OUTBOUND: u32 = crate::pod::OUTBOUND;
-    /// Bit of the answer's flags: inbound steering is in force.
+    /// Bit of the answer's flags: inbound steering is in force, and the proxy has a listener to steer to.
     pub const INBOUND: u32 = crate::pod::INBOUND;
 }

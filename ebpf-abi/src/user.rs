@@ -1,9 +1,8 @@
 //! Lets aya read and write the map types.
 
 use crate::{
-    event::Config,
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
-    socket::ListenerKey,
+    socket::{ListenerKey, ProxyKey},
 };
 
 // SAFETY: repr(C), Copy, only integers, every bit pattern valid, no implicit padding.
@@ -15,6 +14,6 @@ unsafe impl aya::Pod for PortBlock {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Subnet {}
 // SAFETY: as above.
-unsafe impl aya::Pod for Config {}
+unsafe impl aya::Pod for ProxyKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ListenerKey {}

@@ -5,7 +5,10 @@
 //! rule matches on `-o lo` is told by addresses, because the decision falls before routing. Lookups are passed as
 //! closures so that they only happen when an earlier rule has not decided.
 
-use crate::{address::Address, pod::Pod};
+use crate::{
+    address::Address,
+    pod::{self, Pod},
+};
 
 /// Which way a connection goes, seen from the pod.
 #[repr(u8)]
@@ -43,37 +46,72 @@ impl Direction {
 pub enum Verdict {
     /// It goes to the proxy.
     Redirect = 0,
-    /// The proxy itself is calling.
+    /// The proxy's user is calling.
     PassProxy = 1,
+    /// The proxy's group is calling.
+    PassProxyGroup = 2,
+    /// A process in the proxy's cgroup is calling, in a pod that exempts nobody else.
+    PassProxyCgroup = 3,
     /// To or from loopback.
-    PassLoopback = 2,
+    PassLoopback = 4,
     /// To or from one of the pod's own addresses, which the kernel routes over loopback.
-    PassOwnAddress = 3,
+    PassOwnAddress = 5,
     /// To a skipped port.
-    PassSkipPort = 4,
+    PassSkipPort = 6,
     /// From a skipped subnet.
-    PassSkipSubnet = 5,
+    PassSkipSubnet = 7,
+    /// The pod is bypassed: somebody switched its redirection off.
+    PassPodBypassed = 8,
+    /// The node is bypassed: somebody switched all redirection off.
+    PassNodeBypassed = 9,
     /// Refused: the proxy does not listen.
-    DenyNoListener = 6,
+    DenyNoListener = 10,
     /// Refused: the kernel had no memory for the original destination.
-    DenyNoMemory = 7,
+    DenyNoMemory = 11,
     /// Refused: steering is attached, but the pod's entry is gone.
-    DenyUnknownPod = 8,
+    DenyUnknownPod = 12,
+    /// Refused: the socket is bound to a device (SO_BINDTODEVICE) from which the kernel would not free it, and the proxy
+    /// cannot be reached through that.
+    DenyDevice = 13,
+    /// No meshed pod. Only said when asked: the programs neither count nor trace who is not enrolled.
+    PassNotMeshed = 14,
+    /// Not TCP. Only said when asked.
+    PassNotTcp = 15,
 }
 
 impl Verdict {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 16] = [
         Self::Redirect,
         Self::PassProxy,
+        Self::PassProxyGroup,
+        Self::PassProxyCgroup,
         Self::PassLoopback,
         Self::PassOwnAddress,
         Self::PassSkipPort,
         Self::PassSkipSubnet,
+        Self::PassPodBypassed,
+        Self::PassNodeBypassed,
         Self::DenyNoListener,
         Self::DenyNoMemory,
         Self::DenyUnknownPod,
+        Self::DenyDevice,
+        Self::PassNotMeshed,
+        Self::PassNotTcp,
     ];
+
+    /// Whether the programs ever give it, and count it.
+    #[must_use]
+    pub const fn is_counted(self) -> bool {
+        !matches!(self, Self::PassNotMeshed | Self::PassNotTcp)
+    }
+
+    /// Whether it refuses the connection.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::DenyNoListener | Self::DenyNoMemory | Self::DenyUnknownPod | Self::DenyDevice)
+    }
 
     /// The word for metrics and traces.
     #[must_use]
@@ -81,13 +119,20 @@ impl Verdict {
         match self {
             Self::Redirect => "redirect",
             Self::PassProxy => "pass_proxy",
+            Self::PassProxyGroup => "pass_proxy_group",
+            Self::PassProxyCgroup => "pass_proxy_cgroup",
             Self::PassLoopback => "pass_loopback",
             Self::PassOwnAddress => "pass_own_address",
             Self::PassSkipPort => "pass_skip_port",
             Self::PassSkipSubnet => "pass_skip_subnet",
+            Self::PassPodBypassed => "pass_pod_bypassed",
+            Self::PassNodeBypassed => "pass_node_bypassed",
             Self::DenyNoListener => "deny_no_listener",
             Self::DenyNoMemory => "deny_no_memory",
             Self::DenyUnknownPod => "deny_unknown_pod",
+            Self::DenyDevice => "deny_device",
+            Self::PassNotMeshed => "pass_not_meshed",
+            Self::PassNotTcp => "pass_not_tcp",
         }
     }
 
@@ -104,15 +149,41 @@ impl Verdict {
     }
 }
 
+/// Who calls connect(2), as the host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The effective user.
+    pub uid: u32,
+    /// The effective group.
+    pub gid: u32,
+    /// The cgroup's id in the cgroup2 tree; looked at with [`pod::EXEMPTS_CGROUP`] only.
+    pub cgroup: u64,
+}
+
 /// Decides about a TCP connect by a process in a meshed pod.
 ///
-/// `uid` is the caller as the host sees it; `destination` is what it passed to connect(2), before any translation.
-/// `skips_port` says whether the destination's port is among the pod's skipped outbound ports.
+/// `destination` is what the caller passed to connect(2), before any translation. `skips_port` says whether the
+/// destination's port is among the pod's skipped outbound ports.
 #[inline(always)]
 #[must_use]
-pub fn verdict_outbound(pod: &Pod, uid: u32, destination: &Address, skips_port: impl FnOnce() -> bool) -> Verdict {
-    if uid == pod.proxy_uid {
+pub fn verdict_outbound(
+    pod: &Pod,
+    node_bypassed: bool,
+    caller: &Caller,
+    destination: &Address,
+    skips_port: impl FnOnce() -> bool,
+) -> Verdict {
+    if let Some(verdict) = bypass(pod, node_bypassed) {
+        return verdict;
+    }
+    if pod.has(pod::EXEMPTS_CGROUP) {
+        if caller.cgroup == pod.proxy_cgroup {
+            return Verdict::PassProxyCgroup;
+        }
+    } else if caller.uid == pod.proxy_uid {
         return Verdict::PassProxy;
+    } else if pod.has(pod::EXEMPTS_GROUP) && caller.gid == pod.proxy_gid {
+        return Verdict::PassProxyGroup;
     }
     // Connecting to 0.0.0.0 or :: means connecting to this host.
     if destination.is_loopback() || destination.is_unspecified() {
@@ -135,6 +206,7 @@ pub fn verdict_outbound(pod: &Pod, uid: u32, destination: &Address, skips_port: 
 #[must_use]
 pub fn verdict_inbound(
     pod: &Pod,
+    node_bypassed: bool,
     client: &Address,
     local: &Address,
     skips_port: impl FnOnce() -> bool,
@@ -150,6 +222,9 @@ pub fn verdict_inbound(
     if client == local || pod.owns(client) {
         return Verdict::PassOwnAddress;
     }
+    if let Some(verdict) = bypass(pod, node_bypassed) {
+        return verdict;
+    }
     if skips_port() {
         return Verdict::PassSkipPort;
     }
@@ -157,6 +232,18 @@ pub fn verdict_inbound(
         return Verdict::PassSkipSubnet;
     }
     if steer() { Verdict::Redirect } else { Verdict::DenyNoListener }
+}
+
+/// Whether somebody switched redirection off. The node's switch comes first: it is the wider one.
+#[inline(always)]
+fn bypass(pod: &Pod, node_bypassed: bool) -> Option<Verdict> {
+    if node_bypassed {
+        Some(Verdict::PassNodeBypassed)
+    } else if pod.has(pod::BYPASSED) {
+        Some(Verdict::PassPodBypassed)
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr, sockaddr},
     helpers::{
         bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
-        generated::{bpf_bind, bpf_get_netns_cookie, bpf_setsockopt},
+        generated::{bpf_bind, bpf_get_current_cgroup_id, bpf_get_netns_cookie, bpf_setsockopt},
     },
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
@@ -18,14 +18,15 @@ use weft_ebpf_abi::{
     address::Address,
     counter,
     event::COMMAND_BYTES,
-    pod::{OUTBOUND, Pod},
+    pod::{EXEMPTS_CGROUP, OUTBOUND, Pod},
     socket::{SocketState, kind},
-    verdict::{Direction, Verdict, verdict_outbound},
+    switch,
+    verdict::{Caller, Direction, Verdict, verdict_outbound},
 };
 
 use crate::{
     maps,
-    trace::{self, Caller, End},
+    trace::{self, End, Process},
 };
 
 const REFUSE: i32 = 0;
@@ -39,6 +40,8 @@ const SOL_SOCKET: i32 = 1;
 const SO_BINDTODEVICE: i32 = 25;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
+/// The same in every network namespace (include/net/flow.h).
+const LOOPBACK_IFINDEX: u32 = 1;
 
 /// What a connect program has to do.
 enum Outcome {
@@ -134,60 +137,83 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
         let port = u16::from_be(read_volatile(&raw const (*context).user_port) as u16);
         (port, read_volatile(&raw const (*context).__bindgen_anon_1.sk))
     };
-    let uid = bpf_get_current_uid_gid() as u32;
-    let mut verdict =
-        verdict_outbound(pod, uid, destination, || maps::skips_port(pod, netns_cookie, Direction::Outbound, port));
+    let uid_gid = bpf_get_current_uid_gid();
+    let uid = uid_gid as u32;
+    // SAFETY: the helper takes no context.
+    let cgroup = if pod.has(EXEMPTS_CGROUP) { unsafe { bpf_get_current_cgroup_id() } } else { 0 };
+    let caller = Caller { uid, gid: (uid_gid >> 32) as u32, cgroup };
+    let mut verdict = verdict_outbound(pod, maps::switch(switch::BYPASS) != 0, &caller, destination, || {
+        maps::skips_port(pod, netns_cookie, Direction::Outbound, port)
+    });
     let watched = maps::watched();
-    let mut caller = Caller::NOBODY;
-    caller.uid = uid;
+    let mut process = Process { uid, ..Process::NONE };
     if watched {
-        caller.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-        caller.command = bpf_get_current_comm().unwrap_or([0; COMMAND_BYTES]);
+        process.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+        process.command = bpf_get_current_comm().unwrap_or([0; COMMAND_BYTES]);
     }
-    if verdict == Verdict::Redirect {
-        let state = SocketState {
-            destination: *destination,
-            port,
-            kind: kind::CLIENT,
-            pad: 0,
-            uid,
-            pid: caller.pid,
-            command: caller.command,
-        };
-        if !maps::remember(sk, &state) {
-            verdict = Verdict::DenyNoMemory;
+    if verdict == Verdict::Redirect && !release_from_device(ctx, sk) {
+        verdict = Verdict::DenyDevice;
+    }
+    let state = SocketState {
+        destination: *destination,
+        port,
+        uid,
+        pid: process.pid,
+        command: process.command,
+        ..SocketState::default()
+    };
+    match verdict {
+        Verdict::Redirect => {
+            if !maps::remember(sk, &SocketState { kind: kind::CLIENT, ..state }) {
+                verdict = Verdict::DenyNoMemory;
+            }
         }
-    } else {
-        // The socket may have been redirected before and disconnected since (connect to AF_UNSPEC).
-        maps::forget(sk);
+        // The socket may have been redirected before and disconnected since (connect to AF_UNSPEC). A proxy's sockets
+        // are many, and nobody asks them where they were going.
+        Verdict::PassProxy | Verdict::PassProxyGroup | Verdict::PassProxyCgroup => maps::forget(sk),
+        // What connection tracking would answer. Without memory the socket has at least no wrong answer left.
+        _ => {
+            let destination = match destination.is_unspecified() {
+                true if destination.is_v4() => Address::LOCALHOST_V4,
+                true => Address::LOCALHOST_V6,
+                false => *destination,
+            };
+            if !maps::remember(sk, &SocketState { destination, kind: kind::PASSED, ..state }) {
+                maps::forget(sk);
+            }
+        }
     }
     maps::count(Direction::Outbound, verdict);
     debug!(ctx, "connect netns {} uid {} port {} verdict {}", netns_cookie, uid, port, verdict as u32);
     if verdict == Verdict::Redirect {
         // The event follows when the source port is known (sockops).
-        release_from_device(ctx, sk);
         bind_source(ctx, sk, pod, destination);
         return Outcome::Redirect(pod.outbound_port);
     }
     if watched {
         let end = End { address: *destination, port };
         let source = End { address: if destination.is_v4() { pod.source_v4 } else { pod.source_v6 }, port: 0 };
-        trace::emit(netns_cookie, Direction::Outbound, verdict, &caller, source, end, end);
+        trace::verdict(netns_cookie, pod.generation, Direction::Outbound, verdict, &process, source, end, end);
     }
-    if verdict == Verdict::DenyNoMemory { Outcome::Refuse } else { Outcome::Proceed }
+    if verdict.is_refusal() { Outcome::Refuse } else { Outcome::Proceed }
 }
 
 /// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback. The kernel frees it from
-/// the device only for a caller with CAP_NET_RAW (sock_bindtoindex); any other caller's connection fails.
+/// the device only for a caller with CAP_NET_RAW (sock_bindtoindex). False for any other: such a connection would time
+/// out, as it does under iptables, so it is better refused at once.
 #[inline(always)]
-fn release_from_device(ctx: &SockAddrContext, sk: *mut bpf_sock) {
+fn release_from_device(ctx: &SockAddrContext, sk: *mut bpf_sock) -> bool {
     // SAFETY: as in `weft_connect4`.
-    if unsafe { read_volatile(&raw const (*sk).bound_dev_if) } == 0 {
-        return;
+    match unsafe { read_volatile(&raw const (*sk).bound_dev_if) } {
+        0 | LOOPBACK_IFINDEX => return true,
+        _ => {}
     }
     let mut name = [0u8; 4];
     // SAFETY: the buffer outlives the call; an empty name unbinds.
-    unsafe { bpf_setsockopt(ctx.as_ptr(), SOL_SOCKET, SO_BINDTODEVICE, name.as_mut_ptr().cast(), name.len() as i32) };
+    let result = unsafe {
+        bpf_setsockopt(ctx.as_ptr(), SOL_SOCKET, SO_BINDTODEVICE, name.as_mut_ptr().cast(), name.len() as i32)
+    };
+    result == 0
 }
 
 #[repr(C)]

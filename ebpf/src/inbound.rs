@@ -13,12 +13,13 @@ use weft_ebpf_abi::{
     address::Address,
     pod::Pod,
     socket::{LISTENER_SLOTS, ListenerKey},
+    switch,
     verdict::{Direction, Verdict, verdict_inbound},
 };
 
 use crate::{
     maps,
-    trace::{self, Caller, End},
+    trace::{self, End, Process},
 };
 
 const IPPROTO_TCP: u32 = 6;
@@ -41,6 +42,7 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
     let verdict = match pod {
         Some(pod) => verdict_inbound(
             pod,
+            maps::switch(switch::BYPASS) != 0,
             &client.address,
             &local.address,
             || maps::skips_port(pod, netns_cookie, Direction::Inbound, local.port),
@@ -60,12 +62,10 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
             _ => local.port,
         };
         let new = End { address: local.address, port };
-        trace::emit(netns_cookie, Direction::Inbound, verdict, &Caller::NOBODY, client, local, new);
+        let generation = pod.map_or(0, |pod| pod.generation);
+        trace::verdict(netns_cookie, generation, Direction::Inbound, verdict, &Process::NONE, client, local, new);
     }
-    match verdict {
-        Verdict::DenyNoListener | Verdict::DenyNoMemory | Verdict::DenyUnknownPod => sk_action::SK_DROP,
-        _ => sk_action::SK_PASS,
-    }
+    if verdict.is_refusal() { sk_action::SK_DROP } else { sk_action::SK_PASS }
 }
 
 /// Gives the connection to a listener of the proxy. The kernel then spreads over the listener's SO_REUSEPORT group.
@@ -78,7 +78,7 @@ fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, v4: bool) -> bool 
 #[inline(always)]
 fn assign(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, family: u8) -> bool {
     for slot in 0..LISTENER_SLOTS {
-        let key = ListenerKey { netns_cookie, uid: pod.proxy_uid, port: pod.inbound_port, family, slot };
+        let key = ListenerKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port, family, slot, pad: 0 };
         if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, 0).is_ok() {
             return true;
         }

@@ -12,9 +12,10 @@ use aya_ebpf::{
 use weft_ebpf_abi::{
     address::Address,
     counter,
-    event::{Config, RING_BYTES},
-    pod::{self, BLOCK_PORTS, Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, SocketState},
+    event::RING_BYTES,
+    pod::{self, BLOCK_PORTS, Owner, Pod, PortBlock, PortBlockKey, Subnet},
+    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey, SocketState},
+    switch,
     verdict::{Direction, Verdict},
 };
 
@@ -31,11 +32,13 @@ pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entrie
 #[map]
 pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
 #[map]
+static PROXIES: HashMap<ProxyKey, u8> = HashMap::with_max_entries(MAX_LISTENERS, BPF_F_NO_PREALLOC);
+#[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 #[map]
 static STATS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 #[map]
-static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
+static SWITCHES: Array<u32> = Array::with_max_entries(switch::COUNT, 0);
 
 /// The entry of a network namespace, if a meshed pod lives in it.
 #[inline(always)]
@@ -93,7 +96,39 @@ pub(crate) fn count_at(index: u32) {
 /// Whether somebody wants events.
 #[inline(always)]
 pub(crate) fn watched() -> bool {
-    CONFIG.get(0).is_some_and(|config| config.trace != 0)
+    switch(switch::TRACE) != 0
+}
+
+/// The position of a switch.
+#[inline(always)]
+pub(crate) fn switch(index: u32) -> u32 {
+    SWITCHES.get(index).copied().unwrap_or_default()
+}
+
+/// Enrols a network namespace, unless it is enrolled already. Without room it is not: then no proxy becomes ready.
+#[inline(always)]
+pub(crate) fn enrol(netns_cookie: u64, pod: &Pod) {
+    const BPF_NOEXIST: u64 = 1;
+    let _ = PODS.insert(netns_cookie, pod, BPF_NOEXIST);
+}
+
+/// Whether a proxy has a listener in [`LISTENERS`].
+#[inline(always)]
+pub(crate) fn listens(netns_cookie: u64, pod: &Pod) -> bool {
+    PROXIES.get_ptr(proxy_key(netns_cookie, pod.proxy(), pod.inbound_port)).is_some()
+}
+
+/// Notes that it has, or that it has not.
+#[inline(always)]
+pub(crate) fn set_listens(netns_cookie: u64, owner: Owner, port: u16, listens: bool) {
+    let key = proxy_key(netns_cookie, owner, port);
+    // Without room the proxy is never attested, and so never ready.
+    let _ = if listens { PROXIES.insert(key, 1, 0) } else { PROXIES.remove(key) };
+}
+
+#[inline(always)]
+fn proxy_key(netns_cookie: u64, owner: Owner, port: u16) -> ProxyKey {
+    ProxyKey { netns_cookie, owner, port: u32::from(port), pad: 0 }
 }
 
 /// What is remembered about a socket.

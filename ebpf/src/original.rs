@@ -22,6 +22,8 @@ const SO_ORIGINAL_DST: i32 = 80;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 const SOCK_STREAM: u32 = 1;
+const IPPROTO_TCP: u32 = 6;
+const IPPROTO_MPTCP: u32 = 262;
 
 #[cgroup_sockopt(getsockopt)]
 pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
@@ -58,7 +60,7 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
     }
     // SAFETY: as above. All fields are read before any branch: a branch between two of them becomes arithmetic on the
     // pointer, which the verifier refuses.
-    let (sk, retval, family, v4, v6, local_port) = unsafe {
+    let (sk, retval, family, protocol, v4, v6, local_port, remote_port) = unsafe {
         let sk = read_volatile(&raw const (*context).__bindgen_anon_1.sk);
         let words = [
             read_volatile(&raw const (*sk).src_ip6[0]),
@@ -70,12 +72,20 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
             sk,
             read_volatile(&raw const (*context).retval),
             read_volatile(&raw const (*sk).family),
+            read_volatile(&raw const (*sk).protocol),
             read_volatile(&raw const (*sk).src_ip4),
             Address { words },
             read_volatile(&raw const (*sk).src_port),
+            read_volatile(&raw const (*sk).dst_port),
         )
     };
+    // Connection tracking knows no other protocol here, and no connection of a socket that has none.
+    if (protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP) || remote_port == 0 {
+        return false;
+    }
     let (address, port) = match maps::socket(sk) {
+        // Dialled by hand: whoever answered already, connection tracking or programs of another layout, knew better.
+        Some(state) if state.kind == kind::ACCEPTED && state.destination.is_loopback() && retval == 0 => return false,
         Some(state) if state.kind != kind::BOUND => (state.destination, state.port),
         // Connection tracking knows better when the connection came through iptables.
         _ if retval == 0 => return false,
@@ -138,9 +148,14 @@ fn attestation(ctx: &SockoptContext) -> bool {
         return false;
     }
     let Some(value) = buffer::<{ attest::BYTES }>(context) else { return false };
+    let mut flags = pod.flags & (OUTBOUND | INBOUND);
+    // Steering to nobody is refusing.
+    if !maps::listens(netns_cookie, pod) {
+        flags &= !INBOUND;
+    }
     // SAFETY: the buffer has these bytes.
     unsafe {
-        write_volatile(value.cast::<u32>(), pod.flags & (OUTBOUND | INBOUND));
+        write_volatile(value.cast::<u32>(), flags);
         write_volatile(value.add(4).cast::<u32>(), pod.generation);
         write_volatile(value.add(8).cast::<u64>(), netns_cookie);
     }

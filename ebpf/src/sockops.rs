@@ -15,14 +15,14 @@ use aya_log_ebpf::debug;
 use weft_ebpf_abi::{
     address::Address,
     counter,
-    event::COMMAND_BYTES,
+    pod::Owner,
     socket::{Flow, FlowKey, LISTENER_SLOTS, ListenerKey, SocketState, kind},
     verdict::{Direction, Verdict},
 };
 
 use crate::{
     maps,
-    trace::{self, Caller, End},
+    trace::{self, End, Process},
 };
 
 // include/uapi/linux/bpf.h
@@ -32,6 +32,7 @@ const TCP_LISTEN: u32 = 11;
 
 const AF_INET: u32 = 2;
 const BPF_NOEXIST: u64 = 1;
+const EEXIST: i64 = 17;
 
 #[sock_ops]
 pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
@@ -57,8 +58,10 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
             let original = End { address: client.destination, port: client.port };
             let netns_cookie = hand_over(ctx, local, original);
             if maps::watched() {
-                let caller = Caller { pid: client.pid, uid: client.uid, command: client.command };
-                trace::emit(netns_cookie, Direction::Outbound, Verdict::Redirect, &caller, local, original, remote);
+                let process = Process { pid: client.pid, uid: client.uid, command: client.command };
+                let generation = maps::pod(netns_cookie).map_or(0, |pod| pod.generation);
+                let (direction, verdict) = (Direction::Outbound, Verdict::Redirect);
+                trace::verdict(netns_cookie, generation, direction, verdict, &process, local, original, remote);
             }
         }
         // Dialling the proxy by hand is announced as what it is, lest it finds what a connection that never came to
@@ -86,16 +89,25 @@ fn hand_over(ctx: &SockOpsContext, local: End, original: End) -> u64 {
     netns_cookie
 }
 
-/// The proxy's end is established: what the client announced becomes the accepted socket's own.
+/// A connection came to be in a pod. At the proxy's outbound port, what the client announced becomes the accepted
+/// socket's own.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     // SAFETY: the helper takes this kind of context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     let Some(pod) = maps::pod(netns_cookie) else { return };
-    if ctx.local_port() != u32::from(pod.outbound_port) {
+    let (local, remote) = ends(ctx.ops);
+    if local.port != pod.outbound_port || !local.address.is_loopback() {
+        // From outside; what runs over loopback was told by the connect program or is the proxy's own.
+        if maps::watched()
+            && !local.address.is_loopback()
+            && local.address != remote.address
+            && !pod.owns(&remote.address)
+        {
+            trace::accepted(netns_cookie, pod.generation, Direction::Inbound, remote, local, local);
+        }
         return;
     }
-    let (_, remote) = ends(ctx.ops);
     let key = FlowKey { netns_cookie, address: remote.address, port: u32::from(remote.port), pad: 0 };
     let Some(flow) = maps::FLOWS.get_ptr(key) else {
         maps::count_at(counter::FLOW_MISSES);
@@ -104,17 +116,16 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     };
     // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of thousands.
     let flow = unsafe { *flow };
-    let state = SocketState {
-        destination: flow.destination,
-        port: flow.port as u16,
-        kind: kind::ACCEPTED,
-        pad: 0,
-        uid: 0,
-        pid: 0,
-        command: [0; COMMAND_BYTES],
-    };
-    maps::remember(sk, &state);
+    let port = flow.port as u16;
+    maps::remember(
+        sk,
+        &SocketState { destination: flow.destination, port, kind: kind::ACCEPTED, ..SocketState::default() },
+    );
     let _ = maps::FLOWS.remove(key);
+    if maps::watched() {
+        let original = End { address: flow.destination, port };
+        trace::accepted(netns_cookie, pod.generation, Direction::Outbound, remote, original, local);
+    }
 }
 
 /// A socket bound to a proxy's inbound port listens now. Every member of an SO_REUSEPORT group takes a slot of its own.
@@ -127,10 +138,18 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     // SAFETY: the helper takes this kind of context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
     let family = if ctx.family() == AF_INET { 4 } else { 6 };
-    let (uid, port) = (bound.uid, bound.port);
+    let (user, cgroup, port) = (Owner::user(bound.uid), Owner::cgroup(bound.cgroup), bound.port);
+    record(ctx, netns_cookie, user, port, family);
+    record(ctx, netns_cookie, cgroup, port, family);
+}
+
+/// Records the socket as a listener of one owner.
+#[inline(always)]
+fn record(ctx: &SockOpsContext, netns_cookie: u64, owner: Owner, port: u16, family: u8) {
+    let mut has_listener = false;
     // Counting in the key itself would hide the count from the verifier, which then sees an endless loop.
     for slot in 0..LISTENER_SLOTS {
-        let mut key = ListenerKey { netns_cookie, uid, port, family, slot };
+        let mut key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
         // SAFETY: the key outlives the call; the operation allows this helper (sock_map_op_okay).
         let result = unsafe {
             bpf_sock_hash_update(
@@ -141,10 +160,14 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
             )
         };
         if result == 0 {
-            debug!(ctx, "listener netns {} uid {} family {} slot {}", netns_cookie, uid, family, slot);
+            debug!(ctx, "listener netns {} port {} family {} slot {}", netns_cookie, port, family, slot);
+            maps::set_listens(netns_cookie, owner, port, true);
             return;
         }
+        // Another member of its SO_REUSEPORT group stands for it.
+        has_listener |= result == -EEXIST;
     }
+    maps::set_listens(netns_cookie, owner, port, has_listener);
     maps::count_at(counter::LISTENERS_LOST);
 }
 

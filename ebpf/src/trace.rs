@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use weft_ebpf_abi::{
     address::Address,
     counter,
-    event::{COMMAND_BYTES, Event},
+    event::{self, COMMAND_BYTES, Event},
     verdict::{Direction, Verdict},
 };
 
@@ -17,25 +17,58 @@ pub(crate) struct End {
     pub(crate) port: u16,
 }
 
-/// Who is calling; nobody inbound.
+/// Which process is calling; none inbound.
 #[derive(Clone, Copy)]
-pub(crate) struct Caller {
+pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: [u8; COMMAND_BYTES],
 }
 
-impl Caller {
-    pub(crate) const NOBODY: Self = Self { pid: 0, uid: 0, command: [0; COMMAND_BYTES] };
+impl Process {
+    pub(crate) const NONE: Self = Self { pid: 0, uid: 0, command: [0; COMMAND_BYTES] };
 }
 
 /// Reports a verdict; ask [`maps::watched`] first.
 #[inline(always)]
-pub(crate) fn emit(
+#[expect(clippy::too_many_arguments, reason = "an event has that many parts")]
+pub(crate) fn verdict(
     netns_cookie: u64,
+    generation: u32,
     direction: Direction,
     verdict: Verdict,
-    caller: &Caller,
+    process: &Process,
+    source: End,
+    original: End,
+    new: End,
+) {
+    emit(event::kind::VERDICT, netns_cookie, generation, direction, verdict, process, source, original, new);
+}
+
+/// Reports that a connection came to be; ask [`maps::watched`] first.
+#[inline(always)]
+pub(crate) fn accepted(
+    netns_cookie: u64,
+    generation: u32,
+    direction: Direction,
+    source: End,
+    original: End,
+    local: End,
+) {
+    let kind = event::kind::ACCEPTED;
+    let verdict = Verdict::Redirect;
+    emit(kind, netns_cookie, generation, direction, verdict, &Process::NONE, source, original, local);
+}
+
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "an event has that many parts")]
+fn emit(
+    kind: u8,
+    netns_cookie: u64,
+    generation: u32,
+    direction: Direction,
+    verdict: Verdict,
+    process: &Process,
     source: End,
     original: End,
     new: End,
@@ -51,14 +84,17 @@ pub(crate) fn emit(
         source: source.address,
         original: original.address,
         new: new.address,
-        pid: caller.pid,
-        uid: caller.uid,
+        pid: process.pid,
+        uid: process.uid,
         source_port: source.port,
         original_port: original.port,
         new_port: new.port,
         direction: direction as u8,
         verdict: verdict as u8,
-        command: caller.command,
+        command: process.command,
+        generation,
+        kind,
+        pad: [0; 3],
     });
     entry.submit(0);
 }

@@ -25,7 +25,7 @@ pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
 };
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
-pub use redirection::{Redirection, RedirectionDefaults};
+pub use redirection::{Exemption, Redirection, RedirectionDefaults};
 
 use crate::{
     field::{FieldPath, Invalid},

@@ -70,6 +70,11 @@ pub const IMAGE_PULL_POLICY: &str = "config.linkerd.io/image-pull-policy";
 pub const PROXY_UID_ANNOTATION: &str = "config.linkerd.io/proxy-uid";
 /// Annotation: group id of the proxy.
 pub const PROXY_GID_ANNOTATION: &str = "config.linkerd.io/proxy-gid";
+/// Annotation: by what the kernel knows the proxy whose connections it leaves alone: `user` (and group), or `cgroup`, the
+/// proxy's container and nothing else, so that an application that runs as the proxy's user is redirected like any other.
+pub const PROXY_EXEMPTION: &str = "weft.io/proxy-exemption";
+/// Annotation: `true` switches the pod's redirection off, in both directions, while the pod runs.
+pub const BYPASS: &str = "weft.io/bypass";
 /// Annotation: port of the tap server.
 pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";
 /// Annotation: port of the inbound listener.

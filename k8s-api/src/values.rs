@@ -35,6 +35,14 @@ pub struct Values {
     linkerd_version: Option<String>,
     proxy: Proxy,
     proxy_init: ProxyInit,
+    agent: Agent,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Agent {
+    #[serde(deserialize_with = "text")]
+    proxy_exemption: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -193,6 +201,8 @@ impl Values {
         Ok(RedirectionDefaults {
             ports: self.ports()?,
             proxy_uid: self.proxy_uid()?,
+            proxy_gid: self.proxy.gid.filter(|gid| *gid > 0),
+            exemption: parse("agent.proxyExemption", &self.agent.proxy_exemption)?.unwrap_or_default(),
             skip_inbound_ports: ports(
                 "proxyInit.ignoreInboundPorts",
                 &init.ignore_inbound_ports,

@@ -17,6 +17,12 @@ use std::{
     time::Duration,
 };
 
+use weft_k8s_api::{
+    inject::{Exemption, Redirection},
+    labels,
+};
+
+use super::pod::{MeshedPod, Proxy};
 use crate::{
     cgroup::AttachPoint,
     netns::{Netns, NetnsError},
@@ -26,8 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Sandbox {
     pub(super) netns: Netns,
-    /// The proxy's user as the host sees it.
-    pub(super) proxy_uid: u32,
+    pub(super) proxy: Proxy,
     /// How long ago the pod's first process started, to 10 ms.
     pub(super) age: Duration,
 }
@@ -41,8 +46,15 @@ pub(super) enum LocateError {
     HostNetns,
     #[error("its network namespace has no address yet")]
     NoAddress,
-    #[error("its user namespace has no mapping for the proxy's user {uid} yet")]
-    UserMapping { uid: i64 },
+    #[error("its user namespace has no mapping for the proxy's id {id} yet")]
+    IdMapping { id: i64 },
+    #[error("its proxy's container has not started")]
+    NoProxyContainer,
+    #[error(
+        "{name}: its proxy cannot be known by its cgroup, because the node's cgroup2 tree has no cgroups of pods; use `user`",
+        name = labels::PROXY_EXEMPTION
+    )]
+    NoPodCgroups,
     #[error("process {pid} ended while it was looked at")]
     Ended { pid: u32 },
     #[error("cannot read {path} (needs hostPID and CAP_SYS_PTRACE)")]
@@ -78,8 +90,9 @@ impl Locator {
         Ok(Self { host_netns: own("net")?, host_users: own("user")?, attach, proc })
     }
 
-    /// Finds a pod. `uid` is the Kubernetes object's, `proxy_uid` the proxy's user in the pod.
-    pub(super) fn find(&self, uid: &str, proxy_uid: i64, user_namespace: bool) -> Result<Sandbox, LocateError> {
+    /// Finds a pod, and its proxy by what its rules say.
+    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection) -> Result<Sandbox, LocateError> {
+        let uid = pod.uid.as_str();
         let mut processes = Vec::new();
         for pid in self.pids(uid)? {
             // One that ended is not the one that holds the namespaces.
@@ -99,7 +112,7 @@ impl Locator {
             if inode == self.host_netns {
                 continue;
             }
-            let proxy_uid = self.host_uid(pid, proxy_uid, user_namespace)?;
+            let proxy = self.proxy(pid, pod, rules)?;
             // The number may have passed to another process before the file was opened.
             if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
@@ -108,7 +121,7 @@ impl Locator {
             if netns.addresses.is_empty() {
                 return Err(LocateError::NoAddress);
             }
-            return Ok(Sandbox { netns, proxy_uid, age: age(start_ticks) });
+            return Ok(Sandbox { netns, proxy, age: age(start_ticks) });
         }
         Err(LocateError::HostNetns)
     }
@@ -160,9 +173,40 @@ impl Locator {
         start_ticks(&stat)
     }
 
-    fn host_uid(&self, pid: u32, uid: i64, user_namespace: bool) -> Result<u32, LocateError> {
-        let unmapped = LocateError::UserMapping { uid };
-        let Ok(in_pod) = u32::try_from(uid) else { return Err(unmapped) };
+    /// The proxy of the pod that a process is of.
+    fn proxy(&self, pid: u32, pod: &MeshedPod, rules: &Redirection) -> Result<Proxy, LocateError> {
+        let uid = self.host_id(pid, rules.proxy_uid, "uid_map", pod.user_namespace)?;
+        let gid = match rules.proxy_gid {
+            Some(gid) => self.host_id(pid, gid, "gid_map", pod.user_namespace)?,
+            None => 0,
+        };
+        let cgroup = match rules.exemption {
+            Exemption::User => 0,
+            Exemption::Cgroup if self.attach.is_root => return Err(LocateError::NoPodCgroups),
+            Exemption::Cgroup => self.container_cgroup(pod)?,
+        };
+        Ok(Proxy { uid, gid, cgroup })
+    }
+
+    /// The id of the cgroup of the pod's proxy: of the directory that the runtime named after the container.
+    fn container_cgroup(&self, pod: &MeshedPod) -> Result<u64, LocateError> {
+        let (Some(container), Some(cgroup)) = (&pod.proxy_container, self.pod_cgroup(&pod.uid)) else {
+            return Err(LocateError::NoProxyContainer);
+        };
+        let Some(entries) = ended_is_none(&cgroup, fs::read_dir(&cgroup))? else {
+            return Err(LocateError::NoProxyContainer);
+        };
+        // `ID`, or as a systemd scope `cri-containerd-ID.scope`.
+        let mut names = entries.filter_map(Result::ok);
+        let found =
+            names.find(|entry| entry.file_name().to_str().is_some_and(|name| name.contains(container.as_str())));
+        found.map_or(Err(LocateError::NoProxyContainer), |entry| inode(&entry.path()))
+    }
+
+    /// A user or group of a pod as the host sees it; `map` is the name of the file in /proc/PID.
+    fn host_id(&self, pid: u32, id: i64, map: &str, user_namespace: bool) -> Result<u32, LocateError> {
+        let unmapped = LocateError::IdMapping { id };
+        let Ok(in_pod) = u32::try_from(id) else { return Err(unmapped) };
         if !user_namespace {
             return Ok(in_pod);
         }
@@ -171,9 +215,9 @@ impl Locator {
         if inode(&process.join("ns/user"))? == self.host_users {
             return Err(unmapped);
         }
-        let path = process.join("uid_map");
+        let path = process.join(map);
         let map = fs::read_to_string(&path).map_err(|source| reading(&path, source))?;
-        map_uid(&map, in_pod).ok_or(unmapped)
+        map_id(&map, in_pod).ok_or(unmapped)
     }
 }
 
@@ -206,14 +250,14 @@ fn start_ticks(stat: &str) -> Option<u64> {
 }
 
 /// A user in a namespace as the host sees it (user_namespaces(7)): lines of inside, outside, length.
-fn map_uid(map: &str, uid: u32) -> Option<u32> {
+fn map_id(map: &str, id: u32) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
         let (Some(Ok(inside)), Some(Ok(outside)), Some(Ok(length))) = (numbers.next(), numbers.next(), numbers.next())
         else {
             return None;
         };
-        let offset = uid.checked_sub(inside).filter(|offset| *offset < length)?;
+        let offset = id.checked_sub(inside).filter(|offset| *offset < length)?;
         outside.checked_add(offset)
     })
 }
@@ -228,6 +272,8 @@ fn age(start_ticks: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use weft_k8s_api::inject::RedirectionDefaults;
+
     use super::*;
 
     #[test]
@@ -248,7 +294,7 @@ mod tests {
             ("0 4294967290 65536\n", 2102, None),
         ];
         for (map, uid, expected) in rows {
-            assert_eq!(map_uid(map, uid), expected, "{map:?}");
+            assert_eq!(map_id(map, uid), expected, "{map:?}");
         }
     }
 
@@ -257,7 +303,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let attach = AttachPoint::given(directory.path().to_path_buf());
         let locator = Locator::new(attach).unwrap();
-        assert!(matches!(locator.find("u", 2102, false), Err(LocateError::NoProcess)));
+        let (pod, rules) = pod("u", None);
+        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::NoProcess)));
     }
 
     #[test]
@@ -267,6 +314,31 @@ mod tests {
         fs::create_dir_all(&container).unwrap();
         fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
-        assert!(matches!(locator.find("11-22", 2102, false), Err(LocateError::HostNetns)));
+        let (pod, rules) = pod("11-22", None);
+        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::HostNetns)));
+    }
+
+    #[test]
+    fn a_proxy_is_known_by_its_containers_cgroup() {
+        let directory = tempfile::tempdir().unwrap();
+        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
+        for (uid, container) in [("1", "burstable/pod1/c0ffee"), ("2", "pod2/cri-containerd-c0ffee.scope")] {
+            let path = directory.path().join(container);
+            fs::create_dir_all(&path).unwrap();
+            let (proxy, _) = pod(uid, Some("c0ffee"));
+            assert_eq!(locator.container_cgroup(&proxy).unwrap(), inode(&path).unwrap());
+        }
+        for (uid, container) in [("1", None), ("1", Some("decaf")), ("3", Some("c0ffee"))] {
+            let found = locator.container_cgroup(&pod(uid, container).0);
+            assert!(matches!(found, Err(LocateError::NoProxyContainer)), "{uid} {container:?}: {found:?}");
+        }
+    }
+
+    fn pod(uid: &str, proxy_container: Option<&str>) -> (MeshedPod, Redirection) {
+        let change = serde_json::json!({"metadata": {"uid": uid}});
+        let read = MeshedPod::read(&super::super::pod::tests::pod("web-0", &change), &RedirectionDefaults::default());
+        let pod = MeshedPod { proxy_container: proxy_container.map(str::to_owned), ..read.unwrap() };
+        let rules = pod.rules.clone().unwrap();
+        (pod, rules)
     }
 }

@@ -26,6 +26,8 @@ use crate::rules::PodName;
 const FIRST_DELAY: Duration = Duration::from_millis(5);
 /// The longest. Between this and the first the wait doubles; a new entry in the pod's cgroup begins anew.
 const LAST_DELAY: Duration = Duration::from_secs(1);
+/// Until an enrolled pod is looked at again: its addresses may have changed, and nobody tells.
+const REVIEW: Duration = Duration::from_secs(10);
 
 /// The pods that the API server tells of.
 #[derive(Debug)]
@@ -46,6 +48,8 @@ struct Tracked {
     due: Option<Instant>,
     delay: Duration,
     attempted: bool,
+    /// Whether its owner was told that it is bypassed.
+    bypassed: bool,
     problem: Option<Problem>,
 }
 
@@ -73,7 +77,16 @@ pub(crate) enum Problem {
 pub(crate) struct Report {
     pub(super) name: PodName,
     pub(super) uid: String,
-    pub(super) problem: Problem,
+    pub(super) news: News,
+}
+
+/// What happened to a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Its rules are not in force.
+    Problem(Problem),
+    /// Its owner's wish that nothing be redirected came into force, or ended.
+    Bypassed(bool),
 }
 
 /// A pod as status and metrics show it.
@@ -92,6 +105,13 @@ impl Problem {
             Self::NotYet(text) | Self::Failed(text) => text.clone(),
             Self::Annotation(error) => error.to_string(),
         }
+    }
+}
+
+impl Tracked {
+    /// Whether its rules are not in force, and it is time that may help.
+    fn is_pending(&self) -> bool {
+        self.pod.rules.is_ok() && (self.enrolled.is_none() || self.problem.is_some())
     }
 }
 
@@ -134,12 +154,14 @@ impl Plan {
             due: None,
             delay: FIRST_DELAY,
             attempted: false,
+            bypassed: false,
             problem: None,
         });
         if let Err(error) = &next.rules {
             let problem = Problem::Annotation(error.clone());
             if tracked.problem.as_ref() != Some(&problem) {
-                self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), problem: problem.clone() });
+                let news = News::Problem(problem.clone());
+                self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), news });
             }
             // Rules that were in force before stay so.
             (tracked.problem, tracked.due, tracked.attempted) = (Some(problem), None, true);
@@ -156,7 +178,7 @@ impl Plan {
     /// Something happened to the cgroup of one pod, or of any.
     pub(super) fn wake(&mut self, uid: Option<&str>, now: Instant) {
         for (_, tracked) in self.pods.iter_mut().filter(|(other, _)| uid.is_none_or(|uid| uid == *other)) {
-            if tracked.due.is_some() {
+            if tracked.due.is_some() && tracked.is_pending() {
                 (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
             }
         }
@@ -179,24 +201,30 @@ impl Plan {
     pub(super) fn attempted(&mut self, pod: &MeshedPod, result: Result<Enrolment, Problem>, now: Instant) {
         let Some(tracked) = self.pods.get_mut(&pod.uid) else { return };
         tracked.attempted = true;
-        let changed = tracked.pod.rules != pod.rules || tracked.pod.ips != pod.ips;
+        let changed = tracked.pod != *pod;
         match result {
             Ok(enrolment) => {
                 // The time to enrolment is that of the first.
                 let known = tracked.enrolled.filter(|known| known.cookie == enrolment.cookie);
                 tracked.enrolled = Some(known.unwrap_or(enrolment));
+                let bypassed = pod.rules.as_ref().is_ok_and(|rules| rules.bypass);
+                if tracked.bypassed != bypassed {
+                    tracked.bypassed = bypassed;
+                    let news = News::Bypassed(bypassed);
+                    self.reports.push(Report { name: pod.name.clone(), uid: pod.uid.clone(), news });
+                }
                 if !changed {
-                    (tracked.problem, tracked.due, tracked.delay) = (None, None, FIRST_DELAY);
+                    (tracked.problem, tracked.due, tracked.delay) = (None, Some(now + REVIEW), FIRST_DELAY);
                 }
             }
             // A pod that is on its way out has no process left; while its namespace is there, its rules are in force.
-            Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => tracked.due = None,
+            Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => tracked.due = Some(now + REVIEW),
             Err(problem) => {
                 if matches!(problem, Problem::Failed(_)) && tracked.problem.as_ref() != Some(&problem) {
                     self.reports.push(Report {
                         name: pod.name.clone(),
                         uid: pod.uid.clone(),
-                        problem: problem.clone(),
+                        news: News::Problem(problem.clone()),
                     });
                 }
                 if tracked.pod.rules.is_ok() {
@@ -237,7 +265,7 @@ impl Plan {
 
     /// Pods that are looked for, by uid.
     pub(super) fn pending(&self) -> impl Iterator<Item = &str> {
-        self.pods.iter().filter(|(_, tracked)| tracked.due.is_some()).map(|(uid, _)| uid.as_str())
+        self.pods.iter().filter(|(_, tracked)| tracked.is_pending()).map(|(uid, _)| uid.as_str())
     }
 
     /// Everything, for status and metrics.
@@ -322,10 +350,26 @@ mod tests {
         f.wait(5);
         assert_eq!(f.due(), ["web-0"]);
         f.attempt(&enrolled(7));
-        f.wait(10_000);
+        f.wait(9_999);
         assert!(f.due().is_empty());
         assert_eq!(f.only().enrolled.unwrap().cookie, 7);
         assert_eq!(f.only().problem, None);
+        // Its addresses may be others by now.
+        f.wait(1);
+        assert_eq!(f.due(), ["web-0"]);
+    }
+
+    #[test]
+    fn a_bypass_is_told_when_it_begins_and_when_it_ends() {
+        let bypass = |value: &str| web(&json!({"metadata": {"annotations": {"weft.io/bypass": value}}}));
+        let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+        let mut told = Vec::new();
+        for value in ["false", "true", "true", "false"] {
+            f.apply(Event::Apply(bypass(value)));
+            f.attempt(&enrolled(7));
+            told.push(f.plan.take_reports().into_iter().map(|report| report.news).collect::<Vec<_>>());
+        }
+        assert_eq!(told, [vec![], vec![News::Bypassed(true)], vec![], vec![News::Bypassed(false)]]);
     }
 
     #[test]
@@ -384,7 +428,7 @@ mod tests {
         assert!(f.due().is_empty());
         let reports = f.plan.take_reports();
         assert_eq!(reports.len(), 1);
-        assert!(matches!(&reports[0].problem, Problem::Annotation(error) if error.value == "all"));
+        assert!(matches!(&reports[0].news, News::Problem(Problem::Annotation(error)) if error.value == "all"));
         assert_eq!(f.only().enrolled, None);
         f.apply(Event::Apply(web(&json!({}))));
         assert_eq!(f.due(), ["web-0"]);
@@ -430,7 +474,9 @@ mod tests {
         f.attempt(&enrolled(7));
         f.apply(Event::Apply(web(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))));
         f.attempt(&not_yet());
-        assert_eq!(f.plan.next_due(), None);
+        assert!(f.due().is_empty());
+        f.plan.wake(None, f.now);
+        assert!(f.due().is_empty());
         assert_eq!(f.only().enrolled.unwrap().cookie, 7);
         f.apply(Event::Delete(web(&json!({}))));
         assert!(f.plan.tracking().is_empty());

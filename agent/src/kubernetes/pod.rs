@@ -11,9 +11,6 @@ use weft_proto::agent::{EnrolRequest, PortRange};
 
 use crate::rules::PodName;
 
-/// The init container that `linkerd-init` runs in: it redirects by iptables, and twice is once too often.
-const INIT_CONTAINER: &str = "linkerd-init";
-
 /// A pod that gets its redirection from this agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MeshedPod {
@@ -24,20 +21,26 @@ pub(crate) struct MeshedPod {
     pub(crate) ips: Vec<IpAddr>,
     /// Whether the pod's user ids differ from the host's.
     pub(crate) user_namespace: bool,
+    /// The runtime's id of the proxy's container, once it runs.
+    pub(crate) proxy_container: Option<String>,
     /// The rules, or the annotation that cannot be read.
     pub(crate) rules: Result<Redirection, InjectError>,
 }
 
 impl MeshedPod {
-    /// Reads a pod; `None` for one that has no proxy, has its redirection from elsewhere, or has ended.
+    /// Reads a pod; `None` for one that has no proxy or has ended. One with `linkerd-init` is as good as any: its iptables
+    /// rules find outbound nothing left to redirect, and do inbound what would be done anyway.
     pub(crate) fn read(pod: &Pod, defaults: &RedirectionDefaults) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
         let status = pod.status.clone().unwrap_or_default();
         pod.metadata.labels.as_ref()?.get(labels::CONTROL_PLANE_NS)?;
-        let mut names = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| &container.name);
-        if !names.clone().any(|name| name == labels::PROXY_CONTAINER) || names.any(|name| name == INIT_CONTAINER) {
+        let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        if !containers.any(|container| container.name == labels::PROXY_CONTAINER) {
             return None;
         }
+        let mut statuses =
+            status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+        let proxy = statuses.find(|status| status.name == labels::PROXY_CONTAINER);
         let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
         if spec.host_network == Some(true) || ended {
             return None;
@@ -48,17 +51,32 @@ impl MeshedPod {
             uid: pod.metadata.uid.clone()?,
             ips: ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect(),
             user_namespace: spec.host_users == Some(false),
+            // As in containerd://0123abcd.
+            proxy_container: proxy
+                .and_then(|status| status.container_id.as_deref())
+                .and_then(|id| id.split_once("://"))
+                .map(|(_, id)| id.to_owned()),
             rules: Redirection::of(pod, defaults),
         })
     }
+}
+
+/// By what the host knows a pod's proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Proxy {
+    pub(crate) uid: u32,
+    /// 0 for none.
+    pub(crate) gid: u32,
+    /// The cgroup's id, 0 for none.
+    pub(crate) cgroup: u64,
 }
 
 /// The rules as the datapath is asked for them.
 ///
 /// `namespace_ips` are the addresses that the pod's network namespace has: those, and no others, are the pod's own. What
 /// the API server says may be late or belong to another pod by now; it only decides which goes first and so becomes the
-/// source of redirected connections. `proxy_uid` is the proxy's user as the host sees it.
-pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy_uid: u32) -> EnrolRequest {
+/// source of redirected connections.
+pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy: Proxy) -> EnrolRequest {
     let mut ips = namespace_ips.to_vec();
     ips.sort_by_key(|ip| pod.ips.iter().position(|known| known == ip).unwrap_or(usize::MAX));
     ips.truncate(weft_ebpf_abi::pod::ADDRESSES);
@@ -71,7 +89,10 @@ pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpA
         uid: pod.uid.clone(),
         netns_path: String::new(),
         ips: ips.iter().map(ToString::to_string).collect(),
-        proxy_uid,
+        proxy_uid: proxy.uid,
+        proxy_gid: proxy.gid,
+        proxy_cgroup: proxy.cgroup,
+        bypass: rules.bypass,
         outbound_port: rules.outbound_port.into(),
         inbound_port: rules.inbound_port.into(),
         skip_outbound_ports: ranges(&rules.skip_outbound_ports),
@@ -130,9 +151,9 @@ pub(super) mod tests {
             ("no proxy", json!({"spec": {"initContainers": null}}), false),
             ("host network", json!({"spec": {"hostNetwork": true}}), false),
             (
-                "redirected by iptables",
+                "redirected by iptables, too",
                 json!({"spec": {"initContainers": [{"name": "linkerd-init"}, {"name": "linkerd-proxy"}]}}),
-                false,
+                true,
             ),
             ("succeeded", json!({"status": {"phase": "Succeeded"}}), false),
             ("failed", json!({"status": {"phase": "Failed"}}), false),
@@ -151,8 +172,9 @@ pub(super) mod tests {
         let pod = read(&change).unwrap();
         let rules = pod.rules.clone().unwrap();
         assert_eq!(rules.proxy_uid, 2200);
-        let request = request(&pod, &rules, &["10.244.0.7".parse().unwrap()], 102_200);
-        assert_eq!(request.proxy_uid, 102_200);
+        let proxy = Proxy { uid: 102_200, gid: 0, cgroup: 9 };
+        let request = request(&pod, &rules, &["10.244.0.7".parse().unwrap()], proxy);
+        assert_eq!((request.proxy_uid, request.proxy_gid, request.proxy_cgroup), (102_200, 0, 9));
         assert_eq!(
             request.skip_outbound_ports,
             [PortRange { first: 25, last: 25 }, PortRange { first: 8000, last: 8002 }]
@@ -172,7 +194,7 @@ pub(super) mod tests {
         for (row, ips, expected) in rows {
             let pod = read(&json!({"status": {"podIPs": ips}})).unwrap();
             let rules = pod.rules.clone().unwrap();
-            assert_eq!(request(&pod, &rules, &namespace, 2102).ips, expected, "{row}");
+            assert_eq!(request(&pod, &rules, &namespace, Proxy::default()).ips, expected, "{row}");
         }
     }
 

@@ -9,10 +9,11 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 use tokio::sync::mpsc;
+use weft_k8s_api::labels;
 
 use super::{
     Identity,
-    plan::{Problem, Report},
+    plan::{News, Problem, Report},
 };
 use crate::error::chain;
 
@@ -40,6 +41,25 @@ impl Publisher {
     /// Says on the node and on the agent's own pod that this node cannot be served, and why.
     pub(crate) async fn unsupported(&self, reason: &str) {
         let note = format!("weft-agent cannot redirect pods on node {}: {reason}", self.identity.node);
+        self.publish_on_node(EventType::Warning, "WeftAgentUnsupported", "Start", &note).await;
+    }
+
+    /// Says on the node and on the agent's own pod that somebody switched all redirection off, or on again.
+    pub(crate) async fn node_bypassed(&self, bypassed: bool) {
+        let node = &self.identity.node;
+        if bypassed {
+            let note = format!(
+                "all redirection on node {node} is switched off: its pods' connections go around their proxies, in plain \
+                 text and without policy; `weft-agent bypass off` in the agent's pod ends it"
+            );
+            self.publish_on_node(EventType::Warning, "RedirectionBypassed", "Bypass", &note).await;
+        } else {
+            let note = format!("redirection on node {node} is in force again");
+            self.publish_on_node(EventType::Normal, "RedirectionInForce", "Bypass", &note).await;
+        }
+    }
+
+    async fn publish_on_node(&self, type_: EventType, reason: &str, action: &str, note: &str) {
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
@@ -50,7 +70,7 @@ impl Publisher {
         };
         let own = self.identity.pod.as_ref().map(|pod| reference(&pod.name.namespace, &pod.name.name, &pod.uid));
         for regarding in std::iter::once(node).chain(own) {
-            self.publish("WeftAgentUnsupported", "Start", note.clone(), &regarding).await;
+            self.publish(type_, reason, action, note.to_owned(), &regarding).await;
         }
     }
 
@@ -58,31 +78,46 @@ impl Publisher {
     pub(crate) async fn run(self, mut reports: mpsc::UnboundedReceiver<Report>) -> anyhow::Result<()> {
         while let Some(report) = reports.recv().await {
             let regarding = reference(&report.name.namespace, &report.name.name, &report.uid);
-            let (reason, note) = match &report.problem {
-                Problem::Annotation(error) => (
+            let (type_, reason, note) = match &report.news {
+                News::Problem(Problem::Annotation(error)) => (
+                    EventType::Warning,
                     "InvalidAnnotation",
                     format!("{error}; until it can be read, the pod's proxy is not ready, or keeps the rules it has"),
                 ),
-                Problem::Failed(text) | Problem::NotYet(text) => {
-                    ("EnrolmentFailed", format!("weft-agent cannot redirect the pod: {text}"))
+                News::Problem(Problem::Failed(text) | Problem::NotYet(text)) => {
+                    (EventType::Warning, "EnrolmentFailed", format!("weft-agent cannot redirect the pod: {text}"))
+                }
+                News::Bypassed(true) => (
+                    EventType::Warning,
+                    "RedirectionBypassed",
+                    format!(
+                        "the annotation {} switched the pod's redirection off: its connections go around the proxy, in \
+                         plain text and without policy",
+                        labels::BYPASS
+                    ),
+                ),
+                News::Bypassed(false) => {
+                    (EventType::Normal, "RedirectionInForce", "the pod's connections are redirected again".to_owned())
                 }
             };
-            self.publish(reason, "Enrol", note, &regarding).await;
+            self.publish(type_, reason, "Enrol", note, &regarding).await;
         }
         Ok(())
     }
 
-    async fn publish(&self, reason: &str, action: &str, mut note: String, regarding: &ObjectReference) {
+    async fn publish(
+        &self,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        mut note: String,
+        regarding: &ObjectReference,
+    ) {
         while note.len() > MAX_NOTE_BYTES {
             note.pop();
         }
-        let event = Event {
-            type_: EventType::Warning,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
-            secondary: None,
-        };
+        let event =
+            Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
         match tokio::time::timeout(PATIENCE, self.recorder.publish(&event, regarding)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(error = chain(&error), reason, "cannot publish a Kubernetes Event"),

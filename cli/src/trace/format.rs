@@ -1,9 +1,10 @@
 //! One event as a line for people or as an object for programs.
 
 use serde::Serialize;
-use weft_proto::agent::{Direction, Event};
+use weft_proto::agent::{Direction, Event, EventKind};
 
 const NS_PER_S: u64 = 1_000_000_000;
+const NS_PER_US: u64 = 1000;
 const S_PER_DAY: u64 = 24 * 60 * 60;
 
 /// Of the column of pods, until there is a longer name.
@@ -26,8 +27,19 @@ pub(super) struct JsonEvent<'a> {
     source: &'a str,
     original_destination: &'a str,
     new_destination: &'a str,
+    /// "verdict" or "accepted".
+    kind: &'static str,
     verdict: &'a str,
+    /// Absent of a verdict, and of a connection whose verdict was not seen.
+    #[serde(skip_serializing_if = "is_zero")]
+    accepted_after_ns: u64,
+    generation: u64,
     dropped_before: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
@@ -45,7 +57,13 @@ pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
         source: &event.source,
         original_destination: &event.original_destination,
         new_destination: &event.new_destination,
+        kind: match event.kind() {
+            EventKind::Verdict => "verdict",
+            EventKind::Accepted => "accepted",
+        },
         verdict: &event.verdict,
+        accepted_after_ns: event.accepted_after_ns,
+        generation: event.generation,
         dropped_before: event.dropped_before,
     }
 }
@@ -86,7 +104,10 @@ pub(super) fn line(pod_width: usize, event: &Event) -> String {
         process: if caller { format!("{}[{}]", event.command, event.pid) } else { "-".to_owned() },
         uid: if caller { event.uid.to_string() } else { "-".to_owned() },
         direction: direction(event),
-        verdict: &event.verdict,
+        verdict: match event.kind() {
+            EventKind::Verdict => &event.verdict,
+            EventKind::Accepted => "accepted",
+        },
         way: way(event),
     };
     columns(pod_width, &columns_of)
@@ -111,12 +132,16 @@ struct Columns<'a> {
 /// Aligned for what is usual: longer commands push the rest to the right and are never cut.
 fn columns(pod_width: usize, columns: &Columns<'_>) -> String {
     let Columns { time, pod, process, uid, direction, verdict, way } = columns;
-    format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<16}  {way}")
+    format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<18}  {way}")
 }
 
 fn way(event: &Event) -> String {
     let Event { source, original_destination: from, new_destination: to, .. } = event;
-    if from == to { format!("{source}  {from}") } else { format!("{source}  {from} -> {to}") }
+    let way = if from == to { format!("{source}  {from}") } else { format!("{source}  {from} -> {to}") };
+    match event.accepted_after_ns {
+        0 => way,
+        after => format!("{way}  after {} us", after / NS_PER_US),
+    }
 }
 
 fn direction(event: &Event) -> &'static str {
@@ -152,8 +177,22 @@ mod tests {
             original_destination: "10.96.0.20:80".into(),
             new_destination: "127.0.0.1:4140".into(),
             verdict: "redirect".into(),
-            dropped_before: 0,
+            ..Event::default()
         }
+    }
+
+    #[test]
+    fn an_accepted_connection_says_after_how_long() {
+        let accepted = Event { kind: EventKind::Accepted.into(), accepted_after_ns: 38_499, ..redirect() };
+        let line = line(POD_WIDTH, &accepted);
+        assert!(
+            line.contains("  accepted  ") && line.ends_with("10.96.0.20:80 -> 127.0.0.1:4140  after 38 us"),
+            "{line}"
+        );
+        let object = serde_json::to_value(json("", &accepted)).unwrap();
+        assert_eq!((&object["kind"], &object["accepted_after_ns"]), (&"accepted".into(), &38_499.into()));
+        let unmatched = Event { verdict: String::new(), accepted_after_ns: 0, ..accepted };
+        assert!(super::line(POD_WIDTH, &unmatched).ends_with("127.0.0.1:4140"));
     }
 
     #[test]
@@ -161,7 +200,7 @@ mod tests {
         let line = line(POD_WIDTH, &redirect());
         assert!(line.starts_with("22:13:20.123456  shop/web-0 "), "{line}");
         assert!(line.contains("curl[42]") && line.contains(" 1000 "), "{line}");
-        assert!(line.ends_with("redirect          10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
+        assert!(line.ends_with("redirect            10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
     }
 
     #[test]

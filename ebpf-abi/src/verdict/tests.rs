@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use std::collections::BTreeSet;
 
 use super::{Verdict::*, *};
-use crate::pod::ADDRESSES;
+use crate::pod::{ADDRESSES, Owner};
 
 const PROXY: u32 = 2102;
 const APP: u32 = 1000;
@@ -28,22 +28,31 @@ fn pod() -> Pod {
         rules: 0,
         generation: 1,
         flags: 0,
+        proxy_cgroup: 0,
         proxy_uid: PROXY,
+        proxy_gid: 0,
         outbound_port: 4140,
         inbound_port: 4143,
+        pad: 0,
     }
+}
+
+/// A caller whose group and cgroup are nobody's in particular.
+fn user(uid: u32) -> Caller {
+    Caller { uid, gid: uid, cgroup: 17 }
 }
 
 fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
     let skipped = [4567, 4568, 25];
-    verdict_outbound(&pod(), uid, &address(destination), || skipped.contains(&port))
+    verdict_outbound(&pod(), false, &user(uid), &address(destination), || skipped.contains(&port))
 }
 
 fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
     let skipped = [4190, 4191, 4567, 4568];
     let client = address(client);
     let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
-    verdict_inbound(&pod(), &client, &address(local), || skipped.contains(&port), || from_skipped_subnet, || listening)
+    let skips_port = || skipped.contains(&port);
+    verdict_inbound(&pod(), false, &client, &address(local), skips_port, || from_skipped_subnet, || listening)
 }
 
 #[test]
@@ -129,8 +138,62 @@ fn a_pod_without_ipv6_owns_no_unspecified_address() {
 #[test]
 fn a_decided_connection_costs_no_lookup() {
     let never = || unreachable!("the rules before have decided");
-    let _ = verdict_outbound(&pod(), PROXY, &address("10.244.0.9"), never);
-    let _ = verdict_outbound(&pod(), APP, &address("127.0.0.1"), || unreachable!("loopback has decided"));
+    let _ = verdict_outbound(&pod(), false, &user(PROXY), &address("10.244.0.9"), never);
+    let _ = verdict_outbound(&pod(), false, &user(APP), &address("127.0.0.1"), || unreachable!("loopback has decided"));
+}
+
+#[test]
+fn a_pod_says_who_its_proxy_is() {
+    let to = address("10.244.0.9");
+    let decide = |flags: u32, caller: Caller| {
+        let pod = Pod { flags, proxy_gid: 2103, proxy_cgroup: 99, ..pod() };
+        verdict_outbound(&pod, false, &caller, &to, || false)
+    };
+    let group = Caller { uid: APP, gid: 2103, cgroup: 17 };
+    let cgroup = Caller { uid: APP, gid: APP, cgroup: 99 };
+    for (row, flags, caller, expected) in [
+        ("the user", 0, user(PROXY), PassProxy),
+        ("a group that nobody exempts", 0, group, Redirect),
+        ("the group", pod::EXEMPTS_GROUP, group, PassProxyGroup),
+        ("the user beside a group", pod::EXEMPTS_GROUP, user(PROXY), PassProxy),
+        ("a cgroup that nobody exempts", 0, cgroup, Redirect),
+        ("the cgroup", pod::EXEMPTS_CGROUP, cgroup, PassProxyCgroup),
+        ("an application with the proxy's user, strict", pod::EXEMPTS_CGROUP, user(PROXY), Redirect),
+        ("an application with the proxy's group, strict", pod::EXEMPTS_CGROUP | pod::EXEMPTS_GROUP, group, Redirect),
+    ] {
+        assert_eq!(decide(flags, caller), expected, "{row}");
+    }
+}
+
+#[test]
+fn bypass_is_told_apart_and_leaves_loopback_its_word_inbound() {
+    let bypassed = Pod { flags: pod::BYPASSED, ..pod() };
+    let out = |pod: &Pod, node: bool| verdict_outbound(pod, node, &user(APP), &address("10.244.0.9"), || false);
+    assert_eq!(out(&pod(), false), Redirect);
+    assert_eq!(out(&bypassed, false), PassPodBypassed);
+    assert_eq!(out(&pod(), true), PassNodeBypassed);
+    assert_eq!(out(&bypassed, true), PassNodeBypassed);
+    let arriving = |pod: &Pod, node: bool, client: &str| {
+        verdict_inbound(pod, node, &address(client), &address("10.244.0.5"), || false, || false, || false)
+    };
+    assert_eq!(arriving(&pod(), false, "10.244.0.9"), DenyNoListener);
+    assert_eq!(arriving(&bypassed, false, "10.244.0.9"), PassPodBypassed);
+    assert_eq!(arriving(&pod(), true, "10.244.0.9"), PassNodeBypassed);
+    assert_eq!(arriving(&bypassed, false, "10.244.0.5"), PassOwnAddress);
+}
+
+#[test]
+fn users_and_cgroups_are_different_owners() {
+    assert_ne!(Owner::user(7), Owner::cgroup(7));
+    assert_eq!(pod().proxy(), Owner::user(PROXY));
+    assert_eq!(Pod { flags: pod::EXEMPTS_CGROUP, proxy_cgroup: 7, ..pod() }.proxy(), Owner::cgroup(7));
+}
+
+#[test]
+fn refusals_are_those_called_so() {
+    for verdict in Verdict::ALL {
+        assert_eq!(verdict.is_refusal(), verdict.label().starts_with("deny_"), "{verdict:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, str::FromStr};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
+use super::redirection::Exemption;
 use crate::{
     labels,
     policy::{Cidr, DefaultPolicy},
@@ -31,6 +32,8 @@ pub(super) struct Settings {
     pub(super) image_pull_policy: Option<String>,
     pub(super) uid: Option<i64>,
     pub(super) gid: Option<i64>,
+    pub(super) exemption: Option<Exemption>,
+    pub(super) bypass: bool,
     pub(super) control_port: Option<u16>,
     pub(super) inbound_port: Option<u16>,
     pub(super) outbound_port: Option<u16>,
@@ -82,6 +85,8 @@ impl Settings {
             ),
             uid: from.parse_if(labels::PROXY_UID_ANNOTATION, "a user id above 0", |uid: &i64| *uid > 0),
             gid: from.parse_if(labels::PROXY_GID_ANNOTATION, "a group id, 0 or above", |gid: &i64| *gid >= 0),
+            exemption: from.parse(labels::PROXY_EXEMPTION, "user or cgroup"),
+            bypass: from.parse(labels::BYPASS, BOOL).unwrap_or(false),
             control_port: from.port(labels::CONTROL_PORT_ANNOTATION),
             inbound_port: from.port(labels::INBOUND_PORT_ANNOTATION),
             outbound_port: from.port(labels::OUTBOUND_PORT_ANNOTATION),

@@ -1,5 +1,7 @@
 //! What the node agent must know of a meshed pod: which connections its proxy gets and which pass by.
 
+use std::str::FromStr;
+
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -18,6 +20,12 @@ pub struct Redirection {
     pub inbound_port: u16,
     /// User id in the pod whose outbound connections are the proxy's own.
     pub proxy_uid: i64,
+    /// Group id in the pod whose outbound connections are the proxy's own, too.
+    pub proxy_gid: Option<i64>,
+    /// By what the proxy's own connections are known.
+    pub exemption: Exemption,
+    /// Whether nothing is redirected, by its owner's wish.
+    pub bypass: bool,
     /// Inbound ports that pass by, the proxy's own control and admin ports among them.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that pass by.
@@ -26,6 +34,33 @@ pub struct Redirection {
     pub skip_subnets: Vec<IpNet>,
 }
 
+/// By what the kernel knows the proxy whose connections it leaves alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exemption {
+    /// Its user, and its group if that is named: what linkerd-init does. An application with the proxy's user passes, too.
+    #[default]
+    User,
+    /// Its container's cgroup alone.
+    Cgroup,
+}
+
+impl FromStr for Exemption {
+    type Err = UnknownExemption;
+
+    fn from_str(text: &str) -> Result<Self, UnknownExemption> {
+        match text {
+            "user" => Ok(Self::User),
+            "cgroup" => Ok(Self::Cgroup),
+            _ => Err(UnknownExemption),
+        }
+    }
+}
+
+/// A word that is no [`Exemption`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("user or cgroup")]
+pub struct UnknownExemption;
+
 /// What applies to pods that say nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionDefaults {
@@ -33,6 +68,10 @@ pub struct RedirectionDefaults {
     pub ports: ProxyPorts,
     /// User id of the proxy in the pod.
     pub proxy_uid: i64,
+    /// Group id of the proxy in the pod, if that is known by it.
+    pub proxy_gid: Option<i64>,
+    /// By what the proxy's own connections are known.
+    pub exemption: Exemption,
     /// Inbound ports that pass by.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that pass by.
@@ -48,6 +87,8 @@ impl Default for RedirectionDefaults {
         Self {
             ports: ProxyPorts::default(),
             proxy_uid: labels::PROXY_UID,
+            proxy_gid: None,
+            exemption: Exemption::default(),
             skip_inbound_ports: galera.clone(),
             skip_outbound_ports: galera,
             skip_subnets: Vec::new(),
@@ -74,6 +115,10 @@ impl Redirection {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
             proxy_uid: settings.uid.unwrap_or(defaults.proxy_uid),
+            // Linkerd's rule: group 0, which many are in, exempts nobody.
+            proxy_gid: settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0),
+            exemption: settings.exemption.unwrap_or(defaults.exemption),
+            bypass: settings.bypass,
             skip_inbound_ports,
             skip_outbound_ports: settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone()),
             skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),

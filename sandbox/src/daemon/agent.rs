@@ -20,7 +20,10 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
-use weft_k8s_api::inject::Redirection;
+use weft_k8s_api::{
+    inject::{Exemption, Redirection},
+    labels,
+};
 use weft_proto::agent::{
     EnrolRequest, EnrolResponse, PodRef, PortRange, StatusRequest, WithdrawRequest, pods_client::PodsClient,
     status_client::StatusClient,
@@ -188,9 +191,16 @@ impl Agent {
             skip_outbound_ports: ranges(&redirection.skip_outbound_ports),
             skip_inbound_ports: ranges(&redirection.skip_inbound_ports),
             skip_subnets: redirection.skip_subnets.iter().map(ToString::to_string).collect(),
+            proxy_gid: redirection.proxy_gid.map_or(0, |gid| u32::try_from(gid).unwrap_or(u32::MAX)),
+            proxy_cgroup: 0,
+            bypass: redirection.bypass,
         };
         let mut client = PodsClient::new(self.channel.clone());
         let refused = |status: String| AgentError::Refused { pod: name.clone(), status };
+        if redirection.exemption == Exemption::Cgroup {
+            let annotation = labels::PROXY_EXEMPTION;
+            return Err(refused(format!("{annotation}: a sandbox has one cgroup for all containers; use `user`")));
+        }
         match timeout(CALL_DEADLINE, client.enrol(request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(refused(format!("{}: {}", status.code(), status.message()))),

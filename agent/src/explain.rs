@@ -1,0 +1,303 @@
+//! What the kernel would decide about a connection, and why: the programs' own verdict functions, run on the live maps.
+//! Owns the sentences. Refuses to send anything.
+
+use std::net::{IpAddr, SocketAddr};
+
+use weft_ebpf_abi::{
+    address::Address,
+    pod::{self, Pod},
+    verdict::{Caller, Direction, Verdict, verdict_inbound, verdict_outbound},
+};
+use weft_k8s_api::labels;
+use weft_proto::agent::{self, ExplainRequest};
+
+use crate::{
+    datapath::{Datapath, DatapathError},
+    rules::{InvalidRule, PodName, invalid},
+};
+
+/// A user and group that no proxy has: ids are below this.
+const NOBODY: u32 = u32::MAX;
+
+/// A connection that might be, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Question {
+    pub(crate) pod: PodName,
+    direction: Direction,
+    destination: SocketAddr,
+    source: Option<IpAddr>,
+    uid: u32,
+    gid: u32,
+    as_proxy: bool,
+    not_tcp: bool,
+    device_bound: bool,
+}
+
+/// What would happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) verdict: Verdict,
+    /// None if it would be refused.
+    pub(crate) new_destination: Option<SocketAddr>,
+    pub(crate) reason: String,
+    /// Empty where there is nothing to change.
+    pub(crate) change: String,
+}
+
+impl Question {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// Names the first field that cannot be used.
+    pub(crate) fn parse(request: ExplainRequest) -> Result<Self, InvalidRule> {
+        let direction = match request.direction() {
+            agent::Direction::Outbound => Direction::Outbound,
+            agent::Direction::Inbound => Direction::Inbound,
+            agent::Direction::Unspecified => return Err(invalid("direction", "neither 1 (outbound) nor 2 (inbound)")),
+        };
+        let destination = request
+            .destination
+            .parse::<SocketAddr>()
+            .map_err(|_| invalid("destination", format!("{:?} is not ip:port or [ip]:port", request.destination)))?;
+        if destination.port() == 0 {
+            return Err(invalid("destination", "port 0 is nobody's"));
+        }
+        let source = match request.source.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|_| invalid("source", format!("{text:?} is not an IP address")))?),
+        };
+        Ok(Self {
+            pod: PodName::parse(request.pod)?,
+            direction,
+            destination,
+            source,
+            uid: request.uid.unwrap_or(NOBODY),
+            gid: request.gid.unwrap_or(NOBODY),
+            as_proxy: request.as_proxy,
+            not_tcp: request.not_tcp,
+            device_bound: request.device_bound,
+        })
+    }
+}
+
+/// Answers from the kernel's maps.
+///
+/// # Errors
+/// When they cannot be read.
+pub(crate) fn explain(datapath: &Datapath, question: &Question) -> Result<Answer, DatapathError> {
+    let Some((cookie, entry)) = datapath.find(&question.pod)? else {
+        return Ok(answer(question, None, question.destination, Verdict::PassNotMeshed));
+    };
+    let destination = own_end(question, &entry);
+    if question.not_tcp {
+        return Ok(answer(question, Some(&entry), destination, Verdict::PassNotTcp));
+    }
+    let node_bypassed = datapath.bypassed()?;
+    let address = Address::from(destination.ip());
+    let skips_port = entry.has(match question.direction {
+        Direction::Outbound => pod::SKIPS_OUTBOUND_PORTS,
+        Direction::Inbound => pod::SKIPS_INBOUND_PORTS,
+    }) && datapath.skips_port(cookie, &entry, question.direction, destination.port())?;
+    let verdict = match question.direction {
+        Direction::Outbound if !entry.has(pod::OUTBOUND) => Verdict::PassNotMeshed,
+        Direction::Outbound => {
+            let caller = caller(question, &entry);
+            match verdict_outbound(&entry, node_bypassed, &caller, &address, || skips_port) {
+                Verdict::Redirect if question.device_bound => Verdict::DenyDevice,
+                verdict => verdict,
+            }
+        }
+        // Before the link is there, nobody looks.
+        Direction::Inbound if !entry.has(pod::INBOUND) => Verdict::PassNotMeshed,
+        Direction::Inbound => {
+            let client = question.source.map_or_else(|| stranger(&address), Address::from);
+            let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.skips_subnet(cookie, &entry, &client)?;
+            let listens = datapath.listens(cookie, &entry)?;
+            verdict_inbound(&entry, node_bypassed, &client, &address, || skips_port, || skips_subnet, || listens)
+        }
+    };
+    Ok(answer(question, Some(&entry), destination, verdict))
+}
+
+/// The destination, with the pod's own address in place of an unspecified one inbound.
+fn own_end(question: &Question, entry: &Pod) -> SocketAddr {
+    let destination = question.destination;
+    if question.direction == Direction::Outbound || !destination.ip().is_unspecified() {
+        return destination;
+    }
+    let own = entry.addresses.into_iter().filter(|address| *address != Address::UNSPECIFIED).map(IpAddr::from);
+    let mut of_family = own.filter(|ip| ip.is_ipv4() == destination.is_ipv4());
+    SocketAddr::new(of_family.next().unwrap_or(destination.ip()), destination.port())
+}
+
+fn caller(question: &Question, entry: &Pod) -> Caller {
+    if question.as_proxy {
+        return Caller { uid: entry.proxy_uid, gid: entry.proxy_gid, cgroup: entry.proxy_cgroup };
+    }
+    // Cgroups' ids begin with 1.
+    Caller { uid: question.uid, gid: question.gid, cgroup: 0 }
+}
+
+/// A client that is neither the pod's own nor anybody's in particular (RFC 5737, RFC 3849).
+fn stranger(own: &Address) -> Address {
+    if own.is_v4() {
+        IpAddr::from([192, 0, 2, 1]).into()
+    } else {
+        IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]).into()
+    }
+}
+
+fn answer(question: &Question, entry: Option<&Pod>, destination: SocketAddr, verdict: Verdict) -> Answer {
+    let new_destination = match (verdict, entry) {
+        (verdict, _) if verdict.is_refusal() => None,
+        (Verdict::Redirect, Some(entry)) => Some(match question.direction {
+            Direction::Inbound => SocketAddr::new(destination.ip(), entry.inbound_port),
+            Direction::Outbound if destination.ip().to_canonical().is_ipv4() => {
+                SocketAddr::from(([127, 0, 0, 1], entry.outbound_port))
+            }
+            Direction::Outbound => SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], entry.outbound_port)),
+        }),
+        _ => Some(destination),
+    };
+    let (reason, change) = sentences(question, entry, destination, verdict);
+    Answer { verdict, new_destination, reason, change }
+}
+
+/// Why, and what to change.
+fn sentences(question: &Question, entry: Option<&Pod>, destination: SocketAddr, verdict: Verdict) -> (String, String) {
+    let port = destination.port();
+    let outbound = question.direction == Direction::Outbound;
+    let skip_ports = if outbound { labels::SKIP_OUTBOUND_PORTS } else { labels::SKIP_INBOUND_PORTS };
+    let (reason, change) = match verdict {
+        Verdict::Redirect if outbound => (
+            "no rule exempts it, so the proxy dials on the application's behalf".to_owned(),
+            format!("to leave this port alone, add {port} to the pod's annotation {skip_ports}"),
+        ),
+        Verdict::Redirect => (
+            "no rule exempts it, so the proxy accepts it on the application's behalf".to_owned(),
+            format!(
+                "to leave this port alone, add {port} to the pod's annotation {skip_ports}; to leave a client alone, add \
+                 its network to {}",
+                labels::SKIP_SUBNETS
+            ),
+        ),
+        Verdict::PassProxy => (
+            format!("user {} is the pod's proxy, whose own connections are never redirected", question_uid(question, entry)),
+            format!(
+                "if that is no proxy: give the application another user, or set {}: cgroup",
+                labels::PROXY_EXEMPTION
+            ),
+        ),
+        Verdict::PassProxyGroup => (
+            "the caller's group is the proxy's, whose own connections are never redirected".to_owned(),
+            format!("if that is no proxy: give it another group, or remove {}", labels::PROXY_GID_ANNOTATION),
+        ),
+        Verdict::PassProxyCgroup => {
+            ("the caller runs in the proxy's container, whose own connections are never redirected".to_owned(), String::new())
+        }
+        Verdict::PassLoopback => (
+            "loopback, and 0.0.0.0 or :: which mean the same, never leave the pod".to_owned(),
+            "to go through the proxy, dial the pod's Service".to_owned(),
+        ),
+        Verdict::PassOwnAddress => (
+            format!("{} is the pod's own address, which the kernel reaches over loopback", destination.ip()),
+            "to go through the proxy, dial the pod's Service".to_owned(),
+        ),
+        Verdict::PassSkipPort => (
+            format!("port {port} is skipped"),
+            format!(
+                "remove it from the pod's annotation {skip_ports}, or from the chart's value proxyInit.ignore{}Ports if \
+                 the pod has none; the proxy's own ports are always skipped inbound",
+                if outbound { "Outbound" } else { "Inbound" }
+            ),
+        ),
+        Verdict::PassSkipSubnet => (
+            "the client's network is skipped".to_owned(),
+            format!(
+                "remove it from the pod's annotation {}, or from the chart's value proxyInit.skipSubnets if the pod has none",
+                labels::SKIP_SUBNETS
+            ),
+        ),
+        Verdict::PassPodBypassed => (
+            "somebody switched this pod's redirection off: plain text, without policy".to_owned(),
+            format!("remove the pod's annotation {}", labels::BYPASS),
+        ),
+        Verdict::PassNodeBypassed => (
+            "somebody switched all redirection on this node off: plain text, without policy".to_owned(),
+            "run `weft-agent bypass off` in the node's agent".to_owned(),
+        ),
+        Verdict::DenyNoListener => (
+            "the proxy does not listen, and nothing may go around it".to_owned(),
+            "see whether the container linkerd-proxy runs: `kubectl describe pod`, `kubectl logs -c linkerd-proxy`".to_owned(),
+        ),
+        Verdict::DenyNoMemory => ("the kernel had no memory".to_owned(), "free some memory on the node".to_owned()),
+        Verdict::DenyUnknownPod => (
+            "the pod's entry is gone from the kernel".to_owned(),
+            "restart the node's agent, which writes it again".to_owned(),
+        ),
+        Verdict::DenyDevice => (
+            "the socket is bound to a device through which the proxy cannot be reached, and only a process with \
+             CAP_NET_RAW can be freed from it"
+                .to_owned(),
+            "let the application bind a source address instead of a device".to_owned(),
+        ),
+        Verdict::PassNotMeshed => (
+            match entry {
+                Some(_) => "the pod is being enrolled: this direction is not in force yet".to_owned(),
+                None => "no pod of this name is enrolled on this node".to_owned(),
+            },
+            "see the pod's state in `weft status`; a pod needs the annotation linkerd.io/inject: enabled when it is created"
+                .to_owned(),
+        ),
+        Verdict::PassNotTcp => ("only TCP is redirected".to_owned(), String::new()),
+    };
+    (reason, change)
+}
+
+fn question_uid(question: &Question, entry: Option<&Pod>) -> u32 {
+    if question.as_proxy { entry.map_or(question.uid, |entry| entry.proxy_uid) } else { question.uid }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use weft_proto::agent::PodRef;
+
+    use super::*;
+
+    fn request() -> ExplainRequest {
+        ExplainRequest {
+            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
+            direction: agent::Direction::Outbound.into(),
+            destination: "10.0.0.9:80".into(),
+            ..ExplainRequest::default()
+        }
+    }
+
+    #[test]
+    fn names_the_field_that_cannot_be_used() {
+        type Change = fn(&mut ExplainRequest);
+        let rows: [(&str, Change); 5] = [
+            ("pod", |r| r.pod = None),
+            ("direction", |r| r.direction = 0),
+            ("destination", |r| r.destination = "web.shop:80".into()),
+            ("destination", |r| r.destination = "10.0.0.9:0".into()),
+            ("source", |r| r.source = "10.0.0.0/8".into()),
+        ];
+        for (field, change) in rows {
+            let mut request = request();
+            change(&mut request);
+            assert_eq!(Question::parse(request).unwrap_err().field, field);
+        }
+        assert!(Question::parse(request()).is_ok());
+    }
+
+    #[test]
+    fn every_verdict_has_a_reason_of_its_own() {
+        let question = Question::parse(request()).unwrap();
+        let reasons: BTreeSet<_> =
+            Verdict::ALL.iter().map(|verdict| sentences(&question, None, question.destination, *verdict).0).collect();
+        assert_eq!(reasons.len(), Verdict::ALL.len());
+    }
+}
