@@ -60,12 +60,13 @@ impl pods_server::Pods for Pods {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
         let request = request.into_inner();
         let path = netns_path(&request).map_err(invalid)?;
-        let rules = Rules::parse(request).map_err(invalid)?;
+        let mut rules = Rules::parse(request).map_err(invalid)?;
         let pod = rules.pod.clone();
         let netns = {
             let path = path.clone();
             blocking(move || Netns::open(&path)).await?.map_err(no_netns)?
         };
+        rules.add_addresses(&netns.addresses);
         let done = run(&self.0, move |datapath| datapath.enrol(&netns, &rules)).await?;
         tracing::info!(
             namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie = done.cookie,

@@ -33,7 +33,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    listeners::{Listeners, ListenersError},
+    listeners::{Listeners, ListenersError, proxy_key},
     netns::{self, Netns},
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
@@ -302,17 +302,14 @@ impl Datapath {
                 removed.push(cookie);
             }
         }
-        let mut known = BTreeSet::new();
-        for key in self.entries.keys() {
-            known.insert(key.map_err(reading(map::PODS))?);
-        }
-        self.listeners.retain(|cookie| known.contains(&cookie))?;
+        self.listeners.collect_garbage()?;
         Ok(removed)
     }
 
     /// The pods in the kernel.
     pub(crate) fn pods(&self) -> Result<Vec<Enrolled>, DatapathError> {
         let mut pods = Vec::new();
+        let proxies = self.listeners.living()?;
         for item in self.entries.iter() {
             let (cookie, entry) = item.map_err(reading(map::PODS))?;
             pods.push(Enrolled {
@@ -325,7 +322,7 @@ impl Datapath {
                 bypassed: entry.has(pod::BYPASSED),
                 self_enrolled: entry.has(pod::SELF_ENROLLED),
                 strict: entry.has(pod::EXEMPTS_CGROUP),
-                listening: self.listeners.has(cookie, &entry)?,
+                listening: proxies.contains(&proxy_key(cookie, &entry)),
             });
         }
         pods.sort_by(|a, b| a.name.cmp(&b.name).then(a.cookie.cmp(&b.cookie)));
@@ -381,7 +378,7 @@ impl Datapath {
 
     /// Whether a pod's inbound connections have a listener to go to.
     pub(crate) fn listens(&self, cookie: u64, entry: &Pod) -> Result<bool, DatapathError> {
-        Ok(self.listeners.has(cookie, entry)?)
+        Ok(self.listeners.living()?.contains(&proxy_key(cookie, entry)))
     }
 
     /// How often a verdict was given since the maps were made.

@@ -13,6 +13,7 @@
 //! A proxy that starts later is none of this file's business. Refuses to replace what the programs recorded.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::{
         fd::{AsRawFd as _, OwnedFd},
@@ -86,34 +87,42 @@ impl Listeners {
         Self { map, proxies, cgroup, proc: PathBuf::from("/proc") }
     }
 
-    /// Whether a pod's proxy has a listener, as the pod's attestation says.
+    /// The proxies that have a listener now: sockets leave the kernel's map by themselves when they are closed.
     ///
     /// # Errors
     /// See [`ListenersError`].
-    pub(crate) fn has(&self, netns_cookie: u64, pod: &Pod) -> Result<bool, ListenersError> {
-        match self.proxies.get(&proxy_key(netns_cookie, pod), 0) {
-            Ok(_) => Ok(true),
-            Err(MapError::KeyNotFound) => Ok(false),
-            Err(source) => Err(ListenersError::Read { name: map::PROXIES, source }),
-        }
+    pub(crate) fn living(&self) -> Result<BTreeSet<ProxyKey>, ListenersError> {
+        let keys = self.map.keys().map(|key| {
+            let ListenerKey { netns_cookie, owner, port, .. } = key?;
+            Ok(ProxyKey { netns_cookie, owner, port: port.into(), pad: 0 })
+        });
+        keys.collect::<Result<_, MapError>>().map_err(|source| ListenersError::Read { name: map::LISTENERS, source })
     }
 
-    /// Forgets the proxies of network namespaces that are not `known`. Their listeners leave the kernel's map by
-    /// themselves when they are closed.
+    /// Takes the notes of proxies whose listeners are gone out of the kernel's map: those do not go by themselves.
     ///
     /// # Errors
     /// See [`ListenersError`].
-    pub(crate) fn retain(&mut self, known: impl Fn(u64) -> bool) -> Result<(), ListenersError> {
-        let keys: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
-        let keys = keys.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
-        for key in keys.iter().filter(|key| !known(key.netns_cookie)) {
-            match self.proxies.remove(key) {
+    pub(crate) fn collect_garbage(&mut self) -> Result<(), ListenersError> {
+        // Notes first: what is noted listens already, or not any more.
+        let notes: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
+        let notes = notes.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
+        let living = self.living()?;
+        let dead: Vec<ProxyKey> = notes.into_iter().filter(|note| !living.contains(note)).collect();
+        for note in &dead {
+            match self.proxies.remove(note) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
                 Err(source) if is(&source, io::ErrorKind::NotFound) => {}
                 Err(source) => return Err(ListenersError::Write { name: map::PROXIES, source }),
             }
         }
-        Ok(())
+        // A successor may have begun to listen meanwhile.
+        let living = if dead.is_empty() { BTreeSet::new() } else { self.living()? };
+        dead.iter().filter(|note| living.contains(note)).try_for_each(|note| self.note(*note))
+    }
+
+    fn note(&mut self, proxy: ProxyKey) -> Result<(), ListenersError> {
+        self.proxies.insert(proxy, 1, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
     }
 
     /// Lets the programs know the listeners of a pod's proxy, unless they know one already. Returns how many were taken.
@@ -122,14 +131,7 @@ impl Listeners {
     /// See [`ListenersError`]. That a process ends meanwhile is none.
     pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
         let (owner, port) = (pod.proxy(), pod.inbound_port);
-        let mut known = false;
-        for key in self.map.keys() {
-            let key = key.map_err(|source| ListenersError::Read { name: map::LISTENERS, source })?;
-            if key.netns_cookie == netns.cookie && key.owner == owner && key.port == port {
-                known = true;
-                break;
-            }
-        }
+        let known = self.living()?.contains(&proxy_key(netns.cookie, pod));
         let mut adopted = 0;
         if !known {
             for (family, socket) in self.find(netns, pod)? {
@@ -137,8 +139,7 @@ impl Listeners {
             }
         }
         if known || adopted > 0 {
-            let noted = self.proxies.insert(proxy_key(netns.cookie, pod), 1, 0);
-            noted.map_err(|source| ListenersError::Write { name: map::PROXIES, source })?;
+            self.note(proxy_key(netns.cookie, pod))?;
         }
         Ok(adopted)
     }
@@ -196,14 +197,15 @@ impl Listeners {
         match failed {
             _ if !found.is_empty() => Ok(found),
             Some(error) => Err(error),
-            // Without it the pod would be refused for good, and nobody would know why.
-            None if wanted.is_some_and(|wanted| !wanted.is_empty()) => Err(ListenersError::Missing { uid, port }),
+            // Without it the pod would be refused for good, and nobody would know why. In a strict pod it is somebody else's.
+            None if members.is_none() && wanted.is_some_and(|wanted| !wanted.is_empty()) => Err(ListenersError::Missing { uid, port }),
             None => Ok(found),
         }
     }
 }
 
-fn proxy_key(netns_cookie: u64, pod: &Pod) -> ProxyKey {
+/// What a pod's proxy is noted by.
+pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod) -> ProxyKey {
     ProxyKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port.into(), pad: 0 }
 }
 

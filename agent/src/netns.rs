@@ -35,7 +35,7 @@ pub(crate) struct Netns {
     pub(crate) file: File,
     /// The kernel's identity of it, never reused until reboot. Linux 5.14.
     pub(crate) cookie: u64,
-    /// The addresses of its interfaces that other hosts may dial, in the interfaces' order.
+    /// The addresses of its interfaces but loopback's, in the interfaces' order; link-local ones last.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -82,7 +82,9 @@ impl Netns {
                     let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
                     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
                 });
-                Ok((socket, ips.filter(dialled_by_others).collect()))
+                let mut ips: Vec<IpAddr> = ips.filter(is_unicast).collect();
+                ips.sort_by_key(is_link_local);
+                Ok((socket, ips))
             };
             scope.spawn(enter).join()
         });
@@ -114,10 +116,14 @@ pub(crate) fn living() -> io::Result<BTreeSet<u64>> {
     Ok(cookies)
 }
 
-fn dialled_by_others(ip: &IpAddr) -> bool {
-    let link_local = match ip {
+fn is_unicast(ip: &IpAddr) -> bool {
+    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+}
+
+/// Whether an address means something on its link only: a pod's own like any other, but no source for other links.
+pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
+    match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast() && !link_local
+    }
 }

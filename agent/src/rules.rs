@@ -9,6 +9,8 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{EnrolRequest, PodRef, PortRange};
 
+use crate::netns::is_link_local;
+
 /// Linkerd's default ports.
 const OUTBOUND_PORT: u16 = 4140;
 const INBOUND_PORT: u16 = 4143;
@@ -144,13 +146,23 @@ impl Rules {
         })
     }
 
+    /// Adds what the pod's network namespace has, as far as there is room.
+    pub(crate) fn add_addresses(&mut self, addresses: &[IpAddr]) {
+        for ip in addresses.iter().map(IpAddr::to_canonical) {
+            if self.ips.len() < pod::ADDRESSES && !self.ips.contains(&ip) {
+                self.ips.push(ip);
+            }
+        }
+    }
+
     /// The kernel's entry, with nothing in force yet.
     pub(crate) fn entry(&self, generation: u32) -> Pod {
         let mut addresses = [Address::UNSPECIFIED; pod::ADDRESSES];
         for (slot, ip) in addresses.iter_mut().zip(&self.ips) {
             *slot = Address::from(*ip);
         }
-        let source = |v4: bool| self.ips.iter().find(|ip| ip.is_ipv4() == v4).copied().map(Address::from);
+        let dialled = || self.ips.iter().filter(|ip| !is_link_local(ip));
+        let source = |v4: bool| dialled().find(|ip| ip.is_ipv4() == v4).copied().map(Address::from);
         let mut flags = 0;
         for (present, flag) in [
             (!self.outbound.is_empty(), pod::SKIPS_OUTBOUND_PORTS),
@@ -265,6 +277,20 @@ mod tests {
         assert_eq!(IpAddr::from(entry.source_v4).to_string(), "10.244.0.5");
         assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
         assert_eq!(entry.flags, pod::SKIPS_OUTBOUND_PORTS | pod::SKIPS_INBOUND_PORTS | pod::SKIPS_SUBNETS);
+    }
+
+    #[test]
+    fn link_local_addresses_are_own_and_never_a_source() {
+        let mut request = request();
+        request.ips = vec!["fe80::5".into(), "fd00::5".into()];
+        let mut rules = Rules::parse(request).unwrap();
+        rules.add_addresses(&["169.254.1.5".parse().unwrap(), "fd00::5".parse().unwrap()]);
+        let entry = rules.entry(1);
+        for own in ["fe80::5", "fd00::5", "169.254.1.5"] {
+            assert!(entry.owns(&own.parse::<IpAddr>().unwrap().into()), "{own}");
+        }
+        assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
+        assert_eq!(entry.source_v4, Address::UNSPECIFIED);
     }
 
     #[test]

@@ -46,6 +46,7 @@ fn direction(number: i32) -> &'static str {
 fn state(pod: &PodStatus) -> &'static str {
     match pod.state() {
         PodState::Enrolled => "enrolled",
+        PodState::Pending if pod.self_enrolled => "self-enrolled",
         PodState::Pending => "pending",
         PodState::Refused => "refused",
         PodState::Leaving => "leaving",
@@ -61,7 +62,8 @@ fn json(status: &StatusResponse) -> Value {
             json!({
                 "pod": name(pod), "netns_cookie": pod.netns_cookie, "outbound": pod.outbound, "inbound": pod.inbound,
                 "generation": pod.generation, "ips": pod.ips, "uid": pod.uid, "state": state(pod),
-                "reason": pod.reason, "enrolled_after_ms": pod.enrolled_after_ms,
+                "reason": pod.reason, "enrolled_after_ms": pod.enrolled_after_ms, "bypassed": pod.bypassed,
+                "self_enrolled": pod.self_enrolled, "strict": pod.strict, "listening": pod.listening,
             })
         })
         .collect();
@@ -74,6 +76,7 @@ fn json(status: &StatusResponse) -> Value {
         "version": status.version, "programs": status.programs, "cgroup": status.cgroup, "pin_dir": status.pin_dir,
         "pods": pods, "verdicts": verdicts, "events_dropped": status.events_dropped,
         "flow_misses": status.flow_misses, "node": status.node, "mode": status.mode,
+        "bypassed": status.bypassed, "bind_failures": status.bind_failures, "listeners_lost": status.listeners_lost,
         "cgroup_reason": status.cgroup_reason, "cgroup_is_root": status.cgroup_is_root,
         "host": status.host.as_ref().map(|host| json!({
             "kernel": host.kernel, "cgroups": host.cgroups, "btf": host.btf,
@@ -88,13 +91,17 @@ fn table(status: &StatusResponse) -> String {
         table
     };
     let mut pods = new_table(&["POD", "STATE", "OUTBOUND", "INBOUND", "GENERATION", "COOKIE", "ADDRESSES", "REASON"]);
-    let word = |in_force: bool| if in_force { "yes" } else { "no" };
+    let word = |pod: &PodStatus, in_force: bool| match (in_force, pod.bypassed || status.bypassed) {
+        (true, true) => "bypassed",
+        (true, false) => "yes",
+        (false, _) => "no",
+    };
     for pod in &status.pods {
         pods.add_row([
             name(pod),
             state(pod).to_owned(),
-            word(pod.outbound).into(),
-            word(pod.inbound).into(),
+            word(pod, pod.outbound).into(),
+            word(pod, pod.inbound).into(),
             pod.generation.to_string(),
             pod.netns_cookie.to_string(),
             pod.ips.join(" "),
@@ -106,8 +113,13 @@ fn table(status: &StatusResponse) -> String {
         verdicts.add_row([direction(count.direction).to_owned(), count.verdict.clone(), count.count.to_string()]);
     }
     let node = if status.node.is_empty() { String::new() } else { format!(", node {}", status.node) };
+    let bypassed = if status.bypassed {
+        "ALL REDIRECTION OF THIS NODE IS SWITCHED OFF: `weft-agent bypass off` ends it\n"
+    } else {
+        ""
+    };
     format!(
-        "version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
+        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
         status.version,
         status.programs,
         status.cgroup,

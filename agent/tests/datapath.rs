@@ -9,6 +9,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
+#[path = "datapath/enrolment.rs"]
+mod enrolment;
 #[path = "datapath/pod.rs"]
 mod pod;
 #[path = "datapath/world.rs"]
@@ -30,7 +32,7 @@ const APP: u32 = 1000;
 type Check = (&'static str, fn(&mut World));
 
 /// In this order, because a later check finds what an earlier one left.
-const CHECKS: [Check; 20] = [
+const CHECKS: [Check; 26] = [
     ("an unenrolled namespace notices nothing", unenrolled_notices_nothing),
     ("a request that cannot be used names its field", bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment_is_attested_and_idempotent),
@@ -51,6 +53,12 @@ const CHECKS: [Check; 20] = [
     ("no connection is lost while agents come and go", nothing_is_lost_under_load),
     ("unloading leaves nothing", unload_leaves_nothing),
     ("proxies that listened before the programs did are found", running_proxies_are_found),
+    ("without an agent the kernel enrols a pod when its proxy listens", enrolment::kernel_enrols_by_itself),
+    ("inbound is attested when the proxy listens", enrolment::attestation_wants_a_listener),
+    ("a proxy is known by its group, or by its cgroup alone", enrolment::proxies_are_known_by_group_or_cgroup),
+    ("bypass of a pod and of the node is complete and told", enrolment::bypass_is_complete_and_told),
+    ("an accepted connection finds its verdict", enrolment::acceptance_is_matched),
+    ("what is explained is what happens", enrolment::explanations_come_true),
 ];
 
 fn main() -> ExitCode {
@@ -454,6 +462,7 @@ fn running_proxies_are_found(world: &mut World) {
     world.kill_agent();
     world.unload();
     assert!(world.pins_are_gone());
+    world.drop_kept("b proxy");
 }
 
 impl World {

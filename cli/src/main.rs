@@ -14,6 +14,7 @@
 mod agent;
 mod check;
 mod cluster;
+mod explain;
 mod mesh;
 mod output;
 mod problem;
@@ -42,6 +43,7 @@ use weft_sandbox::host::{container, janitor};
   weft check                             whether the mesh of the current kubeconfig's cluster is sound
   weft status                            its parts, and which pods the kernel redirects
   weft trace deploy/web -n shop          what the kernel decides, while it decides it
+  weft explain web-0 to payments:80      what it would decide, and why
   sudo weft sandbox run examples/mesh    a mesh on this host, from Kubernetes manifests
   sudo weft sandbox ps                   its pods
   weft completions bash > /etc/bash_completion.d/weft"
@@ -57,6 +59,8 @@ enum Command {
     Sandbox(sandbox::SandboxArgs),
     /// Shows what the kernel decides about connections of meshed pods, while it decides it
     Trace(trace::TraceArgs),
+    /// Says what the kernel would do with a connection of a meshed pod, by which rule, and what to change
+    Explain(explain::ExplainArgs),
     /// Checks whether a cluster can run the mesh, and whether the mesh that it runs is sound
     Check(check::CheckArgs),
     /// Shows the parts of the mesh, which pods the kernel redirects, and what is wrong
@@ -105,6 +109,10 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Sandbox(args) => runtime()?.block_on(sandbox::execute(args)),
         Command::Trace(args) => {
             runtime()?.block_on(trace::execute(args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Explain(args) => {
+            runtime()?.block_on(explain::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(args) => runtime()?.block_on(check::execute(args)),

@@ -10,6 +10,7 @@
 
 mod format;
 mod local;
+mod names;
 mod nodes;
 mod printer;
 mod select;
@@ -22,6 +23,7 @@ use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
 use crate::target::{Target, TargetArgs};
+use names::Names;
 use printer::Printer;
 use select::{Resource, Selection};
 
@@ -78,7 +80,7 @@ pub(crate) struct TraceArgs {
     /// End after this time, such as 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = crate::output::duration)]
     timeout: Option<Duration>,
-    /// Output format: wide adds node and network namespace, json is one object a line
+    /// Output format: wide adds node, network namespace and names of addresses, json is one object a line
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
     #[command(flatten)]
@@ -112,6 +114,7 @@ pub(crate) async fn execute(args: TraceArgs) -> Result<()> {
             Target::Sandbox(state) => {
                 let socket = local::socket_of(&state)?;
                 let selection = Selection::in_sandbox(args.resource(), args.namespace.as_deref(), &state)?;
+                *printer.names() = Names::of_sandbox(&state);
                 local::trace(&socket, &args.request(&selection), &mut printer).await
             }
             Target::Socket(socket) => {

@@ -89,6 +89,8 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
         Some(state) if state.kind != kind::BOUND => (state.destination, state.port),
         // Connection tracking knows better when the connection came through iptables.
         _ if retval == 0 => return false,
+        // The first subflow's storage is not this socket's, so nothing is known about it.
+        _ if protocol == IPPROTO_MPTCP => return false,
         // Steered sockets keep the address that the client dialled as their local one.
         _ => (if family == AF_INET { Address::v4(v4) } else { v6 }, local_port as u16),
     };

@@ -25,7 +25,7 @@ use weft_k8s_api::{
 use super::pod::{MeshedPod, Proxy};
 use crate::{
     cgroup::AttachPoint,
-    netns::{Netns, NetnsError},
+    netns::{Netns, NetnsError, is_link_local},
 };
 
 /// A pod's namespaces.
@@ -118,7 +118,7 @@ impl Locator {
                 return Err(LocateError::Ended { pid });
             }
             let netns = Netns::enter(file, &path)?;
-            if netns.addresses.is_empty() {
+            if netns.addresses.iter().all(is_link_local) {
                 return Err(LocateError::NoAddress);
             }
             return Ok(Sandbox { netns, proxy, age: age(start_ticks) });

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -15,8 +16,9 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 use weft_proto::agent::{
-    EnrolRequest, EnrolResponse, Event, PodRef, PortRange, StatusRequest, StatusResponse, WatchRequest,
-    WithdrawRequest, pods_client::PodsClient, status_client::StatusClient, trace_client::TraceClient,
+    EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, PodRef, PortRange, StatusRequest,
+    StatusResponse, WatchRequest, WithdrawRequest, pods_client::PodsClient, status_client::StatusClient,
+    trace_client::TraceClient,
 };
 
 use crate::pod::Pod;
@@ -167,6 +169,7 @@ impl World {
         let ips = match name {
             "a" => vec!["10.99.0.1", "fd99::1"],
             "b" => vec!["10.99.0.2", "fd99::2", "10.98.0.2", "fd98::2"],
+            "c" => vec!["10.98.0.3", "fd98::3"],
             _ => panic!("{name} is not meshed"),
         };
         EnrolRequest {
@@ -231,6 +234,29 @@ impl World {
     pub(crate) fn drop_kept(&mut self, name: &str) {
         assert!(self.kept.remove(name).is_some(), "nobody keeps {name}");
     }
+
+    /// Starts a process in a namespace and in a cgroup of its own below the one that all others share.
+    pub(crate) fn pod_in(&self, cgroup: &str, netns: &str, uid: u32) -> Pod {
+        self.cgroup_id(cgroup);
+        Pod::start(&self.cgroup.join(cgroup), &self.netns(netns), uid)
+    }
+
+    /// The id of such a cgroup, made if it is not there.
+    pub(crate) fn cgroup_id(&self, cgroup: &str) -> u64 {
+        let path = self.cgroup.join(cgroup);
+        fs::create_dir_all(&path).unwrap();
+        fs::metadata(path).unwrap().ino()
+    }
+
+    pub(crate) fn explain(&self, request: ExplainRequest) -> Result<ExplainResponse, Status> {
+        let mut client = TraceClient::new(self.channel());
+        self.runtime.block_on(client.explain(request)).map(tonic::Response::into_inner)
+    }
+
+    /// Turns the node's kill switch, without an agent.
+    pub(crate) fn bypass(&self, state: &str) {
+        run(&format!("{AGENT} bypass {state} --pin-dir {}", self.pin_dir().display()));
+    }
 }
 
 impl Watch<'_> {
@@ -269,7 +295,13 @@ impl Drop for World {
         let _ = fs::remove_dir_all(&self.run);
         let begin = Instant::now();
         // The kernel needs a moment to bury the last process.
-        while fs::remove_dir(&self.cgroup).is_err() && begin.elapsed() < PATIENCE {
+        let remove = || {
+            for entry in fs::read_dir(&self.cgroup).into_iter().flatten().filter_map(Result::ok) {
+                let _ = fs::remove_dir(entry.path());
+            }
+            fs::remove_dir(&self.cgroup)
+        };
+        while remove().is_err() && begin.elapsed() < PATIENCE {
             std::thread::yield_now();
         }
     }

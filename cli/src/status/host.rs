@@ -77,6 +77,9 @@ fn sandbox_row(pod: &state::PodState, answer: Option<&Fetched<StatusResponse>>) 
         state,
         outbound: known.is_some_and(|known| known.outbound),
         inbound: known.is_some_and(|known| known.inbound),
+        bypassed: known.is_some_and(|known| known.bypassed),
+        strict: known.is_some_and(|known| known.strict),
+        listening: known.is_some_and(|known| known.listening),
         rules_generation: known.map_or(0, |known| known.generation),
         // The sidecar's probe holds the pod back, so a pod that is ready has a proxy that is.
         proxy_ready: pod.ready || pod.times.sidecar_ready_ms.is_some(),
@@ -95,6 +98,9 @@ fn agents_row(pod: &PodStatus, node: &str) -> PodRow {
         state,
         outbound: pod.outbound,
         inbound: pod.inbound,
+        bypassed: pod.bypassed,
+        strict: pod.strict,
+        listening: pod.listening,
         rules_generation: pod.generation,
         // An agent knows no probes; that the proxy listens is what enrolment waits for.
         proxy_ready: state == State::Enrolled,

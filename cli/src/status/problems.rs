@@ -77,6 +77,20 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
             };
             found.push(Problem::new(object.clone(), format!("does not answer: {error}"), cure));
         }
+        if agent.bypassed {
+            let cure = if agent.pod.is_empty() {
+                "weft-agent bypass off".to_owned()
+            } else {
+                format!("kubectl -n {namespace} exec {} -- /weft-agent bypass off", agent.pod)
+            };
+            let problem = "all redirection is switched off: connections go around the proxies, in plain text";
+            found.push(Problem::new(object.clone(), problem, cure));
+        }
+        if agent.listeners_lost > 0 {
+            let problem = format!("{} listeners of proxies could not be recorded", agent.listeners_lost);
+            let cure = "their pods get no inbound connections if they have no other: restart them; see the agent's log";
+            found.push(Problem::new(object.clone(), problem, cure));
+        }
         if agent.flow_misses > 0 {
             found.push(Problem::new(
                 object,
@@ -129,6 +143,11 @@ fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
 
 pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
     found.extend(rows.iter().filter_map(not_enrolled));
+    for row in rows.iter().filter(|row| row.bypassed) {
+        let object = format!("Pod {}/{}", row.namespace, row.name);
+        let cure = format!("remove its annotation {}", weft_k8s_api::labels::BYPASS);
+        found.push(Problem::new(object, "bypassed: its connections go around its proxy, in plain text", cure));
+    }
     for row in rows.iter().filter(|row| row.state == State::Enrolled && !row.proxy_ready) {
         let object = format!("Pod {}/{}", row.namespace, row.name);
         // Of the control plane's own pods it was said already why they are not ready.

@@ -70,6 +70,10 @@ pub(super) struct AgentRow {
     pub(super) refused: usize,
     pub(super) events_dropped: u64,
     pub(super) flow_misses: u64,
+    pub(super) bind_failures: u64,
+    pub(super) listeners_lost: u64,
+    /// Somebody switched all redirection of the node off.
+    pub(super) bypassed: bool,
     /// Why it does not answer; none if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
@@ -83,6 +87,12 @@ pub(super) struct PodRow {
     pub(super) state: State,
     pub(super) outbound: bool,
     pub(super) inbound: bool,
+    /// Its owner switched its redirection off.
+    pub(super) bypassed: bool,
+    /// Its proxy is known by its cgroup alone.
+    pub(super) strict: bool,
+    /// Whether the agent knows a listener of its proxy for inbound connections.
+    pub(super) listening: bool,
     /// Counts the changes of its rules; 0 when it has none.
     pub(super) rules_generation: u64,
     pub(super) proxy_ready: bool,
@@ -174,6 +184,9 @@ pub(super) fn agent_row(node: &str, pod: &str, answer: &Fetched<StatusResponse>)
                 refused: count(State::Refused),
                 events_dropped: status.events_dropped,
                 flow_misses: status.flow_misses,
+                bind_failures: status.bind_failures,
+                listeners_lost: status.listeners_lost,
+                bypassed: status.bypassed,
                 ..row
             }
         }
@@ -217,6 +230,9 @@ fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>) -> PodRow {
         state,
         outbound: known.is_some_and(|known| known.outbound),
         inbound: known.is_some_and(|known| known.inbound),
+        bypassed: known.is_some_and(|known| known.bypassed),
+        strict: known.is_some_and(|known| known.strict),
+        listening: known.is_some_and(|known| known.listening),
         rules_generation: known.map_or(0, |known| known.generation),
         proxy_ready: pods::proxy_status(pod).is_some_and(|status| status.ready),
         proxy_version: pods::proxy(pod)

@@ -70,8 +70,8 @@ fn pods(pods: &[PodRow]) -> Table {
             pod.namespace.clone(),
             pod.name.clone(),
             pod.state.label().to_owned(),
-            yes(pod.outbound),
-            yes(pod.inbound),
+            direction(pod, pod.outbound),
+            direction(pod, pod.inbound),
             pod.rules_generation.to_string(),
             if pod.proxy_ready { "ready" } else { "not-ready" }.to_owned(),
             or_nothing(&pod.proxy_version),
@@ -79,6 +79,11 @@ fn pods(pods: &[PodRow]) -> Table {
         ]);
     }
     rows
+}
+
+/// A direction of a pod: whether it is redirected, or would be.
+fn direction(pod: &PodRow, in_force: bool) -> String {
+    if in_force && pod.bypassed { "bypassed".to_owned() } else { yes(in_force) }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use serde::Serialize;
 use weft_proto::agent::{Direction, Event, EventKind};
 
+use super::names::Names;
+
 const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 const S_PER_DAY: u64 = 24 * 60 * 60;
@@ -25,7 +27,12 @@ pub(super) struct JsonEvent<'a> {
     command: &'a str,
     uid: u32,
     source: &'a str,
+    /// Names are absent where nobody knows one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_name: Option<&'a str>,
     original_destination: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_destination_name: Option<&'a str>,
     new_destination: &'a str,
     /// "verdict" or "accepted".
     kind: &'static str,
@@ -42,7 +49,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
+pub(super) fn json<'a>(node: &'a str, names: &'a Names, event: &'a Event) -> JsonEvent<'a> {
     let (namespace, pod) = event.pod.as_ref().map_or(("", ""), |pod| (pod.namespace.as_str(), pod.name.as_str()));
     JsonEvent {
         time_unix_ns: event.time_unix_ns,
@@ -55,7 +62,9 @@ pub(super) fn json<'a>(node: &'a str, event: &'a Event) -> JsonEvent<'a> {
         command: &event.command,
         uid: event.uid,
         source: &event.source,
+        source_name: names.of(&event.source),
         original_destination: &event.original_destination,
+        original_destination_name: names.of(&event.original_destination),
         new_destination: &event.new_destination,
         kind: match event.kind() {
             EventKind::Verdict => "verdict",
@@ -84,9 +93,16 @@ pub(super) fn header(wide: bool) -> String {
     if wide { widen("NODE", "NETNS", &columns) } else { columns }
 }
 
-pub(super) fn wide_line(node: &str, pod_width: usize, event: &Event) -> String {
+pub(super) fn wide_line(node: &str, pod_width: usize, names: &Names, event: &Event) -> String {
     let node = if node.is_empty() { "-" } else { node };
-    widen(node, &event.netns_cookie.to_string(), &line(pod_width, event))
+    let line = widen(node, &event.netns_cookie.to_string(), &line(pod_width, event));
+    match (names.of(&event.source), names.of(&event.original_destination)) {
+        (None, None) => line,
+        (source, destination) => {
+            let known = |name: Option<&str>| name.unwrap_or("?").to_owned();
+            format!("{line}  [{} to {}]", known(source), known(destination))
+        }
+    }
 }
 
 /// In front, because the last column has no width.
@@ -189,7 +205,7 @@ mod tests {
             line.contains("  accepted  ") && line.ends_with("10.96.0.20:80 -> 127.0.0.1:4140  after 38 us"),
             "{line}"
         );
-        let object = serde_json::to_value(json("", &accepted)).unwrap();
+        let object = serde_json::to_value(json("", &Names::default(), &accepted)).unwrap();
         assert_eq!((&object["kind"], &object["accepted_after_ns"]), (&"accepted".into(), &38_499.into()));
         let unmatched = Event { verdict: String::new(), accepted_after_ns: 0, ..accepted };
         assert!(super::line(POD_WIDTH, &unmatched).ends_with("127.0.0.1:4140"));
@@ -226,10 +242,10 @@ mod tests {
 
     #[test]
     fn wide_names_node_and_network_namespace() {
-        let (header, line) = (header(true), wide_line("node-a", POD_WIDTH, &redirect()));
+        let (header, line) = (header(true), wide_line("node-a", POD_WIDTH, &Names::default(), &redirect()));
         assert!(line.starts_with("node-a "), "{line}");
         assert_eq!(header.find("POD"), line.find("shop/"));
-        assert!(wide_line("", POD_WIDTH, &redirect()).starts_with("- "));
+        assert!(wide_line("", POD_WIDTH, &Names::default(), &redirect()).starts_with("- "));
     }
 
     #[test]
@@ -241,11 +257,11 @@ mod tests {
 
     #[test]
     fn objects_are_flat() {
-        let object = serde_json::to_value(json("", &redirect())).unwrap();
+        let object = serde_json::to_value(json("", &Names::default(), &redirect())).unwrap();
         assert_eq!(object.get("node"), None);
         assert_eq!(object["pod"], "web-0");
         assert_eq!(object["direction"], "outbound");
         assert_eq!(object["time_unix_ns"], 1_700_000_000_123_456_789_u64);
-        assert_eq!(serde_json::to_value(json("node-a", &redirect())).unwrap()["node"], "node-a");
+        assert_eq!(serde_json::to_value(json("node-a", &Names::default(), &redirect())).unwrap()["node"], "node-a");
     }
 }

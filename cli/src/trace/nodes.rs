@@ -11,13 +11,17 @@ mod tell;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     pin::pin,
     time::Duration,
 };
 
 use anyhow::{Result, anyhow, bail};
-use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{
     Api, ResourceExt as _,
     api::ListParams,
@@ -26,6 +30,7 @@ use kube::{
         watcher::{self, watcher},
     },
 };
+use serde::de::DeserializeOwned;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
@@ -82,6 +87,11 @@ pub(super) async fn trace(
         }
         _ => stream::pending().boxed(),
     };
+    let (mut all_pods, mut services) = if printer.shows_names() {
+        (every::<Pod>(cluster), every::<Service>(cluster))
+    } else {
+        (stream::pending().boxed(), stream::pending().boxed())
+    };
     let (messages_tx, mut messages) = mpsc::channel(QUEUE);
     let mut tasks = Tasks { set: JoinSet::new(), running: BTreeMap::new(), listed: BTreeSet::new() };
     let mut nodes = Nodes::default();
@@ -105,6 +115,20 @@ pub(super) async fn trace(
                 Ok(pod) => { names.insert(pod.name_any()); }
                 Err(error) => note(&format!("the pods of {}: {}; trying again", selection.labels.as_deref().unwrap_or_default(), watch_error(&error))),
             },
+            Some(pod) = all_pods.next() => match pod {
+                Ok(pod) => printer.names().pod(&pod),
+                Err(error) => {
+                    note(&format!("addresses of pods stay without names: {}", watch_error(&error)));
+                    all_pods = stream::pending().boxed();
+                }
+            },
+            Some(service) = services.next() => match service {
+                Ok(service) => printer.names().service(&service),
+                Err(error) => {
+                    note(&format!("addresses of Services stay without names: {}", watch_error(&error)));
+                    services = stream::pending().boxed();
+                }
+            },
             Some((source, message)) = messages.recv() => match message {
                 Message::Connected => {
                     nodes.connected(&source);
@@ -123,6 +147,14 @@ pub(super) async fn trace(
             },
         }
     }
+}
+
+/// All objects of a kind, as they come and change.
+fn every<K>(cluster: &Cluster) -> BoxStream<'static, Result<K, watcher::Error>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    watcher(Api::<K>::all(cluster.client.clone()), watcher::Config::default()).touched_objects().boxed()
 }
 
 /// A workload's pods that there are already: their first events must not come before their names.

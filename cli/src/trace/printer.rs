@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use anyhow::Result;
 use weft_proto::agent::Event;
 
-use super::{Format, format};
+use super::{Format, format, names::Names};
 use crate::output::{self, note};
 
 /// Prints events until there are enough.
@@ -20,6 +20,8 @@ pub(super) struct Printer {
     lost: u64,
     /// Of the longest name so far.
     pod_width: usize,
+    /// Shown where there is room for them.
+    names: Names,
 }
 
 /// Whether more is wanted.
@@ -31,7 +33,24 @@ pub(super) enum Next {
 
 impl Printer {
     pub(super) fn new(format: Format, count: Option<NonZeroU64>) -> Self {
-        Self { format, count, shown: 0, introduced: false, lost: 0, pod_width: format::POD_WIDTH }
+        Self {
+            format,
+            count,
+            shown: 0,
+            introduced: false,
+            lost: 0,
+            pod_width: format::POD_WIDTH,
+            names: Names::default(),
+        }
+    }
+
+    /// Whether names of addresses are shown: not in a table that is to be narrow.
+    pub(super) fn shows_names(&self) -> bool {
+        self.format != Format::Table
+    }
+
+    pub(super) fn names(&mut self) -> &mut Names {
+        &mut self.names
     }
 
     /// How many events were printed.
@@ -53,9 +72,9 @@ impl Printer {
         self.loss(node, event.dropped_before);
         self.pod_width = self.pod_width.max(format::pod(event).len());
         match self.format {
-            Format::Json => output::json(&format::json(node, event))?,
+            Format::Json => output::json(&format::json(node, &self.names, event))?,
             Format::Table => output::line(&format::line(self.pod_width, event))?,
-            Format::Wide => output::line(&format::wide_line(node, self.pod_width, event))?,
+            Format::Wide => output::line(&format::wide_line(node, self.pod_width, &self.names, event))?,
         }
         self.shown += 1;
         Ok(if self.count.is_some_and(|count| self.shown >= count.get()) { Next::Enough } else { Next::More })

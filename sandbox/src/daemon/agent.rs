@@ -199,7 +199,7 @@ impl Agent {
         let refused = |status: String| AgentError::Refused { pod: name.clone(), status };
         if redirection.exemption == Exemption::Cgroup {
             let annotation = labels::PROXY_EXEMPTION;
-            return Err(refused(format!("{annotation}: a sandbox has one cgroup for all containers; use `user`")));
+            return Err(refused(format!("{annotation}: a sandbox knows its proxies by their user only; use `user`")));
         }
         match timeout(CALL_DEADLINE, client.enrol(request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),

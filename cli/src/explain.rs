@@ -1,0 +1,410 @@
+//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change. The agent of the pod's
+//! node answers from the kernel's maps; this finds the agent and gives names their addresses. Sends no packet.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Args;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::{Api, api::ListParams};
+use serde::Serialize;
+use tonic::transport::Channel;
+use weft_proto::agent::{Direction, ExplainRequest, ExplainResponse, PodRef, PodState, trace_client::TraceClient};
+use weft_sandbox::state::State;
+
+use crate::{
+    agent,
+    cluster::{ANSWER, Cluster, within},
+    mesh::list,
+    output::{self, Format},
+    target::{Target, TargetArgs},
+};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft explain web-0 10.96.0.10:53 -n shop         a connection of the pod's application, to an address
+  weft explain web-0 to payments.shop:80 -n shop   or to a Service, as the pod would resolve it
+  weft explain web-0 10.0.0.9:4567 --uid 2102      by a process of that user
+  weft explain web-0 --inbound 8080 -n shop        a connection to the pod, from anywhere
+  weft explain web-0 --inbound 8080 --from 10.9.0.7
+                                                   from this client
+  weft explain web-0 10.96.0.10:53 --udp -o json   for programs
+
+Ends with 0 whatever the verdict is; with 1 when nobody could tell.")]
+pub(crate) struct ExplainArgs {
+    /// The pod: NAME or NAMESPACE/NAME
+    pod: String,
+    /// Where to: ADDRESS:PORT or SERVICE[.NAMESPACE]:PORT, with or without `to` before it; with --inbound PORT or ADDRESS:PORT
+    #[arg(required = true, num_args = 1..=2, value_name = "DESTINATION", allow_hyphen_values = true)]
+    destination: Vec<String>,
+    /// The pod's namespace [default: the context's; in a sandbox the only one with such a pod]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// A connection to the pod
+    #[arg(long)]
+    inbound: bool,
+    /// From this client [default: some other host]
+    #[arg(long, value_name = "ADDRESS", requires = "inbound")]
+    from: Option<IpAddr>,
+    /// By a process of this user, as the host numbers users [default: one that is not the proxy's]
+    #[arg(long, conflicts_with_all = ["inbound", "as_proxy"])]
+    uid: Option<u32>,
+    /// By a process of this group
+    #[arg(long, conflicts_with_all = ["inbound", "as_proxy"])]
+    gid: Option<u32>,
+    /// By the pod's proxy itself
+    #[arg(long, conflicts_with = "inbound")]
+    as_proxy: bool,
+    /// UDP, or anything else that is not TCP
+    #[arg(long)]
+    udp: bool,
+    /// By a socket that is bound to a device (SO_BINDTODEVICE), without CAP_NET_RAW
+    #[arg(long, conflicts_with = "inbound")]
+    device_bound: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// What programs get.
+#[derive(Debug, Serialize)]
+struct Explanation<'a> {
+    namespace: &'a str,
+    pod: &'a str,
+    direction: &'static str,
+    destination: &'a str,
+    verdict: &'a str,
+    /// Null if it would be refused.
+    new_destination: Option<&'a str>,
+    reason: &'a str,
+    change: &'a str,
+    /// Null for a pod that the agent does not know.
+    netns_cookie: Option<u64>,
+    generation: Option<u64>,
+}
+
+pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
+    let (destination, named) = args.wanted()?;
+    let (channel, pod, destination) = match args.target.target().await? {
+        Target::Cluster(cluster) => {
+            let pod = named.in_namespace(args.namespace.as_deref(), &cluster.default_namespace)?;
+            let channel = on_node_of(&cluster, &pod).await?;
+            let destination = match destination {
+                Destination::Known(known) => known,
+                Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
+            };
+            (channel, pod, destination)
+        }
+        Target::Sandbox(state) => {
+            let pod = named.in_sandbox(args.namespace.as_deref(), &state)?;
+            let socket = state.agent_socket.clone().with_context(|| {
+                format!(
+                    "sandbox `{}` has no agent: it runs with --interception {}",
+                    state.config.name, state.config.interception
+                )
+            })?;
+            let destination = match destination {
+                Destination::Known(known) => known,
+                Destination::Service(service) => service_in_sandbox(&state, &service, &pod.namespace)?,
+            };
+            (agent::on_socket(&socket).await?, pod, destination)
+        }
+        Target::Socket(socket) => {
+            let pod = named.in_namespace(args.namespace.as_deref(), "")?;
+            let Destination::Known(destination) = destination else {
+                bail!("an agent's socket knows no Services: give an ADDRESS:PORT");
+            };
+            (agent::on_socket(&socket).await?, pod, destination)
+        }
+    };
+    let request = args.request(pod.clone(), destination);
+    let response = match tokio::time::timeout(ANSWER, TraceClient::new(channel).explain(request.clone())).await {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => bail!("the agent cannot tell: {}", status.message()),
+        Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
+    };
+    match args.output {
+        Format::Json => output::json(&explanation(&request, &pod, &response)),
+        Format::Table => Ok(output::line(&text(&request, &pod, &response))?),
+    }
+}
+
+/// Where to, as given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Destination {
+    Known(SocketAddr),
+    Service(ServicePort),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ServicePort {
+    name: String,
+    /// None: the pod's.
+    namespace: Option<String>,
+    port: u16,
+}
+
+/// A pod, as given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    namespace: Option<String>,
+    name: String,
+}
+
+impl ExplainArgs {
+    fn wanted(&self) -> Result<(Destination, Named)> {
+        let destination = match self.destination.as_slice() {
+            [destination] => destination,
+            [word, destination] if word == "to" || word == "->" => destination,
+            words => bail!("{:?} is no destination: expected ADDRESS:PORT or SERVICE:PORT", words.join(" ")),
+        };
+        let destination = if self.inbound { inbound_end(destination) } else { outbound_end(destination) }?;
+        let pod = match self.pod.split_once('/') {
+            Some((namespace, name)) => Named { namespace: Some(namespace.to_owned()), name: name.to_owned() },
+            None => Named { namespace: None, name: self.pod.clone() },
+        };
+        Ok((destination, pod))
+    }
+
+    fn request(&self, pod: PodRef, destination: SocketAddr) -> ExplainRequest {
+        let direction = if self.inbound { Direction::Inbound } else { Direction::Outbound };
+        ExplainRequest {
+            pod: Some(pod),
+            direction: direction.into(),
+            destination: destination.to_string(),
+            source: self.from.map(|from| from.to_string()).unwrap_or_default(),
+            uid: self.uid,
+            gid: self.gid,
+            as_proxy: self.as_proxy,
+            not_tcp: self.udp,
+            device_bound: self.device_bound,
+        }
+    }
+}
+
+fn outbound_end(text: &str) -> Result<Destination> {
+    if let Ok(known) = text.parse() {
+        return Ok(Destination::Known(known));
+    }
+    let wrong =
+        || anyhow!("{text:?} is no destination: expected ADDRESS:PORT, [ADDRESS]:PORT or SERVICE[.NAMESPACE]:PORT");
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+    // SERVICE.NAMESPACE.svc.cluster.local is what a pod may say, too.
+    let mut labels = host.split('.');
+    let name = labels.next().filter(|name| !name.is_empty()).ok_or_else(wrong)?.to_owned();
+    let namespace = labels.next().map(str::to_owned);
+    if labels.next().is_some_and(|label| label != "svc") {
+        bail!("{host:?} is neither an address nor a Service: resolve it as the pod does, and give the address");
+    }
+    Ok(Destination::Service(ServicePort { name, namespace, port }))
+}
+
+fn inbound_end(text: &str) -> Result<Destination> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(Destination::Known(SocketAddr::from(([0, 0, 0, 0], port))));
+    }
+    let known =
+        text.parse().with_context(|| format!("{text:?} is no end of the pod's: expected PORT or ADDRESS:PORT"))?;
+    Ok(Destination::Known(known))
+}
+
+impl Named {
+    fn in_namespace(self, namespace: Option<&str>, default: &str) -> Result<PodRef> {
+        let namespace = self.namespace.as_deref().or(namespace).unwrap_or(default);
+        if namespace.is_empty() {
+            bail!("which namespace is {} in? Say --namespace NAME", self.name);
+        }
+        Ok(PodRef { namespace: namespace.to_owned(), name: self.name })
+    }
+
+    /// A sandbox's pods may be named as for `weft sandbox exec`.
+    fn in_sandbox(self, namespace: Option<&str>, state: &State) -> Result<PodRef> {
+        let namespace = self.namespace.as_deref().or(namespace);
+        let full = namespace.map_or_else(|| self.name.clone(), |namespace| format!("{namespace}/{}", self.name));
+        let pod = state.pod(&full);
+        let pod =
+            pod.ok_or_else(|| anyhow!("sandbox `{}` has no pod {full}, or several like it", state.config.name))?;
+        Ok(PodRef { namespace: pod.namespace.clone(), name: pod.name.clone() })
+    }
+}
+
+/// The agent of the node on which the pod runs.
+async fn on_node_of(cluster: &Cluster, pod: &PodRef) -> Result<Channel> {
+    let PodRef { namespace, name } = pod;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = within(ANSWER, pods.get(name)).await.map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))?;
+    let node = found.spec.and_then(|spec| spec.node_name);
+    let node =
+        node.with_context(|| format!("pod {namespace}/{name} has no node yet: `kubectl describe pod` says why"))?;
+    let agents: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let on_node = ListParams::default().labels(agent::SELECTOR).fields(&format!("spec.nodeName={node}"));
+    let agents = list(agents, &on_node).await.map_err(|error| anyhow!("the agents' pods: {error}"))?;
+    let agent = agents.first().with_context(|| {
+        format!(
+            "node {node} of pod {namespace}/{name} has no weft-agent: see `kubectl -n {} get ds weft-agent`",
+            cluster.namespace
+        )
+    })?;
+    let agent_name = agent.metadata.name.clone().unwrap_or_default();
+    let channel = agent::in_pod(cluster, &cluster.namespace, &agent_name, agent::api_port(agent)).await;
+    channel.map_err(|error| anyhow!("the agent {agent_name} on node {node}: {error}"))
+}
+
+async fn service_in_cluster(cluster: &Cluster, wanted: &ServicePort, of_pod: &str) -> Result<SocketAddr> {
+    let namespace = wanted.namespace.as_deref().unwrap_or(of_pod);
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), namespace);
+    let service = within(ANSWER, services.get(&wanted.name)).await;
+    let service = service.map_err(|error| anyhow!("Service {namespace}/{}: {error}", wanted.name))?;
+    let ip = service.spec.and_then(|spec| spec.cluster_ip).and_then(|ip| ip.parse::<IpAddr>().ok());
+    Ok(SocketAddr::new(ip.ok_or_else(|| headless(namespace, &wanted.name))?, wanted.port))
+}
+
+fn service_in_sandbox(state: &State, wanted: &ServicePort, of_pod: &str) -> Result<SocketAddr> {
+    let namespace = wanted.namespace.as_deref().unwrap_or(of_pod);
+    let mut services = state.services.iter();
+    let service = services.find(|service| service.namespace == namespace && service.name == wanted.name);
+    let service = service.ok_or_else(|| anyhow!("there is no Service {namespace}/{}", wanted.name))?;
+    Ok(SocketAddr::new(service.cluster_ip.ok_or_else(|| headless(namespace, &wanted.name))?, wanted.port))
+}
+
+fn headless(namespace: &str, name: &str) -> anyhow::Error {
+    anyhow!("Service {namespace}/{name} has no address of its own: give that of the pod that you mean")
+}
+
+fn explanation<'a>(request: &'a ExplainRequest, pod: &'a PodRef, response: &'a ExplainResponse) -> Explanation<'a> {
+    let known = response.pod_status.as_ref();
+    Explanation {
+        namespace: &pod.namespace,
+        pod: &pod.name,
+        direction: if request.direction() == Direction::Inbound { "inbound" } else { "outbound" },
+        destination: &request.destination,
+        verdict: &response.verdict,
+        new_destination: (!response.new_destination.is_empty()).then_some(response.new_destination.as_str()),
+        reason: &response.reason,
+        change: &response.change,
+        netns_cookie: known.map(|known| known.netns_cookie),
+        generation: known.map(|known| known.generation),
+    }
+}
+
+fn text(request: &ExplainRequest, pod: &PodRef, response: &ExplainResponse) -> String {
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    let inbound = request.direction() == Direction::Inbound;
+    let arrives = match response.new_destination.as_str() {
+        "" => "refused",
+        new => new,
+    };
+    let mut lines = vec![if inbound {
+        let client = if request.source.is_empty() { "anybody" } else { &request.source };
+        let end = request.destination.replacen("0.0.0.0:", "port ", 1);
+        format!("{client} to {end} of {name}: {} -> {arrives}", response.verdict)
+    } else {
+        format!("{name} to {}: {} -> {arrives}", request.destination, response.verdict)
+    }];
+    lines.push(format!("because  {}", response.reason));
+    if !response.change.is_empty() {
+        lines.push(format!("change   {}", response.change));
+    }
+    if let Some(known) = &response.pod_status {
+        let state = match known.state() {
+            PodState::Enrolled => "enrolled",
+            PodState::Pending => "pending",
+            PodState::Refused => "refused",
+            PodState::Leaving => "leaving",
+            PodState::Unspecified => "unknown",
+        };
+        let reason = if known.reason.is_empty() { String::new() } else { format!(" ({})", known.reason) };
+        lines.push(format!("pod      {state}{reason}, rules {}, netns {}", known.generation, known.netns_cookie));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        explain: ExplainArgs,
+    }
+
+    fn parse(args: &[&str]) -> Result<(Destination, Named)> {
+        let cli = Cli::try_parse_from(std::iter::once("weft").chain(args.iter().copied()))?;
+        cli.explain.wanted()
+    }
+
+    fn service(name: &str, namespace: Option<&str>, port: u16) -> Destination {
+        Destination::Service(ServicePort { name: name.to_owned(), namespace: namespace.map(str::to_owned), port })
+    }
+
+    fn known(text: &str) -> Destination {
+        Destination::Known(text.parse().unwrap())
+    }
+
+    #[test]
+    fn destinations_are_addresses_or_services() {
+        for (arguments, expected) in [
+            (vec!["web-0", "10.0.0.9:80"], known("10.0.0.9:80")),
+            (vec!["web-0", "[fd00::9]:80"], known("[fd00::9]:80")),
+            (vec!["web-0", "to", "10.0.0.9:80"], known("10.0.0.9:80")),
+            (vec!["web-0", "->", "web:80"], service("web", None, 80)),
+            (vec!["web-0", "web.shop:80"], service("web", Some("shop"), 80)),
+            (vec!["web-0", "web.shop.svc.cluster.local:80"], service("web", Some("shop"), 80)),
+            (vec!["web-0", "--inbound", "8080"], known("0.0.0.0:8080")),
+            (vec!["web-0", "--inbound", "[fd00::9]:8080"], known("[fd00::9]:8080")),
+        ] {
+            assert_eq!(parse(&arguments).unwrap().0, expected, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_destination_is_said() {
+        for arguments in [
+            vec!["web-0", "10.0.0.9"],
+            vec!["web-0", "web:0"],
+            vec!["web-0", "web:http"],
+            vec!["web-0", "www.example.org:80"],
+            vec!["web-0", "via", "10.0.0.9:80"],
+            vec!["web-0", "--inbound", "web:80"],
+            vec!["web-0", "10.0.0.9:80", "--from", "10.0.0.1"],
+            vec!["web-0"],
+        ] {
+            assert!(parse(&arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn pods_have_a_namespace() {
+        let pod = |arguments: &[&str]| parse(arguments).unwrap().1;
+        let of = |namespace: &str| PodRef { namespace: namespace.into(), name: "web-0".into() };
+        assert_eq!(pod(&["a/web-0", "1.2.3.4:5"]).in_namespace(Some("b"), "c").unwrap(), of("a"));
+        assert_eq!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(Some("b"), "c").unwrap(), of("b"));
+        assert_eq!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(None, "c").unwrap(), of("c"));
+        assert!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(None, "").is_err());
+    }
+
+    #[test]
+    fn an_answer_is_readable_and_complete() {
+        let cli = Cli::try_parse_from(["weft", "web-0", "--inbound", "8080"]).unwrap().explain;
+        let pod = PodRef { namespace: "shop".into(), name: "web-0".into() };
+        let request = cli.request(pod.clone(), "0.0.0.0:8080".parse().unwrap());
+        let response = ExplainResponse {
+            verdict: "deny_no_listener".into(),
+            reason: "nobody listens".into(),
+            change: "start it".into(),
+            ..ExplainResponse::default()
+        };
+        assert_eq!(
+            text(&request, &pod, &response),
+            "anybody to port 8080 of shop/web-0: deny_no_listener -> refused\nbecause  nobody listens\nchange   start it"
+        );
+        let object = serde_json::to_value(explanation(&request, &pod, &response)).unwrap();
+        assert_eq!((&object["new_destination"], &object["direction"]), (&serde_json::Value::Null, &"inbound".into()));
+    }
+}
