@@ -56,7 +56,7 @@ const CHECKS: [Check; 20] = [
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|argument| argument == pod::SUBCOMMAND) {
-        return pod::main(&arguments[1..]);
+        return pod::main(&arguments[1..], |_| None);
     }
     if arguments.iter().any(|argument| argument == "--list") {
         CHECKS.iter().for_each(|(name, _)| println!("{name}: test"));
