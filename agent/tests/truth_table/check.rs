@@ -169,12 +169,13 @@ fn primary(netns: &str, target: IpAddr) -> &'static str {
     }
 }
 
-/// The primary address of the interface at which connections to an address come in: REDIRECT's new destination.
+/// The new destination that REDIRECT gives to connections to an address: of the interface at which they come in the
+/// first IPv4 address, or the IPv6 address that was added last.
 fn interface(target: IpAddr) -> IpAddr {
     let text = target.to_string();
     let primary = match text.as_str() {
         "10.99.0.22" => "10.99.0.2",
-        "fd99::22" => "fd99::2",
+        "fd99::2" => "fd99::22",
         other => other,
     };
     primary.parse().unwrap()
