@@ -36,6 +36,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -49,8 +50,9 @@ use crate::{
 /// What the cells share: they run one after the other.
 #[derive(Default)]
 struct Theatre {
-    /// Both at once would not disturb each other, but the document needs them to run in order.
     stages: [Option<Stage>; 2],
+    /// Why there can be none; asking again would only take time.
+    broken: [Option<String>; 2],
     green: usize,
     failed: usize,
 }
@@ -84,25 +86,42 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
+impl Theatre {
+    /// Plays a cell of the table; the outer error is a panic.
+    fn play(&mut self, column: Column, case: &'static Case) -> thread::Result<Result<(), String>> {
+        let at = column as usize;
+        if let Some(reason) = &self.broken[at] {
+            return Ok(Err(reason.clone()));
+        }
+        if self.stages[at].is_none() {
+            let made = catch_unwind(|| Stage::new(column));
+            if made.is_err() {
+                self.broken[at] = Some("there is no stage for it, see the first cell of this column".into());
+            }
+            self.stages[at] = Some(made?);
+        }
+        let Some(stage) = &mut self.stages[at] else { unreachable!("made above") };
+        let played = catch_unwind(AssertUnwindSafe(|| check::check(case, column, &stage.play(case))));
+        if played.is_err() {
+            eprintln!("{}", stage.agent_log());
+            // Whatever state it is in, the next cell gets a new one.
+            self.stages[at] = None;
+        }
+        played
+    }
+}
+
 /// One cell.
 fn trial(theatre: &Arc<Mutex<Theatre>>, column: Column, case: &'static Case) -> Trial {
     let theatre = Arc::clone(theatre);
     Trial::test(format!("{} {} [{}]", case.ids[0], case.what, column.label()), move || {
         let mut theatre = theatre.lock().unwrap_or_else(PoisonError::into_inner);
-        let stage = &mut theatre.stages[column as usize];
-        let played = catch_unwind(AssertUnwindSafe(|| {
-            let stage = stage.get_or_insert_with(|| Stage::new(column));
-            check::check(case, column, &stage.play(case))
-        }));
-        let result = match played {
+        let result = match theatre.play(column, case) {
             Ok(result) => result,
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                let log = stage.as_ref().map(Stage::agent_log).unwrap_or_default();
-                // Whatever state it is in, the next cell gets a new one.
-                *stage = None;
-                Err(format!("{}\n{log}", text.unwrap_or_default()))
+                Err(text.unwrap_or_default())
             }
         };
         match &result {

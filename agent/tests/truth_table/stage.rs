@@ -194,6 +194,10 @@ impl Stage {
         }
         if given.contains(&Given::NoProxy) {
             self.proxy = None;
+        } else if !self.sysctls.is_empty() {
+            // Some are read when a socket begins to listen.
+            self.proxy = None;
+            self.proxy = Some(self.start_proxy(POD, "stand"));
         }
         if given.contains(&Given::NoRules) {
             self.lift();
@@ -205,7 +209,11 @@ impl Stage {
 
     fn put_back(&mut self, case: &Case) {
         self.balancer = None;
-        for (path, value) in std::mem::take(&mut self.sysctls) {
+        let sysctls = std::mem::take(&mut self.sysctls);
+        if matches!(case.act, Act::Cancel(_) | Act::Overflow) || !sysctls.is_empty() {
+            self.proxy = None;
+        }
+        for (path, value) in sysctls {
             self.write_sysctl(path, &value);
         }
         if case.given.contains(&Given::Tracking) {
@@ -217,9 +225,7 @@ impl Stage {
         if !case.given.is_empty() {
             self.enforce(POD, &USUAL);
         }
-        let halted = matches!(case.act, Act::Cancel(_) | Act::Overflow);
-        if halted || self.proxy.is_none() {
-            self.proxy = None;
+        if self.proxy.is_none() {
             self.proxy = Some(self.start_proxy(POD, "stand"));
         }
     }

@@ -1,5 +1,6 @@
 //! Connections to the pod.
 
+use super::outbound::EARLY;
 use crate::case::*;
 
 const PASS_PORT: &[&str] = &["inbound pass_skip_port"];
@@ -8,10 +9,21 @@ const PASS_SUBNET: &[&str] = &["inbound pass_skip_subnet"];
 pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["I1", "W29"],
-        what: "connection that began before the rules were in force",
+        what: "connection that began before the rules were in force, and was tracked already",
+        given: &[Given::Tracking],
         by: STRANGER,
         act: Act::ConnectEarly,
         to: &["10.99.0.2:8080"],
+        ..UNTOUCHED
+    },
+    Case {
+        ids: &["I1", "W29"],
+        what: "the same, not tracked before",
+        by: STRANGER,
+        act: Act::ConnectEarly,
+        to: &["10.99.0.2:8080"],
+        outcome: fails("ECONNRESET"),
+        differs: differs(DIRECT, EARLY),
         ..UNTOUCHED
     },
     Case {

@@ -10,9 +10,19 @@ const PASS_PORT: &[&str] = &["outbound pass_skip_port"];
 pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["O1"],
-        what: "connection that began before the rules were in force",
+        what: "connection that began before the rules were in force, and was tracked already",
+        given: &[Given::Tracking],
         act: Act::ConnectEarly,
         to: &["10.99.0.3:8080"],
+        ..UNTOUCHED
+    },
+    Case {
+        ids: &["O1"],
+        what: "the same, not tracked before",
+        act: Act::ConnectEarly,
+        to: &["10.99.0.3:8080"],
+        outcome: fails("ECONNRESET"),
+        differs: differs(DIRECT, EARLY),
         ..UNTOUCHED
     },
     Case {
@@ -280,6 +290,10 @@ pub(crate) const CASES: &[Case] = &[
         ..UNTOUCHED
     },
 ];
+
+/// linkerd-init never meets such a connection, but a rule that is installed again may.
+pub(super) const EARLY: &str =
+    "connection tracking takes the first packet that it sees for the first one there is, and redirects the connection";
 
 const ANY_V4: &[(&str, &str)] =
     &[("peername", "127.0.0.1:8080"), ("accepted-local", "127.0.0.1:8080"), ("own-orig", "127.0.0.1:8080")];

@@ -4,6 +4,7 @@ use crate::case::*;
 
 const DIALLED: &[&str] = &["10.99.0.3:8080", "[fd99::3]:8080"];
 const OUT_AND_LOOPBACK: &[&str] = &["outbound pass_loopback", "outbound redirect"];
+const ANOTHER_PORT: &str = "connection tracking still knows the first connection, and gives the second another source port on its way to the proxy";
 const CREATOR: &str = "iptables ask who opened the socket, Weft who connects it";
 
 pub(crate) const CASES: &[Case] = &[
@@ -164,6 +165,8 @@ pub(crate) const CASES: &[Case] = &[
         what: "one source port for two destinations in turn (SO_REUSEADDR), each closed before the next",
         act: Act::Dial(How::Alternating("10.99.0.3:8080")),
         to: &["192.0.2.7:443"],
+        outcome: OUTBOUND.but(&[("same-source", "false")]),
+        differs: differs(OUTBOUND, ANOTHER_PORT),
         ..REDIRECTED
     },
     Case {
@@ -228,6 +231,8 @@ pub(crate) const CASES: &[Case] = &[
         what: "connect cancelled by a signal, then its source port used for another destination",
         act: Act::Cancel("10.99.0.3:8080"),
         to: &["192.0.2.7:443"],
+        outcome: OUTBOUND.but(&[("same-source", "false")]),
+        differs: differs(OUTBOUND, ANOTHER_PORT),
         ..REDIRECTED
     },
     Case {
