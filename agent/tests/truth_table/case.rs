@@ -134,7 +134,7 @@ pub(crate) enum Act {
     /// A connection to this address is cancelled by a signal while the proxy's queue is full; then the same source port is
     /// used for another.
     Cancel(&'static str),
-    /// All targets are dialled at once while the proxy does not accept and its queue has room for one.
+    /// All targets are dialled at once while the proxy does not accept and its queue has room for two.
     Overflow,
 }
 

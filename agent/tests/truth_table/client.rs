@@ -52,7 +52,7 @@ impl Client {
         let done = |result: io::Result<()>| result.map(|()| "ok".to_owned());
         let result = match *words {
             ["stand", address] => done(listen(resolve(address), 64).map(serve)),
-            ["halt", address] => done(listen(resolve(address), 0).map(|listener| self.halted.push(listener))),
+            ["halt", address] => done(listen(resolve(address), 1).map(|listener| self.halted.push(listener))),
             ["resume"] => {
                 self.halted.drain(..).for_each(serve);
                 done(Ok(()))

@@ -229,6 +229,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["K23"],
         what: "connect cancelled by a signal, then its source port used for another destination",
+        given: &[NO_COOKIES],
         act: Act::Cancel("10.99.0.3:8080"),
         to: &["192.0.2.7:443"],
         outcome: OUTBOUND.but(&[("same-source", "false")]),
@@ -238,6 +239,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["K24"],
         what: "more connections at once than the proxy's queue has room for: each arrives when there is",
+        given: &[NO_COOKIES],
         act: Act::Overflow,
         to: &["10.99.0.3:8080", "192.0.2.7:443", "10.99.0.3:443", "10.96.0.10:80"],
         outcome: OUTBOUND.but(&[("kernel:ListenOverflows", "true")]),
@@ -246,6 +248,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         ids: &["K24"],
         what: "the same inbound",
+        given: &[NO_COOKIES],
         by: STRANGER,
         act: Act::Overflow,
         to: &["10.99.0.2:8080", "10.99.0.2:8081", "10.99.0.2:443", "10.99.0.2:4143"],
@@ -273,5 +276,7 @@ pub(crate) const CASES: &[Case] = &[
 const DIALLED_BY_OTHERS: &[&str] = &["10.99.0.3:8080", "10.96.0.10:80"];
 /// Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
 const FAST_OPEN: Given = Given::Sysctl("net/ipv4/tcp_fastopen", "1543");
+/// With cookies a server that speaks first is never heard when its queue was full, whoever intercepts.
+const NO_COOKIES: Given = Given::Sysctl("net/ipv4/tcp_syncookies", "0");
 /// Always, not only when the queue is full.
 const COOKIES: Given = Given::Sysctl("net/ipv4/tcp_syncookies", "2");
