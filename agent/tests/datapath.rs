@@ -9,8 +9,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
+#[expect(dead_code, reason = "the truth table has other commands")]
 #[path = "datapath/pod.rs"]
 mod pod;
+#[expect(dead_code, reason = "the truth table makes worlds of its own")]
 #[path = "datapath/world.rs"]
 mod world;
 

@@ -167,6 +167,11 @@ impl World {
         run(&format!("{AGENT} unload --pin-dir {}", self.pin_dir().display()));
     }
 
+    /// Switches the node's redirection, as a person would.
+    pub(crate) fn bypass(&self, state: &str) {
+        run(&format!("{AGENT} bypass {state} --pin-dir {}", self.pin_dir().display()));
+    }
+
     pub(crate) fn pins_are_gone(&self) -> bool {
         !self.pin_dir().exists()
     }

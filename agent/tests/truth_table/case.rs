@@ -31,7 +31,7 @@ pub(crate) const PROXY_GID: u32 = 2103;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     /// The rows that it proves: O and I of Linkerd's own table, W of Weft's, K kinds of sockets, S socket options, B
-    /// load balancers. The first one names it.
+    /// load balancers, N what is switched off. The first one names it.
     pub(crate) ids: &'static [&'static str],
     /// The traffic, for people.
     pub(crate) what: &'static str,
@@ -103,8 +103,10 @@ pub(crate) enum Given {
     Strict,
     /// Inbound redirection of these ports alone (`--ports-to-redirect`); Weft is told to skip all others.
     OnlyPort(u16),
-    /// The pod is bypassed by Weft's kill switch; linkerd-init's counterpart is to have no rules.
+    /// The pod's redirection is switched off; behind iptables: the rules are removed.
     Bypassed,
+    /// The node's redirection is switched off; behind iptables: the rules are removed.
+    NodeBypassed,
     /// The pod has linkerd-init's rules beside Weft's.
     InitRules,
     /// A firewall rule that keeps connection tracking busy.

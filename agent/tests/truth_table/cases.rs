@@ -3,6 +3,8 @@
 
 #[path = "cases/balancer.rs"]
 mod balancer;
+#[path = "cases/bypass.rs"]
+mod bypass;
 #[path = "cases/inbound.rs"]
 mod inbound;
 #[path = "cases/options.rs"]
@@ -16,7 +18,9 @@ use crate::case::{Case, Elsewhere};
 
 /// All, in the order in which they are played and shown.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
-    [outbound::CASES, inbound::CASES, sockets::CASES, options::CASES, balancer::CASES].into_iter().flatten()
+    [outbound::CASES, inbound::CASES, sockets::CASES, options::CASES, balancer::CASES, bypass::CASES]
+        .into_iter()
+        .flatten()
 }
 
 /// The rows that are proven by another test, or cannot have one.

@@ -8,6 +8,7 @@
 //! | `accepted-local`, `accepted-peer` | the accepted socket's two ends |
 //! | `peername`, `sockname` | the client's two ends |
 //! | `own-orig` | SO_ORIGINAL_DST on the client's socket |
+//! | `own-orig-is` | whether that is the socket's `local` address, its `peer`, or neither |
 //! | `source` | the address in `sockname` |
 //! | `same-source` | whether `sockname` and `accepted-peer` are the same |
 //! | `syn-data` | whether the SYN carried data |
@@ -21,7 +22,7 @@ use std::{
 };
 
 use crate::{
-    case::{Act, Case, Given, How, INBOUND_PORT, MATE, NESTED, OUTBOUND_PORT, OWN, Outcome, PEER, POD, Reach},
+    case::{Act, Case, Given, How, INBOUND_PORT, MATE, NESTED, OUTBOUND_PORT, OWN, Outcome, PEER, POD, Place, Reach},
     server::canonical,
     stage::{Column, Played},
 };
@@ -90,6 +91,12 @@ fn observed(answer: &Observations, played: &Played) -> Observations {
     let socket = |name: &str| answer.get(name).and_then(|text| text.parse().ok()).map(canonical);
     if let Some(local) = socket("sockname") {
         observed.insert("source".into(), local.ip().to_string());
+        let is = match socket("own-orig") {
+            Some(original) if original == local => "local",
+            original if original.is_some() && original == socket("peername") => "peer",
+            _ => "neither",
+        };
+        observed.insert("own-orig-is".into(), is.into());
         if let Some(peer) = socket("accepted-peer") {
             observed.insert("same-source".into(), (local == peer).to_string());
         }
@@ -120,8 +127,7 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
             expect("listener", port.to_string());
             expect("same-source", true.to_string());
             expect("peername", address.to_string());
-            let in_pod = case.by.netns == POD && !case.given.contains(&Given::NoRules);
-            if in_pod && case.by.place != crate::case::Place::Host {
+            if tells_own(case) {
                 expect("own-orig", dialled.to_string());
             }
         }
@@ -143,7 +149,7 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
             Reach::Direct => {
                 expect("accepted-local", dialled.to_string());
                 let own = OWN.contains(&dialled.ip().to_string().as_str()) || dialled.ip().is_loopback();
-                if own && !case.given.contains(&Given::NoRules) && case.act != Act::ConnectEarly {
+                if own && in_force(case) && case.act != Act::ConnectEarly {
                     expect("orig", dialled.to_string());
                 }
             }
@@ -157,6 +163,19 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
         expect(name, (*value).to_owned());
     }
     expected
+}
+
+/// Whether anything intercepts.
+fn in_force(case: &Case) -> bool {
+    !case.given.iter().any(|given| matches!(given, Given::NoRules | Given::Bypassed | Given::NodeBypassed))
+}
+
+/// Whether a client's own socket tells where it was going, in both columns: not where nobody watches, and not the proxy's,
+/// about which row S9 has more.
+fn tells_own(case: &Case) -> bool {
+    let of_proxy = case.verdicts.iter().any(|verdict| verdict.starts_with("outbound pass_proxy"));
+    let watched = case.by.netns == POD && case.by.place != Place::Host && case.act != Act::ConnectEarly;
+    in_force(case) && watched && !of_proxy
 }
 
 /// The address from which a namespace's routes reach most others.

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::PathBuf,
     thread,
 };
@@ -179,6 +179,8 @@ impl Stage {
                 Given::Strict => rules.strict = true,
                 Given::OnlyPort(port) => rules.only_port = Some(port),
                 Given::Bypassed => rules.bypass = true,
+                Given::NodeBypassed if self.column == Column::Weft => self.world.bypass("on"),
+                Given::NodeBypassed => rules.bypass = true,
                 Given::InitRules if self.column == Column::Weft => {
                     init::install(&self.world.netns(POD), &USUAL);
                 }
@@ -218,6 +220,9 @@ impl Stage {
         }
         if case.given.contains(&Given::Tracking) {
             init::track(&self.world.netns(POD), false);
+        }
+        if case.given.contains(&Given::NodeBypassed) && self.column == Column::Weft {
+            self.world.bypass("off");
         }
         if case.given.contains(&Given::InitRules) && self.column == Column::Weft {
             init::flush(&self.world.netns(POD));
@@ -365,6 +370,10 @@ impl Stage {
             skip_outbound_ports: SKIPPED_OUTBOUND.map(one).into(),
             skip_inbound_ports,
             skip_subnets: SKIPPED_SUBNETS.map(Into::into).into(),
+            proxy_gid: rules.proxy_gid.unwrap_or_default(),
+            // A cgroup's id is its directory's inode number.
+            proxy_cgroup: if rules.strict { fs::metadata(self.cgroup(Place::Proxy)).unwrap().ino() } else { 0 },
+            bypass: rules.bypass,
         }
     }
 

@@ -182,13 +182,26 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         ids: &["S9"],
+        what: "asked by the proxy about its own connection",
+        by: PROXY,
+        to: &["10.99.0.3:8080", "[fd99::3]:8080"],
+        outcome: DIRECT.but(&[("own-orig-is", "peer")]),
+        differs: differs(
+            DIRECT.but(&[("own-orig-is", "local")]),
+            "nothing is kept for the proxy's own connections, which are many, and about which nobody asks",
+        ),
+        verdicts: &["outbound pass_proxy"],
+        ..UNTOUCHED
+    },
+    Case {
+        ids: &["S10"],
         what: "beside a firewall that tracks connections, outbound",
         given: &[Given::Tracking],
         to: &["10.99.0.3:8080", "[fd99::3]:8080", "[::ffff:10.99.0.3]:8080"],
         ..REDIRECTED
     },
     Case {
-        ids: &["S9"],
+        ids: &["S10"],
         what: "beside a firewall that tracks connections, any room",
         given: &[Given::Tracking],
         to: &["10.99.0.3:8080"],
@@ -197,14 +210,14 @@ pub(crate) const CASES: &[Case] = &[
         ..REDIRECTED
     },
     Case {
-        ids: &["S9"],
+        ids: &["S10"],
         what: "beside a firewall that tracks connections, inbound",
         given: &[Given::Tracking],
         to: &["10.99.0.2:8080", "10.99.0.2:4143", "[fd99::2]:8080", "10.99.0.22:8080"],
         ..STEERED
     },
     Case {
-        ids: &["S9"],
+        ids: &["S10"],
         what: "beside a firewall that tracks connections, loopback",
         given: &[Given::Tracking],
         to: &["127.0.0.1:4140", "[::1]:4140"],
@@ -212,14 +225,14 @@ pub(crate) const CASES: &[Case] = &[
         ..UNTOUCHED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "beside linkerd-init's rules, outbound",
         given: &[Given::InitRules],
         to: &["10.99.0.3:8080", "[fd99::3]:8080", "[::ffff:10.99.0.3]:8080"],
         ..REDIRECTED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "beside linkerd-init's rules, inbound: netfilter comes first, and its answer counts",
         given: &[Given::InitRules],
         to: &["10.99.0.2:8080", "10.99.0.2:7777"],
@@ -227,7 +240,7 @@ pub(crate) const CASES: &[Case] = &[
         ..STEERED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "the same, IPv6",
         given: &[Given::InitRules],
         to: &["[fd99::2]:8080"],
@@ -235,14 +248,14 @@ pub(crate) const CASES: &[Case] = &[
         ..STEERED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "the same, to 4143 itself",
         given: &[Given::InitRules],
         to: &["10.99.0.2:4143"],
         ..STEERED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "the same, to a skipped port",
         given: &[Given::InitRules],
         to: &["10.99.0.2:4567"],
@@ -251,7 +264,7 @@ pub(crate) const CASES: &[Case] = &[
         ..STEERED
     },
     Case {
-        ids: &["S10", "W35"],
+        ids: &["S11", "W35"],
         what: "beside linkerd-init's rules, the proxy",
         given: &[Given::InitRules],
         by: PROXY,
