@@ -170,12 +170,12 @@ fn in_force(case: &Case) -> bool {
     !case.given.iter().any(|given| matches!(given, Given::NoRules | Given::Bypassed | Given::NodeBypassed))
 }
 
-/// Whether a client's own socket tells where it was going, in both columns: not where nobody watches, and not the proxy's,
-/// about which row S9 has more.
+/// Whether a client's own socket tells where it was going, in both columns: not where nobody watches, not the proxy's (row
+/// S9), and not an MPTCP socket (row K5).
 fn tells_own(case: &Case) -> bool {
     let of_proxy = case.verdicts.iter().any(|verdict| verdict.starts_with("outbound pass_proxy"));
     let watched = case.by.netns == POD && case.by.place != Place::Host && case.act != Act::ConnectEarly;
-    in_force(case) && watched && !of_proxy
+    in_force(case) && watched && !of_proxy && case.act != Act::Dial(How::Multipath)
 }
 
 /// The address from which a namespace's routes reach most others.

@@ -42,5 +42,4 @@ const BACKEND: &[(&str, &str)] = &[
     ("listener", "8080"),
     ("peername", "10.99.0.3:8080"),
     ("accepted-local", "10.99.0.3:8080"),
-    ("own-orig", "10.99.0.3:8080"),
 ];
