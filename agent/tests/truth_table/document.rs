@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::PathBuf};
 
 use crate::{
-    case::{Act, Case, Outcome, Reach},
+    case::{Act, Case, How, Outcome, Reach},
     cases,
     check::outcome,
     stage::Column,
@@ -76,7 +76,9 @@ fn words(outcome: &Outcome, case: &Case) -> String {
         Reach::Outbound => "proxy".into(),
         Reach::Inbound => "proxy, inbound".into(),
         Reach::Direct => "direct".into(),
-        Reach::Seen => "as the kernel".into(),
+        // What has no server to be reached only asks.
+        Reach::Seen if matches!(case.act, Act::Dial(How::Fresh)) || case.ids == ["S8"] => "netfilter's error".into(),
+        Reach::Seen => "direct".into(),
         Reach::Fails(errno) => format!("`{errno}`"),
     };
     let notable = |name: &str| ["orig", "source", "peername", "same-source"].contains(&name);

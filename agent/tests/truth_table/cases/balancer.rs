@@ -38,8 +38,5 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-const BACKEND: &[(&str, &str)] = &[
-    ("listener", "8080"),
-    ("peername", "10.99.0.3:8080"),
-    ("accepted-local", "10.99.0.3:8080"),
-];
+const BACKEND: &[(&str, &str)] =
+    &[("listener", "8080"), ("peername", "10.99.0.3:8080"), ("accepted-local", "10.99.0.3:8080")];

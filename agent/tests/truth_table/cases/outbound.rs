@@ -154,7 +154,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { ids: &["O10", "O21", "I17", "W1", "W26"], what: "another pod", to: &["10.99.0.3:8080"], ..REDIRECTED },
     Case {
         ids: &["O10", "O22"],
-        what: "the same by root and by nobody, in a debug container or by `kubectl exec`",
+        what: "the same by root, as in a debug container or by `kubectl exec`",
         by: ROOT,
         to: &["10.99.0.3:8080"],
         ..REDIRECTED
@@ -184,10 +184,7 @@ pub(crate) const CASES: &[Case] = &[
         what: "through a second interface",
         to: &["10.98.0.4:8080"],
         outcome: OUTBOUND.but(&[("source", "10.98.0.2")]),
-        differs: differs(
-            OUTBOUND,
-            "the source is the pod's first address, because the decision falls before routing; nobody but the proxy sees it",
-        ),
+        differs: differs(OUTBOUND, "the source is the pod's first address, because the decision falls before routing"),
         ..REDIRECTED
     },
     Case {
