@@ -319,9 +319,9 @@ fn ping(target: SocketAddr) -> io::Result<String> {
     // An echo request (type 8) with sequence number 1; the checksum is the complement of the sum of the words.
     socket.send_to(&[8, 0, 0xf7, 0xfe, 0, 0, 0, 1], &SocketAddr::new(target.ip(), 0).into())?;
     let mut packet = [0; 128];
-    (&socket).read(&mut packet)?;
+    let length = (&socket).read(&mut packet)?;
     // Behind an IPv4 header without options: 0 is an echo reply.
-    Ok(format!("icmp-type={}", packet[20]))
+    packet[..length].get(20).map(|kind| format!("icmp-type={kind}")).ok_or(io::ErrorKind::UnexpectedEof.into())
 }
 
 /// The client's own view of its connection.
