@@ -44,7 +44,7 @@ pub(crate) struct Pod {
 
 /// What a server said about a connection, and what the client saw of it.
 #[derive(Debug)]
-pub(crate) struct Answer(BTreeMap<String, String>);
+pub(crate) struct Answer(pub(crate) BTreeMap<String, String>);
 
 impl Answer {
     pub(crate) fn field(&self, name: &str) -> &str {
@@ -61,10 +61,10 @@ impl Answer {
 }
 
 impl Pod {
-    /// Starts a process in a cgroup and a network namespace, as a user.
-    pub(crate) fn start(cgroup: &Path, netns: &str, uid: u32) -> Self {
+    /// Starts a process in a cgroup and a network namespace, as a user and a group.
+    pub(crate) fn start(cgroup: &Path, netns: &str, uid: u32, gid: u32) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([SUBCOMMAND, cgroup.to_str().unwrap(), netns, &uid.to_string()])
+            .args([SUBCOMMAND, cgroup.to_str().unwrap(), netns, &uid.to_string(), &gid.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -96,6 +96,11 @@ impl Pod {
         Answer(fields)
     }
 
+    /// The process's id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn connect(&mut self, target: &str) -> Answer {
         self.answer(&format!("connect {target}"))
     }
@@ -112,17 +117,21 @@ impl Drop for Pod {
     }
 }
 
-/// The process itself.
-pub(crate) fn main(arguments: &[String]) -> ExitCode {
-    let [cgroup, netns, uid] = arguments else { return ExitCode::FAILURE };
+/// The process itself. `special` answers commands of one test alone, and leaves the others.
+pub(crate) fn main(arguments: &[String], mut special: impl FnMut(&[&str]) -> Option<String>) -> ExitCode {
+    let [cgroup, netns, uid, gid] = arguments else { return ExitCode::FAILURE };
     std::fs::write(Path::new(cgroup).join("cgroup.procs"), std::process::id().to_string()).unwrap();
-    let uid: u32 = uid.parse().unwrap();
+    let (uid, gid) = (uid.parse().unwrap(), gid.parse().unwrap());
     setns(std::fs::File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
-    setgid(Gid::from_raw(uid)).unwrap();
+    setgid(Gid::from_raw(gid)).unwrap();
     setuid(Uid::from_raw(uid)).unwrap();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
+        if let Some(answer) = special(&words) {
+            println!("{answer}");
+            continue;
+        }
         let answer = match words[..] {
             ["proxy"] => proxy(),
             ["serve", port] => listen(&format!("[::]:{port}"), false),

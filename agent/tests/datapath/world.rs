@@ -1,10 +1,11 @@
-//! The namespaces, the cgroup, the bpffs, the agent: made with unique names, removed on drop.
+//! The namespaces, the cgroups, the bpffs, the agent: made with unique names, removed on drop, or by the next run when
+//! this one is killed.
 
 use std::{
     collections::BTreeMap,
     fs,
     os::unix::fs::MetadataExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -29,6 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct World {
     prefix: String,
     run: PathBuf,
+    /// Where the programs are attached; below it run the pods.
     cgroup: PathBuf,
     agent: Option<Child>,
     kept: BTreeMap<&'static str, Pod>,
@@ -49,19 +51,41 @@ fn run(command: &str) {
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Runs a command quietly; it may fail.
+fn attempt(command: &str) {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let _ = Command::new(words[0]).args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+}
+
 impl World {
+    /// Three namespaces in a row, and an agent that enrolled none of them.
     pub(crate) fn new() -> Self {
+        let mut world = Self::bare("wfdp", &["a", "b", "c"]);
+        world.join(("a", 1), ("b", 2), 99);
+        world.join(("c", 3), ("b", 2), 98);
+        // Second addresses, which nobody uses without asking for them.
+        for address in ["10.98.0.77/24", "fd98::77/64"] {
+            world.ip("c", &format!("addr add {address} dev to98 nodad preferred_lft 0"));
+        }
+        world.ip("a", "addr add 10.99.0.11/24 dev to99");
+        world.start_agent(&[]);
+        world
+    }
+
+    /// Namespaces with nothing in them, and no agent. `tag` is for one use per process.
+    pub(crate) fn bare(tag: &str, names: &[&str]) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
             "this test needs root: it makes network namespaces and loads programs"
         );
-        let prefix = format!("wfdp{}", std::process::id());
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let cgroup2 = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("a cgroup2 mount");
-        let cgroup = PathBuf::from(cgroup2.split(' ').nth(4).unwrap()).join(&prefix);
+        let cgroup2 = PathBuf::from(cgroup2.split(' ').nth(4).unwrap());
+        remove_leftovers(tag, &cgroup2);
+        let prefix = format!("{tag}{}", std::process::id());
         let world = Self {
             run: PathBuf::from("/run").join(&prefix),
-            cgroup,
+            cgroup: cgroup2.join(&prefix).join("pods"),
             agent: None,
             kept: BTreeMap::new(),
             runtime: Runtime::new().unwrap(),
@@ -69,36 +93,42 @@ impl World {
             prefix,
         };
         // From here on drop removes what is there.
-        fs::create_dir(&world.cgroup).unwrap();
+        fs::create_dir_all(&world.cgroup).unwrap();
         fs::create_dir_all(world.run.join("bpffs")).unwrap();
         run(&format!("mount -t bpf bpffs {}", world.run.join("bpffs").display()));
-        for name in ["a", "b", "c"] {
+        for name in names {
             run(&format!("ip netns add {}{name}", world.prefix));
-            run(&format!("ip -n {}{name} link set lo up", world.prefix));
+            world.ip(name, "link set lo up");
         }
-        world.join(("a", 1), ("b", 2), 99);
-        world.join(("c", 3), ("b", 2), 98);
-        // Second addresses, which nobody uses without asking for them.
-        for address in ["10.98.0.77/24", "fd98::77/64"] {
-            run(&format!("ip -n {}c addr add {address} dev to98 nodad preferred_lft 0", world.prefix));
-        }
-        run(&format!("ip -n {}a addr add 10.99.0.11/24 dev to99", world.prefix));
-        let mut world = world;
-        world.start_agent(&[]);
         world
     }
 
+    /// Runs ip(8) in a namespace.
+    pub(crate) fn ip(&self, name: &str, arguments: &str) {
+        run(&format!("ip -n {}{name} {arguments}", self.prefix));
+    }
+
+    /// A directory of this run's own.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.run
+    }
+
+    /// The cgroup to which the programs are attached.
+    pub(crate) fn cgroup(&self) -> &Path {
+        &self.cgroup
+    }
+
     /// A veth pair between two namespaces, with addresses of both families.
-    fn join(&self, one: (&str, u8), other: (&str, u8), net: u8) {
+    pub(crate) fn join(&self, one: (&str, u8), other: (&str, u8), net: u8) {
         let prefix = &self.prefix;
         run(&format!(
             "ip link add to{net} netns {prefix}{} type veth peer name to{net} netns {prefix}{}",
             one.0, other.0
         ));
         for (name, host) in [one, other] {
-            run(&format!("ip -n {prefix}{name} addr add 10.{net}.0.{host}/24 dev to{net}"));
-            run(&format!("ip -n {prefix}{name} addr add fd{net}::{host}/64 dev to{net} nodad"));
-            run(&format!("ip -n {prefix}{name} link set to{net} up"));
+            self.ip(name, &format!("addr add 10.{net}.0.{host}/24 dev to{net}"));
+            self.ip(name, &format!("addr add fd{net}::{host}/64 dev to{net} nodad"));
+            self.ip(name, &format!("link set to{net} up"));
         }
     }
 
@@ -137,6 +167,11 @@ impl World {
 
     pub(crate) fn unload(&self) {
         run(&format!("{AGENT} unload --pin-dir {}", self.pin_dir().display()));
+    }
+
+    /// Switches the node's redirection, as a person would.
+    pub(crate) fn bypass(&self, state: &str) {
+        run(&format!("{AGENT} bypass {state} --pin-dir {}", self.pin_dir().display()));
     }
 
     pub(crate) fn pins_are_gone(&self) -> bool {
@@ -216,13 +251,13 @@ impl World {
         self.try_watch(request).unwrap()
     }
 
-    fn netns(&self, name: &str) -> String {
+    pub(crate) fn netns(&self, name: &str) -> String {
         format!("/run/netns/{}{name}", self.prefix)
     }
 
     /// Starts a process in a namespace.
     pub(crate) fn pod(&self, netns: &str, uid: u32) -> Pod {
-        Pod::start(&self.cgroup, &self.netns(netns), uid)
+        Pod::start(&self.cgroup, &self.netns(netns), uid, uid)
     }
 
     /// Keeps a process for later checks.
@@ -238,7 +273,7 @@ impl World {
     /// Starts a process in a namespace and in a cgroup of its own below the one that all others share.
     pub(crate) fn pod_in(&self, cgroup: &str, netns: &str, uid: u32) -> Pod {
         self.cgroup_id(cgroup);
-        Pod::start(&self.cgroup.join(cgroup), &self.netns(netns), uid)
+        Pod::start(&self.cgroup.join(cgroup), &self.netns(netns), uid, uid)
     }
 
     /// The id of such a cgroup, made if it is not there.
@@ -251,11 +286,6 @@ impl World {
     pub(crate) fn explain(&self, request: ExplainRequest) -> Result<ExplainResponse, Status> {
         let mut client = TraceClient::new(self.channel());
         self.runtime.block_on(client.explain(request)).map(tonic::Response::into_inner)
-    }
-
-    /// Turns the node's kill switch, without an agent.
-    pub(crate) fn bypass(&self, state: &str) {
-        run(&format!("{AGENT} bypass {state} --pin-dir {}", self.pin_dir().display()));
     }
 }
 
@@ -284,25 +314,42 @@ impl Drop for World {
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        let quietly = |command: &str| {
-            let words: Vec<&str> = command.split_whitespace().collect();
-            let _ = Command::new(words[0]).args(&words[1..]).stderr(Stdio::null()).status();
-        };
-        for name in ["a", "b", "c"] {
-            quietly(&format!("ip netns del {}{name}", self.prefix));
-        }
-        quietly(&format!("umount {}", self.run.join("bpffs").display()));
-        let _ = fs::remove_dir_all(&self.run);
-        let begin = Instant::now();
-        // The kernel needs a moment to bury the last process.
-        let remove = || {
-            for entry in fs::read_dir(&self.cgroup).into_iter().flatten().filter_map(Result::ok) {
-                let _ = fs::remove_dir(entry.path());
-            }
-            fs::remove_dir(&self.cgroup)
-        };
-        while remove().is_err() && begin.elapsed() < PATIENCE {
-            std::thread::yield_now();
+        remove(&self.prefix, self.cgroup.parent().unwrap());
+    }
+}
+
+/// Removes everything that carries a name.
+fn remove(prefix: &str, cgroup: &Path) {
+    let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = namespaces.filter_map(|entry| entry.file_name().into_string().ok());
+    for name in names.filter(|name| name.strip_prefix(prefix).is_some_and(|rest| !rest.starts_with(char::is_numeric))) {
+        attempt(&format!("ip netns del {name}"));
+    }
+    attempt(&format!("umount /run/{prefix}/bpffs"));
+    let _ = fs::remove_dir_all(Path::new("/run").join(prefix));
+    let begin = Instant::now();
+    // The kernel needs a moment to bury the last process.
+    while !remove_cgroup(cgroup) && begin.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+}
+
+/// Removes a cgroup and those below it; says whether it is gone.
+fn remove_cgroup(cgroup: &Path) -> bool {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    for child in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove_cgroup(&child.path());
+    }
+    fs::remove_dir(cgroup).is_ok() || !cgroup.exists()
+}
+
+/// Removes what runs left behind that were killed.
+fn remove_leftovers(tag: &str, cgroup2: &Path) {
+    let runs = fs::read_dir("/run").into_iter().flatten().flatten();
+    for name in runs.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let process = name.strip_prefix(tag).filter(|rest| rest.parse::<u32>().is_ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            remove(&name, &cgroup2.join(&name));
         }
     }
 }

@@ -1,0 +1,51 @@
+//! The table: every case, and the rows that are no case here. A row of the tables that Weft is held against must be in
+//! one or the other, which a test checks.
+
+#[path = "cases/balancer.rs"]
+mod balancer;
+#[path = "cases/bypass.rs"]
+mod bypass;
+#[path = "cases/inbound.rs"]
+mod inbound;
+#[path = "cases/options.rs"]
+mod options;
+#[path = "cases/outbound.rs"]
+mod outbound;
+#[path = "cases/sockets.rs"]
+mod sockets;
+
+use crate::case::{Case, Elsewhere};
+
+/// All, in the order in which they are played and shown.
+pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
+    [outbound::CASES, inbound::CASES, sockets::CASES, options::CASES, balancer::CASES, bypass::CASES]
+        .into_iter()
+        .flatten()
+}
+
+/// The rows that are proven by another test, or cannot have one.
+pub(crate) const ELSEWHERE: &[Elsewhere] = &[
+    Elsewhere {
+        ids: &["O25"],
+        what: "pod with host networking",
+        where_: "cannot be meshed: the injector refuses it (`k8s-api`: tests of `inject`)",
+    },
+    Elsewhere {
+        ids: &["W31"],
+        what: "pod deleted, its network namespace gone",
+        where_: "nothing is dialled; the agent's tests of clusters look at maps, links and pins",
+    },
+    Elsewhere {
+        ids: &["W32"],
+        what: "agent dead, pods that it enrolled",
+        where_: "test `datapath`: a killed agent is not missed, and the next one takes over",
+    },
+    Elsewhere {
+        ids: &["W33"],
+        what: "agent dead, new meshed pod",
+        where_: "a matter of probes and of self-enrolment, not of one connection; iptables have no agent",
+    },
+];
+
+/// The last row of each table: O and I of Linkerd's, W of Weft's.
+pub(crate) const ROWS: [(char, u32); 3] = [('O', 27), ('I', 19), ('W', 35)];

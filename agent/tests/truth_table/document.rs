@@ -1,0 +1,88 @@
+//! The table as people read it: rendered from the cases into the page about interception, between two comments.
+
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::PathBuf};
+
+use crate::{
+    case::{Act, Case, How, Outcome, Reach},
+    cases,
+    check::outcome,
+    stage::Column,
+};
+
+const BEGIN: &str = "<!-- begin truth table: written by `WEFT_BLESS=1 cargo test -p weft-agent --test truth_table` -->";
+const END: &str = "<!-- end truth table -->";
+
+/// Compares the page with the cases or, told so by WEFT_BLESS=1, writes it. The error says what is wrong.
+pub(crate) fn check(all_green: bool) -> Result<(), String> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/interception.md");
+    let page = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let (head, rest) = page.split_once(BEGIN).ok_or("the page has no begin of a table")?;
+    let (shown, tail) = rest.split_once(END).ok_or("the page has no end of a table")?;
+    let table = format!("\n\n{}\n", render());
+    if std::env::var_os("WEFT_BLESS").is_some_and(|value| value == "1") {
+        if !all_green {
+            return Err("only a run in which every row holds may be written down".into());
+        }
+        return fs::write(&path, format!("{head}{BEGIN}{table}{END}{tail}")).map_err(|error| error.to_string());
+    }
+    if shown == table { Ok(()) } else { Err(first_difference(shown, &table)) }
+}
+
+/// Every row of Linkerd's and of Weft's tables must be a case or stand among the others, and in one only.
+pub(crate) fn missing_rows() -> Vec<String> {
+    let cases: BTreeSet<&str> = cases::all().flat_map(|case| case.ids).copied().collect();
+    let elsewhere: BTreeSet<&str> = cases::ELSEWHERE.iter().flat_map(|row| row.ids).copied().collect();
+    let rows = cases::ROWS.iter().flat_map(|(table, last)| (1..=*last).map(move |row| format!("{table}{row}")));
+    rows.filter(|row| cases.contains(row.as_str()) == elsewhere.contains(row.as_str())).collect()
+}
+
+fn first_difference(shown: &str, table: &str) -> String {
+    let mut lines = shown.lines().zip(table.lines());
+    let (shown, wanted) = lines.find(|(shown, wanted)| shown != wanted).unwrap_or(("its end", "another"));
+    format!("the page differs from the cases; WEFT_BLESS=1 writes it\n  page:  {shown}\n  cases: {wanted}")
+}
+
+fn render() -> String {
+    let mut text =
+        String::from("| Row | Traffic | iptables | Weft | Verdict | Why they differ |\n|---|---|---|---|---|---|\n");
+    for case in cases::all() {
+        let verdicts: Vec<String> = case.verdicts.iter().map(|verdict| code_of(verdict)).collect();
+        let [iptables, weft] = Column::ALL.map(|column| words(&outcome(case, column), case));
+        let weft = if case.differs.is_some() { format!("**{weft}**") } else { weft };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {iptables} | {weft} | {} | {} |",
+            case.ids.join(" "),
+            case.what,
+            verdicts.join(", "),
+            case.differs.map_or("", |difference| difference.reason),
+        );
+    }
+    text.push_str("\n| Row | Traffic | Where it is proven, or why not |\n|---|---|---|\n");
+    for row in cases::ELSEWHERE {
+        let _ = writeln!(text, "| {} | {} | {} |", row.ids.join(" "), row.what, row.where_);
+    }
+    text
+}
+
+/// `outbound redirect` as the direction and the verdict's word.
+fn code_of(verdict: &str) -> String {
+    let (direction, label) = verdict.split_once(' ').unwrap_or(("", verdict));
+    format!("{direction} `{label}`")
+}
+
+fn words(outcome: &Outcome, case: &Case) -> String {
+    let reach = match outcome.reach {
+        Reach::Outbound => "proxy".into(),
+        Reach::Inbound => "proxy, inbound".into(),
+        Reach::Direct => "direct".into(),
+        // What has no server to be reached only asks.
+        Reach::Seen if matches!(case.act, Act::Dial(How::Fresh)) || case.ids == ["S8"] => "netfilter's error".into(),
+        Reach::Seen => "direct".into(),
+        Reach::Fails(errno) => format!("`{errno}`"),
+    };
+    let notable = |name: &str| ["orig", "source", "peername", "same-source"].contains(&name);
+    let differs = case.differs.is_some() && case.act != Act::Overflow;
+    let seen = outcome.but.iter().filter(|(name, _)| differs && notable(name));
+    seen.fold(reach, |text, (name, value)| format!("{text}, {name} `{value}`"))
+}
