@@ -59,7 +59,7 @@ impl Question {
             .destination
             .parse::<SocketAddr>()
             .map_err(|_| invalid("destination", format!("{:?} is not ip:port or [ip]:port", request.destination)))?;
-        if destination.port() == 0 {
+        if destination.port() == 0 && !request.not_tcp {
             return Err(invalid("destination", "port 0 is nobody's"));
         }
         let source = match request.source.as_str() {

@@ -31,6 +31,8 @@ mod raw;
 mod server;
 #[path = "truth_table/stage.rs"]
 mod stage;
+#[path = "truth_table/told.rs"]
+mod told;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

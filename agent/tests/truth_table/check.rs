@@ -25,6 +25,7 @@ use crate::{
     case::{Act, Case, Given, How, INBOUND_PORT, MATE, NESTED, OUTBOUND_PORT, OWN, Outcome, PEER, POD, Place, Reach},
     server::canonical,
     stage::{Column, Played},
+    told,
 };
 
 /// What every connection of a case shows.
@@ -48,6 +49,12 @@ pub(crate) fn check(case: &Case, column: Column, played: &Played) -> Result<(), 
     }
     if column == Column::Weft {
         check_verdicts(case, played, &mut complaints);
+        told::check_trace(case, &played.traced, &mut complaints);
+        for (target, right, explained) in &played.explained {
+            if !right.contains(explained) {
+                let _ = writeln!(complaints, "  {target}: explained as {explained}, not {right:?}");
+            }
+        }
     }
     if complaints.is_empty() { Ok(()) } else { Err(format!("{complaints}  all of it: {played:?}")) }
 }
@@ -179,7 +186,7 @@ fn tells_own(case: &Case) -> bool {
 }
 
 /// The address from which a namespace's routes reach most others.
-fn primary(netns: &str, target: IpAddr) -> &'static str {
+pub(crate) fn primary(netns: &str, target: IpAddr) -> &'static str {
     match (netns, target.is_ipv4()) {
         (POD, true) => "10.99.0.2",
         (POD, false) => "fd99::2",

@@ -2,7 +2,7 @@
 //! describes and puts everything back. Refuses to judge.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::{Ipv4Addr, SocketAddr},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
@@ -11,14 +11,15 @@ use std::{
 };
 
 use nix::sched::{CloneFlags, setns};
-use weft_proto::agent::{EnrolRequest, PodRef, PortRange};
+use weft_proto::agent::{EnrolRequest, PodRef, PortRange, WatchRequest};
 
 use crate::{
     case::*,
     init,
     pod::{Answer, Pod},
     raw::Balancer,
-    world::World,
+    told,
+    world::{Watch, World},
 };
 
 /// What intercepts.
@@ -71,6 +72,10 @@ pub(crate) struct Played {
     pub(crate) answers: Vec<Answer>,
     /// By how much the agent's counters moved.
     pub(crate) verdicts: Counts,
+    /// What was traced: direction and verdict, and the destination that was dialled.
+    pub(crate) traced: BTreeSet<(String, String)>,
+    /// By target, what could rightly be explained beforehand, and what was.
+    pub(crate) explained: Vec<(&'static str, BTreeSet<String>, String)>,
     /// By how much the pod's own network counters moved (`TcpExt` of /proc/net/netstat).
     pub(crate) kernel: Counts,
 }
@@ -82,6 +87,8 @@ pub(crate) struct Stage {
     proxy: Option<Pod>,
     _servers: Vec<Pod>,
     sysctls: Vec<(&'static str, String)>,
+    /// Behind Weft alone.
+    watch: Option<Watch<'static>>,
     world: World,
 }
 
@@ -125,7 +132,9 @@ impl Stage {
         if column == Column::Weft {
             world.start_agent(&[]);
         }
-        let mut stage = Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), world };
+        let watch = (column == Column::Weft).then(|| world.watch(WatchRequest::default()));
+        let mut stage =
+            Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), watch, world };
         stage.write_sysctl("net/ipv4/ip_forward", "1");
         for netns in [POD, PEER, MATE] {
             let mut server = stage.start(Caller { netns, ..ROOT });
@@ -147,7 +156,12 @@ impl Stage {
     pub(crate) fn play(&mut self, case: &Case) -> Played {
         let rules = self.prepare(case.given);
         let (verdicts, kernel) = (self.verdicts(), self.kernel_counters());
+        let explained = if self.column == Column::Weft { self.explained(case) } else { Vec::new() };
+        if let Some(watch) = &mut self.watch {
+            told::skip_old(watch);
+        }
         let answers = self.act(case, &rules);
+        let traced = self.watch.as_mut().map(|watch| told::traced(watch, case)).unwrap_or_default();
         let moved = |after: Counts, before: &Counts| -> Counts {
             let moves = after.into_iter().map(|(name, count)| {
                 let by = count - before.get(&name).copied().unwrap_or_default();
@@ -157,11 +171,22 @@ impl Stage {
         };
         let played = Played {
             answers,
+            traced,
+            explained,
             verdicts: moved(self.verdicts(), &verdicts),
             kernel: moved(self.kernel_counters(), &kernel),
         };
         self.put_back(case);
         played
+    }
+
+    /// Asks what would become of a case's connections.
+    fn explained(&self, case: &Case) -> Vec<(&'static str, BTreeSet<String>, String)> {
+        let ask = |target: &&'static str| {
+            let (request, right) = told::question(case, target)?;
+            Some((*target, right, self.world.explain(request).unwrap().verdict))
+        };
+        case.to.iter().filter_map(ask).collect()
     }
 
     pub(crate) fn agent_log(&self) -> String {

@@ -49,8 +49,8 @@ pub(crate) const CASES: &[Case] = &[
         to: &["10.99.0.3:8080"],
         outcome: OUTBOUND.but(&[("own-orig-is", "peer")]),
         differs: differs(
-            OUTBOUND.but(&[("peername", "127.0.0.1:4140"), ("own-orig-is", "local")]),
-            "the application sees the proxy as its peer: what was dialled is kept with the subflow, for which it cannot ask",
+            OUTBOUND.but(&[("peername", "127.0.0.1:4140"), ("own-orig", "ENOENT")]),
+            "the application sees the proxy as its peer, and no original destination: what was dialled is kept with the subflow, for which it cannot ask",
         ),
         ..REDIRECTED
     },
