@@ -215,7 +215,7 @@ mod tests {
     fn refuses_a_newer_layout_and_leaves_it_alone() {
         let (_directory, pins) = pins();
         fs::create_dir_all(pins.root()).unwrap();
-        pins.label("layout", "2").unwrap();
+        pins.label("layout", &(LAYOUT + 1).to_string()).unwrap();
         assert!(matches!(pins.prepare(), Err(PinsError::NewerLayout { .. })));
         assert!(!pins.root().join("maps").exists());
     }

@@ -59,6 +59,9 @@ impl Event {
     /// Reads an event from the ring buffer's bytes; `None` if there are not as many as there must be.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < size_of::<Self>() {
+            return None;
+        }
         fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
             bytes.get(at..at.checked_add(N)?)?.try_into().ok()
         }
