@@ -5,7 +5,7 @@
 //! Structures are the kernel's (include/uapi/linux/bpf.h); links need Linux 5.7, netns links 5.9.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -14,14 +14,19 @@ use std::{
     path::Path,
 };
 
+use aya_obj::generated::bpf_insn;
 use tokio::io::{Interest, unix::AsyncFd};
 
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_MAP_FREEZE: libc::c_long = 22;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
+const BPF_PROG_TYPE_SK_LOOKUP: u32 = 30;
 
 /// Where in the kernel a program is attached (`enum bpf_attach_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +87,39 @@ struct LinkDetachAttr {
     link_fd: u32,
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct UpdateAttr {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct FreezeAttr {
+    map_fd: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgLoadAttr {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
+
 /// The head of `struct bpf_link_info`: the union's first eight bytes are the cgroup's id or, in their lower half, the
 /// network namespace's inode.
 #[repr(C)]
@@ -123,6 +161,43 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+/// Writes the only value of an array map and has the kernel refuse every later change, so that the verifier may take it
+/// for a constant. Linux 5.2.
+///
+/// # Errors
+/// The kernel's own; `InvalidInput` when `bytes` is not a whole value.
+pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value_size: u32, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() != usize::try_from(value_size).unwrap_or_default() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let key = 0_u32;
+    let mut attr = UpdateAttr {
+        map_fd: raw(map),
+        key: (&raw const key) as u64,
+        value: bytes.as_ptr() as u64,
+        ..UpdateAttr::default()
+    };
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr)?;
+    bpf(BPF_MAP_FREEZE, &mut FreezeAttr { map_fd: raw(map) }).map(drop)
+}
+
+/// Has the kernel verify an sk_lookup program. Without a log: whoever wants to know why it was refused loads it by aya.
+pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CStr) -> io::Result<OwnedFd> {
+    let mut prog_name = [0; 16];
+    // The last byte stays zero.
+    prog_name.iter_mut().take(15).zip(name.bytes()).for_each(|(to, from)| *to = from);
+    let mut attr = ProgLoadAttr {
+        prog_type: BPF_PROG_TYPE_SK_LOOKUP,
+        insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
+        insns: instructions.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        prog_name,
+        expected_attach_type: AttachType::SkLookup as u32,
+        ..ProgLoadAttr::default()
+    };
+    bpf_fd(BPF_PROG_LOAD, &mut attr)
 }
 
 impl Link {

@@ -30,6 +30,7 @@ mod programs;
 mod rules;
 mod shared;
 mod status;
+mod steering;
 mod trace;
 
 use std::{

@@ -4,8 +4,12 @@
 use std::{
     fs::File,
     io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::Path,
+    sync::OnceLock,
 };
 
 use aya::{
@@ -17,6 +21,7 @@ use weft_ebpf_abi::map;
 use crate::{
     bpf::{AttachType, Link},
     pins::{Pins, PinsError},
+    steering::{Steering, SteeringError},
 };
 
 /// The object that `cargo xtask ebpf` built.
@@ -52,6 +57,8 @@ pub(crate) enum ProgramsError {
     Verify { name: &'static str, source: Box<ProgramError> },
     #[error("the embedded object has no program {name}: rebuild it with `cargo xtask ebpf`")]
     Missing { name: &'static str },
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
     #[error("cannot attach {name}")]
     Attach { name: &'static str, source: io::Error },
     #[error("cannot detach {name}")]
@@ -69,11 +76,12 @@ pub(crate) enum ProgramsError {
 pub(crate) struct Programs {
     pins: Pins,
     debug_log: bool,
+    steering: OnceLock<Steering>,
 }
 
 impl Programs {
     pub(crate) fn new(pins: Pins, debug_log: bool) -> Self {
-        Self { pins, debug_log }
+        Self { pins, debug_log, steering: OnceLock::new() }
     }
 
     /// What the attached programs are called: two agents with the same digest need not replace anything.
@@ -83,8 +91,7 @@ impl Programs {
 
     /// Parses the object, creates the maps or finds their pins. The programs are not loaded yet.
     pub(crate) fn open(&self, netns_cookie: u64) -> Result<Ebpf, ProgramsError> {
-        // The records' level is a constant to the verifier, which removes the code of a level that is off.
-        let level = if self.debug_log { aya_log::Level::Trace as u8 } else { 0 };
+        let level = self.log_level();
         let mut loader = EbpfLoader::new();
         for name in map::ALL {
             loader.map_pin_path(name, self.pins.map(name));
@@ -94,6 +101,30 @@ impl Programs {
             .override_global("NETNS_COOKIE", &netns_cookie, true)
             .load(OBJECT)
             .map_err(|error| ProgramsError::Load(Box::new(error)))
+    }
+
+    /// The records' level is a constant to the verifier, which removes the code of a level that is off.
+    fn log_level(&self) -> u8 {
+        if self.debug_log { aya_log::Level::Trace as u8 } else { 0 }
+    }
+
+    /// A pod's sk_lookup program.
+    fn load_steering(&self, netns_cookie: u64) -> Result<OwnedFd, ProgramsError> {
+        let steering = match self.steering.get() {
+            Some(steering) => steering,
+            None => {
+                let steering = Steering::new(OBJECT, &[(aya_log::LEVEL, &[self.log_level()])], &self.pins)?;
+                self.steering.get_or_init(|| steering)
+            }
+        };
+        match steering.load(netns_cookie) {
+            // aya's way takes longer and tells why.
+            Err(SteeringError::Verify(_)) => {
+                let program = load(&mut self.open(netns_cookie)?, "weft_sk_lookup")?;
+                program.as_fd().try_clone_to_owned().map_err(|source| ProgramsError::Attach { name: "weft_sk_lookup", source })
+            }
+            loaded => Ok(loaded?),
+        }
     }
 
     /// Puts the cgroup programs in force: attaches what is missing, replaces what is of another build in place.
@@ -149,7 +180,7 @@ impl Programs {
         {
             return Ok(false);
         }
-        let program = load(&mut self.open(netns_cookie)?, NAME)?;
+        let program = self.load_steering(netns_cookie)?;
         let link = Link::create(program.as_fd(), netns.as_fd(), AttachType::SkLookup).map_err(failed)?;
         link.pin(&path).map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
         Ok(true)
@@ -160,7 +191,7 @@ impl Programs {
         const NAME: &str = "weft_sk_lookup";
         let failed = |source| ProgramsError::Attach { name: NAME, source };
         if let Some(link) = Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
-            let program = load(&mut self.open(netns_cookie)?, NAME)?;
+            let program = self.load_steering(netns_cookie)?;
             link.update(program.as_fd()).map_err(failed)?;
         }
         Ok(())

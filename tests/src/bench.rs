@@ -4,8 +4,15 @@
 //! Three sandboxes run at once and are measured in turn, in another order each time, so that a machine that changes its
 //! pace meanwhile does so for all of them. The result is the median of the repetitions.
 
+pub mod actor;
+pub mod churn;
+pub mod enrolment;
+pub mod hooks;
+pub mod kernel;
 pub mod machine;
+pub mod node;
 pub mod result;
+pub mod target;
 
 use std::{
     fs, io,

@@ -21,13 +21,24 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Subject {
-    /// Compares direct connections, iptables redirection and eBPF redirection in one run
+    /// Compares direct connections, iptables redirection and eBPF redirection in one run, hook by hook and as a whole
     #[command(after_help = "Examples:
   cargo xtask bench interception
   cargo xtask bench interception --json --repetitions 9
+  cargo xtask bench interception --parts hooks,enrolment,memory
   cargo xtask bench interception -- --help     every option of weft-bench")]
     Interception {
         /// Arguments for `weft-bench interception`, such as --json and --repetitions N
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
+    },
+    /// Starts and stops pods in a loop: no byte may pass around the proxy, nothing may stay behind
+    #[command(after_help = "Examples:
+  cargo xtask bench churn
+  cargo xtask bench churn --pods 1000 --json
+  cargo xtask bench churn -- --help            every option of weft-bench")]
+    Churn {
+        /// Arguments for `weft-bench churn`, such as --json and --pods N
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
@@ -39,10 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let toolchain = setup::ensure(Scope::Run)?;
     ebpf::build(&workspace, &toolchain)?;
     let binaries = build::binaries(&workspace, Profile::Release)?;
-    let Subject::Interception { arguments } = &args.subject;
-    step("measure interception");
+    let (subject, arguments) = match &args.subject {
+        Subject::Interception { arguments } => ("interception", arguments),
+        Subject::Churn { arguments } => ("churn", arguments),
+    };
+    step(&format!("measure {subject}"));
     let error = std::process::Command::new(binaries.join("weft-bench"))
-        .arg("interception")
+        .arg(subject)
         .args(arguments)
         .current_dir(&workspace.root)
         .env("WEFT_BIN_DIR", &binaries)

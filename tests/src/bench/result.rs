@@ -151,7 +151,7 @@ impl Comparison {
 }
 
 /// The middle value, the mean of both for an even number; zero of none.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {
@@ -162,7 +162,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Half the distance between the quartiles; zero of fewer than four values, which have none.
-fn spread(mut values: Vec<f64>) -> f64 {
+pub(super) fn spread(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let half = values.len() / 2;
     if half < 2 {

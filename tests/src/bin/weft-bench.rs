@@ -2,13 +2,21 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use anyhow::Context as _;
+use clap::{Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_tests::bench::{
     Contender, Effort,
+    actor::{self, Place},
+    churn::{self, Churn},
+    enrolment::{self, Burst, Memory},
+    hooks::{self, Hooks},
     machine::Machine,
+    node::Node,
     result::{Comparison, Mode, Sample},
+    target::{self, Target},
 };
 
 /// Measures Weft on this machine
@@ -22,63 +30,265 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subject {
     /// Direct connections, iptables redirection and eBPF redirection side by side
-    Interception {
-        /// Print the comparison as one JSON object on the last line
+    Interception(Interception),
+    /// Pods that start and stop: bytes around the proxy, and what stays behind
+    Churn {
+        /// Print the result as one JSON object on the last line
         #[arg(long)]
         json: bool,
-        /// How often to measure each; the median counts
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-        repetitions: u32,
-        /// Connections opened one after the other, per repetition
+        /// Pods in total
         #[arg(long, default_value_t = 1000)]
-        connects: u64,
-        /// Connections opened by 16 tasks at once, per repetition
-        #[arg(long, default_value_t = 2000)]
-        burst: u64,
-        /// Round trips of 64 bytes, per repetition
-        #[arg(long, default_value_t = 10_000)]
-        pings: u64,
-        /// Bytes of the bulk stream, per repetition
-        #[arg(long, default_value_t = 1 << 30)]
-        bulk_bytes: u64,
-        /// The longest time for each of these, seconds
-        #[arg(long, default_value_t = 5)]
-        limit_seconds: u64,
+        pods: u32,
+        /// Pods that start and stop at once
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=200))]
+        batch: u32,
+        /// Pods of the control, which are not enrolled and whose bytes must be noticed
+        #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=200))]
+        control: u32,
     },
+    /// A process of the bench
+    #[command(hide = true)]
+    Actor(Place),
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<ExitCode> {
+#[derive(clap::Args)]
+struct Interception {
+    /// Print everything as one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+    /// What to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
+    parts: Vec<Part>,
+    /// How often to measure each; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Path: connections opened one after the other, per repetition
+    #[arg(long, default_value_t = 1000)]
+    connects: u64,
+    /// Path: connections opened by 16 tasks at once, per repetition
+    #[arg(long, default_value_t = 2000)]
+    burst: u64,
+    /// Path: round trips of 64 bytes, per repetition
+    #[arg(long, default_value_t = 10_000)]
+    pings: u64,
+    /// Path: bytes of the bulk stream, per repetition
+    #[arg(long, default_value_t = 1 << 30)]
+    bulk_bytes: u64,
+    /// Path: the longest time for each of these, seconds
+    #[arg(long, default_value_t = 5)]
+    limit_seconds: u64,
+    /// Hooks: turns of each way, of 1000 connections in both directions
+    #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
+    /// Hooks: how long connections are opened as fast as possible, seconds
+    #[arg(long, default_value_t = 5)]
+    flood_seconds: u64,
+    /// Enrolment: pods at once
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    at_once: u32,
+    /// Memory: enrolled pods
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=4000))]
+    pods: u32,
+}
+
+/// A part of the bench of interception.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The whole way from a client to a server, in three sandboxes
+    Path,
+    /// What the programs cost, hook by hook
+    Hooks,
+    /// Pods that start at once
+    Enrolment,
+    /// What many pods take
+    Memory,
+}
+
+/// All that one run measured.
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<Comparison>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hooks: Option<Hooks>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bursts: Vec<Burst>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    memory: Vec<Memory>,
+    targets: Vec<Target>,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Path, Self::Hooks, Self::Enrolment, Self::Memory];
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    match Cli::parse().subject {
+        // Before any other thread: it changes namespace and user.
+        Subject::Actor(place) => actor::run(&place).map(|()| ExitCode::SUCCESS),
+        subject => tokio::runtime::Runtime::new().context("start tokio")?.block_on(bench(subject)),
+    }
+}
+
+async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let Subject::Interception { json, repetitions, connects, burst, pings, bulk_bytes, limit_seconds } =
-        Cli::parse().subject;
-    let effort = Effort { connects, burst, pings, bulk_bytes, limit_seconds };
-    let mut contenders = Vec::new();
-    let outcome = tokio::select! {
-        outcome = interception(&mut contenders, repetitions, effort) => Some(outcome),
-        () = told_to_stop() => None,
-    };
-    for contender in contenders {
-        contender.stop().await?;
+    match subject {
+        Subject::Interception(args) => interception(&args).await,
+        Subject::Churn { json, pods, batch, control } => {
+            let effort = churn::Effort { pods, batch, control };
+            let churn = on_node("churn", async |node| churn::run(node, effort).await).await?;
+            churn.map_or(Ok(ExitCode::from(130)), |churn| report_churn(&churn, json))
+        }
+        Subject::Actor(_) => anyhow::bail!("an actor runs before the runtime"),
     }
-    let Some(comparison) = outcome.transpose()? else { return Ok(ExitCode::from(130)) };
-    let machine = &comparison.machine;
-    println!("\nLinux {}, {} CPUs, {}, {} MiB", machine.kernel, machine.cpus, machine.model, machine.memory_mib);
-    println!("{}", comparison.table());
+}
+
+fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {
+    println!("\n{}\n{}", describe(&churn.machine), churn.summary());
+    println!("{} pods in {:.0} s, {} faults", churn.meshed.pods, churn.seconds, churn.faults.len());
+    if json {
+        println!("{}", serde_json::to_string(churn)?);
+    }
+    Ok(if churn.faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
+    let machine = Machine::here();
+    let wants = |part| args.parts.contains(&part);
+    let mut report =
+        Report { machine, path: None, hooks: None, bursts: Vec::new(), memory: Vec::new(), targets: Vec::new() };
+    println!("{}", describe(&report.machine));
+    if wants(Part::Path) {
+        let Some(comparison) = path(args).await? else { return Ok(ExitCode::from(130)) };
+        print_path(&comparison);
+        report.path = Some(comparison);
+    }
+    if wants(Part::Hooks) {
+        let effort = hooks::Effort {
+            rounds: args.turns,
+            connects: 1000,
+            blocks: 300,
+            flood_ms: args.flood_seconds.saturating_mul(1000),
+        };
+        let measured = on_node("hooks", async |node| hooks::measure(node, effort).await).await?;
+        let Some(hooks) = measured else { return Ok(ExitCode::from(130)) };
+        println!("\n{}\n\n{}", hooks.table(), hooks.account_table());
+        report.targets.extend(hooks.targets());
+        report.hooks = Some(hooks);
+    }
+    if wants(Part::Enrolment) {
+        let repetitions = args.repetitions;
+        let measured = on_node("enrolment", async |node| {
+            let mut bursts = Vec::new();
+            for repetition in 1..=repetitions {
+                let burst = enrolment::burst(node, args.at_once).await?;
+                println!(
+                    "{repetition}/{repetitions} {} pods at once: listening to attested p50 {:.0} ms, p99 {:.0} ms, max {:.0} ms; enrolment p50 {:.0} ms, p99 {:.0} ms",
+                    args.at_once,
+                    burst.attested_ms.p50,
+                    burst.attested_ms.p99,
+                    burst.attested_ms.max,
+                    burst.enrolled_ms.p50,
+                    burst.enrolled_ms.p99
+                );
+                bursts.push(burst);
+            }
+            Ok(bursts)
+        });
+        let Some(bursts) = measured.await? else { return Ok(ExitCode::from(130)) };
+        report.targets.extend(enrolment::burst_targets(&bursts));
+        report.bursts = bursts;
+    }
+    if wants(Part::Memory) {
+        let measured = on_node("memory", async |node| enrolment::memory(node, args.pods).await).await?;
+        let Some(memory) = measured else { return Ok(ExitCode::from(130)) };
+        memory.iter().for_each(print_memory);
+        report.targets.extend(enrolment::memory_targets(&memory[1]));
+        report.memory = memory.into();
+    }
+    if !report.targets.is_empty() {
+        println!("\n{}", target::table(&report.targets));
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(machine: &Machine) -> String {
+    let Machine { kernel, cpus, model, memory_mib, load_average } = machine;
+    format!("Linux {kernel}, {cpus} CPUs, {model}, {memory_mib} MiB, load {load_average}")
+}
+
+fn print_path(comparison: &Comparison) {
+    println!("\n{}", comparison.table());
     for row in &comparison.undecided {
         println!("eBPF and iptables are within the spread of the repetitions in: {row}");
     }
     for row in &comparison.ebpf_worse_than_iptables {
         println!("eBPF is worse than iptables in: {row}");
     }
-    if json {
-        println!("{}", serde_json::to_string(&comparison)?);
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-async fn interception(contenders: &mut Vec<Contender>, repetitions: u32, effort: Effort) -> anyhow::Result<Comparison> {
+fn print_memory(memory: &Memory) {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "\n{} pods: agent {:.1} MiB resident, {:.1} MiB of it heap and stacks; maps {:.2} MiB, programs {:.2} MiB",
+        memory.pods,
+        mib(memory.agent.resident_bytes),
+        mib(memory.agent.anonymous_bytes),
+        mib(memory.map_bytes()),
+        mib(memory.program_bytes)
+    );
+    for (name, map) in &memory.maps {
+        let entries = map.entries.map_or_else(String::new, |entries| format!(", {entries} entries"));
+        println!("  {name}: {:.1} KiB{entries}", map.bytes as f64 / 1024.0);
+    }
+}
+
+/// Does something on a node with an agent and takes the node away in any case; nothing if it was told to stop.
+async fn on_node<T>(
+    purpose: &str,
+    act: impl AsyncFnOnce(&mut Node) -> anyhow::Result<T>,
+) -> anyhow::Result<Option<T>> {
+    println!("starting a node for {purpose}");
+    let mut node = Node::create(&format!("bench-{purpose}")).await?;
+    let outcome = tokio::select! {
+        outcome = async { node.start_agent().await?; act(&mut node).await } => Some(outcome),
+        () = told_to_stop() => None,
+    };
+    node.remove().await?;
+    outcome.transpose()
+}
+
+async fn path(args: &Interception) -> anyhow::Result<Option<Comparison>> {
+    let effort = Effort {
+        connects: args.connects,
+        burst: args.burst,
+        pings: args.pings,
+        bulk_bytes: args.bulk_bytes,
+        limit_seconds: args.limit_seconds,
+    };
+    let mut contenders = Vec::new();
+    let outcome = tokio::select! {
+        outcome = compare(&mut contenders, args.repetitions, effort) => Some(outcome),
+        () = told_to_stop() => None,
+    };
+    for contender in contenders {
+        contender.stop().await?;
+    }
+    outcome.transpose()
+}
+
+async fn compare(contenders: &mut Vec<Contender>, repetitions: u32, effort: Effort) -> anyhow::Result<Comparison> {
     let machine = Machine::here();
     for mode in Mode::ALL {
         println!("starting {}", mode.label());

@@ -52,7 +52,7 @@ const TABLE: [Row; 13] = [
     Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },
     Row {
         package: "weft-tests",
-        ours: &["weft-examples", "weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"],
+        ours: &["weft-ebpf-abi", "weft-examples", "weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"],
         never: &["weft-agent", "weft-proxy", "weft-control-plane"],
     },
     Row { package: "weft-xtask", ours: &[], never: &["tokio"] },

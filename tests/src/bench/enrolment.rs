@@ -1,0 +1,194 @@
+//! How long pods wait for their enrolment when many start at once, and what many pods take of the node's memory.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use super::{
+    actor::{Actor, Order, Reply},
+    kernel::MapUse,
+    node::{Footprint, Node, PROXY_UID},
+    target::Target,
+};
+
+/// The longest that a proxy waits for both directions.
+const ATTESTED_WITHIN: Duration = Duration::from_secs(60);
+/// An agent that has just worked has memory that it gives back.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+
+/// One burst of starting pods.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Burst {
+    /// From the proxy's listening to both directions attested, milliseconds.
+    pub attested_ms: Quantiles,
+    /// The agent's answer to an enrolment, milliseconds.
+    pub enrolled_ms: Quantiles,
+}
+
+/// Two points of a distribution, and its end.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Quantiles {
+    /// The median.
+    pub p50: f64,
+    /// 99 of 100 are at most this.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// What so many pods take.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// Enrolled pods.
+    pub pods: u32,
+    /// The agent's process.
+    pub agent: Footprint,
+    /// The pinned maps.
+    pub maps: BTreeMap<String, MapUse>,
+    /// The programs, bytes.
+    pub program_bytes: u64,
+}
+
+/// The addresses of a proxy's listeners.
+pub fn proxy_addresses() -> Vec<SocketAddr> {
+    vec![
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 4140)),
+        SocketAddr::from((Ipv6Addr::LOCALHOST, 4140)),
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143)),
+        SocketAddr::from((Ipv6Addr::UNSPECIFIED, 4143)),
+    ]
+}
+
+/// Starts so many pods at once: every proxy listens and asks, and the agent is told of every pod.
+///
+/// # Errors
+/// A pod is not attested within a minute.
+pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Burst> {
+    let mut starting = Vec::new();
+    for _ in 0..pods {
+        let pod = node.add_pod().await?;
+        let actor = node.meshed_actor(&pod).await?;
+        starting.push((pod, actor));
+    }
+    // Each has answered once before it counts: a process that is being started is another measurement.
+    for (_, actor) in &mut starting {
+        actor.order(&Order::Rest).await?;
+    }
+    let (mut proxies, mut enrolments) = (JoinSet::new(), JoinSet::new());
+    let mut networks = Vec::new();
+    for (pod, actor) in starting {
+        proxies.spawn(listen_and_ask(actor));
+        let api = node.pods()?;
+        networks.push(pod.clone());
+        enrolments.spawn(async move {
+            let started = Instant::now();
+            api.enrol(&pod).await.map(|()| started.elapsed().as_secs_f64() * 1e3)
+        });
+    }
+    let (mut attested, mut enrolled, mut actors) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(done) = enrolments.join_next().await {
+        enrolled.push(done??);
+    }
+    while let Some(done) = proxies.join_next().await {
+        let (milliseconds, actor) = done??;
+        attested.push(milliseconds);
+        actors.push(actor);
+    }
+    for actor in actors {
+        actor.kill().await?;
+    }
+    for pod in networks {
+        node.pods()?.withdraw(&pod).await?;
+        node.remove_pod(&pod).await?;
+    }
+    Ok(Burst { attested_ms: Quantiles::of(attested), enrolled_ms: Quantiles::of(enrolled) })
+}
+
+async fn listen_and_ask(mut actor: Actor) -> anyhow::Result<(f64, Actor)> {
+    actor.order(&Order::Listen(PROXY_UID, proxy_addresses())).await?;
+    let milliseconds = u64::try_from(ATTESTED_WITHIN.as_millis())?;
+    match actor.tell(&Order::Attest(milliseconds)).await? {
+        Reply::Attested(Some(microseconds)) => Ok((microseconds as f64 / 1e3, actor)),
+        Reply::Attested(None) => bail!("a pod was not attested within {ATTESTED_WITHIN:?}"),
+        other => bail!("unexpected {other:?}"),
+    }
+}
+
+/// What the agent and the kernel take without pods, then with so many.
+///
+/// # Errors
+/// A pod cannot be enrolled.
+pub async fn memory(node: &mut Node, pods: u32) -> anyhow::Result<[Memory; 2]> {
+    let empty = Memory::of(node, 0).await?;
+    for _ in 0..pods {
+        let pod = node.add_pod().await?;
+        node.pods()?.enrol(&pod).await?;
+    }
+    let enrolled = node.status().await?.pods.len();
+    anyhow::ensure!(enrolled == pods as usize, "{enrolled} of {pods} pods are enrolled");
+    Ok([empty, Memory::of(node, pods).await?])
+}
+
+impl Memory {
+    async fn of(node: &Node, pods: u32) -> anyhow::Result<Self> {
+        tokio::time::sleep(SETTLES_WITHIN).await;
+        let pinned = node.pinned();
+        Ok(Self {
+            pods,
+            agent: node.footprint()?,
+            maps: pinned.maps()?,
+            program_bytes: pinned.program_bytes().context("ask for the programs' memory")?,
+        })
+    }
+
+    /// The kernel's memory for all maps, bytes.
+    #[must_use]
+    pub fn map_bytes(&self) -> u64 {
+        self.maps.values().map(|map| map.bytes).sum()
+    }
+}
+
+/// The promises about starting pods.
+#[must_use]
+pub fn burst_targets(bursts: &[Burst]) -> Vec<Target> {
+    let of = |value: fn(&Burst) -> f64| bursts.iter().map(value).collect();
+    vec![Target::at_most("listening to attested p99, pods at once", "ms", 50.0, of(|burst| burst.attested_ms.p99))]
+}
+
+/// The promises about memory.
+#[must_use]
+pub fn memory_targets(memory: &Memory) -> Vec<Target> {
+    let mib = |bytes: u64| vec![bytes as f64 / f64::from(1 << 20)];
+    vec![
+        Target::at_most("agent's resident memory, many pods", "MiB", 40.0, mib(memory.agent.resident_bytes)),
+        Target::at_most("kernel maps, many pods", "MiB", 8.0, mib(memory.map_bytes())),
+    ]
+}
+
+impl Quantiles {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |quantile: f64| {
+            let index = (values.len() as f64 * quantile) as usize;
+            values.get(index.min(values.len().saturating_sub(1))).copied().unwrap_or_default()
+        };
+        Self { p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_is_the_last_of_a_hundred() {
+        let quantiles = Quantiles::of((1..=100).map(f64::from).collect());
+        assert_eq!((quantiles.p50, quantiles.p99, quantiles.max), (51.0, 100.0, 100.0));
+    }
+}
