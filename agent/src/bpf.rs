@@ -16,6 +16,7 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
+const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
@@ -38,9 +39,44 @@ pub(crate) enum AttachType {
     SkLookup = 36,
 }
 
+impl AttachType {
+    /// Which programs it takes (`enum bpf_prog_type`).
+    fn program_type(self) -> u32 {
+        match self {
+            Self::PostBind4 | Self::PostBind6 => 9,
+            Self::SockOps => 13,
+            Self::Connect4 | Self::Connect6 | Self::GetPeerName4 | Self::GetPeerName6 => 18,
+            Self::GetSockopt => 25,
+            Self::SkLookup => 30,
+        }
+    }
+}
+
 /// A program's attachment. Dropping it detaches the program unless it is pinned.
 #[derive(Debug)]
 pub(crate) struct Link(OwnedFd);
+
+/// An instruction (`struct bpf_insn`): code, registers, offset, immediate value.
+#[repr(C)]
+struct Instruction(u8, u8, i16, i32);
+
+/// The head of the union's part for loading programs, as of Linux 4.17; the kernel takes the rest for zero.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramAttr {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
 
 #[repr(C)]
 #[derive(Default)]
@@ -123,6 +159,23 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
+}
+
+/// Loads a program for a hook that lets everything pass, to see whether the kernel has that hook.
+pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
+    // r0 = 1; exit. In every hook of ours 1 lets pass.
+    let program = [Instruction(0xb7, 0, 0, 1), Instruction(0x95, 0, 0, 0)];
+    let license = c"GPL";
+    let mut attr = ProgramAttr {
+        prog_type: hook.program_type(),
+        insn_cnt: 2,
+        insns: program.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        // sock_ops has one hook, which older kernels want unnamed.
+        expected_attach_type: if hook == AttachType::SockOps { 0 } else { hook as u32 },
+        ..ProgramAttr::default()
+    };
+    bpf_fd(BPF_PROG_LOAD, &mut attr)
 }
 
 impl Link {
