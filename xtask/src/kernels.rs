@@ -2,8 +2,8 @@
 //!
 //! What a verifier takes differs between kernels, and no test on one of them says anything about another. Kernels come
 //! from the packages of Debian and Ubuntu ([`packages`]), go with the programs into an initramfs ([`image`]), and run in
-//! an emulator ([`machine`]); nothing is installed on this machine but that emulator. Without /dev/kvm one kernel takes
-//! minutes, which is why `cargo xtask test` leaves this out.
+//! an emulator ([`machine`]); nothing is installed on this machine but that emulator. One kernel takes minutes there,
+//! which is why `cargo xtask test` leaves this out.
 
 mod image;
 mod machine;
@@ -23,7 +23,7 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask kernels                boot every kernel of the list; half an hour without /dev/kvm
+  cargo xtask kernels                boot every kernel of the list
   cargo xtask kernels 5.15 6.1       only these
   cargo xtask kernels --list         what there is, and what is expected of each
   cargo xtask kernels 6.1 --refresh  look for a newer package of it first
@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// How long one kernel may take, in seconds
     #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
     timeout: u64,
+    /// How to emulate
+    #[arg(long, value_enum, default_value_t = machine::Accelerator::Tcg)]
+    accelerator: machine::Accelerator,
 }
 
 /// A kernel and where it comes from.
@@ -199,6 +202,7 @@ fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, a
         initramfs: &initramfs,
         directory: &directory,
         timeout: Duration::from_secs(args.timeout),
+        accelerator: args.accelerator,
     })?;
     judge(&said, kernel.expected).with_context(|| format!("see the logs in {}", directory.display()))?;
     Ok(fetched.release)

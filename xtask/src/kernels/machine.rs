@@ -1,4 +1,4 @@
-//! The emulated machine: two processors, two serial lines, no network, no disk. By KVM where there is one.
+//! The emulated machine: two processors, two serial lines, no network, no disk.
 
 use std::{
     fs,
@@ -26,6 +26,25 @@ pub(super) struct Machine<'a> {
     pub(super) initramfs: &'a Path,
     pub(super) directory: &'a Path,
     pub(super) timeout: Duration,
+    pub(super) accelerator: Accelerator,
+}
+
+/// How the machine's instructions are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Accelerator {
+    /// Translated, on any machine
+    Tcg,
+    /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
+    Kvm,
+}
+
+impl Accelerator {
+    fn machine(self) -> &'static str {
+        match self {
+            Self::Tcg => "pc,accel=tcg",
+            Self::Kvm => "pc,accel=kvm",
+        }
+    }
 }
 
 /// The emulator, ended when dropped.
@@ -46,7 +65,7 @@ pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
     let log = |name: &str| machine.directory.join(name);
     let errors = fs::File::create(log("qemu.log")).context("create qemu.log")?;
     let emulator = Command::new("qemu-system-x86_64")
-        .args(["-machine", "pc,accel=kvm:tcg", "-cpu", "max", "-smp", "2", "-m", "1536", "-nodefaults"])
+        .args(["-machine", machine.accelerator.machine(), "-cpu", "max", "-smp", "2", "-m", "1536", "-nodefaults"])
         .args(["-display", "none", "-no-reboot", "-kernel"])
         .arg(machine.kernel)
         .arg("-initrd")
