@@ -101,7 +101,7 @@ const fn helper(
 }
 
 /// The versions are those of the mainline commits.
-const TABLE: [Row; 34] = [
+const TABLE: [Row; 37] = [
     required("BTF of the kernel", "loading the programs (CONFIG_DEBUG_INFO_BTF)", "5.4", Probe::Btf),
     required("cgroup2", "attaching to the pods' cgroup", "4.5", Probe::Cgroup2),
     required("links to cgroups", "programs that outlive the agent", "5.7", Probe::CgroupLink),
@@ -218,6 +218,27 @@ const TABLE: [Row; 34] = [
         "5.9",
         ProgramType::SkLookup,
         BpfHelper::BPF_FUNC_sk_assign,
+    ),
+    helper(
+        "bpf_get_current_cgroup_id in connect4",
+        "knowing a proxy by its cgroup",
+        "5.7",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_current_cgroup_id,
+    ),
+    helper(
+        "bpf_get_current_cgroup_id in post_bind4",
+        "knowing a proxy by its cgroup",
+        "5.7",
+        ProgramType::CgroupSock,
+        BpfHelper::BPF_FUNC_get_current_cgroup_id,
+    ),
+    helper(
+        "bpf_get_current_comm in connect4",
+        "the trace of verdicts",
+        "5.7",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_current_comm,
     ),
     required("SO_NETNS_COOKIE", "enrolling a pod by its network namespace", "5.14", Probe::NetnsCookie),
     Row {
