@@ -21,6 +21,7 @@ use crate::{
     datapath::{Datapath, DatapathError, Enrolled},
     error::chain,
     explain::{self, Answer, Question},
+    features::Feature,
     host,
     kubernetes::{Problem, Tracking, Trackings},
     netns::{Netns, NetnsError},
@@ -44,6 +45,8 @@ pub(crate) struct Trace {
 pub(crate) struct StatusService {
     pub(crate) datapath: Shared,
     pub(crate) attach: AttachPoint,
+    /// As they were found at the start.
+    pub(crate) features: Vec<Feature>,
     /// None outside Kubernetes.
     pub(crate) kubernetes: Option<KubernetesNode>,
 }
@@ -170,6 +173,7 @@ impl StatusService {
             bind_failures: datapath.counter(counter::BIND_FAILURES)?,
             listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
             host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
+            features: self.features.iter().map(Into::into).collect(),
         })
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
     datapath::{Datapath, Options, SelfEnrolment},
+    features::{self, Feature},
     garbage, host,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
@@ -65,22 +66,32 @@ struct Cluster {
     publisher: Publisher,
 }
 
+/// A datapath in force, and what was found on the way there.
+struct Prepared {
+    features: Vec<Feature>,
+    attach: AttachPoint,
+    datapath: Datapath,
+    ebpf: Ebpf,
+    lock: Lock,
+}
+
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(config: Config) -> Result<()> {
     let Some(kubernetes) = config.kubernetes.clone() else {
         host::check()?;
+        let features = examine_features()?;
         let attach = find_attach_point(&config)?;
         host::check_bpffs(&config.pin_dir)?;
         let lock = Lock::take(&config.pin_dir)?;
         let (datapath, ebpf) = open(&config, &attach)?;
-        return serve(&config, attach, datapath, ebpf, lock, None).await;
+        return serve(&config, Prepared { features, attach, datapath, ebpf, lock }, None).await;
     };
     let client = Client::try_default().await.context("cannot tell how to reach the API server")?;
     let publisher = Publisher::new(client.clone(), kubernetes.identity.clone());
     match prepare_node(&config).await {
-        Ok((attach, datapath, ebpf, lock)) => {
+        Ok(prepared) => {
             let cluster = Cluster { config: kubernetes, client, publisher };
-            serve(&config, attach, datapath, ebpf, lock, Some(cluster)).await
+            serve(&config, prepared, Some(cluster)).await
         }
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "this node cannot be served");
@@ -91,9 +102,10 @@ pub(crate) async fn run(config: Config) -> Result<()> {
 }
 
 /// Puts the datapath in force on a Kubernetes node.
-async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, Lock)> {
+async fn prepare_node(config: &Config) -> Result<Prepared> {
     host::check()?;
     host::check_processes()?;
+    let features = examine_features()?;
     let attach = find_attach_point(config)?;
     if attach.is_root {
         tracing::warn!(
@@ -111,7 +123,14 @@ async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, L
     }
     let lock = Lock::wait(&config.pin_dir).await?;
     let (datapath, ebpf) = open(config, &attach)?;
-    Ok((attach, datapath, ebpf, lock))
+    Ok(Prepared { features, attach, datapath, ebpf, lock })
+}
+
+/// Tries what the kernel has, and refuses one that lacks something without which nothing works.
+fn examine_features() -> Result<Vec<Feature>> {
+    let features = features::examine();
+    features::check(&features)?;
+    Ok(features)
 }
 
 fn open(config: &Config, attach: &AttachPoint) -> Result<(Datapath, Ebpf)> {
@@ -132,14 +151,8 @@ fn find_attach_point(config: &Config) -> Result<AttachPoint> {
     })?)
 }
 
-async fn serve(
-    config: &Config,
-    attach: AttachPoint,
-    datapath: Datapath,
-    ebpf: Ebpf,
-    lock: Lock,
-    cluster: Option<Cluster>,
-) -> Result<()> {
+async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) -> Result<()> {
+    let Prepared { features, attach, datapath, ebpf, lock } = prepared;
     tracing::info!(
         programs = datapath.digest(), cgroup = %attach.path.display(), reason = attach.reason,
         pin_dir = %config.pin_dir.display(), pods = datapath.pods()?.len(), "datapath in force"
@@ -161,7 +174,7 @@ async fn serve(
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
-    let mut status = StatusService { datapath: datapath.clone(), attach: attach.clone(), kubernetes: None };
+    let mut status = StatusService { datapath: datapath.clone(), attach: attach.clone(), features, kubernetes: None };
     if let Some(Cluster { config: kubernetes, client, publisher }) = &cluster {
         let node = kubernetes.identity.node.clone();
         status.kubernetes = Some(KubernetesNode { name: node.clone(), pods: pods.clone() });

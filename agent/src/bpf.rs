@@ -26,7 +26,6 @@ const BPF_MAP_FREEZE: libc::c_long = 22;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
-const BPF_PROG_TYPE_SK_LOOKUP: u32 = 30;
 
 /// Where in the kernel a program is attached (`enum bpf_attach_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +40,19 @@ pub(crate) enum AttachType {
     GetPeerName4 = 29,
     GetPeerName6 = 30,
     SkLookup = 36,
+}
+
+impl AttachType {
+    /// Which programs it takes (`enum bpf_prog_type`).
+    fn program_type(self) -> u32 {
+        match self {
+            Self::PostBind4 | Self::PostBind6 => 9,
+            Self::SockOps => 13,
+            Self::Connect4 | Self::Connect6 | Self::GetPeerName4 | Self::GetPeerName6 => 18,
+            Self::GetSockopt => 25,
+            Self::SkLookup => 30,
+        }
+    }
 }
 
 /// A program's attachment. Dropping it detaches the program unless it is pinned.
@@ -103,6 +115,7 @@ struct FreezeAttr {
     map_fd: u32,
 }
 
+/// The head of the union's part for loading programs, as of Linux 4.17; the kernel takes the rest for zero.
 #[repr(C)]
 #[derive(Default)]
 struct ProgLoadAttr {
@@ -189,12 +202,30 @@ pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CS
     // The last byte stays zero.
     prog_name.iter_mut().take(15).zip(name.bytes()).for_each(|(to, from)| *to = from);
     let mut attr = ProgLoadAttr {
-        prog_type: BPF_PROG_TYPE_SK_LOOKUP,
+        prog_type: AttachType::SkLookup.program_type(),
         insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         insns: instructions.as_ptr() as u64,
         license: license.as_ptr() as u64,
         prog_name,
         expected_attach_type: AttachType::SkLookup as u32,
+        ..ProgLoadAttr::default()
+    };
+    bpf_fd(BPF_PROG_LOAD, &mut attr)
+}
+
+/// Loads a program for a hook that lets everything pass, to see whether the kernel has that hook.
+pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
+    // r0 = 1; exit. In every hook of ours 1 lets pass.
+    let instruction = |code, imm| bpf_insn { code, _bitfield_align_1: [], _bitfield_1: Default::default(), off: 0, imm };
+    let program = [instruction(0xb7, 1), instruction(0x95, 0)];
+    let license = c"GPL";
+    let mut attr = ProgLoadAttr {
+        prog_type: hook.program_type(),
+        insn_cnt: 2,
+        insns: program.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        // sock_ops has one hook, which older kernels want unnamed.
+        expected_attach_type: if hook == AttachType::SockOps { 0 } else { hook as u32 },
         ..ProgLoadAttr::default()
     };
     bpf_fd(BPF_PROG_LOAD, &mut attr)

@@ -14,9 +14,6 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 // include/uapi/linux/magic.h
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
-/// Where Kubernetes keeps its pods under the cgroup2 root, by kubelet's cgroup driver: cgroupfs, systemd, and kind.
-const KUBEPODS: [&str; 3] = ["kubepods", "kubepods.slice", "kubelet.slice/kubelet-kubepods.slice"];
-
 /// A node in a container in a container in a service: deeper has not been seen.
 const MAX_DEPTH: usize = 12;
 
@@ -63,16 +60,11 @@ impl AttachPoint {
             };
         }
         let mounts = fs::read_to_string(MOUNTS).map_err(|source| HostError::Read { path: MOUNTS, source })?;
-        let root = mount_point(&mounts, search.root).ok_or_else(|| match search.root {
+        let root = mount_point(&mounts, search.root, is_whole).ok_or_else(|| match search.root {
             None => HostError::NoCgroup2,
             Some(root) => HostError::NoCgroup2Below { path: root.display().to_string() },
         })?;
-        let Some(uid) = search.pod_uid else {
-            return Ok(match KUBEPODS.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {
-                Some(path) => Self { path, reason: "Kubernetes' pods run below it".to_owned(), is_root: false },
-                None => Self { path: root, reason: "there are no Kubernetes pods".to_owned(), is_root: true },
-            });
-        };
+        let Some(uid) = search.pod_uid else { return Ok(Self::of_any_cluster(root)) };
         match find_pod(&root, uid, MAX_DEPTH).map(|pod| kubepods(&pod)) {
             Some(Some(path)) => {
                 Ok(Self { path, reason: "the agent's own pod runs below it".to_owned(), is_root: false })
@@ -83,11 +75,28 @@ impl AttachPoint {
                 is_root: true,
             }),
             // Version 1 has the pods; all their processes are in some service's cgroup of this tree.
-            None if fs::metadata(&root).is_ok_and(|metadata| metadata.ino() == ROOT_INODE) => {
+            None if is_whole(&root) => {
                 Ok(Self { path: root, reason: "the cgroup2 tree has no cgroups of pods".to_owned(), is_root: true })
             }
             None => Err(HostError::ForeignCgroup2 { path: root.display().to_string(), uid: uid.to_owned() }),
         }
+    }
+
+    /// Where the pods of the one cluster run that has a node here. Of two, either would be a guess.
+    fn of_any_cluster(root: PathBuf) -> Self {
+        let found = find_kubepods(&root, MAX_DEPTH);
+        let (path, reason) = match found.as_slice() {
+            [path] => {
+                return Self { path: path.clone(), reason: "Kubernetes' pods run below it".to_owned(), is_root: false };
+            }
+            [] if is_whole(&root) => (root, "there are no Kubernetes pods".to_owned()),
+            [] => (root, "there are no Kubernetes pods in this part of the node's cgroup2 tree".to_owned()),
+            several => {
+                let paths: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
+                (root, format!("several nodes' pods run here: choose one of {} with --cgroup", paths.join(", ")))
+            }
+        };
+        Self { path, reason, is_root: true }
     }
 
     /// Where the kubelet may have put a pod, by quality of service and cgroup driver.
@@ -139,6 +148,11 @@ fn find(directory: &Path, id: u64) -> Option<PathBuf> {
     directories.find_map(|entry| find(&entry.path(), id))
 }
 
+/// Whether there is a cgroup2 at all.
+pub(crate) fn is_mounted() -> bool {
+    fs::read_to_string(MOUNTS).is_ok_and(|mounts| file_systems(&mounts).any(|(_, kind)| kind == "cgroup2"))
+}
+
 fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|statfs| statfs.f_type == CGROUP2_MAGIC)
 }
@@ -151,10 +165,39 @@ fn file_systems(mounts: &str) -> impl Iterator<Item = (PathBuf, &str)> {
     })
 }
 
-/// The first cgroup2 mount point, at or below `root` if that is given.
-fn mount_point(mounts: &str, root: Option<&Path>) -> Option<PathBuf> {
-    let mut found = file_systems(mounts).filter(|(_, kind)| *kind == "cgroup2").map(|(path, _)| path);
-    found.find(|path| root.is_none_or(|root| path.starts_with(root)))
+/// A cgroup2 mount point, at or below `root` if that is given: the first that has the whole tree, else the first. A
+/// container in a cgroup namespace of its own has a part at the usual place and may have the node's elsewhere.
+fn mount_point(mounts: &str, root: Option<&Path>, is_whole: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let found = file_systems(mounts).filter(|(_, kind)| *kind == "cgroup2").map(|(path, _)| path);
+    let mut found = found.filter(|path| root.is_none_or(|root| path.starts_with(root)));
+    let first = found.next()?;
+    if is_whole(&first) { Some(first) } else { Some(found.find(|path| is_whole(path)).unwrap_or(first)) }
+}
+
+/// Whether a mount shows a hierarchy from its own root on.
+fn is_whole(mount_point: &Path) -> bool {
+    fs::metadata(mount_point).is_ok_and(|metadata| metadata.ino() == ROOT_INODE)
+}
+
+/// The directories in a directory, by name.
+fn children(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(io::Result::ok);
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut paths: Vec<PathBuf> = directories.map(|entry| entry.path()).collect();
+    paths.sort_unstable();
+    paths
+}
+
+/// The cgroups of all pods of a node, at most `depth` levels down. What a pod has inside is the pod's own.
+fn find_kubepods(directory: &Path, depth: usize) -> Vec<PathBuf> {
+    let (mut level, mut found) = (vec![directory.to_path_buf()], Vec::new());
+    for _ in 0..depth {
+        let (pods, others): (Vec<_>, Vec<_>) =
+            level.iter().flat_map(|path| children(path)).partition(|path| is_kubepods(path));
+        found.extend(pods);
+        level = others;
+    }
+    found
 }
 
 /// The cgroup of a pod, at most `depth` levels down.
@@ -162,29 +205,31 @@ fn find_pod(directory: &Path, uid: &str, depth: usize) -> Option<PathBuf> {
     let (cgroupfs, systemd) = (format!("pod{uid}"), format!("pod{}.slice", uid.replace('-', "_")));
     let mut level = vec![directory.to_path_buf()];
     for _ in 0..depth {
-        let mut next = Vec::new();
-        for entry in level.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().filter_map(io::Result::ok) {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            let name = entry.file_name();
-            let name = name.to_str().unwrap_or_default();
-            if name == cgroupfs || name.ends_with(&systemd) {
-                return Some(entry.path());
-            }
-            next.push(entry.path());
+        level = level.iter().flat_map(|path| children(path)).collect();
+        let is_pod = |path: &&PathBuf| {
+            let name = name(path);
+            name == cgroupfs || name.ends_with(&systemd)
+        };
+        if let Some(pod) = level.iter().find(is_pod) {
+            return Some(pod.clone());
         }
-        level = next;
     }
     None
 }
 
 /// The nearest ancestor that is the kubelet's cgroup of all pods.
 fn kubepods(pod: &Path) -> Option<PathBuf> {
-    pod.ancestors().skip(1).map(Path::to_path_buf).find(|path| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        matches!(name, "kubepods" | "kubepods.slice") || name.ends_with("-kubepods.slice")
-    })
+    pod.ancestors().skip(1).find(|path| is_kubepods(path)).map(Path::to_path_buf)
+}
+
+/// The kubelet's name for it: by the cgroupfs driver, by the systemd driver, and by that with a `--cgroup-root`.
+fn is_kubepods(path: &Path) -> bool {
+    let name = name(path);
+    matches!(name, "kubepods" | "kubepods.slice") || name.ends_with("-kubepods.slice")
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -205,9 +250,90 @@ mod tests {
                       32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
                       41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n\
                       51 31 0:38 / /host/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
-        assert_eq!(mount_point(mounts, None).unwrap(), Path::new("/sys/fs/cgroup/unified"));
-        assert_eq!(mount_point(mounts, Some(Path::new("/host/cgroup"))).unwrap(), Path::new("/host/cgroup/unified"));
-        assert_eq!(mount_point("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n", None), None);
+        let whole = |_: &Path| true;
+        assert_eq!(mount_point(mounts, None, whole).unwrap(), Path::new("/sys/fs/cgroup/unified"));
+        let host = Some(Path::new("/host/cgroup"));
+        assert_eq!(mount_point(mounts, host, whole).unwrap(), Path::new("/host/cgroup/unified"));
+        assert_eq!(mount_point("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n", None, whole), None);
+    }
+
+    #[test]
+    fn prefers_the_nodes_tree_to_a_private_part_of_it() {
+        let mounts = "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n\
+                      51 31 0:38 /../../.. /host/cgroup rw - cgroup2 cgroup rw\n";
+        let host = Path::new("/host/cgroup");
+        assert_eq!(mount_point(mounts, None, |path| path == host).unwrap(), host);
+        assert_eq!(mount_point(mounts, None, |_| false).unwrap(), Path::new("/sys/fs/cgroup"), "there is no other");
+    }
+
+    /// Where kubelets put pods: driver, and what the node runs in.
+    const LAYOUTS: [(&str, &str, &str); 10] = [
+        ("cgroupfs", "kubepods/burstable/pod0a1b-22-33", "kubepods"),
+        ("cgroupfs, guaranteed", "kubepods/pod0a1b-22-33", "kubepods"),
+        ("systemd", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a1b_22_33.slice", "kubepods.slice"),
+        ("systemd, guaranteed", "kubepods.slice/kubepods-pod0a1b_22_33.slice", "kubepods.slice"),
+        (
+            "systemd below kubelet.slice (kind)",
+            "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod0a1b_22_33.slice",
+            "kubelet.slice/kubelet-kubepods.slice",
+        ),
+        ("cgroupfs below kubelet (kind)", "kubelet/kubepods/besteffort/pod0a1b-22-33", "kubelet/kubepods"),
+        (
+            "kind, seen from its host",
+            "system.slice/docker-c0ffee.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod0a1b_22_33.slice",
+            "system.slice/docker-c0ffee.scope/kubelet.slice/kubelet-kubepods.slice",
+        ),
+        (
+            "kind by cgroupfs, seen from its host",
+            "docker/c0ffee/kubelet/kubepods/pod0a1b-22-33",
+            "docker/c0ffee/kubelet/kubepods",
+        ),
+        ("k3s in docker, seen from its host", "docker/c0ffee/kubepods/pod0a1b-22-33", "docker/c0ffee/kubepods"),
+        (
+            "k3s without root",
+            "user.slice/user-1000.slice/user@1000.service/k3s-rootless.scope/kubepods/burstable/pod0a1b-22-33",
+            "user.slice/user-1000.slice/user@1000.service/k3s-rootless.scope/kubepods",
+        ),
+    ];
+
+    #[test]
+    fn every_known_layout_is_found_with_and_without_the_agents_pod() {
+        for (layout, pod, expected) in LAYOUTS {
+            let root = tree(&[pod, "system.slice/containerd.service", "init.scope"]);
+            let expected = root.path().join(expected);
+            let of_pod = find_pod(root.path(), UID, MAX_DEPTH).and_then(|pod| kubepods(&pod));
+            assert_eq!(of_pod.as_deref(), Some(&*expected), "{layout}");
+            let found = AttachPoint::of_any_cluster(root.path().to_path_buf());
+            assert_eq!((found.path.as_path(), found.is_root), (&*expected, false), "{layout}");
+            // The pod is where pods are looked for below that.
+            assert!(found.pod_cgroups(UID).contains(&root.path().join(pod)), "{layout}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_inside_a_pod_is_that_pods_own() {
+        let outer = "kubepods/burstable/podouter";
+        let root = tree(&[&format!("{outer}/c0ffee/kubelet/kubepods/burstable/pod0a1b-22-33")]);
+        assert_eq!(AttachPoint::of_any_cluster(root.path().to_path_buf()).path, root.path().join("kubepods"));
+        // The agent of the inner cluster runs in it.
+        let inner = find_pod(root.path(), UID, MAX_DEPTH).and_then(|pod| kubepods(&pod));
+        assert_eq!(inner.unwrap(), root.path().join(outer).join("c0ffee/kubelet/kubepods"));
+    }
+
+    #[test]
+    fn two_nodes_on_a_host_are_not_guessed_between() {
+        let root = tree(&["docker/a/kubelet/kubepods/poda", "docker/b/kubelet/kubepods/podb"]);
+        let found = AttachPoint::of_any_cluster(root.path().to_path_buf());
+        assert!(found.is_root && found.path == root.path(), "{found:?}");
+        assert!(found.reason.contains("docker/a/kubelet/kubepods") && found.reason.contains("--cgroup"), "{found:?}");
+    }
+
+    #[test]
+    fn without_pods_it_is_the_root_and_a_part_of_a_tree_says_so() {
+        let root = tree(&["system.slice", "kubepods-like"]);
+        let found = AttachPoint::of_any_cluster(root.path().to_path_buf());
+        assert!(found.is_root && found.path == root.path(), "{found:?}");
+        assert!(found.reason.contains("part of the node's"), "a directory is no hierarchy's root: {found:?}");
     }
 
     #[test]

@@ -14,8 +14,6 @@ pub(crate) enum HostError {
         "the agent's pod has a PID namespace of its own, in which pods' processes have no number: set hostPID: true"
     )]
     NoHostPid,
-    #[error("the kernel offers no BTF at {BTF}: it needs CONFIG_DEBUG_INFO_BTF=y and /sys mounted")]
-    NoBtf,
     #[error("no cgroup2 is mounted: mount one, for example `mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified`")]
     NoCgroup2,
     #[error(
@@ -52,15 +50,12 @@ const CAP_SYS_PTRACE: u32 = 19;
 // include/uapi/linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// Whether this process may load programs, into a kernel that can check them.
+/// Whether this process may load programs. What the kernel can do with them is in [`crate::features`].
 pub(crate) fn check() -> Result<(), HostError> {
     let status = fs::read_to_string(STATUS).map_err(|source| HostError::Read { path: STATUS, source })?;
     let missing = missing_capabilities(&status);
     if !missing.is_empty() {
         return Err(HostError::Capabilities { missing: missing.join(", ") });
-    }
-    if !has_btf() {
-        return Err(HostError::NoBtf);
     }
     Ok(())
 }

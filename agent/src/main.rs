@@ -18,6 +18,7 @@ mod cgroup;
 mod datapath;
 mod error;
 mod explain;
+mod features;
 mod garbage;
 mod host;
 mod kubernetes;
@@ -68,6 +69,7 @@ const PIN_DIR: &str = "/sys/fs/bpf/weft/v2";
   weft-agent run --node-name $NODE_NAME              enrol the pods of a Kubernetes node
   weft-agent status -o json                          ask the running agent
   weft-agent bypass on                               stop redirecting on this node, also without an agent, until `off`
+  weft-agent features                                what this kernel has, and what each thing is needed for
   weft-agent unload                                  stop redirecting and remove everything, also without an agent"
 )]
 struct Cli {
@@ -102,6 +104,12 @@ enum Command {
         /// The agent's socket
         #[arg(long, default_value = SOCKET)]
         socket: PathBuf,
+        /// Output format
+        #[arg(short, long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Tries what the kernel and the host have; needs no running agent, but its rights. Fails when it is not enough
+    Features {
         /// Output format
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
@@ -266,6 +274,12 @@ fn execute(command: Command) -> Result<()> {
         Command::Status { socket, output } => {
             let text = runtime()?.block_on(status::run(&socket, output))?;
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
+        }
+        Command::Features { output } => {
+            let (text, enough) = status::features(output);
+            std::io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
+            anyhow::ensure!(enough, "this kernel lacks required features: see `no` in the table");
+            Ok(())
         }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "weft-agent", &mut std::io::stdout());

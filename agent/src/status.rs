@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use tonic::transport::Endpoint;
 use weft_proto::agent::{Direction, PodState, PodStatus, StatusRequest, StatusResponse, status_client::StatusClient};
 
+use crate::features;
+
 /// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
@@ -29,6 +31,17 @@ pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
         Output::Json => format!("{}\n", json(&status)),
         Output::Table => table(&status),
     })
+}
+
+/// Prints what the kernel and the host have, without an agent. False when something is missing without which none starts.
+pub(crate) fn features(output: Output) -> (String, bool) {
+    let found = features::examine();
+    let told: Vec<_> = found.iter().map(Into::into).collect();
+    let text = match output {
+        Output::Json => format!("{}\n", features::json(&told)),
+        Output::Table => format!("{}\n", features::table(&told)),
+    };
+    (text, !found.iter().any(features::Feature::is_missing))
 }
 
 fn name(pod: &PodStatus) -> String {
@@ -78,6 +91,7 @@ fn json(status: &StatusResponse) -> Value {
         "flow_misses": status.flow_misses, "node": status.node, "mode": status.mode,
         "bypassed": status.bypassed, "bind_failures": status.bind_failures, "listeners_lost": status.listeners_lost,
         "cgroup_reason": status.cgroup_reason, "cgroup_is_root": status.cgroup_is_root,
+        "features": features::json(&status.features),
         "host": status.host.as_ref().map(|host| json!({
             "kernel": host.kernel, "cgroups": host.cgroups, "btf": host.btf,
         })),
@@ -112,6 +126,7 @@ fn table(status: &StatusResponse) -> String {
     for count in status.verdicts.iter().filter(|count| count.count > 0) {
         verdicts.add_row([direction(count.direction).to_owned(), count.verdict.clone(), count.count.to_string()]);
     }
+    let features = features::table(&status.features);
     let node = if status.node.is_empty() { String::new() } else { format!(", node {}", status.node) };
     let bypassed = if status.bypassed {
         "ALL REDIRECTION OF THIS NODE IS SWITCHED OFF: `weft-agent bypass off` ends it\n"
@@ -119,7 +134,7 @@ fn table(status: &StatusResponse) -> String {
         ""
     };
     format!(
-        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n",
+        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n\n{features}\n",
         status.version,
         status.programs,
         status.cgroup,

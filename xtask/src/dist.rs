@@ -201,7 +201,10 @@ fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {
 }
 
 /// The libraries that programs are linked with, and those that these are linked with.
-fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
+///
+/// # Errors
+/// When a library is missing, and for a program that is linked statically.
+pub(crate) fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for program in programs {
         let text = command::output(Command::new("ldd").arg(program))?;

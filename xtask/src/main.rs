@@ -2,7 +2,7 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`mod@test`] and [`mod@bench`] build and run, [`kube`] is a cluster to run in, [`dist`] is what is shipped, [`lint`]
+//! [`mod@test`] and [`mod@bench`] build and run, [`kernels`] runs on other kernels, [`kube`] is a cluster to run in, [`dist`] is what is shipped, [`lint`]
 //! checks. It shells out and depends on none of our packages, so it
 //! builds fast and works when they do not compile.
 
@@ -13,6 +13,7 @@ mod command;
 mod demo;
 mod dist;
 mod ebpf;
+mod kernels;
 mod kube;
 mod lint;
 mod setup;
@@ -36,6 +37,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask test                      unit tests, then tests against the real kernel
   cargo xtask test unit -- verdict      unit tests whose name contains \"verdict\", without root
   cargo xtask bench interception        direct, iptables and eBPF side by side
+  cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
   cargo xtask dist                      container images and charts
   cargo xtask lint                      what has to pass before a push
@@ -58,6 +60,8 @@ enum Command {
     Demo(demo::Args),
     /// Runs the tests
     Test(test::Args),
+    /// Boots older and newer kernels and runs the agent's datapath test on each
+    Kernels(kernels::Args),
     /// Measures
     Bench(bench::Args),
     /// Runs a real Kubernetes on this machine
@@ -91,6 +95,7 @@ fn run(command: Command) -> Result<()> {
         Command::Ebpf(args) => ebpf::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kube(args) => kube::run(&args),
         Command::Dist(args) => dist::run(&args),

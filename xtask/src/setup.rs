@@ -37,6 +37,8 @@ pub(crate) enum Scope {
     Run,
     /// Compile and run, and run a Kubernetes node: container runtime and network plugins as well.
     Kube,
+    /// Compile, and boot other kernels: an emulator and what an initramfs is made of.
+    Kernels,
 }
 
 /// Installs or reports.

@@ -28,6 +28,10 @@ use crate::{
     netns::{Netns, NetnsError, is_link_local},
 };
 
+/// Levels of cgroups in a pod's that are looked into: a container's own, the one inside it in which crun starts the
+/// process of a systemd scope, and one in which a container's init may put itself.
+const CONTAINER_DEPTH: usize = 3;
+
 /// A pod's namespaces.
 #[derive(Debug)]
 pub(super) struct Sandbox {
@@ -138,16 +142,17 @@ impl Locator {
         }
         let Some(pod) = self.pod_cgroup(uid) else { return Ok(Vec::new()) };
         let mut pids = Vec::new();
-        let Some(entries) = ended_is_none(&pod, fs::read_dir(&pod))? else { return Ok(pids) };
-        for entry in entries {
-            let Ok(entry) = entry else { continue };
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
+        let mut level = children(&pod)?;
+        for _ in 0..CONTAINER_DEPTH {
+            let mut below = Vec::new();
+            for cgroup in level {
+                let path = cgroup.join("cgroup.procs");
+                let Some(text) = ended_is_none(&path, fs::read_to_string(&path))? else { continue };
+                // A process outside the agent's PID namespace reads as 0.
+                pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0));
+                below.extend(children(&cgroup)?);
             }
-            let path = entry.path().join("cgroup.procs");
-            let Some(text) = ended_is_none(&path, fs::read_to_string(&path))? else { continue };
-            // A process outside the agent's PID namespace reads as 0.
-            pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0));
+            level = below;
         }
         Ok(pids)
     }
@@ -240,6 +245,13 @@ fn ended_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, Loc
     }
 }
 
+/// The cgroups in a cgroup; none in one that is gone.
+fn children(cgroup: &Path) -> Result<Vec<PathBuf>, LocateError> {
+    let entries = ended_is_none(cgroup, fs::read_dir(cgroup))?.into_iter().flatten().filter_map(io::Result::ok);
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(directories.map(|entry| entry.path()).collect())
+}
+
 fn inode(path: &Path) -> Result<u64, LocateError> {
     fs::metadata(path).map(|metadata| metadata.ino()).map_err(|source| reading(path, source))
 }
@@ -305,6 +317,25 @@ mod tests {
         let locator = Locator::new(attach).unwrap();
         let (pod, rules) = pod("u", None);
         assert!(matches!(locator.find(&pod, &rules), Err(LocateError::NoProcess)));
+    }
+
+    #[test]
+    fn finds_processes_wherever_runtimes_put_them() {
+        for container in ["cri-containerd-aa.scope", "crio-aa.scope/container", "crio-aa.scope/container/init.scope"] {
+            let directory = tempfile::tempdir().unwrap();
+            let kubepods = directory.path().join("kubepods.slice");
+            let pod = kubepods.join("kubepods-burstable.slice/kubepods-burstable-pod11_22.slice");
+            fs::create_dir_all(pod.join(container)).unwrap();
+            // In cgroup2 a cgroup that has cgroups has an empty list.
+            for cgroup in Path::new(container).ancestors() {
+                fs::write(pod.join(cgroup).join("cgroup.procs"), "").unwrap();
+            }
+            let locator = Locator::new(AttachPoint::given(kubepods)).unwrap();
+            assert_eq!(locator.pids("11-22").unwrap(), [0; 0], "{container}");
+            fs::write(pod.join(container).join("cgroup.procs"), "0\n4711\n").unwrap();
+            assert_eq!(locator.pids("11-22").unwrap(), [4711], "{container}");
+            assert_eq!(locator.pids("11-23").unwrap(), [0; 0], "another pod");
+        }
     }
 
     #[test]

@@ -25,7 +25,8 @@ use weft_proto::agent::{
 use crate::pod::Pod;
 
 const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For an agent under load on an emulated machine, too.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct World {
     prefix: String,

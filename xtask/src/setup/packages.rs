@@ -72,14 +72,34 @@ const KUBE: [Need; 6] = [
     need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
 ];
 
+/// What booting other kernels takes. `ip` goes into the machine.
+const KERNELS: [Need; 8] = [
+    need(Probe::Program("qemu-system-x86_64"), "qemu-system-x86", "boots kernels other than this machine's"),
+    need(Probe::Program("busybox"), "busybox-static", "is the user space of those machines"),
+    need(Probe::Program("cpio"), "cpio", "packs their initramfs"),
+    need(Probe::Program("dpkg-deb"), "dpkg", "unpacks distributions' kernels"),
+    need(Probe::Program("xz"), "xz-utils", "unpacks their modules"),
+    need(Probe::Program("strip"), "binutils", "takes the symbols out of programs in their initramfs"),
+    need(Probe::Program("ip"), "iproute2", "makes the network namespaces of the agent's tests"),
+    need(
+        Probe::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
+        "debian-archive-keyring",
+        "shows that the kernels are Debian's",
+    ),
+];
+
 /// One of the plugins, where distributions have them.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 
 /// What is missing for a scope.
 pub(crate) fn missing(scope: Scope) -> Vec<Need> {
-    let run = if scope == Scope::Build { &[] } else { &RUN[..] };
-    let kube = if scope == Scope::Kube { &KUBE[..] } else { &[] };
-    missing_among(BUILD.iter().chain(run).chain(kube), is_there)
+    let more = match scope {
+        Scope::Build => [&[][..], &[]],
+        Scope::Run => [&RUN[..], &[]],
+        Scope::Kube => [&RUN[..], &KUBE],
+        Scope::Kernels => [&KERNELS[..], &[]],
+    };
+    missing_among(BUILD.iter().chain(more.into_iter().flatten()), is_there)
 }
 
 fn missing_among<'a>(needs: impl Iterator<Item = &'a Need>, is_there: impl Fn(&Probe) -> bool) -> Vec<Need> {

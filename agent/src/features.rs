@@ -1,0 +1,518 @@
+//! What the kernel and the host have to offer: one table of features, each found by trying it and never by the kernel's
+//! version, since distributions carry features back and leave others out.
+//!
+//! What the programs cannot do without is refused in one message that names all of it at once; what only one function
+//! needs is a warning that names the function. [`probe`] does the trying. Refuses to change anything.
+
+mod probe;
+
+use aya::{maps::MapType, programs::ProgramType, sys::BpfHelper};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use weft_proto::agent::{Feature as ApiFeature, FeatureFound, FeatureNeed};
+
+use crate::{bpf::AttachType, host};
+
+/// How much depends on a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Nothing works without it.
+    Required,
+    /// One function is missing without it: which one.
+    Optional(&'static str),
+    /// Nothing depends on it; it explains what else may be seen on the host.
+    Noted,
+}
+
+/// How to find out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Probe {
+    Btf,
+    Cgroup2,
+    Bpffs,
+    Program(ProgramType),
+    /// A program for one hook of several of its type.
+    Hook(AttachType),
+    Map(MapType),
+    Helper(ProgramType, BpfHelper),
+    CgroupLink,
+    NetnsLink,
+    NetnsCookie,
+    PidfdGetfd,
+    Jit,
+    Lockdown,
+    UnprivilegedBpf,
+}
+
+/// What trying showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Yes,
+    No,
+    /// It could not be tried: why. That is no reason to refuse, as loading the programs will tell.
+    Unknown(String),
+    /// A setting's value.
+    State(String),
+}
+
+/// A row of the table before anything is tried.
+struct Row {
+    name: &'static str,
+    needed_for: &'static str,
+    /// The first Linux that has it.
+    since: &'static str,
+    need: Need,
+    probe: Probe,
+}
+
+/// A feature and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Feature {
+    pub(crate) name: &'static str,
+    pub(crate) needed_for: &'static str,
+    pub(crate) since: &'static str,
+    pub(crate) need: Need,
+    pub(crate) found: Found,
+    /// How that was found out.
+    pub(crate) how: &'static str,
+}
+
+/// What is missing, all of it.
+#[derive(Debug, thiserror::Error)]
+#[error("Linux {kernel} lacks what redirection needs: {missing}. Linux {enough} has all of it")]
+pub(crate) struct Lacking {
+    kernel: String,
+    missing: String,
+    enough: String,
+}
+
+const fn required(name: &'static str, needed_for: &'static str, since: &'static str, probe: Probe) -> Row {
+    Row { name, needed_for, since, need: Need::Required, probe }
+}
+
+const fn helper(
+    name: &'static str,
+    needed_for: &'static str,
+    since: &'static str,
+    program: ProgramType,
+    helper: BpfHelper,
+) -> Row {
+    required(name, needed_for, since, Probe::Helper(program, helper))
+}
+
+/// The versions are those of the mainline commits.
+const TABLE: [Row; 37] = [
+    required("BTF of the kernel", "loading the programs (CONFIG_DEBUG_INFO_BTF)", "5.4", Probe::Btf),
+    required("cgroup2", "attaching to the pods' cgroup", "4.5", Probe::Cgroup2),
+    required("links to cgroups", "programs that outlive the agent", "5.7", Probe::CgroupLink),
+    required("links to network namespaces", "steering inbound connections", "5.9", Probe::NetnsLink),
+    required(
+        "program cgroup_sock_addr",
+        "connect4, connect6: redirecting outbound connections",
+        "4.17",
+        Probe::Program(ProgramType::CgroupSockAddr),
+    ),
+    required(
+        "hook getpeername4",
+        "the peer's name that the application dialled",
+        "5.8",
+        Probe::Hook(AttachType::GetPeerName4),
+    ),
+    required("hook post_bind4", "knowing the proxy's listeners", "4.17", Probe::Hook(AttachType::PostBind4)),
+    required("program sock_ops", "handing over the original destination", "4.13", Probe::Program(ProgramType::SockOps)),
+    required(
+        "program cgroup_sockopt",
+        "SO_ORIGINAL_DST and the attestation",
+        "5.3",
+        Probe::Program(ProgramType::CgroupSockopt),
+    ),
+    required("program sk_lookup", "steering inbound connections", "5.9", Probe::Program(ProgramType::SkLookup)),
+    required("map hash", "pods and their rules", "3.19", Probe::Map(MapType::Hash)),
+    required("map array", "settings", "3.19", Probe::Map(MapType::Array)),
+    required("map percpu_array", "counting verdicts", "4.6", Probe::Map(MapType::PerCpuArray)),
+    required("map lru_hash", "handing over the original destination", "4.10", Probe::Map(MapType::LruHash)),
+    required("map lpm_trie", "skipped subnets", "4.11", Probe::Map(MapType::LpmTrie)),
+    required("map sockhash", "the proxies' listeners", "4.18", Probe::Map(MapType::SockHash)),
+    required("map sk_storage", "the original destination", "5.2", Probe::Map(MapType::SkStorage)),
+    required("map ringbuf", "the trace of verdicts", "5.8", Probe::Map(MapType::RingBuf)),
+    helper(
+        "bpf_get_netns_cookie in connect4",
+        "knowing the pod that connects",
+        "5.7",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_netns_cookie,
+    ),
+    helper(
+        "bpf_get_netns_cookie in post_bind4",
+        "knowing the pod whose proxy binds",
+        "5.7",
+        ProgramType::CgroupSock,
+        BpfHelper::BPF_FUNC_get_netns_cookie,
+    ),
+    helper(
+        "bpf_get_netns_cookie in sock_ops",
+        "knowing the pod whose proxy accepts or listens",
+        "5.15",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_get_netns_cookie,
+    ),
+    helper(
+        "bpf_get_netns_cookie in getsockopt",
+        "knowing the pod whose proxy asks",
+        "5.15",
+        ProgramType::CgroupSockopt,
+        BpfHelper::BPF_FUNC_get_netns_cookie,
+    ),
+    helper(
+        "bpf_sk_storage_get in connect4",
+        "the original destination",
+        "5.3",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_sk_storage_get,
+    ),
+    helper(
+        "bpf_sk_storage_get in post_bind4",
+        "knowing the proxy's listeners",
+        "5.9",
+        ProgramType::CgroupSock,
+        BpfHelper::BPF_FUNC_sk_storage_get,
+    ),
+    helper(
+        "bpf_sk_storage_get in sock_ops",
+        "the original destination",
+        "5.3",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_sk_storage_get,
+    ),
+    helper(
+        "bpf_sk_storage_get in getsockopt",
+        "the original destination",
+        "5.3",
+        ProgramType::CgroupSockopt,
+        BpfHelper::BPF_FUNC_sk_storage_get,
+    ),
+    helper(
+        "bpf_bind in connect4",
+        "the pod's address as the source of redirected connections",
+        "4.17",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_bind,
+    ),
+    helper(
+        "bpf_setsockopt in connect4",
+        "redirecting sockets that are bound to a device",
+        "5.8",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_setsockopt,
+    ),
+    helper(
+        "bpf_sock_hash_update in sock_ops",
+        "the proxies' listeners",
+        "4.18",
+        ProgramType::SockOps,
+        BpfHelper::BPF_FUNC_sock_hash_update,
+    ),
+    helper(
+        "bpf_sk_assign in sk_lookup",
+        "steering inbound connections",
+        "5.9",
+        ProgramType::SkLookup,
+        BpfHelper::BPF_FUNC_sk_assign,
+    ),
+    helper(
+        "bpf_get_current_cgroup_id in connect4",
+        "knowing a proxy by its cgroup",
+        "5.7",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_current_cgroup_id,
+    ),
+    helper(
+        "bpf_get_current_cgroup_id in post_bind4",
+        "knowing a proxy by its cgroup",
+        "5.7",
+        ProgramType::CgroupSock,
+        BpfHelper::BPF_FUNC_get_current_cgroup_id,
+    ),
+    helper(
+        "bpf_get_current_comm in connect4",
+        "the trace of verdicts",
+        "5.7",
+        ProgramType::CgroupSockAddr,
+        BpfHelper::BPF_FUNC_get_current_comm,
+    ),
+    required("SO_NETNS_COOKIE", "enrolling a pod by its network namespace", "5.14", Probe::NetnsCookie),
+    Row {
+        name: "pidfd_getfd",
+        needed_for: "proxies that listened before the agent came",
+        since: "5.6",
+        need: Need::Optional(
+            "proxies that were there before the agent get no inbound connection until they start again",
+        ),
+        probe: Probe::PidfdGetfd,
+    },
+    Row {
+        name: "BPF JIT",
+        needed_for: "speed",
+        since: "3.0",
+        need: Need::Optional("the programs are interpreted, so that every connection takes longer"),
+        probe: Probe::Jit,
+    },
+    Row {
+        name: "bpffs at /sys/fs/bpf",
+        needed_for: "pins in the default place",
+        since: "4.4",
+        need: Need::Optional("programs cannot be pinned there: mount one, or pass a --pin-dir on another bpffs"),
+        probe: Probe::Bpffs,
+    },
+];
+
+/// Settings that are often asked for when something about BPF goes wrong.
+const NOTES: [Row; 2] = [
+    Row {
+        name: "lockdown",
+        needed_for: "nothing: the programs read no kernel memory, so that each level will do",
+        since: "5.4",
+        need: Need::Noted,
+        probe: Probe::Lockdown,
+    },
+    Row {
+        name: "unprivileged_bpf_disabled",
+        needed_for: "nothing: the agent has CAP_BPF, so that each value will do",
+        since: "4.4",
+        need: Need::Noted,
+        probe: Probe::UnprivilegedBpf,
+    },
+];
+
+/// Tries everything on the kernel that runs.
+pub(crate) fn examine() -> Vec<Feature> {
+    examine_with(probe::probe)
+}
+
+fn examine_with(probe: impl Fn(Probe) -> Found) -> Vec<Feature> {
+    let try_row = |row: &Row| Feature {
+        name: row.name,
+        needed_for: row.needed_for,
+        since: row.since,
+        need: row.need,
+        found: probe(row.probe),
+        how: row.probe.how(),
+    };
+    TABLE.iter().chain(&NOTES).map(try_row).collect()
+}
+
+/// Refuses a host without a required feature, and logs what the others' absence means.
+///
+/// # Errors
+/// When a required feature is not there; the message names every one of them.
+pub(crate) fn check(features: &[Feature]) -> Result<(), Lacking> {
+    for feature in features {
+        match (&feature.found, feature.need) {
+            (Found::No, Need::Optional(without)) => {
+                tracing::warn!(feature = feature.name, linux = feature.since, without, "the host lacks a feature");
+            }
+            (Found::Unknown(reason), Need::Required) => {
+                tracing::warn!(feature = feature.name, reason, "cannot tell whether the host has a feature");
+            }
+            _ => {}
+        }
+    }
+    lacking(features, &host::kernel()).map_or(Ok(()), Err)
+}
+
+fn lacking(features: &[Feature], kernel: &str) -> Option<Lacking> {
+    let missing: Vec<&Feature> = features.iter().filter(|feature| feature.is_missing()).collect();
+    let enough = missing.iter().map(|feature| feature.since).max_by_key(|since| version(since))?;
+    let names: Vec<String> = missing
+        .iter()
+        .map(|feature| format!("{} for {} (Linux {})", feature.name, feature.needed_for, feature.since))
+        .collect();
+    Some(Lacking { kernel: kernel.to_owned(), missing: names.join("; "), enough: enough.to_owned() })
+}
+
+/// Major and minor, for comparing.
+fn version(since: &str) -> (u32, u32) {
+    let (major, minor) = since.split_once('.').unwrap_or((since, "0"));
+    (major.parse().unwrap_or_default(), minor.parse().unwrap_or_default())
+}
+
+impl Probe {
+    fn how(self) -> &'static str {
+        match self {
+            Self::Btf => "/sys/kernel/btf/vmlinux is there",
+            Self::Cgroup2 => "one is mounted",
+            Self::Bpffs => "one is mounted",
+            Self::Program(_) | Self::Hook(_) => "loaded one",
+            Self::Map(_) => "made one",
+            Self::Helper(..) => "asked the verifier",
+            Self::CgroupLink => "asked bpf(2)",
+            Self::NetnsLink => "attached a program in a new namespace",
+            Self::NetnsCookie => "asked a socket",
+            Self::PidfdGetfd => "took a descriptor of this process",
+            Self::Jit | Self::Lockdown | Self::UnprivilegedBpf => "read the setting",
+        }
+    }
+}
+
+impl Feature {
+    /// Whether the agent cannot start for want of it.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.need == Need::Required && self.found == Found::No
+    }
+}
+
+impl From<&Feature> for ApiFeature {
+    fn from(feature: &Feature) -> Self {
+        let (need, without) = match feature.need {
+            Need::Required => (FeatureNeed::Required, ""),
+            Need::Optional(without) => (FeatureNeed::Optional, without),
+            Need::Noted => (FeatureNeed::Noted, ""),
+        };
+        let (found, detail) = match &feature.found {
+            Found::Yes => (FeatureFound::Yes, String::new()),
+            Found::No => (FeatureFound::No, without.to_owned()),
+            Found::Unknown(reason) => (FeatureFound::Unknown, reason.clone()),
+            Found::State(value) => (FeatureFound::Yes, value.clone()),
+        };
+        Self {
+            name: feature.name.to_owned(),
+            needed_for: feature.needed_for.to_owned(),
+            since: feature.since.to_owned(),
+            need: need.into(),
+            found: found.into(),
+            how: feature.how.to_owned(),
+            detail,
+        }
+    }
+}
+
+fn need(feature: &ApiFeature) -> &'static str {
+    match feature.need() {
+        FeatureNeed::Required => "required",
+        FeatureNeed::Optional => "optional",
+        FeatureNeed::Noted => "noted",
+        FeatureNeed::Unspecified => "unknown",
+    }
+}
+
+fn found(feature: &ApiFeature) -> &'static str {
+    match feature.found() {
+        FeatureFound::Yes => "yes",
+        FeatureFound::No => "no",
+        FeatureFound::Unknown | FeatureFound::Unspecified => "unknown",
+    }
+}
+
+/// The features as a JSON array.
+pub(crate) fn json(features: &[ApiFeature]) -> Value {
+    let row = |feature: &ApiFeature| {
+        json!({
+            "name": feature.name, "needed_for": feature.needed_for, "since": feature.since, "need": need(feature),
+            "found": found(feature), "how": feature.how, "detail": feature.detail,
+        })
+    };
+    features.iter().map(row).collect()
+}
+
+/// The features for people.
+pub(crate) fn table(features: &[ApiFeature]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["FEATURE", "NEEDED FOR", "NEED", "LINUX", "FOUND", "HOW"]);
+    for feature in features {
+        let mut seen = found(feature).to_owned();
+        if !feature.detail.is_empty() {
+            seen = format!("{seen}: {}", feature.detail);
+        }
+        table.add_row([
+            feature.name.clone(),
+            feature.needed_for.clone(),
+            need(feature).to_owned(),
+            feature.since.clone(),
+            seen,
+            feature.how.clone(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linux 5.10: everything but the namespaces' cookies where they came later.
+    fn linux_5_10(probe: Probe) -> Found {
+        let younger = [
+            Probe::NetnsCookie,
+            Probe::Helper(ProgramType::SockOps, BpfHelper::BPF_FUNC_get_netns_cookie),
+            Probe::Helper(ProgramType::CgroupSockopt, BpfHelper::BPF_FUNC_get_netns_cookie),
+        ];
+        if younger.contains(&probe) { Found::No } else { Found::Yes }
+    }
+
+    #[test]
+    fn a_refusal_names_everything_that_is_missing_and_what_has_it() {
+        let features = examine_with(linux_5_10);
+        let text = lacking(&features, "5.10.0-46-amd64").expect("it lacks something").to_string();
+        assert_eq!(
+            text,
+            "Linux 5.10.0-46-amd64 lacks what redirection needs: bpf_get_netns_cookie in sock_ops for knowing the pod \
+             whose proxy accepts or listens (Linux 5.15); bpf_get_netns_cookie in getsockopt for knowing the pod whose \
+             proxy asks (Linux 5.15); SO_NETNS_COOKIE for enrolling a pod by its network namespace (Linux 5.14). \
+             Linux 5.15 has all of it"
+        );
+        assert!(check(&features).is_err());
+    }
+
+    #[test]
+    fn a_host_that_has_everything_is_taken() {
+        let features = examine_with(|_| Found::Yes);
+        assert!(lacking(&features, "6.1.0").is_none());
+        assert!(check(&features).is_ok());
+    }
+
+    #[test]
+    fn optional_and_unknown_features_refuse_nobody() {
+        let optional = |probe| match probe {
+            Probe::PidfdGetfd | Probe::Jit | Probe::Bpffs => Found::No,
+            Probe::Map(_) => Found::Unknown("not permitted".into()),
+            Probe::Lockdown => Found::State("confidentiality".into()),
+            _ => Found::Yes,
+        };
+        let features = examine_with(optional);
+        assert!(check(&features).is_ok());
+        let told: Vec<ApiFeature> = features.iter().map(Into::into).collect();
+        let of = |name: &str| told.iter().find(|feature| feature.name == name).expect("it is in the table").clone();
+        assert_eq!(of("pidfd_getfd").found(), FeatureFound::No);
+        assert!(of("pidfd_getfd").detail.contains("until they start again"), "the function that is missing is named");
+        assert_eq!((found(&of("map hash")), of("map hash").detail.as_str()), ("unknown", "not permitted"));
+        assert_eq!((need(&of("lockdown")), of("lockdown").detail.as_str()), ("noted", "confidentiality"));
+        let text = table(&told).to_string();
+        assert!(text.contains("SO_NETNS_COOKIE") && text.contains("confidentiality"), "{text}");
+        assert_eq!(json(&told)[0]["name"], "BTF of the kernel");
+    }
+
+    #[test]
+    fn every_required_feature_can_be_the_missing_one() {
+        for row in TABLE.iter().filter(|row| row.need == Need::Required) {
+            let features = examine_with(|probe| if probe == row.probe { Found::No } else { Found::Yes });
+            let text = lacking(&features, "x").expect(row.name).to_string();
+            assert!(text.contains(row.name) && text.ends_with(&format!("Linux {} has all of it", row.since)), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_and_probes_occur_once() {
+        for (index, row) in TABLE.iter().enumerate() {
+            assert!(version(row.since) >= (3, 0), "{}", row.name);
+            for other in &TABLE[index + 1..] {
+                assert!(row.name != other.name && row.probe != other.probe, "{} {}", row.name, other.name);
+            }
+        }
+    }
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert!(version("5.15") > version("5.9"));
+        assert!(version("6.1") > version("5.15"));
+    }
+}

@@ -1,0 +1,294 @@
+//! `kernels`: other kernels than this machine's, each booted in qemu with the agent and its datapath test inside.
+//!
+//! What a verifier takes differs between kernels, and no test on one of them says anything about another. Kernels come
+//! from the packages of Debian and Ubuntu ([`packages`]), go with the programs into an initramfs ([`image`]), and run in
+//! an emulator ([`machine`]); nothing is installed on this machine but that emulator. One kernel takes minutes there,
+//! which is why `cargo xtask test` leaves this out.
+
+mod image;
+mod machine;
+mod packages;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    command::{self, step},
+    ebpf,
+    setup::{self, Scope},
+    workspace::{self, Workspace},
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask kernels                boot every kernel of the list
+  cargo xtask kernels 5.15 6.1       only these
+  cargo xtask kernels --list         what there is, and what is expected of each
+  cargo xtask kernels 6.1 --refresh  look for a newer package of it first
+
+On each kernel: `weft-agent features`, then `weft-agent run` and `status` at the root of the cgroup2 tree, then the agent's
+whole datapath test (programs verified, attached, replaced in place; redirection of both families and directions).
+On a kernel that is too old the agent must refuse and say what is missing.
+Packages are kept in ~/.cache/weft/kernels (WEFT_CACHE_DIR), logs in the target directory under xtask/kernels.
+Not part of `cargo xtask test`.")]
+pub(crate) struct Args {
+    /// Which kernels [default: all]
+    #[arg(value_name = "KERNEL")]
+    kernels: Vec<String>,
+    /// Say which kernels there are, and stop
+    #[arg(long)]
+    list: bool,
+    /// Fetch the newest package of each kernel, even if there is one in the cache
+    #[arg(long)]
+    refresh: bool,
+    /// How long one kernel may take, in seconds
+    #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
+    timeout: u64,
+    /// How to emulate
+    #[arg(long, value_enum, default_value_t = machine::Accelerator::Tcg)]
+    accelerator: machine::Accelerator,
+}
+
+/// A kernel and where it comes from.
+#[derive(Debug)]
+struct Kernel {
+    /// What it is called here.
+    name: &'static str,
+    archive: packages::Archive,
+    /// The archive's suite.
+    suite: &'static str,
+    /// The package that depends on the newest image.
+    package: &'static str,
+    expected: Expected,
+}
+
+/// What the agent does on a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    /// Everything.
+    Full,
+    /// It refuses to start, and names these features.
+    Refused(&'static [&'static str]),
+}
+
+const KERNELS: [Kernel; 5] = [
+    Kernel {
+        name: "5.10",
+        archive: packages::Archive::DebianSecurity,
+        suite: "bullseye-security",
+        package: "linux-image-cloud-amd64",
+        expected: Expected::Refused(&[
+            "SO_NETNS_COOKIE",
+            "bpf_get_netns_cookie in sock_ops",
+            "bpf_get_netns_cookie in getsockopt",
+        ]),
+    },
+    Kernel {
+        name: "5.15",
+        archive: packages::Archive::Ubuntu,
+        suite: "jammy-updates",
+        package: "linux-image-virtual",
+        expected: Expected::Full,
+    },
+    Kernel {
+        name: "6.1",
+        archive: packages::Archive::Debian,
+        suite: "bookworm",
+        package: "linux-image-cloud-amd64",
+        expected: Expected::Full,
+    },
+    Kernel {
+        name: "6.12",
+        archive: packages::Archive::Debian,
+        suite: "trixie",
+        package: "linux-image-cloud-amd64",
+        expected: Expected::Full,
+    },
+    Kernel {
+        name: "sid",
+        archive: packages::Archive::Debian,
+        suite: "sid",
+        package: "linux-image-cloud-amd64",
+        expected: Expected::Full,
+    },
+];
+
+/// Boots the chosen kernels.
+///
+/// # Errors
+/// When something is missing that cannot be installed or fetched, and when a kernel did not do what is expected of it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let chosen = choose(&args.kernels)?;
+    if args.list {
+        for kernel in &chosen {
+            println!("{:6} {} ({}), {}", kernel.name, kernel.package, kernel.suite, kernel.expected.words());
+        }
+        return Ok(());
+    }
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("the kernels are fetched and booted for x86_64 only, and this machine is {}", std::env::consts::ARCH);
+    }
+    let workspace = Workspace::load()?;
+    let toolchain = setup::ensure(Scope::Build)?;
+    setup::install_packages(Scope::Kernels)?;
+    ebpf::build(&workspace, &toolchain)?;
+    let programs = build(&workspace)?;
+    let mut failed = Vec::new();
+    let mut rows = Vec::new();
+    for kernel in chosen {
+        let begin = std::time::Instant::now();
+        let outcome = try_one(&workspace, kernel, &programs, args);
+        let seconds = begin.elapsed().as_secs();
+        rows.push(match outcome {
+            Ok(release) => format!("{:6} {release:32} {:8} {seconds:5} s", kernel.name, kernel.expected.words()),
+            Err(error) => {
+                failed.push(kernel.name);
+                format!("{:6} FAILED after {seconds} s: {error:#}", kernel.name)
+            }
+        });
+    }
+    for row in rows {
+        println!("{row}");
+    }
+    if !failed.is_empty() {
+        bail!("kernels failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn choose(names: &[String]) -> Result<Vec<&'static Kernel>> {
+    if names.is_empty() {
+        return Ok(KERNELS.iter().collect());
+    }
+    let known = || KERNELS.map(|kernel| kernel.name).join(", ");
+    let find = |name: &String| {
+        KERNELS
+            .iter()
+            .find(|kernel| kernel.name == name)
+            .with_context(|| format!("no kernel {name}: there are {}", known()))
+    };
+    names.iter().map(find).collect()
+}
+
+/// The agent and its test, as cargo names them.
+fn build(workspace: &Workspace) -> Result<image::Programs> {
+    step("build the agent and its datapath test");
+    let mut cargo = command::cargo();
+    // The whole workspace's features, so that nothing is built twice; see `build`.
+    cargo
+        .current_dir(&workspace.root)
+        .args(["test", "--workspace", "--test", "datapath", "--no-run", "--message-format", "json-render-diagnostics"])
+        .stderr(std::process::Stdio::inherit());
+    let messages = command::output(&mut cargo)?;
+    let executable = |name: &str| {
+        let named = |message: &Value| message["target"]["name"] == name && message["executable"].is_string();
+        let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found = messages.filter(named).last().map(|message| PathBuf::from(workspace::text(&message["executable"])));
+        found.with_context(|| format!("cargo named no executable for {name}"))
+    };
+    Ok(image::Programs { agent: executable("weft-agent")?, test: executable("datapath")? })
+}
+
+/// Fetches, boots and judges one kernel. Returns its release.
+fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, args: &Args) -> Result<String> {
+    let fetched = packages::fetch(kernel, args.refresh)?;
+    let directory = workspace.target.join("xtask/kernels").join(kernel.name);
+    let initramfs = image::make(&directory, &fetched, programs, kernel.expected == Expected::Full)?;
+    step(&format!("boot {}", fetched.release));
+    let said = machine::boot(&machine::Machine {
+        kernel: &fetched.image,
+        initramfs: &initramfs,
+        directory: &directory,
+        timeout: Duration::from_secs(args.timeout),
+        accelerator: args.accelerator,
+    })?;
+    judge(&said, kernel.expected).with_context(|| format!("see the logs in {}", directory.display()))?;
+    Ok(fetched.release)
+}
+
+/// What the machine said against what it should have said.
+fn judge(said: &str, expected: Expected) -> Result<()> {
+    let ended = |step: &str| -> Result<bool> {
+        let prefix = format!("{} {step} ", image::END);
+        let code = said.lines().find_map(|line| line.trim().strip_prefix(&prefix));
+        Ok(code.with_context(|| format!("{step} did not end"))? == "0")
+    };
+    match expected {
+        Expected::Full => {
+            for step in [image::FEATURES, image::AGENT, image::DATAPATH] {
+                if !ended(step)? {
+                    bail!("{step} failed");
+                }
+            }
+            // A test program that ran nothing ends well, too.
+            if !said.contains("test result: ok.") {
+                bail!("{} reported no result", image::DATAPATH);
+            }
+        }
+        Expected::Refused(features) => {
+            for step in [image::FEATURES, image::AGENT] {
+                if ended(step)? {
+                    bail!("{step} found nothing missing");
+                }
+            }
+            let refusal = said.lines().find(|line| line.contains("lacks what redirection needs"));
+            let refusal = refusal.context("the agent did not say what is missing")?;
+            for feature in features {
+                if !refusal.contains(feature) {
+                    bail!("the agent did not say that {feature} is missing, but: {refusal}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Expected {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "weft-end features 0\nweft-end agent 0\ntest result: ok. 20 passed\nweft-end datapath 0\n";
+    const OLD: Expected = Expected::Refused(&["SO_NETNS_COOKIE"]);
+
+    #[test]
+    fn a_kernel_passes_when_every_step_did() {
+        judge(GOOD, Expected::Full).expect("all is well");
+        let cases = [
+            (GOOD.replace("weft-end agent 0", "weft-end agent 1"), "agent failed"),
+            (GOOD.replace("weft-end datapath 0", ""), "datapath did not end"),
+            (GOOD.replace("test result: ok. 20 passed", ""), "no result"),
+        ];
+        for (said, expected) in cases {
+            let error = judge(&said, Expected::Full).expect_err(expected).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_passes_when_the_agent_says_why_it_refuses() {
+        let said = "weft-end features 1\nweft-agent: Linux 5.10 lacks what redirection needs: SO_NETNS_COOKIE for x\n\
+                    weft-end agent 1\n";
+        judge(said, OLD).expect("refused with its reason");
+        assert!(judge(GOOD, OLD).is_err(), "it should have refused");
+        assert!(judge(&said.replace("SO_NETNS_COOKIE", "BTF"), OLD).is_err(), "the reason is another one");
+        assert!(judge(&said.replace("lacks what", "?"), OLD).is_err(), "no reason");
+    }
+
+    #[test]
+    fn unknown_kernels_are_refused_with_those_that_there_are() {
+        let error = choose(&["4.19".to_owned()]).expect_err("there is none").to_string();
+        assert!(error.contains("5.15, 6.1"), "{error}");
+        assert_eq!(choose(&[]).expect("all").len(), KERNELS.len());
+    }
+}

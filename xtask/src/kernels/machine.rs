@@ -1,0 +1,128 @@
+//! The emulated machine: two processors, two serial lines, no network, no disk.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+/// What the kernel says.
+const CONSOLE: &str = "console.log";
+/// What the programs say.
+const RESULT: &str = "result.log";
+/// Between two looks at whether it still runs.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// How much of a log goes into an error.
+const TAIL_LINES: usize = 15;
+
+/// What to boot, and where its logs go.
+#[derive(Debug)]
+pub(super) struct Machine<'a> {
+    pub(super) kernel: &'a Path,
+    pub(super) initramfs: &'a Path,
+    pub(super) directory: &'a Path,
+    pub(super) timeout: Duration,
+    pub(super) accelerator: Accelerator,
+}
+
+/// How the machine's instructions are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Accelerator {
+    /// Translated, on any machine
+    Tcg,
+    /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
+    Kvm,
+}
+
+impl Accelerator {
+    fn machine(self) -> &'static str {
+        match self {
+            Self::Tcg => "pc,accel=tcg",
+            Self::Kvm => "pc,accel=kvm",
+        }
+    }
+}
+
+/// The emulator, ended when dropped.
+struct Emulator(Child);
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots and returns what the programs said, once the machine is off.
+///
+/// # Errors
+/// When it cannot be started, does not end in time, or said nothing; the console's last lines are part of the message.
+pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
+    let log = |name: &str| machine.directory.join(name);
+    let errors = fs::File::create(log("qemu.log")).context("create qemu.log")?;
+    let emulator = Command::new("qemu-system-x86_64")
+        .args(["-machine", machine.accelerator.machine(), "-cpu", "max", "-smp", "2", "-m", "1536", "-nodefaults"])
+        .args(["-display", "none", "-no-reboot", "-kernel"])
+        .arg(machine.kernel)
+        .arg("-initrd")
+        .arg(machine.initramfs)
+        // A panic reboots, which ends the emulator.
+        .args(["-append", "console=ttyS0 panic=-1 loglevel=4"])
+        .arg("-serial")
+        .arg(format!("file:{}", log(CONSOLE).display()))
+        .arg("-serial")
+        .arg(format!("file:{}", log(RESULT).display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(errors)
+        .spawn()
+        .context("start qemu-system-x86_64")?;
+    let mut emulator = Emulator(emulator);
+    let begin = Instant::now();
+    let ended = loop {
+        if let Some(status) = emulator.0.try_wait()? {
+            break Some(status);
+        }
+        if begin.elapsed() > machine.timeout {
+            break None;
+        }
+        thread::sleep(INTERVAL);
+    };
+    let read = |name: &str| {
+        fs::read(log(name)).map(|bytes| String::from_utf8_lossy(&bytes).replace('\r', "")).unwrap_or_default()
+    };
+    let said = read(RESULT);
+    match ended {
+        Some(status) if status.success() && !said.is_empty() => Ok(said),
+        Some(status) => {
+            bail!("the machine ended ({status}) and said nothing: {}{}", tail(&read("qemu.log")), tail(&read(CONSOLE)))
+        }
+        None => bail!(
+            "the machine did not end within {:?}; logs are in {}; it said last: {}",
+            machine.timeout,
+            machine.directory.display(),
+            tail(if said.is_empty() { read(CONSOLE) } else { said }.as_str())
+        ),
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_its_last_lines() {
+        let text: String = (0..100).map(|line| format!("{line}\n")).collect();
+        assert!(tail(&text).starts_with("85\n") && tail(&text).ends_with("99"));
+        assert_eq!(tail(""), "");
+    }
+}

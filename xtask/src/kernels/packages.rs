@@ -1,0 +1,211 @@
+//! Kernels out of distributions' packages: found by apt in a directory of its own, checked by the distribution's keys,
+//! unpacked into the cache. Nothing is installed, and this machine's package lists stay as they are.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Kernel;
+use crate::{
+    command::{self, step},
+    workspace,
+};
+
+/// Debian's keys, installed with `setup`.
+const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Ubuntu's keys, in a package that Debian has as well.
+const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
+
+/// Whose packages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Archive {
+    Debian,
+    DebianSecurity,
+    Ubuntu,
+}
+
+/// A kernel in the cache.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    /// As `uname -r` says it.
+    pub(super) release: String,
+    /// What the machine boots.
+    pub(super) image: PathBuf,
+    /// The directory of its modules.
+    pub(super) modules: PathBuf,
+}
+
+impl Archive {
+    /// What the repository says of itself, and where it is unless this machine's apt knows a mirror.
+    fn identity(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Debian => ("Debian|Debian", "http://deb.debian.org/debian"),
+            Self::DebianSecurity => ("Debian|Debian-Security", "http://deb.debian.org/debian-security"),
+            Self::Ubuntu => ("Ubuntu|Ubuntu", "http://archive.ubuntu.com/ubuntu"),
+        }
+    }
+
+    fn address(self) -> String {
+        let (identity, default) = self.identity();
+        let mut targets = Command::new("apt-get");
+        targets.args(["indextargets", "--format", "$(ORIGIN)|$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
+        let known = command::output(&mut targets).unwrap_or_default();
+        mirror(&known, identity).unwrap_or(default).to_owned()
+    }
+}
+
+/// The mirror in lines of `ORIGIN|LABEL ADDRESS`.
+fn mirror<'a>(targets: &'a str, identity: &str) -> Option<&'a str> {
+    targets.lines().find_map(|line| line.strip_prefix(identity)?.strip_prefix(' '))
+}
+
+/// Makes sure that a kernel is in the cache.
+///
+/// # Errors
+/// When the archive is out of reach, its signature is not by its distribution, or its package holds no kernel.
+pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
+    let cache = workspace::cache_directory()?.join("kernels");
+    let unpacked = cache.join(kernel.name);
+    if refresh || find(&unpacked).is_err() {
+        let keys = match kernel.archive {
+            Archive::Debian | Archive::DebianSecurity => PathBuf::from(DEBIAN_KEYS),
+            Archive::Ubuntu => ubuntu_keys(&cache)?,
+        };
+        step(&format!("fetch {} of {}", kernel.package, kernel.suite));
+        let apt = Apt::new(&cache.join("apt").join(kernel.suite), kernel.archive, kernel.suite, &keys)?;
+        let image = apt
+            .dependency(kernel.package, "linux-image-")?
+            .with_context(|| format!("no image for {}", kernel.package))?;
+        // Debian's image has its modules inside.
+        let modules = apt.dependency(&image, "linux-modules-")?;
+        let wanted: Vec<String> = std::iter::once(image).chain(modules).collect();
+        apt.unpack(&wanted, &unpacked)?;
+    }
+    find(&unpacked).with_context(|| format!("look into {}", unpacked.display()))
+}
+
+fn ubuntu_keys(cache: &Path) -> Result<PathBuf> {
+    let unpacked = cache.join("ubuntu-keyring");
+    let keys = unpacked.join(UBUNTU_KEYS);
+    if !keys.is_file() {
+        const SUITE: &str = "trixie";
+        step("fetch Ubuntu's keys from Debian");
+        let apt = Apt::new(&cache.join("apt").join(SUITE), Archive::Debian, SUITE, Path::new(DEBIAN_KEYS))?;
+        apt.unpack(&["ubuntu-keyring".to_owned()], &unpacked)?;
+    }
+    Ok(keys)
+}
+
+/// The kernel in a directory into which its packages were unpacked.
+fn find(unpacked: &Path) -> Result<Fetched> {
+    let modules = ["lib/modules", "usr/lib/modules"].map(|path| unpacked.join(path));
+    let modules = modules.iter().find(|path| path.is_dir()).context("no modules")?;
+    let entry = fs::read_dir(modules)?.next().context("no modules")??;
+    let release = entry.file_name().to_string_lossy().into_owned();
+    let image = unpacked.join("boot").join(format!("vmlinuz-{release}"));
+    if !image.is_file() {
+        bail!("no {}", image.display());
+    }
+    Ok(Fetched { release, image, modules: entry.path() })
+}
+
+/// An apt that knows one suite of one archive and nothing of this machine.
+struct Apt {
+    directory: PathBuf,
+}
+
+impl Apt {
+    fn new(directory: &Path, archive: Archive, suite: &str, keys: &Path) -> Result<Self> {
+        for path in ["lists/partial", "archives/partial"] {
+            fs::create_dir_all(directory.join(path)).with_context(|| format!("create {}", directory.display()))?;
+        }
+        let source = format!("deb [signed-by={}] {} {suite} main\n", keys.display(), archive.address());
+        fs::write(directory.join("sources.list"), source)?;
+        fs::write(directory.join("status"), "")?;
+        let apt = Self { directory: directory.to_path_buf() };
+        command::run(apt.command("apt-get").args(["update", "-qq", "--error-on=any"]))?;
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let mut set = |name: &str, value: &str| {
+            command.arg("-o").arg(format!("{name}={value}"));
+        };
+        let path = |name: &str| self.directory.join(name).display().to_string();
+        set("Dir::Etc::sourcelist", &path("sources.list"));
+        set("Dir::Etc::sourceparts", "/dev/null");
+        set("Dir::State::lists", &path("lists"));
+        set("Dir::State::status", &path("status"));
+        set("Dir::Cache", &path(""));
+        set("Dir::Cache::archives", &path("archives"));
+        // As whoever runs this, who owns the directory.
+        set("APT::Sandbox::User", "root");
+        set("Acquire::Languages", "none");
+        set("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false");
+        command
+    }
+
+    /// The first package with this prefix on which another depends.
+    fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
+        let mut show = self.command("apt-cache");
+        Ok(dependency(&command::output(show.args(["show", "--no-all-versions", package]))?, prefix))
+    }
+
+    /// Replaces a directory by what is in packages.
+    fn unpack(&self, packages: &[String], directory: &Path) -> Result<()> {
+        let archives = self.directory.join("archives");
+        let debs = || -> Result<Vec<PathBuf>> {
+            let paths: std::io::Result<Vec<_>> = fs::read_dir(&archives)?.map(|entry| Ok(entry?.path())).collect();
+            Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
+        };
+        debs()?.iter().try_for_each(fs::remove_file)?;
+        command::run(self.command("apt-get").args(["download", "-qq"]).args(packages).current_dir(&archives))?;
+        let part = directory.with_extension("part");
+        let _ = fs::remove_dir_all(&part);
+        fs::create_dir_all(&part)?;
+        for deb in debs()? {
+            command::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&part))?;
+            fs::remove_file(&deb)?;
+        }
+        let _ = fs::remove_dir_all(directory);
+        fs::rename(&part, directory).with_context(|| format!("rename {} to {}", part.display(), directory.display()))
+    }
+}
+
+/// A dependency in a package's record, without its version.
+fn dependency(record: &str, prefix: &str) -> Option<String> {
+    let depends = record.lines().find_map(|line| line.strip_prefix("Depends: "))?;
+    let names = depends.split([',', '|']).filter_map(|part| part.split_whitespace().next());
+    names.map(str::to_owned).find(|name| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_this_machines_mirror() {
+        let targets = "Debian|Debian http://mirror/debian/\nDebian|Debian-Security http://mirror/security/\n";
+        assert_eq!(mirror(targets, "Debian|Debian"), Some("http://mirror/debian/"));
+        assert_eq!(mirror(targets, "Debian|Debian-Security"), Some("http://mirror/security/"));
+        assert_eq!(mirror(targets, "Ubuntu|Ubuntu"), None);
+    }
+
+    #[test]
+    fn reads_dependencies() {
+        let record =
+            "Package: a\nDepends: kmod, linux-base (>= 4.5) | x, linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2)\n";
+        assert_eq!(dependency(record, "linux-image-").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(dependency(record, "linux-modules-"), None);
+    }
+
+    #[test]
+    fn a_directory_without_a_kernel_is_none() {
+        assert!(find(Path::new("/nonexistent")).is_err());
+    }
+}
