@@ -216,7 +216,8 @@ pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CS
 /// Loads a program for a hook that lets everything pass, to see whether the kernel has that hook.
 pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
     // r0 = 1; exit. In every hook of ours 1 lets pass.
-    let instruction = |code, imm| bpf_insn { code, _bitfield_align_1: [], _bitfield_1: Default::default(), off: 0, imm };
+    let instruction =
+        |code, imm| bpf_insn { code, _bitfield_align_1: [], _bitfield_1: Default::default(), off: 0, imm };
     let program = [instruction(0xb7, 1), instruction(0x95, 0)];
     let license = c"GPL";
     let mut attr = ProgLoadAttr {

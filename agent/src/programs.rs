@@ -121,7 +121,10 @@ impl Programs {
             // aya's way takes longer and tells why.
             Err(SteeringError::Verify(_)) => {
                 let program = load(&mut self.open(netns_cookie)?, "weft_sk_lookup")?;
-                program.as_fd().try_clone_to_owned().map_err(|source| ProgramsError::Attach { name: "weft_sk_lookup", source })
+                program
+                    .as_fd()
+                    .try_clone_to_owned()
+                    .map_err(|source| ProgramsError::Attach { name: "weft_sk_lookup", source })
             }
             loaded => Ok(loaded?),
         }

@@ -79,9 +79,7 @@ impl Steering {
     pub(crate) fn load(&self, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
         let mut object = self.object.clone();
         let cookie = netns_cookie.to_ne_bytes();
-        object
-            .patch_map_data(HashMap::from([(COOKIE, (cookie.as_slice(), true))]))
-            .map_err(SteeringError::Parse)?;
+        object.patch_map_data(HashMap::from([(COOKIE, (cookie.as_slice(), true))])).map_err(SteeringError::Parse)?;
         let mut constants = Vec::new();
         let mut maps: Vec<(String, RawFd, aya_obj::Map)> = Vec::new();
         for (name, map) in object.maps.drain() {
@@ -89,7 +87,8 @@ impl Steering {
                 maps.push((name, pinned.fd().as_fd().as_raw_fd(), map));
             } else if map.section_kind() == EbpfSectionKind::Rodata {
                 let data = MapData::create(map.clone(), &name, None).map_err(SteeringError::Constants)?;
-                bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data()).map_err(SteeringError::WriteConstants)?;
+                bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data())
+                    .map_err(SteeringError::WriteConstants)?;
                 maps.push((name, data.fd().as_fd().as_raw_fd(), map));
                 // The program holds it from when it is loaded.
                 constants.push(data);

@@ -171,8 +171,10 @@ impl Actor {
             self.input.write_all(line.as_bytes()).await?;
             self.output.next_line().await
         };
-        let reply = tokio::time::timeout(ANSWERS_WITHIN, exchange).await.with_context(|| format!("{order:?}: silence"))?;
-        let reply = reply.with_context(|| format!("{order:?}"))?.with_context(|| format!("{order:?}: the actor ended"))?;
+        let reply =
+            tokio::time::timeout(ANSWERS_WITHIN, exchange).await.with_context(|| format!("{order:?}: silence"))?;
+        let reply =
+            reply.with_context(|| format!("{order:?}"))?.with_context(|| format!("{order:?}: the actor ended"))?;
         match serde_json::from_str(&reply)? {
             Reply::Failed(error) => anyhow::bail!("{order:?}: {error}"),
             reply => Ok(reply),

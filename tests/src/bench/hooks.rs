@@ -314,7 +314,12 @@ async fn flood(node: &mut Node, effort: Effort) -> anyhow::Result<Flood> {
         redirected: redirected(&after) - redirected(&before),
     };
     // A counter that misses the connections would miss their misses too.
-    ensure!(flood.redirected == flood.connections, "{} connections, {} redirected", flood.connections, flood.redirected);
+    ensure!(
+        flood.redirected == flood.connections,
+        "{} connections, {} redirected",
+        flood.connections,
+        flood.redirected
+    );
     Ok(flood)
 }
 

@@ -218,7 +218,8 @@ fn entries(pin: &Path, name: &str) -> Result<Option<u64>, MapError> {
             Some(count(map.keys()))
         }
         map::FLOWS => {
-            let map: HashMap<MapData, [u8; size::<FlowKey>()], [u8; size::<Flow>()]> = Map::LruHashMap(data()?).try_into()?;
+            let map: HashMap<MapData, [u8; size::<FlowKey>()], [u8; size::<Flow>()]> =
+                Map::LruHashMap(data()?).try_into()?;
             Some(count(map.keys()))
         }
         map::LISTENERS => {

@@ -255,10 +255,7 @@ fn print_memory(memory: &Memory) {
 }
 
 /// Does something on a node with an agent and takes the node away in any case; nothing if it was told to stop.
-async fn on_node<T>(
-    purpose: &str,
-    act: impl AsyncFnOnce(&mut Node) -> anyhow::Result<T>,
-) -> anyhow::Result<Option<T>> {
+async fn on_node<T>(purpose: &str, act: impl AsyncFnOnce(&mut Node) -> anyhow::Result<T>) -> anyhow::Result<Option<T>> {
     println!("starting a node for {purpose}");
     let mut node = Node::create(&format!("bench-{purpose}")).await?;
     let outcome = tokio::select! {
