@@ -199,6 +199,7 @@ impl Datapath {
         datapath.set_self_enrolment(self_enrolment)?;
         let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
         datapath.collect_garbage()?;
+        datapath.remove_unused_rules()?;
         for (cookie, name) in datapath.pins.pods()? {
             if replaced {
                 datapath.programs.update_pod(cookie)?;
@@ -234,10 +235,16 @@ impl Datapath {
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
         if unchanged.is_none() {
-            self.write_rules(cookie, entry.generation, rules)?;
             // The inbound bit of a pod that already had it stays: its link reads the new entry at once.
             entry.flags |= pod::OUTBOUND | old.map_or(0, |old| old.flags & pod::INBOUND);
-            self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;
+            let written = self
+                .write_rules(cookie, entry.generation, rules)
+                .and_then(|()| self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS)));
+            if let Err(error) = written {
+                // A later attempt, with other rules, has the same generation: what stays of this one would be its, too.
+                self.remove_rules(cookie, Some(entry.generation))?;
+                return Err(error);
+            }
         }
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, rules.pod.clone());
@@ -470,10 +477,24 @@ impl Datapath {
 
     /// Removes a pod's rules of one generation, or of all.
     fn remove_rules(&mut self, cookie: u64, generation: Option<u32>) -> Result<(), DatapathError> {
+        self.remove_rules_if(|of, its| of == cookie && generation.is_none_or(|generation| its == generation))
+    }
+
+    /// Removes rules that no entry refers to: what an agent left that was killed while it wrote them.
+    fn remove_unused_rules(&mut self) -> Result<(), DatapathError> {
+        let mut used = BTreeMap::new();
+        for item in self.entries.iter() {
+            let (cookie, entry) = item.map_err(reading(map::PODS))?;
+            used.insert(cookie, entry.generation);
+        }
+        self.remove_rules_if(|cookie, generation| used.get(&cookie) != Some(&generation))
+    }
+
+    fn remove_rules_if(&mut self, is_unwanted: impl Fn(u64, u32) -> bool) -> Result<(), DatapathError> {
         let mut ports = Vec::new();
         for key in self.ports.keys() {
             let key = key.map_err(reading(map::PORTS))?;
-            if key.netns_cookie == cookie && generation.is_none_or(|generation| key.generation == generation) {
+            if is_unwanted(key.netns_cookie, key.generation) {
                 ports.push(key);
             }
         }
@@ -484,9 +505,7 @@ impl Datapath {
         for key in self.subnets.keys() {
             let key = key.map_err(reading(map::SUBNETS))?;
             let data = key.data();
-            if data.netns_cookie == cookie.to_ne_bytes()
-                && generation.is_none_or(|generation| data.generation == generation.to_ne_bytes())
-            {
+            if is_unwanted(u64::from_ne_bytes(data.netns_cookie), u32::from_ne_bytes(data.generation)) {
                 subnets.push(key);
             }
         }
