@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,7 @@ use aya::Ebpf;
 use kube::Client;
 use tokio::{
     net::{TcpListener, UnixListener},
-    sync::{mpsc, watch},
+    sync::{Mutex, mpsc, watch},
 };
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
@@ -26,7 +27,7 @@ use crate::{
     bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
     datapath::{Datapath, Options, SelfEnrolment},
-    garbage, host,
+    garbage, host, keep,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
     metrics::{self, EnrolmentSeconds},
@@ -145,6 +146,8 @@ async fn serve(
         pin_dir = %config.pin_dir.display(), pods = datapath.pods()?.len(), "datapath in force"
     );
     let datapath = Shared::new(datapath);
+    // Shared, because it has to outlast the tasks.
+    let lock = Arc::new(Mutex::new(lock));
     let hub = Hub::new();
     let readiness = Readiness::new();
     let registry = Metrics::new();
@@ -158,6 +161,7 @@ async fn serve(
     tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
     let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
     tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
+    tasks.spawn("pins", keep::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }

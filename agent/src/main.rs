@@ -20,6 +20,7 @@ mod error;
 mod explain;
 mod garbage;
 mod host;
+mod keep;
 mod kubernetes;
 mod listeners;
 mod lock;
