@@ -31,8 +31,7 @@ use crate::{
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
     metrics::{self, EnrolmentSeconds},
-    pins::Pins,
-    programs,
+    migrate,
     shared::Shared,
     trace::Hub,
 };
@@ -72,6 +71,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         host::check()?;
         let attach = find_attach_point(&config)?;
         host::check_bpffs(&config.pin_dir)?;
+        migrate::check(&config.pin_dir)?;
         let lock = Lock::take(&config.pin_dir)?;
         let (datapath, ebpf) = open(&config, &attach)?;
         return serve(&config, attach, datapath, ebpf, lock, None).await;
@@ -110,6 +110,7 @@ async fn prepare_node(config: &Config) -> Result<(AttachPoint, Datapath, Ebpf, L
         bpffs::mount_on_node(bpffs).with_context(|| missing.to_string())?;
         tracing::info!(path = host::BPFFS, "mounted a bpffs on the node");
     }
+    migrate::check(&config.pin_dir)?;
     let lock = Lock::wait(&config.pin_dir).await?;
     let (datapath, ebpf) = open(config, &attach)?;
     Ok((attach, datapath, ebpf, lock))
@@ -162,6 +163,7 @@ async fn serve(
     let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
     tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
     tasks.spawn("pins", keep::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
+    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone()));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
@@ -240,8 +242,7 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
         tracing::info!(?owner, "the datapath stays in force: Weft was not uninstalled");
         return Ok(());
     };
-    let pins = Pins::new(&config.pin_dir);
-    programs::unload(&pins).context("cannot unload the datapath")?;
+    migrate::unload(&config.pin_dir).context("cannot unload the datapath")?;
     // The directory of all layouts, if this was the last. An empty one would do no harm.
     if let Some(parent) = config.pin_dir.parent() {
         let _ = std::fs::remove_dir(parent);
