@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,7 @@ use aya::Ebpf;
 use kube::Client;
 use tokio::{
     net::{TcpListener, UnixListener},
-    sync::{mpsc, watch},
+    sync::{Mutex, mpsc, watch},
 };
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
@@ -27,12 +28,11 @@ use crate::{
     cgroup::{AttachPoint, Search},
     datapath::{Datapath, Options, SelfEnrolment},
     features::{self, Feature},
-    garbage, host,
+    garbage, host, keep,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
     metrics::{self, EnrolmentSeconds},
-    pins::Pins,
-    programs,
+    migrate,
     shared::Shared,
     trace::Hub,
 };
@@ -82,6 +82,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
         let features = examine_features()?;
         let attach = find_attach_point(&config)?;
         host::check_bpffs(&config.pin_dir)?;
+        migrate::check(&config.pin_dir)?;
         let lock = Lock::take(&config.pin_dir)?;
         let (datapath, ebpf) = open(&config, &attach)?;
         return serve(&config, Prepared { features, attach, datapath, ebpf, lock }, None).await;
@@ -121,6 +122,7 @@ async fn prepare_node(config: &Config) -> Result<Prepared> {
         bpffs::mount_on_node(bpffs).with_context(|| missing.to_string())?;
         tracing::info!(path = host::BPFFS, "mounted a bpffs on the node");
     }
+    migrate::check(&config.pin_dir)?;
     let lock = Lock::wait(&config.pin_dir).await?;
     let (datapath, ebpf) = open(config, &attach)?;
     Ok(Prepared { features, attach, datapath, ebpf, lock })
@@ -158,6 +160,8 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         pin_dir = %config.pin_dir.display(), pods = datapath.pods()?.len(), "datapath in force"
     );
     let datapath = Shared::new(datapath);
+    // Shared, because it has to outlast the tasks.
+    let lock = Arc::new(Mutex::new(lock));
     let hub = Hub::new();
     let readiness = Readiness::new();
     let registry = Metrics::new();
@@ -171,6 +175,8 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
     let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
     tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
+    tasks.spawn("pins", keep::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
+    tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone()));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
@@ -249,8 +255,7 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
         tracing::info!(?owner, "the datapath stays in force: Weft was not uninstalled");
         return Ok(());
     };
-    let pins = Pins::new(&config.pin_dir);
-    programs::unload(&pins).context("cannot unload the datapath")?;
+    migrate::unload(&config.pin_dir).context("cannot unload the datapath")?;
     // The directory of all layouts, if this was the last. An empty one would do no harm.
     if let Some(parent) = config.pin_dir.parent() {
         let _ = std::fs::remove_dir(parent);

@@ -55,9 +55,13 @@ impl AttachType {
     }
 }
 
+/// A map, program or link. What nobody holds and no pin names goes.
+#[derive(Debug)]
+pub(crate) struct Object(OwnedFd);
+
 /// A program's attachment. Dropping it detaches the program unless it is pinned.
 #[derive(Debug)]
-pub(crate) struct Link(OwnedFd);
+pub(crate) struct Link(Object);
 
 #[repr(C)]
 #[derive(Default)]
@@ -232,15 +236,14 @@ pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
     bpf_fd(BPF_PROG_LOAD, &mut attr)
 }
 
-impl Link {
-    /// Attaches a program to a cgroup or a network namespace.
-    pub(crate) fn create(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Self> {
-        let mut attr =
-            LinkCreateAttr { prog_fd: raw(program), target_fd: raw(target), attach_type: attach_type as u32, flags: 0 };
-        bpf_fd(BPF_LINK_CREATE, &mut attr).map(Self)
+impl AsFd for Object {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
+}
 
-    /// Opens a pinned link; `None` if there is no such pin.
+impl Object {
+    /// Opens what is pinned; `None` if there is no such pin.
     pub(crate) fn open(pin: &Path) -> io::Result<Option<Self>> {
         let path = c_path(pin)?;
         let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, ..ObjectAttr::default() };
@@ -251,11 +254,30 @@ impl Link {
         }
     }
 
-    /// Pins the link: from now on the pin keeps the program attached.
+    /// Pins it: from now on the pin keeps it. There may be several.
     pub(crate) fn pin(&self, pin: &Path) -> io::Result<()> {
         let path = c_path(pin)?;
         let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, bpf_fd: raw(self.0.as_fd()), file_flags: 0 };
         bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+    }
+}
+
+impl Link {
+    /// Attaches a program to a cgroup or a network namespace.
+    pub(crate) fn create(program: BorrowedFd<'_>, target: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Self> {
+        let mut attr =
+            LinkCreateAttr { prog_fd: raw(program), target_fd: raw(target), attach_type: attach_type as u32, flags: 0 };
+        bpf_fd(BPF_LINK_CREATE, &mut attr).map(|fd| Self(Object(fd)))
+    }
+
+    /// Opens a pinned link; `None` if there is no such pin.
+    pub(crate) fn open(pin: &Path) -> io::Result<Option<Self>> {
+        Ok(Object::open(pin)?.map(Self))
+    }
+
+    /// Pins the link: from now on the pin keeps the program attached.
+    pub(crate) fn pin(&self, pin: &Path) -> io::Result<()> {
+        self.0.pin(pin)
     }
 
     /// Puts another program in place of the attached one, without a moment of neither.

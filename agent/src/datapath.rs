@@ -33,6 +33,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
+    keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},
     netns::{self, Netns},
     pins::{Pins, PinsError},
@@ -54,6 +55,7 @@ pub(crate) struct Datapath {
     names: BTreeMap<u64, PodName>,
     /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
     self_enrolled: BTreeMap<u64, Instant>,
+    keeper: Keeper,
 }
 
 /// How the kernel enrols a network namespace by itself: who binds which port on loopback.
@@ -89,6 +91,8 @@ pub(crate) enum DatapathError {
     Listeners(#[from] ListenersError),
     #[error("cannot tell which network namespaces exist")]
     Namespaces(#[source] std::io::Error),
+    #[error(transparent)]
+    Keep(#[from] KeepError),
     #[error("cannot open the cgroup {path}")]
     Cgroup { path: String, source: std::io::Error },
     #[error("cannot open map {name}")]
@@ -191,6 +195,7 @@ impl Datapath {
             ),
             names: BTreeMap::new(),
             self_enrolled: BTreeMap::new(),
+            keeper: Keeper::new(&pins)?,
             programs,
             pins,
         };
@@ -198,7 +203,9 @@ impl Datapath {
         datapath.set_watched(false)?;
         datapath.set_self_enrolment(self_enrolment)?;
         let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
+        datapath.keeper = Keeper::new(&datapath.pins)?;
         datapath.collect_garbage()?;
+        datapath.remove_unused_rules()?;
         for (cookie, name) in datapath.pins.pods()? {
             if replaced {
                 datapath.programs.update_pod(cookie)?;
@@ -225,7 +232,7 @@ impl Datapath {
             .map(|(other, _)| *other)
             .collect();
         for predecessor in predecessors {
-            if self.programs.is_gone(predecessor)? {
+            if self.is_gone(predecessor)? {
                 self.remove(predecessor)?;
             }
         }
@@ -234,14 +241,21 @@ impl Datapath {
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
         if unchanged.is_none() {
-            self.write_rules(cookie, entry.generation, rules)?;
             // The inbound bit of a pod that already had it stays: its link reads the new entry at once.
             entry.flags |= pod::OUTBOUND | old.map_or(0, |old| old.flags & pod::INBOUND);
-            self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))?;
+            let written = self
+                .write_rules(cookie, entry.generation, rules)
+                .and_then(|()| self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS)));
+            if let Err(error) = written {
+                // A later attempt, with other rules, has the same generation: what stays of this one would be its, too.
+                self.remove_rules(cookie, Some(entry.generation))?;
+                return Err(error);
+            }
         }
         self.pins.add_pod(cookie, &rules.pod)?;
         self.names.insert(cookie, rules.pod.clone());
         let attached = self.programs.attach_pod(cookie, &netns.file)?;
+        self.keeper.hold_pod(cookie)?;
         // Every time, as a proxy that binds before the programs and listens after them is seen by neither at first.
         let adopted = self.listeners.adopt(netns, &entry)?;
         if adopted > 0 {
@@ -283,7 +297,7 @@ impl Datapath {
         self.self_enrolled = self_enrolled;
         let mut removed = Vec::new();
         for cookie in cookies {
-            if self.programs.is_gone(cookie)? {
+            if self.is_gone(cookie)? {
                 self.remove(cookie)?;
                 removed.push(cookie);
             }
@@ -317,7 +331,7 @@ impl Datapath {
                 cookie,
                 generation: entry.generation,
                 outbound: entry.has(pod::OUTBOUND),
-                inbound: entry.has(pod::INBOUND) && !self.programs.is_gone(cookie)?,
+                inbound: entry.has(pod::INBOUND) && !self.is_gone(cookie)?,
                 ips: entry.addresses.into_iter().filter(|a| *a != Address::UNSPECIFIED).map(IpAddr::from).collect(),
                 bypassed: entry.has(pod::BYPASSED),
                 self_enrolled: entry.has(pod::SELF_ENROLLED),
@@ -435,6 +449,34 @@ impl Datapath {
         self.pins.root()
     }
 
+    /// Makes pins again that somebody removed.
+    pub(crate) fn keep_pins(&mut self) -> Result<Found, DatapathError> {
+        let found = self.keeper.restore()?;
+        if let Found::Restored(_) = found {
+            for (cookie, name) in &self.names {
+                self.pins.add_pod(*cookie, name)?;
+            }
+            self.pins.set_programs(&self.programs.digest())?;
+        }
+        Ok(found)
+    }
+
+    /// Whether somebody detached the programs, as `unload` does.
+    pub(crate) fn is_unloaded(&self) -> Result<bool, KeepError> {
+        self.keeper.is_detached()
+    }
+
+    /// Whether a pod's network namespace is gone. A pin that was removed does not say so.
+    fn is_gone(&self, cookie: u64) -> Result<bool, DatapathError> {
+        match self.keeper.is_gone(cookie) {
+            Some(answer) => {
+                let path = || self.pins.pod_link(cookie).display().to_string();
+                Ok(answer.map_err(|source| KeepError::Hold { path: path(), source })?)
+            }
+            None => Ok(self.programs.is_gone(cookie)?),
+        }
+    }
+
     fn entry(&self, cookie: u64) -> Result<Option<Pod>, DatapathError> {
         match self.entries.get(&cookie, 0) {
             Ok(entry) => Ok(Some(entry)),
@@ -444,6 +486,7 @@ impl Datapath {
     }
 
     fn remove(&mut self, cookie: u64) -> Result<(), DatapathError> {
+        self.keeper.release_pod(cookie);
         self.programs.detach_pod(cookie)?;
         absent_is_fine(self.entries.remove(&cookie)).map_err(writing(map::PODS))?;
         self.remove_rules(cookie, None)?;
@@ -470,10 +513,24 @@ impl Datapath {
 
     /// Removes a pod's rules of one generation, or of all.
     fn remove_rules(&mut self, cookie: u64, generation: Option<u32>) -> Result<(), DatapathError> {
+        self.remove_rules_if(|of, its| of == cookie && generation.is_none_or(|generation| its == generation))
+    }
+
+    /// Removes rules that no entry refers to: what an agent left that was killed while it wrote them.
+    fn remove_unused_rules(&mut self) -> Result<(), DatapathError> {
+        let mut used = BTreeMap::new();
+        for item in self.entries.iter() {
+            let (cookie, entry) = item.map_err(reading(map::PODS))?;
+            used.insert(cookie, entry.generation);
+        }
+        self.remove_rules_if(|cookie, generation| used.get(&cookie) != Some(&generation))
+    }
+
+    fn remove_rules_if(&mut self, is_unwanted: impl Fn(u64, u32) -> bool) -> Result<(), DatapathError> {
         let mut ports = Vec::new();
         for key in self.ports.keys() {
             let key = key.map_err(reading(map::PORTS))?;
-            if key.netns_cookie == cookie && generation.is_none_or(|generation| key.generation == generation) {
+            if is_unwanted(key.netns_cookie, key.generation) {
                 ports.push(key);
             }
         }
@@ -484,9 +541,7 @@ impl Datapath {
         for key in self.subnets.keys() {
             let key = key.map_err(reading(map::SUBNETS))?;
             let data = key.data();
-            if data.netns_cookie == cookie.to_ne_bytes()
-                && generation.is_none_or(|generation| data.generation == generation.to_ne_bytes())
-            {
+            if is_unwanted(u64::from_ne_bytes(data.netns_cookie), u32::from_ne_bytes(data.generation)) {
                 subnets.push(key);
             }
         }

@@ -1,6 +1,6 @@
 //! One agent at a time for a pin directory. The kernel forgets the lock with its holder, however that ends.
 
-use std::{fs::File, io, path::Path, time::Duration};
+use std::{fs::File, io, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
 use rustix::{
     fs::{FlockOperation, flock},
@@ -15,7 +15,7 @@ const REMINDER: u32 = 20;
 /// Held while this lives.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _directory: File,
+    directory: File,
 }
 
 /// Why it cannot be had.
@@ -39,9 +39,20 @@ impl Lock {
         let open = std::fs::create_dir_all(directory).and_then(|()| File::open(directory));
         let open = open.map_err(|source| LockError::Open { path: path(), source })?;
         match flock(&open, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _directory: open }),
+            Ok(()) => Ok(Self { directory: open }),
             Err(Errno::AGAIN) => Err(LockError::Held { path: path() }),
             Err(error) => Err(LockError::Lock { path: path(), source: error.into() }),
+        }
+    }
+
+    /// Whether it is the lock of the directory that has this path now.
+    pub(crate) fn is_of(&self, directory: &Path) -> bool {
+        let same = |ours: std::fs::Metadata, theirs: std::fs::Metadata| {
+            (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())
+        };
+        match (self.directory.metadata(), std::fs::metadata(directory)) {
+            (Ok(ours), Ok(theirs)) => same(ours, theirs),
+            _ => false,
         }
     }
 
@@ -75,6 +86,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v1");
         let first = Lock::take(&path).unwrap();
+        assert!(first.is_of(&path) && !first.is_of(directory.path()));
         assert!(matches!(Lock::take(&path), Err(LockError::Held { .. })));
         let second = tokio::spawn({
             let path = path.clone();
@@ -83,6 +95,10 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
         drop(first);
-        second.await.unwrap().unwrap();
+        let second = second.await.unwrap().unwrap();
+        // A directory that is made again is another one.
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(!second.is_of(&path));
     }
 }

@@ -21,10 +21,12 @@ mod explain;
 mod features;
 mod garbage;
 mod host;
+mod keep;
 mod kubernetes;
 mod listeners;
 mod lock;
 mod metrics;
+mod migrate;
 mod netns;
 mod pins;
 mod programs;
@@ -256,7 +258,7 @@ fn execute(command: Command) -> Result<()> {
             }))
         }
         Command::Unload { pin_dir } => {
-            let message = if programs::unload(&Pins::new(&pin_dir))? { "unloaded" } else { "nothing to unload:" };
+            let message = if migrate::unload(&pin_dir)? { "unloaded" } else { "nothing to unload:" };
             writeln!(std::io::stderr(), "{message} {}", pin_dir.display()).context("write to standard error")
         }
         Command::Bypass { state, pin_dir } => {

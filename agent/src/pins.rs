@@ -2,7 +2,7 @@
 //! the symlinks' targets serve as labels, so that `ls -l` tells everything:
 //!
 //! ```text
-//! DIR/layout   -> 1                           version of this arrangement and of the maps' layouts
+//! DIR/layout   -> 2                           version of this arrangement and of the maps' layouts
 //! DIR/programs -> 0123456789abcdef            digest of the attached programs
 //! DIR/maps/PODS ..                            see weft_ebpf_abi::map
 //! DIR/links/connect4 ..                       attachments to the cgroup
@@ -143,10 +143,17 @@ impl Pins {
         if !self.root.exists() {
             return Ok(false);
         }
-        match self.read_label("layout")? {
-            Some(_) => Ok(true),
-            None => Err(PinsError::Foreign { path: self.root.display().to_string() }),
+        if self.read_label("layout")?.is_some() {
+            return Ok(true);
         }
+        // An agent that was killed before it wrote the label left no more than this.
+        let failed = |source| PinsError::Read { path: self.root.display().to_string(), source };
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            if entry.map_err(failed)?.file_name() != "layout-next" {
+                return Err(PinsError::Foreign { path: self.root.display().to_string() });
+            }
+        }
+        Ok(true)
     }
 
     /// Removes everything; ask [`Self::exists`] first.
@@ -246,8 +253,12 @@ mod tests {
 
     #[test]
     fn a_directory_of_others_is_left_alone() {
-        let (directory, _pins) = pins();
+        let (directory, pins) = pins();
+        fs::create_dir_all(pins.root().join("maps")).unwrap();
         let others = Pins::new(directory.path());
         assert!(matches!(others.exists(), Err(PinsError::Foreign { .. })));
+        assert!(matches!(pins.exists(), Err(PinsError::Foreign { .. })));
+        fs::remove_dir(pins.root().join("maps")).unwrap();
+        assert!(pins.exists().unwrap(), "the beginning of one of ours");
     }
 }

@@ -20,6 +20,7 @@ use weft_ebpf_abi::map;
 
 use crate::{
     bpf::{AttachType, Link},
+    error::chain,
     pins::{Pins, PinsError},
     steering::{Steering, SteeringError},
 };
@@ -28,6 +29,11 @@ use crate::{
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/weft-ebpf"));
 /// Tells builds of the object apart.
 const DIGEST: &str = env!("WEFT_EBPF_DIGEST");
+
+/// The program that is attached to each pod's network namespace.
+const SK_LOOKUP: &str = "weft_sk_lookup";
+/// The digest's place while programs are being replaced.
+const UNFINISHED: &str = "unfinished";
 
 /// A program that is attached to the cgroup: its name in the object, of its pin, and the hook.
 struct CgroupProgram {
@@ -53,8 +59,8 @@ const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
 pub(crate) enum ProgramsError {
     #[error("cannot load the kernel programs")]
     Load(#[source] Box<EbpfError>),
-    #[error("the kernel refused program {name}")]
-    Verify { name: &'static str, source: Box<ProgramError> },
+    #[error("the kernel refused program {name}: {reason}")]
+    Verify { name: &'static str, reason: String },
     #[error("the embedded object has no program {name}: rebuild it with `cargo xtask ebpf`")]
     Missing { name: &'static str },
     #[error(transparent)]
@@ -120,64 +126,70 @@ impl Programs {
         match steering.load(netns_cookie) {
             // aya's way takes longer and tells why.
             Err(SteeringError::Verify(_)) => {
-                let program = load(&mut self.open(netns_cookie)?, "weft_sk_lookup")?;
-                program
-                    .as_fd()
-                    .try_clone_to_owned()
-                    .map_err(|source| ProgramsError::Attach { name: "weft_sk_lookup", source })
+                let program = load(&mut self.open(netns_cookie)?, SK_LOOKUP)?;
+                program.as_fd().try_clone_to_owned().map_err(|source| ProgramsError::Attach { name: SK_LOOKUP, source })
             }
             loaded => Ok(loaded?),
         }
     }
 
-    /// Puts the cgroup programs in force: attaches what is missing, replaces what is of another build in place.
+    /// Puts the cgroup programs in force: attaches what is missing, replaces what is of another build in place. Nothing is
+    /// touched unless the kernel accepts every program, the pods' included.
     ///
-    /// Returns whether anything changed; then the pods' programs are to be replaced too.
+    /// Returns whether anything changed; then the pods' programs are to be replaced too, and the digest recorded after
+    /// that. Until it is, the next agent replaces all of them again, whatever its own build.
     pub(crate) fn attach(&self, ebpf: &mut Ebpf, cgroup: &File) -> Result<bool, ProgramsError> {
         let current = self.pins.programs()?.is_some_and(|digest| digest == self.digest());
         let cgroup_id =
             cgroup.metadata().map_err(|source| ProgramsError::Attach { name: CGROUP_PROGRAMS[0].name, source })?.ino();
-        let mut changed = false;
-        for CgroupProgram { name, pin, hook } in CGROUP_PROGRAMS {
-            let path = self.pins.link(pin);
-            let failed = |source| ProgramsError::Attach { name, source };
-            let attached = match Link::open(&path).map_err(failed)? {
-                None => None,
-                Some(link) => match link.target(hook).map_err(failed)? {
-                    id if id == cgroup_id => Some(link),
-                    // The cgroup was removed; the link holds on to nothing.
-                    0 => {
-                        std::fs::remove_file(&path).map_err(failed)?;
-                        None
-                    }
-                    _ => {
-                        return Err(ProgramsError::OtherCgroup { pin_dir: self.pins.root().display().to_string() });
-                    }
-                },
-            };
-            match attached {
+        let mut changes = Vec::new();
+        for program in CGROUP_PROGRAMS {
+            match self.attached(&program, cgroup_id)? {
                 Some(_) if current => {}
-                Some(link) => {
-                    link.update(load(ebpf, name)?.as_fd()).map_err(failed)?;
-                    changed = true;
-                }
-                None => {
-                    let program = load(ebpf, name)?;
-                    let link = Link::create(program.as_fd(), cgroup.as_fd(), hook).map_err(failed)?;
-                    link.pin(&path)
-                        .map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
-                    changed = true;
+                link => {
+                    let verified = load(ebpf, program.name)?;
+                    changes.push((program, verified, link));
                 }
             }
         }
-        Ok(changed || !current)
+        if !current {
+            load(ebpf, SK_LOOKUP)?;
+            self.pins.set_programs(UNFINISHED)?;
+        }
+        let changed = !changes.is_empty() || !current;
+        for (CgroupProgram { name, pin, hook }, program, link) in changes {
+            let failed = |source| ProgramsError::Attach { name, source };
+            if let Some(link) = link {
+                link.update(program.as_fd()).map_err(failed)?;
+            } else {
+                let path = self.pins.link(pin);
+                let link = Link::create(program.as_fd(), cgroup.as_fd(), hook).map_err(failed)?;
+                link.pin(&path).map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The link of a program that is attached to the cgroup.
+    fn attached(&self, program: &CgroupProgram, cgroup_id: u64) -> Result<Option<Link>, ProgramsError> {
+        let path = self.pins.link(program.pin);
+        let failed = |source| ProgramsError::Attach { name: program.name, source };
+        let Some(link) = Link::open(&path).map_err(failed)? else { return Ok(None) };
+        match link.target(program.hook).map_err(failed)? {
+            id if id == cgroup_id => Ok(Some(link)),
+            // The cgroup was removed; the link holds on to nothing.
+            0 => {
+                std::fs::remove_file(&path).map_err(failed)?;
+                Ok(None)
+            }
+            _ => Err(ProgramsError::OtherCgroup { pin_dir: self.pins.root().display().to_string() }),
+        }
     }
 
     /// Steers a pod's inbound connections, unless that is already so. True if the link is new.
     pub(crate) fn attach_pod(&self, netns_cookie: u64, netns: &File) -> Result<bool, ProgramsError> {
-        const NAME: &str = "weft_sk_lookup";
         let path = self.pins.pod_link(netns_cookie);
-        let failed = |source| ProgramsError::Attach { name: NAME, source };
+        let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
         if let Some(link) = Link::open(&path).map_err(failed)?
             && link.target(AttachType::SkLookup).map_err(failed)? != 0
         {
@@ -191,8 +203,7 @@ impl Programs {
 
     /// Replaces a pod's sk_lookup program by this build's.
     pub(crate) fn update_pod(&self, netns_cookie: u64) -> Result<(), ProgramsError> {
-        const NAME: &str = "weft_sk_lookup";
-        let failed = |source| ProgramsError::Attach { name: NAME, source };
+        let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
         if let Some(link) = Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
             let program = self.load_steering(netns_cookie)?;
             link.update(program.as_fd()).map_err(failed)?;
@@ -202,13 +213,13 @@ impl Programs {
 
     /// Stops steering a pod's inbound connections and removes its pins.
     pub(crate) fn detach_pod(&self, netns_cookie: u64) -> Result<(), ProgramsError> {
-        detach(&self.pins.pod_link(netns_cookie), "weft_sk_lookup")?;
+        detach(&self.pins.pod_link(netns_cookie), SK_LOOKUP)?;
         Ok(self.pins.remove_pod(netns_cookie)?)
     }
 
     /// Whether a pod's network namespace is gone, as its link knows. A pod without a link counts as gone.
     pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<bool, ProgramsError> {
-        let failed = |source| ProgramsError::Attach { name: "weft_sk_lookup", source };
+        let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
         match Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
             None => Ok(true),
             Some(link) => Ok(link.target(AttachType::SkLookup).map_err(failed)? == 0),
@@ -226,7 +237,7 @@ pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
         detach(&pins.link(program.pin), program.name)?;
     }
     for (cookie, _) in pins.pods()? {
-        detach(&pins.pod_link(cookie), "weft_sk_lookup")?;
+        detach(&pins.pod_link(cookie), SK_LOOKUP)?;
     }
     pins.remove_all()?;
     Ok(true)
@@ -250,5 +261,37 @@ fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, ProgramsError>
     };
     verified
         .and_then(|()| program.fd()?.try_clone().map_err(ProgramError::IOError))
-        .map_err(|source| ProgramsError::Verify { name, source: Box::new(source) })
+        .map_err(|error| ProgramsError::Verify { name, reason: reason(name, &error) })
+}
+
+/// Why a program was refused, on one line: the kernel's error and the verifier's last word. Its log goes to ours.
+fn reason(name: &str, error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return chain(error) };
+    let log = verifier_log.to_string();
+    tracing::debug!(program = name, log, "the verifier's log");
+    match last_word(&log) {
+        Some(word) => format!("{io_error}; the verifier says: {word}"),
+        None => io_error.to_string(),
+    }
+}
+
+/// The last line of a verifier's log that is not a statistic.
+fn last_word(log: &str) -> Option<&str> {
+    const STATISTICS: [&str; 3] = ["processed ", "verification time ", "stack depth "];
+    let lines = log.lines().rev().map(str::trim);
+    lines.into_iter().find(|line| !line.is_empty() && !STATISTICS.iter().any(|head| line.starts_with(head)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verifiers_last_word_is_no_statistic() {
+        let log = "0: (85) call bpf_bind#64\n; return 1\nunknown opcode ff\nverification time 12 usec\nstack depth 8\n\
+                   processed 3 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n\n";
+        assert_eq!(last_word(log), Some("unknown opcode ff"));
+        assert_eq!(last_word("processed 0 insns\n"), None);
+        assert_eq!(last_word(""), None);
+    }
 }

@@ -24,6 +24,8 @@ use crate::{
 
 const IPPROTO_TCP: u32 = 6;
 const AF_INET: u32 = 2;
+/// The last word is ours, also while an older layout's program, which runs before this one, has chosen already.
+const BPF_SK_LOOKUP_F_REPLACE: u64 = 1;
 
 /// The pod of this instance; the loader sets it.
 #[unsafe(no_mangle)]
@@ -79,7 +81,7 @@ fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, v4: bool) -> bool 
 fn assign(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, family: u8) -> bool {
     for slot in 0..LISTENER_SLOTS {
         let key = ListenerKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port, family, slot, pad: 0 };
-        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, 0).is_ok() {
+        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, BPF_SK_LOOKUP_F_REPLACE).is_ok() {
             return true;
         }
     }

@@ -31,12 +31,16 @@ pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
     // SAFETY: the verifier checks every access to the context, here and below.
     let (level, option) =
         unsafe { (read_volatile(&raw const (*context).level), read_volatile(&raw const (*context).optname)) };
-    let answered = match (level, option) {
-        (SOL_IP | SOL_IPV6, SO_ORIGINAL_DST) => original_destination(&ctx, level),
-        (attest::LEVEL, attest::OPTION) => attestation(&ctx),
-        _ => false,
+    let (answered, ours) = match (level, option) {
+        (SOL_IP | SOL_IPV6, SO_ORIGINAL_DST) => (original_destination(&ctx, level), true),
+        (attest::LEVEL, attest::OPTION) => (attestation(&ctx), true),
+        _ => (false, false),
     };
-    if !answered {
+    // SAFETY: as above.
+    let retval = unsafe { read_volatile(&raw const (*context).retval) };
+    // An answer to our questions that is there already may be an older layout's, whose programs run before these while a
+    // node changes over: it stays.
+    if !answered && !(ours && retval == 0) {
         // Leave the kernel's answer alone. Without this, older kernels fail every answer longer than a page.
         // SAFETY: as above.
         unsafe { write_volatile(&raw mut (*context).optlen, 0) };

@@ -125,6 +125,7 @@ pub(crate) fn main(arguments: &[String], mut special: impl FnMut(&[&str]) -> Opt
     setns(std::fs::File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
     setgid(Gid::from_raw(gid)).unwrap();
     setuid(Uid::from_raw(uid)).unwrap();
+    let mut kept = Kept::default();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
@@ -141,6 +142,13 @@ pub(crate) fn main(arguments: &[String], mut special: impl FnMut(&[&str]) -> Opt
             ["reuse", first, second] => reuse(first, second),
             ["load", target, count] => load(target, count.parse().unwrap()),
             ["attest"] => attest(),
+            ["echo", port] => serve_echo(&format!("[::]:{port}")),
+            ["echo-proxy"] => echo_proxy(),
+            ["open", target] => kept.open(target),
+            ["ping"] => kept.ping(),
+            ["create"] => kept.create(),
+            ["dial-in-child", target] => kept.dial_in_child(target),
+            ["connect-port", port, target] => connect_port(port.parse().unwrap(), target),
             _ => Err(std::io::Error::other("unknown command")),
         };
         match answer {
@@ -265,4 +273,110 @@ fn attest() -> std::io::Result<String> {
         }
         Err(errno) => format!("error {errno:?}"),
     })
+}
+
+/// The first argument of a process that is to dial with the socket that is its standard input.
+#[allow(dead_code, reason = "not every test has children")]
+pub(crate) const CHILD: &str = "pod-process-child";
+
+/// What a process keeps from one command to the next.
+#[derive(Default)]
+struct Kept {
+    stream: Option<BufReader<TcpStream>>,
+    socket: Option<Socket>,
+}
+
+impl Kept {
+    /// Opens a connection to an `echo` and keeps it.
+    fn open(&mut self, target: &str) -> std::io::Result<String> {
+        let target: SocketAddr = target.parse().unwrap();
+        let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+        dial(&socket, target)?;
+        let stream = TcpStream::from(socket);
+        let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        self.stream = Some(stream);
+        Ok(format!("peername={peer} sockname={local} {}", line.trim_end()))
+    }
+
+    /// Uses the connection that is kept, in both directions.
+    fn ping(&mut self) -> std::io::Result<String> {
+        let stream = self.stream.as_mut().unwrap();
+        stream.get_mut().write_all(b"ping\n")?;
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        Ok(if line == "ping\n" { "ok".into() } else { format!("heard {line:?}") })
+    }
+
+    /// Makes an IPv4 socket and keeps it, without using it.
+    fn create(&mut self) -> std::io::Result<String> {
+        self.socket = Some(Socket::new(Domain::IPV4, Type::STREAM, None)?);
+        Ok("ok".into())
+    }
+
+    /// Has a child process, another program, connect the socket that is kept.
+    fn dial_in_child(&mut self, target: &str) -> std::io::Result<String> {
+        let socket = self.socket.take().unwrap();
+        let output = Command::new(std::env::current_exe()?)
+            .args([CHILD, target])
+            .stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)))
+            .output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+    }
+}
+
+/// The child: connects its standard input.
+#[allow(dead_code, reason = "not every test has children")]
+pub(crate) fn child(arguments: &[String]) -> ExitCode {
+    let target: SocketAddr = arguments[0].parse().unwrap();
+    let socket = Socket::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    match dial(&socket, target).and_then(|()| describe(socket)) {
+        Ok(answer) => println!("{answer}"),
+        Err(error) => println!("error {:?}", error.kind()),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Connects from a port, as often as one likes.
+fn connect_port(port: u16, target: &str) -> std::io::Result<String> {
+    let target: SocketAddr = target.parse().unwrap();
+    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port).into())?;
+    dial(&socket, target)?;
+    describe(socket)
+}
+
+/// A proxy whose connections last.
+fn echo_proxy() -> std::io::Result<String> {
+    serve_echo("127.0.0.1:4140")?;
+    serve_echo("[::1]:4140")?;
+    serve_echo("[::]:4143")
+}
+
+/// Serves an address in threads: tells each client where it wanted to go, then repeats what it says.
+fn serve_echo(address: &str) -> std::io::Result<String> {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(64)?;
+    let listener = TcpListener::from(socket);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let original = SockRef::from(&stream).original_dst_v4();
+            let original = original.map_or_else(|_| "error".to_owned(), |to| to.as_socket().unwrap().to_string());
+            thread::spawn(move || {
+                let _ = writeln!(stream, "listener={} orig={original}", address.port());
+                let _ = std::io::copy(&mut stream.try_clone().unwrap(), &mut stream);
+            });
+        }
+    });
+    Ok("ok".into())
 }

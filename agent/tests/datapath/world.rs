@@ -354,3 +354,72 @@ fn remove_leftovers(tag: &str, cgroup2: &Path) {
         }
     }
 }
+
+/// For tests of the agent's own troubles.
+#[allow(dead_code, reason = "each test has its own part of the world")]
+impl World {
+    /// Where the agents pin that nobody told otherwise.
+    pub(crate) fn pins(&self) -> PathBuf {
+        self.pin_dir()
+    }
+
+    /// The arguments of an agent that pins elsewhere.
+    pub(crate) fn agent_arguments(&self, pin_dir: &Path, flags: &[&str]) -> Vec<std::ffi::OsString> {
+        let mut arguments: Vec<std::ffi::OsString> = ["run", "--socket"].map(Into::into).into();
+        arguments.push(self.run.join("agent.sock").into());
+        arguments.extend(["--pin-dir".into(), pin_dir.into(), "--cgroup".into(), self.cgroup.clone().into()]);
+        arguments.extend(flags.iter().map(Into::into));
+        arguments
+    }
+
+    /// A file for what the next agent says; [`Self::agent_log`] reads it.
+    pub(crate) fn next_log(&mut self) -> fs::File {
+        self.started += 1;
+        fs::File::create(self.run.join(format!("agent-{}.log", self.started))).unwrap()
+    }
+
+    /// Starts a program in the agent's place, without waiting for it.
+    pub(crate) fn spawn_agent(&mut self, command: &mut Command) {
+        let log = self.next_log();
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        assert!(self.agent.replace(child).is_none(), "an agent runs");
+    }
+
+    /// Starts an agent that pins elsewhere, and waits for it.
+    pub(crate) fn start_agent_at(&mut self, pin_dir: &Path, flags: &[&str]) {
+        let arguments = self.agent_arguments(pin_dir, flags);
+        self.spawn_agent(Command::new(AGENT).args(arguments));
+        self.wait_for_agent();
+    }
+
+    pub(crate) fn wait_for_agent(&self) {
+        self.eventually("the agent's socket", Self::try_channel);
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.try_channel().is_some()
+    }
+
+    pub(crate) fn agent_pid(&self) -> nix::unistd::Pid {
+        nix::unistd::Pid::from_raw(self.agent.as_ref().unwrap().id().cast_signed())
+    }
+
+    /// Waits until the agent ends by itself; true if it says that it succeeded.
+    pub(crate) fn agent_ended(&mut self) -> bool {
+        let mut agent = self.agent.take().unwrap();
+        let ended = self.eventually("the agent's end", |_| agent.try_wait().unwrap());
+        ended.success()
+    }
+
+    /// Lets the agent be: what it is now is somebody else's to end.
+    pub(crate) fn take_agent(&mut self) -> Child {
+        self.agent.take().unwrap()
+    }
+
+    /// A process in one of the namespaces, whose servers answer as the proxy.
+    pub(crate) fn proxy_of(&self, netns: &str) -> Pod {
+        let mut proxy = self.pod(netns, 2102);
+        proxy.ok("proxy");
+        proxy
+    }
+}

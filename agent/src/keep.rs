@@ -1,0 +1,256 @@
+//! Holds on to everything that is pinned, so that it stays in force when its pins vanish, and puts the pins back.
+//!
+//! A link without pin and holder is detached: whoever removes the pin directory (`rm -r`, a cleanup of /sys/fs/bpf) would
+//! open every pod. So the agent has a descriptor of each pinned map and link. Once a second it looks for the pins, and
+//! makes again what is missing. When there is no bpffs any more it can only go on holding, and says so.
+//!
+//! ```text
+//! pins are there ──────────────> nothing to do
+//! some are missing, bpffs there ─> pinned again from the descriptors
+//! no bpffs ───────────────────── > held; not ready; pinned again as soon as one is mounted
+//! links detached, pins gone ────> somebody unloaded on purpose: the agent ends
+//! ```
+//!
+//! Refuses to attach or load anything.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::Mutex;
+use weft_runtime::readiness::Gate;
+
+use crate::{
+    bpf::{AttachType, Link, Object},
+    datapath::DatapathError,
+    error::chain,
+    host,
+    lock::{Lock, LockError},
+    pins::{Pins, PinsError},
+    shared::Shared,
+};
+
+/// How long pins may be missing before somebody notices. What they name stays in force meanwhile.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// What is held, by the path of its pin.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pins: Pins,
+    maps: BTreeMap<PathBuf, Object>,
+    links: BTreeMap<PathBuf, Link>,
+    pods: BTreeMap<u64, Link>,
+}
+
+/// How the pins were found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// All of them.
+    Whole,
+    /// Incomplete; this many had to be made again.
+    Restored(usize),
+}
+
+/// Why pins could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeepError {
+    #[error("cannot hold what is pinned at {path}")]
+    Hold { path: String, source: io::Error },
+    #[error("cannot pin {path} again")]
+    Pin { path: String, source: io::Error },
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(
+        "{path} is gone and not on a bpffs any more: redirection ends with this agent unless a bpffs is mounted there \
+         (`mount -t bpf bpffs DIR`)"
+    )]
+    NoBpffs { path: String },
+    #[error("the programs were unloaded behind this agent's back: nothing is redirected")]
+    Unloaded,
+}
+
+impl Keeper {
+    /// Holds everything that is pinned now.
+    ///
+    /// # Errors
+    /// `Hold` when a pin cannot be opened.
+    pub(crate) fn new(pins: &Pins) -> Result<Self, KeepError> {
+        let mut keeper =
+            Self { pins: pins.clone(), maps: BTreeMap::new(), links: BTreeMap::new(), pods: BTreeMap::new() };
+        for path in entries(&pins.root().join("maps"))? {
+            if let Some(map) = hold(&path, Object::open)? {
+                keeper.maps.insert(path, map);
+            }
+        }
+        for path in entries(&pins.root().join("links"))? {
+            if let Some(link) = hold(&path, Link::open)? {
+                keeper.links.insert(path, link);
+            }
+        }
+        for (cookie, _) in pins.pods()? {
+            keeper.hold_pod(cookie)?;
+        }
+        Ok(keeper)
+    }
+
+    /// Holds a pod's link, in place of an earlier one.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn hold_pod(&mut self, cookie: u64) -> Result<(), KeepError> {
+        if let Some(link) = hold(&self.pins.pod_link(cookie), Link::open)? {
+            self.pods.insert(cookie, link);
+        }
+        Ok(())
+    }
+
+    /// Lets a pod's link go.
+    pub(crate) fn release_pod(&mut self, cookie: u64) {
+        self.pods.remove(&cookie);
+    }
+
+    /// Whether a pod's network namespace is gone, as its link knows; `None` for a pod whose link is not held.
+    pub(crate) fn is_gone(&self, cookie: u64) -> Option<io::Result<bool>> {
+        let link = self.pods.get(&cookie)?;
+        Some(link.target(AttachType::SkLookup).map(|target| target == 0))
+    }
+
+    /// Pins what is held and not pinned. The labels are the caller's.
+    ///
+    /// # Errors
+    /// `NoBpffs` when that is impossible, `Unloaded` when there is nothing to keep any more.
+    pub(crate) fn restore(&self) -> Result<Found, KeepError> {
+        let pods = self.pods.iter().map(|(cookie, link)| (self.pins.pod_link(*cookie), link));
+        let links: Vec<_> = self.links.iter().map(|(path, link)| (path.clone(), link)).chain(pods).collect();
+        let missing_maps: Vec<_> = self.maps.iter().filter(|(path, _)| is_missing(path)).collect();
+        let missing_links: Vec<_> = links.iter().filter(|(path, _)| is_missing(path)).collect();
+        let root = self.pins.root();
+        // Without its label the directory would be nobody's, and no agent would unload it.
+        if missing_maps.is_empty() && missing_links.is_empty() && !is_missing(&root.join("layout")) {
+            return Ok(Found::Whole);
+        }
+        if self.is_detached()? {
+            return Err(KeepError::Unloaded);
+        }
+        host::check_bpffs(root).map_err(|_| KeepError::NoBpffs { path: root.display().to_string() })?;
+        self.pins.prepare()?;
+        for (path, map) in &missing_maps {
+            pin(path, |path| map.pin(path))?;
+        }
+        for (path, link) in &missing_links {
+            pin(path, |path| link.pin(path))?;
+        }
+        Ok(Found::Restored(missing_maps.len() + missing_links.len()))
+    }
+
+    /// Whether no program is attached to the cgroup any more: what `unload` does before it removes the pins.
+    pub(crate) fn is_detached(&self) -> Result<bool, KeepError> {
+        for (path, link) in &self.links {
+            let failed = |source| KeepError::Hold { path: path.display().to_string(), source };
+            // All hooks but sk_lookup have their target in the same place.
+            if link.target(AttachType::Connect4).map_err(failed)? != 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, KeepError> {
+    let failed = |source| KeepError::Hold { path: directory.display().to_string(), source };
+    fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
+}
+
+fn hold<T>(path: &Path, open: impl FnOnce(&Path) -> io::Result<Option<T>>) -> Result<Option<T>, KeepError> {
+    open(path).map_err(|source| KeepError::Hold { path: path.display().to_string(), source })
+}
+
+fn is_missing(path: &Path) -> bool {
+    matches!(fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+fn pin(path: &Path, pin: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), KeepError> {
+    let directory = path.parent().unwrap_or(path);
+    fs::create_dir_all(directory)
+        .and_then(|()| pin(path))
+        .map_err(|source| KeepError::Pin { path: path.display().to_string(), source })
+}
+
+/// Looks after the pins, forever. The gate is shut while they cannot be kept.
+///
+/// # Errors
+/// When somebody unloaded the programs: the next agent starts anew.
+pub(crate) async fn watch(datapath: Shared, lock: Arc<Mutex<Lock>>, gate: Gate) -> anyhow::Result<()> {
+    gate.open();
+    let mut last_problem = None;
+    let mut ticks = tokio::time::interval(PERIOD);
+    loop {
+        ticks.tick().await;
+        let mut lock = lock.lock().await;
+        // A directory that is made again is another one, which another agent could lock.
+        let kept = match relock(&datapath, &mut lock) {
+            Ok(()) => {
+                let datapath = datapath.clone();
+                tokio::task::spawn_blocking(move || datapath.lock().keep_pins()).await?
+            }
+            Err(error) => Err(DatapathError::Keep(error)),
+        };
+        match kept {
+            Ok(found) => {
+                if let Found::Restored(count) = found {
+                    tracing::error!(count, "pins were removed by somebody else and have been made again");
+                }
+                if last_problem.take().is_some() {
+                    tracing::info!("the pins can be kept again");
+                    gate.open();
+                }
+            }
+            Err(error @ DatapathError::Keep(KeepError::Unloaded)) => return Err(error.into()),
+            Err(error) => {
+                let problem = chain(&error);
+                if last_problem.as_ref() != Some(&problem) {
+                    tracing::error!(error = problem, "cannot keep the pins; what they named stays in force meanwhile");
+                    gate.close();
+                    gate.explain(problem.clone());
+                    last_problem = Some(problem);
+                }
+            }
+        }
+    }
+}
+
+fn relock(datapath: &Shared, lock: &mut Lock) -> Result<(), KeepError> {
+    let root = datapath.lock().pin_dir().to_path_buf();
+    if lock.is_of(&root) {
+        return Ok(());
+    }
+    // Nothing is made again that was removed on purpose.
+    if datapath.lock().is_unloaded()? {
+        return Err(KeepError::Unloaded);
+    }
+    host::check_bpffs(&root).map_err(|_| KeepError::NoBpffs { path: root.display().to_string() })?;
+    *lock = Lock::take(&root)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_does_not_exist_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!is_missing(directory.path()));
+        assert!(is_missing(&directory.path().join("links/connect4")));
+        // A name in place of a directory can be looked up no further: that is no removed pin.
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(!is_missing(&file.join("below")));
+    }
+}

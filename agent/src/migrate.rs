@@ -1,0 +1,259 @@
+//! From an older layout to this one, and never to a newer one.
+//!
+//! Layouts have pin directories of their own, `v1`, `v2` .. side by side, so an agent that finds an older layout's programs
+//! in force attaches its own beside them and takes the pods over one by one. While both are attached, the older ones run
+//! first: connections are redirected by them, and the newer programs see an address on loopback, which they leave alone.
+//! The older ones go in two steps, when every pod that they have is either in force here or gone:
+//!
+//! ```text
+//! both in force ──every pod taken over──> older connect programs detached: new connections are this layout's
+//!               ──GRACE──> the rest unloaded: nobody waits for an answer of theirs any more
+//! ```
+//!
+//! Pods come over as they are enrolled: on a Kubernetes node by the agent's own watch, elsewhere when a client of the API
+//! enrols them. A pod that nobody enrols again, such as one that is leaving, keeps the older programs in force, and the
+//! log says which. A crash at any point leaves both in force, and the next agent goes on.
+//!
+//! Refuses to read an older layout's maps.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use weft_ebpf_abi::LAYOUT;
+
+use crate::{
+    bpf::{AttachType, Link},
+    datapath::DatapathError,
+    error::chain,
+    lock::{Lock, LockError},
+    pins::{Pins, PinsError},
+    programs::{self, ProgramsError},
+    shared::Shared,
+};
+
+/// How often an older layout's pods are looked at.
+const PERIOD: Duration = Duration::from_secs(1);
+/// From the last connection that the older programs redirect to the last question of its proxy about it: a handshake on
+/// loopback, with two retransmissions (1 s and 2 s) when the proxy's accept queue is full.
+const GRACE: Duration = Duration::from_secs(5);
+/// What redirects, in the pin directories of all layouts.
+const REDIRECTING: [&str; 2] = ["connect4", "connect6"];
+
+/// Why a migration cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MigrateError {
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Programs(#[from] ProgramsError),
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    #[error("cannot read {path}")]
+    Read { path: String, source: io::Error },
+    #[error("cannot detach {path}")]
+    Detach { path: String, source: io::Error },
+}
+
+/// A pod of an older layout.
+#[derive(Clone, Copy, Debug)]
+struct OldPod {
+    cookie: u64,
+    /// Whether its network namespace is.
+    is_gone: bool,
+}
+
+/// The pin directories of other layouts beside this one, in ascending order. None beside a directory that is not called
+/// by this layout.
+fn siblings(pin_dir: &Path) -> Result<Vec<(u32, PathBuf)>, MigrateError> {
+    let (Some(parent), Some(name)) = (pin_dir.parent(), pin_dir.file_name().and_then(|name| name.to_str())) else {
+        return Ok(Vec::new());
+    };
+    if layout_of(name) != Some(LAYOUT) {
+        return Ok(Vec::new());
+    }
+    let failed = |source| MigrateError::Read { path: parent.display().to_string(), source };
+    let entries = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut siblings = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if let Some(layout) = entry.file_name().to_str().and_then(layout_of).filter(|layout| *layout != LAYOUT)
+            && fs::symlink_metadata(entry.path().join("layout")).is_ok()
+        {
+            siblings.push((layout, entry.path()));
+        }
+    }
+    siblings.sort();
+    Ok(siblings)
+}
+
+/// `v2` is layout 2.
+fn layout_of(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix('v')?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+fn older(pin_dir: &Path) -> Result<Vec<PathBuf>, MigrateError> {
+    Ok(siblings(pin_dir)?.into_iter().filter(|(layout, _)| *layout < LAYOUT).map(|(_, path)| path).collect())
+}
+
+/// Whether no newer agent is in force beside a pin directory or in it. Touches nothing.
+///
+/// # Errors
+/// `NewerLayout` if one is: its programs would run before this agent's, and answer for them.
+pub(crate) fn check(pin_dir: &Path) -> Result<(), MigrateError> {
+    Pins::new(pin_dir).check_layout()?;
+    match siblings(pin_dir)?.pop() {
+        Some((layout, path)) if layout > LAYOUT => {
+            Err(PinsError::NewerLayout { path: path.display().to_string(), found: layout.to_string() }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Unloads a pin directory, and what older layouts have beside it. True if there was anything.
+///
+/// # Errors
+/// See [`MigrateError`]; what comes after is still there then.
+pub(crate) fn unload(pin_dir: &Path) -> Result<bool, MigrateError> {
+    let mut found = programs::unload(&Pins::new(pin_dir))?;
+    for path in older(pin_dir)? {
+        found |= programs::unload(&Pins::new(&path))?;
+        tracing::info!(pin_dir = %path.display(), "unloaded an older layout");
+    }
+    Ok(found)
+}
+
+/// Retires older layouts, then waits forever. What goes wrong is logged and tried again.
+///
+/// # Errors
+/// Never.
+pub(crate) async fn run(datapath: Shared, pin_dir: PathBuf) -> anyhow::Result<()> {
+    let mut last_problem = None;
+    let mut ticks = tokio::time::interval(PERIOD);
+    loop {
+        ticks.tick().await;
+        let problem = match retire_all(&datapath, &pin_dir).await {
+            Ok(None) => std::future::pending().await,
+            Ok(Some(waiting)) => waiting,
+            Err(error) => chain(&error),
+        };
+        if last_problem.as_ref() != Some(&problem) {
+            tracing::warn!(reason = problem, "an older layout's programs stay in force");
+            last_problem = Some(problem);
+        }
+    }
+}
+
+/// Returns what there is to wait for, if anything.
+async fn retire_all(datapath: &Shared, pin_dir: &Path) -> Result<Option<String>, MigrateError> {
+    let mut waiting = None;
+    for path in older(pin_dir)? {
+        // Held until the directory is gone, so that no older agent takes it over meanwhile.
+        let _lock = match Lock::take(&path) {
+            Ok(lock) => lock,
+            Err(LockError::Held { .. }) => {
+                waiting = Some(format!("{} is another agent's, which is running", path.display()));
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let pins = Pins::new(&path);
+        let enrolled = {
+            let pods = datapath.lock().pods()?;
+            pods.into_iter().filter(|pod| pod.outbound && pod.inbound).map(|pod| pod.cookie).collect()
+        };
+        let remaining = remaining(&old_pods(&pins)?, &enrolled);
+        if !remaining.is_empty() {
+            waiting = Some(format!("pods in {} that nobody enrolled here: {remaining:?}", path.display()));
+            continue;
+        }
+        for name in REDIRECTING {
+            detach(&pins.link(name))?;
+        }
+        tracing::info!(pin_dir = %path.display(), "every pod came over: an older layout does not redirect any more");
+        tokio::time::sleep(GRACE).await;
+        programs::unload(&pins)?;
+        tracing::info!(pin_dir = %path.display(), layout = LAYOUT, "took over from an older layout");
+    }
+    Ok(waiting)
+}
+
+fn detach(pin: &Path) -> Result<(), MigrateError> {
+    let failed = |source| MigrateError::Detach { path: pin.display().to_string(), source };
+    Link::open(pin).map_err(failed)?.map_or(Ok(()), |link| link.detach()).map_err(failed)
+}
+
+fn old_pods(pins: &Pins) -> Result<Vec<OldPod>, MigrateError> {
+    let mut pods = Vec::new();
+    for (cookie, _) in pins.pods()? {
+        let path = pins.pod_link(cookie);
+        let failed = |source| MigrateError::Read { path: path.display().to_string(), source };
+        let is_gone = match Link::open(&path).map_err(failed)? {
+            Some(link) => link.target(AttachType::SkLookup).map_err(failed)? == 0,
+            None => true,
+        };
+        pods.push(OldPod { cookie, is_gone });
+    }
+    Ok(pods)
+}
+
+/// The cookies of the pods that only the older layout knows.
+fn remaining(old: &[OldPod], enrolled: &BTreeSet<u64>) -> Vec<u64> {
+    let only_there = old.iter().filter(|pod| !pod.is_gone && !enrolled.contains(&pod.cookie));
+    only_there.map(|pod| pod.cookie).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_goes_when_its_pods_are_here_or_gone() {
+        let pod = |cookie, is_gone| OldPod { cookie, is_gone };
+        for (row, old, enrolled, expected) in [
+            ("no pods", vec![], vec![], vec![]),
+            ("taken over", vec![pod(1, false)], vec![1, 2], vec![]),
+            ("gone", vec![pod(1, true)], vec![], vec![]),
+            ("not yet", vec![pod(1, false), pod(2, false), pod(3, true)], vec![2], vec![1]),
+        ] {
+            assert_eq!(remaining(&old, &enrolled.into_iter().collect()), expected, "{row}");
+        }
+    }
+
+    fn sibling(directory: &Path, name: &str, label: bool) {
+        fs::create_dir(directory.join(name)).unwrap();
+        if label {
+            std::os::unix::fs::symlink("x", directory.join(name).join("layout")).unwrap();
+        }
+    }
+
+    #[test]
+    fn siblings_are_other_layouts_directories() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join(format!("v{LAYOUT}"));
+        for (name, label) in [("v0", true), ("v00x", true), ("x0", true), ("v", true), ("v+1", true)] {
+            sibling(directory.path(), name, label);
+        }
+        assert_eq!(siblings(&own).unwrap(), [(0, directory.path().join("v0"))]);
+        // Directories that are not called by their layout have no siblings.
+        assert_eq!(siblings(&directory.path().join("own")).unwrap(), []);
+        check(&own).unwrap();
+        let newer = format!("v{}", LAYOUT + 1);
+        sibling(directory.path(), &newer, false);
+        check(&own).unwrap();
+        fs::remove_dir(directory.path().join(&newer)).unwrap();
+        sibling(directory.path(), &newer, true);
+        let error = check(&own).unwrap_err().to_string();
+        assert!(error.contains(&newer) && error.contains("newer agent"), "{error}");
+        assert!(!own.exists());
+    }
+}

@@ -1,0 +1,83 @@
+//! Connections that go on while something happens, and what became of them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crate::{APP, world::World};
+
+/// Connections of one command; its answer is awaited.
+const BATCH: usize = 25;
+/// Between two batches, so that a machine with few processors has some for the agent.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Of one client, whatever happens meanwhile: half of the ports that it may have.
+const LIMIT: usize = 14_000;
+
+/// Clients that connect until they are told to stop.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    batches: Arc<AtomicUsize>,
+    clients: Vec<JoinHandle<Vec<String>>>,
+}
+
+impl Load {
+    /// Meshed clients of a in both families, and one outside the mesh that calls b.
+    pub(crate) fn start(world: &World) -> Self {
+        Self::of(world, &[("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("c", "10.98.0.2:8080", 4143)])
+    }
+
+    /// Clients by namespace, target, and the listener that has to answer.
+    pub(crate) fn of(world: &World, clients: &[(&str, &str, u16)]) -> Self {
+        let (stop, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let start = |&(netns, target, listener): &(&str, &str, u16)| {
+            let mut pod = world.pod(netns, APP);
+            let (stop, batches) = (stop.clone(), batches.clone());
+            let (command, expected) = (format!("load {target} {BATCH}"), format!("{listener}={BATCH}"));
+            thread::spawn(move || {
+                let mut wrong = Vec::new();
+                for _ in 0..LIMIT / BATCH {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let answer = pod.say(&command);
+                    if answer != expected {
+                        wrong.push(format!("{command}: {answer}"));
+                    }
+                    batches.fetch_add(1, Ordering::Relaxed);
+                    thread::sleep(PAUSE);
+                }
+                wrong
+            })
+        };
+        let clients = clients.iter().map(start).collect();
+        Self { stop, batches, clients }
+    }
+
+    /// Waits until every client has connected again, on average.
+    pub(crate) fn goes_on(&self, world: &World) {
+        let enough = self.batches.load(Ordering::Relaxed) + 2 * self.clients.len();
+        world.eventually("connections", |_| {
+            let ended = self.clients.iter().any(JoinHandle::is_finished);
+            (ended || self.batches.load(Ordering::Relaxed) >= enough).then_some(())
+        });
+    }
+
+    /// Ends it. Returns how many connections there were, and what was wrong.
+    pub(crate) fn end(self) -> (usize, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        let wrong = self.clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+        (self.batches.load(Ordering::Relaxed) * BATCH, wrong)
+    }
+
+    /// Ends it, and expects that every connection got where it should.
+    pub(crate) fn all_well(self) {
+        let (connections, wrong) = self.end();
+        assert!(connections > 0, "nobody connected");
+        assert!(wrong.is_empty(), "of {connections}: {wrong:#?}");
+    }
+}

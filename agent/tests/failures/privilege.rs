@@ -1,0 +1,122 @@
+//! The rights that an agent needs: enough, not too much, and what the chart asks for.
+
+use std::{collections::BTreeSet, process::Command};
+
+use rustix::thread::CapabilitySet;
+use weft_proto::agent::WatchRequest;
+
+use crate::{AGENT, APP, Mesh, confined, confined::PROBE, world::World};
+
+/// What every node needs. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
+const CAPABILITIES: CapabilitySet =
+    CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN).union(CapabilitySet::SYS_PTRACE);
+
+fn spawn_confined(world: &mut World, capabilities: CapabilitySet, flags: &[&str]) {
+    let mut command = confined::command(capabilities, world.directory(), AGENT);
+    command.args(world.agent_arguments(&world.pins(), flags));
+    world.spawn_agent(&mut command);
+}
+
+fn effective(world: &World) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", world.agent_pid())).unwrap();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(set.trim(), 16).unwrap()
+}
+
+pub(crate) fn enough(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let mesh = Mesh::unmeshed(world);
+    spawn_confined(world, CAPABILITIES, &[]);
+    world.wait_for_agent();
+    assert_eq!(effective(world), CAPABILITIES.bits());
+    // Proxies that listen already are the ones whose listeners have to be taken from them.
+    world.enrol(world.request("a")).unwrap();
+    world.enrol(world.request("b")).unwrap();
+    mesh.is_meshed(world);
+    let mut watch = world.watch(WatchRequest::default());
+    let mut app = world.pod("a", APP);
+    world.eventually("an event", |_| {
+        app.connect("10.99.0.2:8080");
+        watch.try_next(std::time::Duration::from_millis(50))
+    });
+    // Everything that an agent does in its life: replacing programs, making pins again, withdrawing, unloading.
+    world.kill_agent();
+    spawn_confined(world, CAPABILITIES, &["--debug-log"]);
+    world.wait_for_agent();
+    mesh.is_meshed(world);
+    world.eventually("the programs' log", |world| {
+        app.connect("10.99.0.2:8080");
+        world.agent_log().contains("verdict").then_some(())
+    });
+    std::fs::remove_dir_all(world.pins()).unwrap();
+    world.eventually("the pins", |world| std::fs::symlink_metadata(world.pins().join("layout")).ok());
+    world.withdraw("a");
+    world.kill_agent();
+    let unload = confined::command(CAPABILITIES, world.directory(), AGENT)
+        .args(["unload", "--pin-dir"])
+        .arg(world.pins())
+        .output()
+        .unwrap();
+    assert!(unload.status.success() && world.pins_are_gone(), "{unload:?}");
+    Mesh::is_open(world);
+}
+
+pub(crate) fn not_too_much(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let _mesh = Mesh::unmeshed(world);
+    for (name, missing) in [
+        ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN),
+        ("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN),
+        ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE),
+    ] {
+        spawn_confined(world, CAPABILITIES.difference(missing), &[]);
+        assert!(!world.agent_ended(), "{name}");
+        assert!(world.agent_log().contains(&format!("missing {name}")), "{}", world.agent_log());
+        assert!(world.pins_are_gone());
+    }
+    // What the agent asks for is what the kernel asks for; the rights that CAP_SYS_ADMIN includes do not replace it. That
+    // CAP_NET_ADMIN is missed can be seen on kernels before 6.6 only.
+    let netns = world.request("b").netns_path;
+    let process = std::fs::read_to_string(world.cgroup().join("cgroup.procs")).unwrap();
+    let process = process.lines().next().unwrap();
+    let works = |capabilities: CapabilitySet| {
+        let mut command =
+            confined::command(capabilities, world.directory(), std::env::current_exe().unwrap().to_str().unwrap());
+        let output = command.args([confined::RIGHTS, &netns, process]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    };
+    assert_eq!(works(CAPABILITIES), "enter look");
+    let finer = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
+    assert_eq!(works(CAPABILITIES.difference(CapabilitySet::SYS_ADMIN).union(finer)), "look");
+    assert_eq!(works(CAPABILITIES.difference(CapabilitySet::SYS_PTRACE)), "enter");
+}
+
+pub(crate) fn confinement(world: &mut World) {
+    let probe = |command: &mut Command| {
+        let output = command.args([PROBE]).arg(world.directory()).arg(world.cgroup()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    };
+    let myself = std::env::current_exe().unwrap();
+    let myself = myself.to_str().unwrap();
+    assert_eq!(probe(&mut confined::command(CAPABILITIES, world.directory(), myself)), "run");
+    // In a mount namespace of its own, because here it all works.
+    let free = probe(Command::new("unshare").args(["--mount", myself]));
+    std::fs::remove_dir(world.cgroup().join("weft-probe")).unwrap();
+    assert_eq!(free, "root tmp cgroup mount ptrace run");
+}
+
+pub(crate) fn as_in_the_chart(_world: &mut World) {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/weft-control-plane/templates/agent.yaml");
+    let chart = std::fs::read_to_string(chart).unwrap();
+    let added = chart.lines().find_map(|line| line.trim().strip_prefix("add: [")).unwrap().trim_end_matches(']');
+    let added: BTreeSet<String> = added.split(", ").map(str::to_owned).collect();
+    let needed = CAPABILITIES.union(CapabilitySet::SYS_CHROOT);
+    assert_eq!(added, needed.iter_names().map(|(name, _)| name.to_owned()).collect());
+    for line in ["privileged: false", "readOnlyRootFilesystem: true", "drop: [ALL]", "type: RuntimeDefault"] {
+        assert!(chart.lines().any(|text| text.trim() == line), "{line}");
+    }
+}
