@@ -319,7 +319,8 @@ impl Kept {
     /// Has a child process, another program, connect the socket that is kept.
     fn dial_in_child(&mut self, target: &str) -> std::io::Result<String> {
         let socket = self.socket.take().unwrap();
-        let output = Command::new(std::env::current_exe()?)
+        // By its path an unprivileged user may not reach it.
+        let output = Command::new("/proc/self/exe")
             .args([CHILD, target])
             .stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)))
             .output()?;
