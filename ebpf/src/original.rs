@@ -40,7 +40,7 @@ pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
     let retval = unsafe { read_volatile(&raw const (*context).retval) };
     // An answer to our questions that is there already may be an older layout's, whose programs run before these while a
     // node changes over: it stays.
-    if !answered && !(ours && retval == 0) {
+    if !(answered || ours && retval == 0) {
         // Leave the kernel's answer alone. Without this, older kernels fail every answer longer than a page.
         // SAFETY: as above.
         unsafe { write_volatile(&raw mut (*context).optlen, 0) };

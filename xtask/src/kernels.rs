@@ -184,9 +184,8 @@ fn build(workspace: &Workspace) -> Result<image::Programs> {
     let messages = command::output(&mut cargo)?;
     let executable = |name: &str| {
         let named = |message: &Value| message["target"]["name"] == name && message["executable"].is_string();
-        let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let found =
-            messages.filter(named).next_back().map(|message| PathBuf::from(workspace::text(&message["executable"])));
+        let mut messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found = messages.rfind(named).map(|message| PathBuf::from(workspace::text(&message["executable"])));
         found.with_context(|| format!("cargo named no executable for {name}"))
     };
     Ok(image::Programs { agent: executable("weft-agent")?, test: executable("datapath")? })
