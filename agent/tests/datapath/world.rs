@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
@@ -189,7 +190,7 @@ impl World {
             if let Some(answer) = ask(self) {
                 return answer;
             }
-            assert!(begin.elapsed() < *PATIENCE, "{what} did not come within {:?}: {}", self.agent_log());
+            assert!(begin.elapsed() < *PATIENCE, "{what} did not come within {:?}: {}", *PATIENCE, self.agent_log());
             std::thread::yield_now();
         }
     }
