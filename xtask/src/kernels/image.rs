@@ -75,7 +75,7 @@ fn script(programs: &Programs, modules: usize, full: bool) -> String {
     format!(
         "#!/busybox/busybox sh
 /busybox/busybox --install -s /busybox
-export PATH=/bin:/busybox HOME=/
+export PATH=/bin:/busybox HOME=/ WEFT_TEST_PATIENCE_SECONDS=300
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
