@@ -80,8 +80,8 @@ pub(crate) fn pods_come_over(world: &mut World) {
     reaches(&again.connect("10.99.0.2:9090"), 9090);
     // Unloading takes what is left of all layouts.
     world.kill_agent();
-    let status = std::process::Command::new(crate::AGENT).args(["unload", "--pin-dir"]).arg(&own).status().unwrap();
-    assert!(status.success() && !own.exists());
+    let unload = std::process::Command::new(crate::AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
+    assert!(unload.status.success() && !own.exists(), "{unload:?}");
     reaches(&again.connect("10.99.0.2:8080"), 8080);
 }
 
