@@ -145,6 +145,8 @@ pub async fn measure(node: &mut Node, effort: Effort) -> anyhow::Result<Hooks> {
     for way in Way::ALL {
         probes.push(Probe::start(node, way).await?);
     }
+    let enrolled = node.status().await?.pods.len();
+    ensure!(enrolled == 1, "{enrolled} pods are enrolled in place of one");
     let mut turns = BTreeMap::<Way, Vec<Turn>>::new();
     for round in 0..=effort.rounds {
         for probe in &mut probes {
@@ -192,11 +194,13 @@ impl Probe {
         let start = async || if below_programs { node.meshed_actor(&pod).await } else { node.plain_actor(&pod).await };
         let (mut outbound, mut inbound) = (start().await?, start().await?);
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        outbound.order(&Order::Listen(PROXY_UID, vec![loopback(OUTBOUND_PORT)])).await?;
+        // A pod without a mesh has no process that could be taken for its proxy.
+        let listener = if way.is_redirected() { PROXY_UID } else { APPLICATION_UID };
+        outbound.order(&Order::Listen(listener, vec![loopback(OUTBOUND_PORT)])).await?;
         outbound.order(&Order::Pin).await?;
         outbound.order(&Order::Become(APPLICATION_UID)).await?;
         let anywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, INBOUND_PORT));
-        inbound.order(&Order::Listen(PROXY_UID, vec![anywhere])).await?;
+        inbound.order(&Order::Listen(listener, vec![anywhere])).await?;
         inbound.order(&Order::Pin).await?;
         // The client is elsewhere, and nothing is to be measured but the way in.
         inbound.order(&Order::Enter(node.plain_place(&client))).await?;

@@ -21,7 +21,7 @@ use serde::Serialize;
 use weft_ebpf_abi::{
     map,
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey},
+    socket::{Flow, FlowKey, ListenerKey, ProxyKey},
 };
 
 /// What all pods' steering programs are called together.
@@ -220,6 +220,10 @@ fn entries(pin: &Path, name: &str) -> Result<Option<u64>, MapError> {
         map::FLOWS => {
             let map: HashMap<MapData, [u8; size::<FlowKey>()], [u8; size::<Flow>()]> =
                 Map::LruHashMap(data()?).try_into()?;
+            Some(count(map.keys()))
+        }
+        map::PROXIES => {
+            let map: HashMap<MapData, [u8; size::<ProxyKey>()], u8> = Map::HashMap(data()?).try_into()?;
             Some(count(map.keys()))
         }
         map::LISTENERS => {
