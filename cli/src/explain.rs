@@ -35,8 +35,11 @@ pub(crate) struct ExplainArgs {
     /// The pod: NAME or NAMESPACE/NAME
     pod: String,
     /// Where to: ADDRESS:PORT or SERVICE[.NAMESPACE]:PORT, with or without `to` before it; with --inbound PORT or ADDRESS:PORT
-    #[arg(required = true, num_args = 1..=2, value_name = "DESTINATION", allow_hyphen_values = true)]
+    #[arg(required = true, num_args = 1..=2, value_name = "DESTINATION")]
     destination: Vec<String>,
+    /// An arrow between the two, quoted for the shell, as `to`
+    #[arg(short = '>', hide = true)]
+    arrow: bool,
     /// The pod's namespace [default: the context's; in a sandbox the only one with such a pod]
     #[arg(short, long)]
     namespace: Option<String>,
@@ -157,7 +160,7 @@ impl ExplainArgs {
     fn wanted(&self) -> Result<(Destination, Named)> {
         let destination = match self.destination.as_slice() {
             [destination] => destination,
-            [word, destination] if word == "to" || word == "->" => destination,
+            [word, destination] if word == "to" => destination,
             words => bail!("{:?} is no destination: expected ADDRESS:PORT or SERVICE:PORT", words.join(" ")),
         };
         let destination = if self.inbound { inbound_end(destination) } else { outbound_end(destination) }?;
@@ -356,7 +359,11 @@ mod tests {
             (vec!["web-0", "->", "web:80"], service("web", None, 80)),
             (vec!["web-0", "web.shop:80"], service("web", Some("shop"), 80)),
             (vec!["web-0", "web.shop.svc.cluster.local:80"], service("web", Some("shop"), 80)),
+            (vec!["web-0", "10.0.0.9:80", "-n", "shop", "-o", "json"], known("10.0.0.9:80")),
+            (vec!["web-0", "to", "web:80", "--as-proxy"], service("web", None, 80)),
             (vec!["web-0", "--inbound", "8080"], known("0.0.0.0:8080")),
+            (vec!["web-0", "--inbound", "8080", "--from", "10.0.0.1"], known("0.0.0.0:8080")),
+            (vec!["web-0", "8080", "--inbound"], known("0.0.0.0:8080")),
             (vec!["web-0", "--inbound", "[fd00::9]:8080"], known("[fd00::9]:8080")),
         ] {
             assert_eq!(parse(&arguments).unwrap().0, expected, "{arguments:?}");

@@ -13,7 +13,7 @@ use hyper_util::{
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::{
-    metrics::{self, Metrics},
+    metrics::{Format, Metrics},
     readiness::Readiness,
 };
 
@@ -144,10 +144,11 @@ impl Admin {
                 reasons => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", reasons.join(", "))),
             },
             _ => {
-                let mut response = text(StatusCode::OK, self.metrics.encode());
-                response
-                    .headers_mut()
-                    .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(metrics::CONTENT_TYPE));
+                let accept = request.head.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+                let format = Format::accepted(accept.unwrap_or_default());
+                let mut response = text(StatusCode::OK, self.metrics.encode(format));
+                let content_type = header::HeaderValue::from_static(format.content_type());
+                response.headers_mut().insert(header::CONTENT_TYPE, content_type);
                 response
             }
         }
