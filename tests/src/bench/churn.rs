@@ -128,6 +128,8 @@ struct Elsewhere {
 /// A process fails or a pod is not attested in time; what is found wrong is in the result instead.
 pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
     let started = Instant::now();
+    node.at_rest().await?;
+    let before = State::of(node).await?;
     let mut elsewhere = Elsewhere::start(node).await?;
     let mut control = Traffic::default();
     batch(node, &mut elsewhere, effort.control, false, &mut control).await?;
@@ -136,7 +138,6 @@ pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
     elsewhere.server.kill().await?;
     let mut elsewhere = Elsewhere::start(node).await?;
 
-    let before = State::of(node).await?;
     let mut warm = None;
     let mut meshed = Traffic::default();
     while meshed.pods < effort.pods {

@@ -19,8 +19,6 @@ use super::{
 
 /// The longest that a proxy waits for both directions.
 const ATTESTED_WITHIN: Duration = Duration::from_secs(60);
-/// An agent that has just worked has memory that it gives back.
-const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// One burst of starting pods.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -80,6 +78,7 @@ pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Burst> {
     for (_, actor) in &mut starting {
         actor.order(&Order::Rest).await?;
     }
+    node.at_rest().await?;
     let (mut proxies, mut enrolments) = (JoinSet::new(), JoinSet::new());
     let mut networks = Vec::new();
     for (pod, actor) in starting {
@@ -137,7 +136,7 @@ pub async fn memory(node: &mut Node, pods: u32) -> anyhow::Result<[Memory; 2]> {
 
 impl Memory {
     async fn of(node: &Node, pods: u32) -> anyhow::Result<Self> {
-        tokio::time::sleep(SETTLES_WITHIN).await;
+        node.at_rest().await?;
         let pinned = node.pinned();
         Ok(Self {
             pods,

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::Stdio,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -39,6 +39,9 @@ pub const APPLICATION_UID: u32 = 1000;
 /// The first addresses of the pods' network are the node's own.
 const FIRST_POD: u32 = 16;
 const AGENT_SERVES_WITHIN: Duration = Duration::from_secs(20);
+/// An agent that changed nothing for so long rests.
+const REST: Duration = Duration::from_secs(2);
+const RESTS_WITHIN: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "bench";
 
 /// A running node.
@@ -198,6 +201,25 @@ impl Node {
     /// What the agent holds in the kernel.
     pub fn pinned(&self) -> Pinned {
         Pinned::new(&self.layout.pin_dir())
+    }
+
+    /// Waits until the agent has done what it does after a start or a burst of pods: nothing of its changes any more.
+    ///
+    /// # Errors
+    /// It does not come to rest.
+    pub async fn at_rest(&self) -> anyhow::Result<()> {
+        let look = || -> anyhow::Result<_> { Ok((self.pinned().holdings()?, self.footprint()?.descriptors)) };
+        let deadline = Instant::now() + RESTS_WITHIN;
+        let mut last = look()?;
+        loop {
+            tokio::time::sleep(REST).await;
+            let now = look()?;
+            if now == last {
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < deadline, "the agent does not come to rest within {RESTS_WITHIN:?}");
+            last = now;
+        }
     }
 
     /// What the agent's process takes.
