@@ -218,6 +218,7 @@ impl Datapath {
             let digest = datapath.programs.digest();
             datapath.pins.set_programs(&digest)?;
         }
+        datapath.programs.keep_spares()?;
         Ok((datapath, ebpf))
     }
 

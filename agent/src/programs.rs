@@ -9,7 +9,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use aya::{
@@ -22,7 +22,7 @@ use crate::{
     bpf::{AttachType, Link},
     error::chain,
     pins::{Pins, PinsError},
-    steering::{Steering, SteeringError},
+    steering::{Spares, Steering, SteeringError},
 };
 
 /// The object that `cargo xtask ebpf` built.
@@ -82,12 +82,13 @@ pub(crate) enum ProgramsError {
 pub(crate) struct Programs {
     pins: Pins,
     debug_log: bool,
-    steering: OnceLock<Steering>,
+    steering: OnceLock<Arc<Steering>>,
+    spares: Option<Spares>,
 }
 
 impl Programs {
     pub(crate) fn new(pins: Pins, debug_log: bool) -> Self {
-        Self { pins, debug_log, steering: OnceLock::new() }
+        Self { pins, debug_log, steering: OnceLock::new(), spares: None }
     }
 
     /// What the attached programs are called: two agents with the same digest need not replace anything.
@@ -114,16 +115,28 @@ impl Programs {
         if self.debug_log { aya_log::Level::Trace as u8 } else { 0 }
     }
 
+    /// What pods' programs are made of. The maps are pinned by now.
+    fn steering(&self) -> Result<&Arc<Steering>, ProgramsError> {
+        if let Some(steering) = self.steering.get() {
+            return Ok(steering);
+        }
+        let steering = Steering::new(OBJECT, &[(aya_log::LEVEL, &[self.log_level()])], &self.pins)?;
+        Ok(self.steering.get_or_init(|| Arc::new(steering)))
+    }
+
+    /// Has pods' programs loaded in advance from now on, so that an enrolment waits for none.
+    pub(crate) fn keep_spares(&mut self) -> Result<(), ProgramsError> {
+        let steering = Arc::clone(self.steering()?);
+        let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
+        self.spares = Some(Spares::keep(steering).map_err(failed)?);
+        Ok(())
+    }
+
     /// A pod's sk_lookup program.
     fn load_steering(&self, netns_cookie: u64) -> Result<OwnedFd, ProgramsError> {
-        let steering = match self.steering.get() {
-            Some(steering) => steering,
-            None => {
-                let steering = Steering::new(OBJECT, &[(aya_log::LEVEL, &[self.log_level()])], &self.pins)?;
-                self.steering.get_or_init(|| steering)
-            }
-        };
-        match steering.load(netns_cookie) {
+        let steering = self.steering()?;
+        let spare = self.spares.as_ref().and_then(Spares::take).map_or_else(|| steering.spare(), Ok);
+        match spare.and_then(|spare| steering.assign(spare, netns_cookie)) {
             // aya's way takes longer and tells why.
             Err(SteeringError::Verify(_)) => {
                 let program = load(&mut self.open(netns_cookie)?, SK_LOOKUP)?;

@@ -1,13 +1,25 @@
-//! The sk_lookup program, which every pod gets an instance of: parsed once, loaded for each pod with its cookie as a
-//! constant. Refuses to create or change pinned maps: they are there before a pod is.
+//! The sk_lookup program, which every pod gets an instance of: parsed once, verified in advance, and given to a pod with
+//! its cookie as the last constant. Refuses to create or change pinned maps: they are there before a pod is.
 //!
-//! aya's loader reads the BTF of the whole kernel for each load, which these programs do not need; that is most of the
-//! time of an enrolment, and a hundred pods that start at once would wait for one another.
+//! aya's loader reads the BTF of the whole kernel for each load, which these programs do not need, and the verifier takes
+//! milliseconds for each instance: a hundred pods that start at once would wait for one another. So some instances are
+//! always there without a pod. Until one has a cookie it would refuse every connection, and it is attached nowhere.
+//!
+//! ```text
+//! spare:  map of constants, open -> program, verified
+//! assign: cookie into the constants -> constants frozen -> the pod's
+//! ```
 
 use std::{
     collections::{HashMap, HashSet},
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::Duration,
 };
 
 use aya::maps::{MapData, MapError};
@@ -21,12 +33,35 @@ const PROGRAM: &str = "weft_sk_lookup";
 /// The global that tells the instance whose it is.
 const COOKIE: &str = "NETNS_COOKIE";
 
-/// The program before it knows its pod.
+/// What the cookie is while its place is looked for.
+const MARK: u64 = 0x7765_6674_6d61_726b;
+/// Instances in advance: as many as a kubelet starts pods at most, unless it is told otherwise. Each takes 20 KiB of the
+/// kernel's memory.
+const SPARES: usize = 110;
+/// Whoever takes one may be about to take more, and needs the processors: new ones come after that.
+const BURST: Duration = Duration::from_secs(1);
+
+/// The program before it is anybody's.
 #[derive(Debug)]
 pub(crate) struct Steering {
     object: Object,
     maps: HashMap<&'static str, MapData>,
+    /// The map of constants that the cookie is in, what is in it, and where.
+    constants: String,
+    values: Vec<u8>,
+    cookie_at: usize,
 }
+
+/// An instance that waits for a pod.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    program: OwnedFd,
+    constants: MapData,
+}
+
+/// Instances in advance.
+#[derive(Debug)]
+pub(crate) struct Spares(Receiver<Spare>);
 
 /// Why the program could not be prepared or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +70,8 @@ pub(crate) enum SteeringError {
     Parse(#[source] ParseError),
     #[error("the embedded object has no program {PROGRAM}")]
     Missing,
+    #[error("the embedded object has no constant {COOKIE}")]
+    NoCookie,
     #[error("cannot open map {name}")]
     OpenMap { name: &'static str, source: MapError },
     #[error("cannot make the constants of {PROGRAM}")]
@@ -54,8 +91,15 @@ impl Steering {
     /// The object is not one, or a map is not pinned.
     pub(crate) fn new(object: &[u8], constants: &[(&str, &[u8])], pins: &Pins) -> Result<Self, SteeringError> {
         let mut object = Object::parse(object).map_err(SteeringError::Parse)?;
-        let constants = constants.iter().map(|(name, bytes)| (*name, (*bytes, true))).collect();
-        object.patch_map_data(constants).map_err(SteeringError::Parse)?;
+        let mark = MARK.to_ne_bytes();
+        let mut globals: HashMap<_, _> = constants.iter().map(|(name, bytes)| (*name, (*bytes, true))).collect();
+        globals.insert(COOKIE, (mark.as_slice(), true));
+        object.patch_map_data(globals).map_err(SteeringError::Parse)?;
+        let marked = object.maps.iter().filter(|(_, map)| map.section_kind() == EbpfSectionKind::Rodata).find_map(
+            |(name, map)| Some((name.clone(), map.data().windows(mark.len()).position(|window| window == mark)?)),
+        );
+        let (constants, cookie_at) = marked.ok_or(SteeringError::NoCookie)?;
+        let values = object.maps.get(&constants).map(|map| map.data().to_vec()).unwrap_or_default();
         let section = object.programs.get(PROGRAM).ok_or(SteeringError::Missing)?.section_index;
         // Every program has a section of its own; what is in no program's is called by all.
         let others: HashSet<usize> =
@@ -69,37 +113,92 @@ impl Steering {
             let map = MapData::from_pin(pins.map(name)).map_err(|source| SteeringError::OpenMap { name, source })?;
             maps.insert(name, map);
         }
-        Ok(Self { object, maps })
+        Ok(Self { object, maps, constants, values, cookie_at })
     }
 
-    /// Loads the program for a pod.
+    /// Loads an instance.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(crate) fn load(&self, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
+    pub(crate) fn spare(&self) -> Result<Spare, SteeringError> {
         let mut object = self.object.clone();
-        let cookie = netns_cookie.to_ne_bytes();
-        object.patch_map_data(HashMap::from([(COOKIE, (cookie.as_slice(), true))])).map_err(SteeringError::Parse)?;
-        let mut constants = Vec::new();
+        let (mut open, mut frozen) = (None, Vec::new());
         let mut maps: Vec<(String, RawFd, aya_obj::Map)> = Vec::new();
         for (name, map) in object.maps.drain() {
             if let Some(pinned) = self.maps.get(name.as_str()) {
                 maps.push((name, pinned.fd().as_fd().as_raw_fd(), map));
             } else if map.section_kind() == EbpfSectionKind::Rodata {
                 let data = MapData::create(map.clone(), &name, None).map_err(SteeringError::Constants)?;
-                bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data())
-                    .map_err(SteeringError::WriteConstants)?;
-                maps.push((name, data.fd().as_fd().as_raw_fd(), map));
-                // The program holds it from when it is loaded.
-                constants.push(data);
+                let fd = data.fd().as_fd().as_raw_fd();
+                if name == self.constants {
+                    open = Some(data);
+                } else {
+                    bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data())
+                        .map_err(SteeringError::WriteConstants)?;
+                    // The program holds it from when it is loaded.
+                    frozen.push(data);
+                }
+                maps.push((name, fd, map));
             }
         }
+        let constants = open.ok_or(SteeringError::NoCookie)?;
         let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         let by_name = maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map));
         object.relocate_maps(by_name, &sections).map_err(SteeringError::Link)?;
         object.relocate_calls(&sections).map_err(SteeringError::Link)?;
         let program = object.programs.get(PROGRAM).ok_or(SteeringError::Missing)?;
         let function = object.functions.get(&program.function_key()).ok_or(SteeringError::Missing)?;
-        bpf::load_sk_lookup(PROGRAM, &function.instructions, &program.license).map_err(SteeringError::Verify)
+        let program = bpf::load_sk_lookup(PROGRAM, &function.instructions, &program.license);
+        Ok(Spare { program: program.map_err(SteeringError::Verify)?, constants })
+    }
+
+    /// Makes an instance a pod's, for good.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn assign(&self, spare: Spare, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
+        let mut values = self.values.clone();
+        values.splice(self.cookie_at..self.cookie_at + size_of::<u64>(), netns_cookie.to_ne_bytes());
+        let size = u32::try_from(values.len()).unwrap_or(u32::MAX);
+        bpf::fill_and_freeze(spare.constants.fd().as_fd(), size, &values).map_err(SteeringError::WriteConstants)?;
+        Ok(spare.program)
+    }
+}
+
+impl Spares {
+    /// Keeps instances in advance, in a thread that gives way to all others and ends with the receiver.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn keep(steering: Arc<Steering>) -> io::Result<Self> {
+        let (sender, receiver) = sync_channel(SPARES);
+        thread::Builder::new().name("spares".into()).spawn(move || {
+            // It goes on without.
+            let _ = rustix::process::nice(19);
+            if let Err(error) = refill(&steering, &sender) {
+                tracing::warn!(error = crate::error::chain(&error), "pods' programs are not loaded in advance");
+            }
+        })?;
+        Ok(Self(receiver))
+    }
+
+    /// One that is there.
+    pub(crate) fn take(&self) -> Option<Spare> {
+        self.0.try_recv().ok()
+    }
+}
+
+fn refill(steering: &Steering, sender: &SyncSender<Spare>) -> Result<(), SteeringError> {
+    loop {
+        match sender.try_send(steering.spare()?) {
+            Ok(()) => {}
+            Err(TrySendError::Disconnected(_)) => return Ok(()),
+            Err(TrySendError::Full(spare)) => {
+                if sender.send(spare).is_err() {
+                    return Ok(());
+                }
+                thread::sleep(BURST);
+            }
+        }
     }
 }
