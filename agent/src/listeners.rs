@@ -3,7 +3,8 @@
 //! where the programs put those that they see. Without this such a proxy gets no connection until it starts again.
 //!
 //! ```text
-//! /proc/PID/ns/net is the pod's ─> /proc/PID/net/tcp{,6}: who listens on the inbound port as the proxy's user
+//! /proc/thread-self/net/tcp{,6} in the pod's namespace: who listens on the inbound port as the proxy's user
+//!     ─> /proc/PID/ns/net is the pod's
 //!     ─> pidfd_getfd (Linux 5.6): the process's descriptor that is this socket ─> map LISTENERS
 //! ```
 //!
@@ -19,7 +20,7 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::fs::MetadataExt as _,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use aya::maps::{HashMap, MapData, MapError, SockHash};
@@ -60,6 +61,8 @@ pub(crate) enum ListenersError {
     Write { name: &'static str, source: MapError },
     #[error("cannot look for processes in {path} (needs hostPID)")]
     Processes { path: String, source: io::Error },
+    #[error("cannot read the pod's table of TCP sockets")]
+    Tables(#[source] io::Error),
     #[error(
         "cannot take the listener of process {pid} (needs Linux 5.6, CAP_SYS_PTRACE, and seccomp that allows pidfd_getfd)"
     )]
@@ -131,7 +134,9 @@ impl Listeners {
     /// See [`ListenersError`]. That a process ends meanwhile is none.
     pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
         let (owner, port) = (pod.proxy(), pod.inbound_port);
-        let known = self.living()?.contains(&proxy_key(netns.cookie, pod));
+        let key = proxy_key(netns.cookie, pod);
+        // Without a note there is no listener, with one there was.
+        let known = self.is_noted(&key)? && self.living()?.contains(&key);
         let mut adopted = 0;
         if !known {
             for (family, socket) in self.find(netns, pod)? {
@@ -139,9 +144,17 @@ impl Listeners {
             }
         }
         if known || adopted > 0 {
-            self.note(proxy_key(netns.cookie, pod))?;
+            self.note(key)?;
         }
         Ok(adopted)
+    }
+
+    fn is_noted(&self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
+        match self.proxies.get(proxy, 0) {
+            Ok(_) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(source) => Err(ListenersError::Read { name: map::PROXIES, source }),
+        }
     }
 
     /// Puts a listener into a free slot. False if there is none: then other members of its group stand for it.
@@ -171,8 +184,12 @@ impl Listeners {
         let members = pod.has(EXEMPTS_CGROUP).then(|| cgroup::members(&self.cgroup, pod.proxy_cgroup));
         let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };
         let inode = netns.file.metadata().map_err(processes)?.ino();
-        let mut wanted: Option<Vec<Listening>> = None;
         let (mut found, mut failed) = (Vec::new(), None);
+        // Mostly nobody listens yet, and there may be thousands of processes.
+        let mut wanted = listening(&netns.tcp_tables().map_err(ListenersError::Tables)?, uid, port);
+        if wanted.is_empty() {
+            return Ok(found);
+        }
         for entry in fs::read_dir(&self.proc).map_err(processes)? {
             let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) else {
                 continue;
@@ -181,16 +198,14 @@ impl Listeners {
             if !fs::metadata(process.join("ns/net")).is_ok_and(|namespace| namespace.ino() == inode) {
                 continue;
             }
-            // The same for every process in the namespace.
-            let wanted = wanted.get_or_insert_with(|| listening(&process, uid, port));
             if wanted.is_empty() {
-                return Ok(found);
+                break;
             }
             if members.as_ref().is_some_and(|members| !members.contains(&pid)) {
                 continue;
             }
             // Another process of the pod may be the proxy.
-            if let Err(source) = take(pid, wanted, &mut found) {
+            if let Err(source) = take(pid, &mut wanted, &mut found) {
                 failed = Some(ListenersError::Take { pid, source });
             }
         }
@@ -198,7 +213,7 @@ impl Listeners {
             _ if !found.is_empty() => Ok(found),
             Some(error) => Err(error),
             // Without it the pod would be refused for good, and nobody would know why. In a strict pod it is somebody else's.
-            None if members.is_none() && wanted.is_some_and(|wanted| !wanted.is_empty()) => {
+            None if members.is_none() && !wanted.is_empty() => {
                 Err(ListenersError::Missing { uid, port })
             }
             None => Ok(found),
@@ -239,14 +254,13 @@ fn take(pid: i32, wanted: &mut Vec<Listening>, found: &mut Vec<(u8, OwnedFd)>) -
     Ok(())
 }
 
-/// A process that ends meanwhile listens to nothing.
-fn listening(process: &Path, uid: u32, port: u16) -> Vec<Listening> {
-    let table = |family: u8, name: &str| {
-        let text = fs::read_to_string(process.join("net").join(name)).unwrap_or_default();
-        text.lines().filter_map(|line| parse(line, uid, port)).map(|inode| Listening { family, inode }).collect()
-    };
-    let tables: [Vec<Listening>; 2] = [table(4, "tcp"), table(6, "tcp6")];
-    tables.concat()
+/// The listeners in the tables of IPv4 and IPv6.
+fn listening(tables: &[String; 2], uid: u32, port: u16) -> Vec<Listening> {
+    let both = tables.iter().zip([4, 6]);
+    both.flat_map(|(table, family)| {
+        table.lines().filter_map(move |line| parse(line, uid, port)).map(move |inode| Listening { family, inode })
+    })
+    .collect()
 }
 
 /// The inode of a line of /proc/net/tcp (proc(5)), if that is a listener of this user on this port.
@@ -291,9 +305,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let uid = rustix::process::getuid().as_raw();
-        let found = listening(Path::new("/proc/self"), uid, port);
+        let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap());
+        let found = listening(&tables, uid, port);
         let [Listening { family: 4, inode }] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!(rustix::fs::fstat(&listener).unwrap().st_ino, *inode);
-        assert!(listening(Path::new("/proc/self"), uid + 1, port).is_empty());
+        assert!(listening(&tables, uid + 1, port).is_empty());
     }
 }

@@ -96,6 +96,18 @@ impl Netns {
             .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
         Ok(Self { file, cookie, addresses })
     }
+
+    /// The kernel's tables of the TCP sockets in the namespace (proc(5)), IPv4's and IPv6's; one that is not there is empty.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub(crate) fn tcp_tables(&self) -> io::Result<[String; 2]> {
+        let read = || {
+            setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+            Ok(["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()))
+        };
+        thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
 }
 
 /// The cookies of all network namespaces in which a process lives.
