@@ -28,6 +28,7 @@ use weft_ebpf_abi::{
     address::Address,
     counter, map,
     pod::{self, Pod, PortBlock, PortBlockKey, Subnet},
+    socket::{Flow, FlowKey},
     switch,
     verdict::{Direction, Verdict},
 };
@@ -52,6 +53,9 @@ pub(crate) struct Datapath {
     stats: PerCpuArray<MapData, u64>,
     switches: Array<MapData, u32>,
     listeners: Listeners,
+    flows: HashMap<MapData, FlowKey, Flow>,
+    /// Whether a pod left since the flows were looked through.
+    flows_may_be_stale: bool,
     names: BTreeMap<u64, PodName>,
     /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
     self_enrolled: BTreeMap<u64, Instant>,
@@ -193,6 +197,8 @@ impl Datapath {
                 open_map(&pins, map::PROXIES, |data| HashMap::try_from(Map::HashMap(data)))?,
                 cgroup.to_path_buf(),
             ),
+            flows: open_map(&pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
+            flows_may_be_stale: true,
             names: BTreeMap::new(),
             self_enrolled: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
@@ -318,6 +324,7 @@ impl Datapath {
             }
         }
         self.listeners.collect_garbage()?;
+        self.remove_stale_flows()?;
         Ok(removed)
     }
 
@@ -493,6 +500,23 @@ impl Datapath {
         self.remove_rules(cookie, None)?;
         self.names.remove(&cookie);
         self.self_enrolled.remove(&cookie);
+        self.flows_may_be_stale = true;
+        Ok(())
+    }
+
+    /// Removes what connections left that never came to be, of pods that are gone: one pass for all that left since the
+    /// last time, as the map has room for thousands.
+    fn remove_stale_flows(&mut self) -> Result<(), DatapathError> {
+        if !std::mem::take(&mut self.flows_may_be_stale) {
+            return Ok(());
+        }
+        // Flows first: a pod is there before its flows are. Entries that come and go meanwhile are the kernel's business.
+        let flows: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
+        let pods: Result<BTreeSet<u64>, MapError> = self.entries.keys().collect();
+        let pods = pods.map_err(reading(map::PODS))?;
+        for key in flows.into_iter().filter(|key| !pods.contains(&key.netns_cookie)) {
+            absent_is_fine(self.flows.remove(&key)).map_err(writing(map::FLOWS))?;
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{ListenerKey, ProxyKey},
+    socket::{Flow, FlowKey, ListenerKey, ProxyKey},
 };
 
 // SAFETY: repr(C), Copy, only integers, every bit pattern valid, no implicit padding.
@@ -17,3 +17,7 @@ unsafe impl aya::Pod for Subnet {}
 unsafe impl aya::Pod for ProxyKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ListenerKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for FlowKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Flow {}
