@@ -213,9 +213,7 @@ impl Listeners {
             _ if !found.is_empty() => Ok(found),
             Some(error) => Err(error),
             // Without it the pod would be refused for good, and nobody would know why. In a strict pod it is somebody else's.
-            None if members.is_none() && !wanted.is_empty() => {
-                Err(ListenersError::Missing { uid, port })
-            }
+            None if members.is_none() && !wanted.is_empty() => Err(ListenersError::Missing { uid, port }),
             None => Ok(found),
         }
     }

@@ -104,7 +104,8 @@ impl Netns {
     pub(crate) fn tcp_tables(&self) -> io::Result<[String; 2]> {
         let read = || {
             setns(&self.file, CloneFlags::CLONE_NEWNET)?;
-            Ok(["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()))
+            Ok(["tcp", "tcp6"]
+                .map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()))
         };
         thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

@@ -22,6 +22,7 @@ use tokio::{
     sync::Mutex,
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::server::Seen;
 use session::Session;
@@ -72,6 +73,8 @@ pub struct Load {
     pub count: Option<u64>,
     /// No new request begins after this.
     pub duration: Option<Duration>,
+    /// No new request begins once this is cancelled.
+    pub stop: CancellationToken,
     /// Workers, each with its own connection.
     pub concurrency: usize,
     /// Pause of each worker after each request.
@@ -243,7 +246,7 @@ async fn request(load: &Load, session: &mut Option<Session>, shared: &Mutex<Shar
 
 impl Shared {
     fn take_ticket(&mut self) -> bool {
-        if self.load.duration.is_some_and(|limit| self.started.elapsed() >= limit) {
+        if self.load.stop.is_cancelled() || self.load.duration.is_some_and(|limit| self.started.elapsed() >= limit) {
             return false;
         }
         match &mut self.left {

@@ -11,6 +11,7 @@ use tokio::{
     sync::oneshot,
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 use weft_examples::{
     client::{self, Load, Protocol, Report},
     server::{EchoApp, Seen, Upstream},
@@ -23,6 +24,7 @@ fn load(protocol: Protocol, target: String) -> Load {
         path: "/hello?x=1".to_owned(),
         count: Some(30),
         duration: None,
+        stop: CancellationToken::new(),
         concurrency: 3,
         pause: Duration::ZERO,
         timeout: Duration::from_secs(5),
@@ -116,6 +118,18 @@ async fn a_duration_ends_the_load() {
     let http = serve(false).await;
     let load = Load { count: None, duration: Some(Duration::from_millis(50)), ..load(Protocol::Http1, http) };
     let report = client::drive(load).await;
+    assert!(report.requests > 0 && report.failures == 0, "{report:?}");
+}
+
+#[tokio::test]
+async fn a_load_ends_when_it_is_told() {
+    let stop = CancellationToken::new();
+    let endless = Load { count: None, stop: stop.clone(), ..load(Protocol::Http1, serve(false).await) };
+    let sent = tokio::spawn(client::drive(endless));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!sent.is_finished());
+    stop.cancel();
+    let report = timeout(Duration::from_secs(5), sent).await.unwrap().unwrap();
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
 }
 

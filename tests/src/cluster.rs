@@ -136,17 +136,22 @@ impl Cluster {
         self.start_client(namespace, pod, arguments)?.report()
     }
 
-    /// Starts `weft-client` in a pod, to look at its report later.
+    /// Starts `weft-client` in a pod, to look at its report later. With `--until-eof` it goes on until then.
     ///
     /// # Errors
     /// When kubectl cannot be started.
     pub fn start_client(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Load> {
         let mut kubectl = self.command("kubectl");
         kubectl
-            .args(["-n", namespace, "exec", pod, "-c", "client", "--", "/weft-client"])
+            .args(["-n", namespace, "exec", "-i", pod, "-c", "client", "--", "/weft-client"])
             .args(arguments)
             .arg("--json");
-        let child = kubectl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("start kubectl exec")?;
+        let child = kubectl
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start kubectl exec")?;
         Ok(Load { child: Some(child) })
     }
 
@@ -177,7 +182,7 @@ impl Cluster {
 }
 
 impl Load {
-    /// Waits for the end and returns what the client counted.
+    /// Ends the client's standard input, waits for the client and returns what it counted.
     ///
     /// # Errors
     /// When it printed no report.

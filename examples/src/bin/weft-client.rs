@@ -1,10 +1,11 @@
 //! `weft-client`: the example client. Prints what came back, and exits 1 when a request failed.
 
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::{io, net::SocketAddr, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use weft_examples::{
     client::{self, Load, Protocol, Report},
     rawtcp::{self, Plan},
@@ -51,12 +52,15 @@ struct LoadArgs {
     /// Path of HTTP requests
     #[arg(long, default_value = "/")]
     path: String,
-    /// Requests to send [default: 1, or no limit with --duration]
+    /// Requests to send [default: 1, or no limit with --duration or --until-eof]
     #[arg(long)]
     count: Option<u64>,
     /// Send for this long, e.g. 5s
     #[arg(long, value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
+    /// Send until standard input ends
+    #[arg(long)]
+    until_eof: bool,
     /// Workers, each with a connection of its own
     #[arg(long, default_value_t = 1)]
     concurrency: usize,
@@ -153,13 +157,25 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
-    let count = if args.duration.is_some() { args.count } else { Some(args.count.unwrap_or(1)) };
+    let until_told = args.duration.is_some() || args.until_eof;
+    let count = if until_told { args.count } else { Some(args.count.unwrap_or(1)) };
+    let stop = CancellationToken::new();
+    if args.until_eof {
+        let stop = stop.clone();
+        // A thread of its own, because the process must end while standard input is open.
+        std::thread::spawn(move || {
+            // What cannot be read has ended.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            stop.cancel();
+        });
+    }
     let report = client::drive(Load {
         protocol,
         target: args.target,
         path: args.path,
         count,
         duration: args.duration,
+        stop,
         concurrency: args.concurrency,
         pause: args.pause,
         timeout: args.timeout,
