@@ -8,11 +8,14 @@
 mod image;
 mod machine;
 mod packages;
+mod processor;
 
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
+
+use processor::Processor;
 
 use crate::{
     command::{self, step},
@@ -27,6 +30,7 @@ use crate::{
   cargo xtask kernels 5.15 6.1       only these
   cargo xtask kernels --list         what there is, and what is expected of each
   cargo xtask kernels 6.1 --refresh  look for a newer package of it first
+  cargo xtask kernels 6.12-arm64     with programs for aarch64, on an emulated one
 
 On each kernel: `weft-agent features`, then `weft-agent run` and `status` at the root of the cgroup2 tree, then the agent's
 whole datapath test (programs verified, attached, replaced in place; redirection of both families and directions).
@@ -56,6 +60,7 @@ pub(crate) struct Args {
 struct Kernel {
     /// What it is called here.
     name: &'static str,
+    processor: Processor,
     archive: packages::Archive,
     /// The archive's suite.
     suite: &'static str,
@@ -73,9 +78,10 @@ enum Expected {
     Refused(&'static [&'static str]),
 }
 
-const KERNELS: [Kernel; 5] = [
+const KERNELS: [Kernel; 6] = [
     Kernel {
         name: "5.10",
+        processor: Processor::X86_64,
         archive: packages::Archive::DebianSecurity,
         suite: "bullseye-security",
         package: "linux-image-cloud-amd64",
@@ -87,6 +93,7 @@ const KERNELS: [Kernel; 5] = [
     },
     Kernel {
         name: "5.15",
+        processor: Processor::X86_64,
         archive: packages::Archive::Ubuntu,
         suite: "jammy-updates",
         package: "linux-image-virtual",
@@ -94,6 +101,7 @@ const KERNELS: [Kernel; 5] = [
     },
     Kernel {
         name: "6.1",
+        processor: Processor::X86_64,
         archive: packages::Archive::Debian,
         suite: "bookworm",
         package: "linux-image-cloud-amd64",
@@ -101,13 +109,23 @@ const KERNELS: [Kernel; 5] = [
     },
     Kernel {
         name: "6.12",
+        processor: Processor::X86_64,
         archive: packages::Archive::Debian,
         suite: "trixie",
         package: "linux-image-cloud-amd64",
         expected: Expected::Full,
     },
     Kernel {
+        name: "6.12-arm64",
+        processor: Processor::Aarch64,
+        archive: packages::Archive::Debian,
+        suite: "trixie",
+        package: "linux-image-cloud-arm64",
+        expected: Expected::Full,
+    },
+    Kernel {
         name: "sid",
+        processor: Processor::X86_64,
         archive: packages::Archive::Debian,
         suite: "sid",
         package: "linux-image-cloud-amd64",
@@ -123,29 +141,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let chosen = choose(&args.kernels)?;
     if args.list {
         for kernel in &chosen {
-            println!("{:6} {} ({}), {}", kernel.name, kernel.package, kernel.suite, kernel.expected.words());
+            println!("{:10} {} ({}), {}", kernel.name, kernel.package, kernel.suite, kernel.expected.words());
         }
         return Ok(());
     }
-    if std::env::consts::ARCH != "x86_64" {
-        bail!("the kernels are fetched and booted for x86_64 only, and this machine is {}", std::env::consts::ARCH);
+    if !Processor::X86_64.is_native() {
+        bail!("kernels are booted on x86_64 machines only, and this one is {}", std::env::consts::ARCH);
     }
     let workspace = Workspace::load()?;
     let toolchain = setup::ensure(Scope::Build)?;
     setup::install_packages(Scope::Kernels)?;
     ebpf::build(&workspace, &toolchain)?;
-    let programs = build(&workspace)?;
+    let mut built = Vec::new();
+    for processor in Processor::ALL {
+        if chosen.iter().any(|kernel| kernel.processor == processor) {
+            built.push(build(&workspace, processor)?);
+        }
+    }
     let mut failed = Vec::new();
     let mut rows = Vec::new();
     for kernel in chosen {
         let begin = std::time::Instant::now();
-        let outcome = try_one(&workspace, kernel, &programs, args);
+        let programs = built.iter().find(|programs| programs.processor == kernel.processor);
+        let outcome = programs
+            .context("its programs were not built")
+            .and_then(|programs| try_one(&workspace, kernel, programs, args));
         let seconds = begin.elapsed().as_secs();
         rows.push(match outcome {
-            Ok(release) => format!("{:6} {release:32} {:8} {seconds:5} s", kernel.name, kernel.expected.words()),
+            Ok(release) => format!("{:10} {release:32} {:8} {seconds:5} s", kernel.name, kernel.expected.words()),
             Err(error) => {
                 failed.push(kernel.name);
-                format!("{:6} FAILED after {seconds} s: {error:#}", kernel.name)
+                format!("{:10} FAILED after {seconds} s: {error:#}", kernel.name)
             }
         });
     }
@@ -173,14 +199,21 @@ fn choose(names: &[String]) -> Result<Vec<&'static Kernel>> {
 }
 
 /// The agent and its test, as cargo names them.
-fn build(workspace: &Workspace) -> Result<image::Programs> {
-    step("build the agent and its datapath test");
+fn build(workspace: &Workspace, processor: Processor) -> Result<image::Programs> {
+    step(&format!("build the agent and its datapath test for {}", processor.name()));
     let mut cargo = command::cargo();
     // The whole workspace's features, so that nothing is built twice; see `build`.
     cargo
         .current_dir(&workspace.root)
         .args(["test", "--workspace", "--test", "datapath", "--no-run", "--message-format", "json-render-diagnostics"])
         .stderr(std::process::Stdio::inherit());
+    if !processor.is_native() {
+        setup::install_packages(Scope::KernelsArm64)?;
+        processor.ensure_standard_library()?;
+        let target = processor.target();
+        let linker = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
+        cargo.args(["--target", &target]).env(linker, processor.tool("gcc"));
+    }
     let messages = command::output(&mut cargo)?;
     let executable = |name: &str| {
         let named = |message: &Value| message["target"]["name"] == name && message["executable"].is_string();
@@ -188,7 +221,7 @@ fn build(workspace: &Workspace) -> Result<image::Programs> {
         let found = messages.rfind(named).map(|message| PathBuf::from(workspace::text(&message["executable"])));
         found.with_context(|| format!("cargo named no executable for {name}"))
     };
-    Ok(image::Programs { agent: executable("weft-agent")?, test: executable("datapath")? })
+    Ok(image::Programs { processor, agent: executable("weft-agent")?, test: executable("datapath")? })
 }
 
 /// Fetches, boots and judges one kernel. Returns its release.
@@ -201,6 +234,7 @@ fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, a
         kernel: &fetched.image,
         initramfs: &initramfs,
         directory: &directory,
+        processor: kernel.processor,
         timeout: Duration::from_secs(args.timeout),
         accelerator: args.accelerator,
     })?;

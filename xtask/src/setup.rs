@@ -39,6 +39,8 @@ pub(crate) enum Scope {
     Kube,
     /// Compile, and boot other kernels: an emulator and what an initramfs is made of.
     Kernels,
+    /// The same for arm64.
+    KernelsArm64,
 }
 
 /// Installs or reports.

@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::packages::Fetched;
+use super::{
+    packages::{self, Fetched},
+    processor::Processor,
+};
 use crate::{command, dist};
 
 /// Begins the line that tells how a step ended: its name and exit code follow.
@@ -27,6 +30,7 @@ const MODULE: &str = "veth";
 /// What runs in the machine.
 #[derive(Debug)]
 pub(super) struct Programs {
+    pub(super) processor: Processor,
     /// The test knows the agent by this path.
     pub(super) agent: PathBuf,
     pub(super) test: PathBuf,
@@ -42,20 +46,17 @@ pub(super) fn make(directory: &Path, kernel: &Fetched, programs: &Programs, full
     for path in ["proc", "sys", "dev", "run", "tmp", "busybox", "modules"] {
         fs::create_dir_all(root.join(path)).with_context(|| format!("create {}", root.display()))?;
     }
-    let busybox = command::find("busybox").context("no busybox")?;
-    let ip = command::find("ip").context("no ip")?;
-    copy(&busybox, &root.join("busybox/busybox"))?;
-    copy(&ip, &root.join("bin/ip"))?;
+    let strip = programs.processor.tool("strip");
     for program in [&programs.agent, &programs.test] {
         let inside = within(&root, program)?;
         copy(program, &inside)?;
-        command::run(Command::new("strip").arg(&inside))?;
+        command::run(Command::new(&strip).arg(&inside))?;
     }
-    let mut needed = dist::libraries(&[programs.agent.clone(), programs.test.clone(), ip])?;
-    // One that is linked statically needs none, which ldd calls an error.
-    needed.extend(dist::libraries(&[busybox]).unwrap_or_default());
-    for library in needed {
-        copy(&library, &within(&root, &library)?)?;
+    if programs.processor.is_native() {
+        own_userland(&root, programs)?;
+    } else {
+        packages::userland(programs.processor, &root)?;
+        fs::rename(root.join("usr/bin/busybox"), root.join("busybox/busybox")).context("take busybox")?;
     }
     let modules = modules(&kernel.modules, MODULE)?;
     for (index, module) in modules.iter().enumerate() {
@@ -67,9 +68,22 @@ pub(super) fn make(directory: &Path, kernel: &Fetched, programs: &Programs, full
     archive(&root, &directory.join("initramfs"))
 }
 
-/// What the machine does. Results go to the second serial line, where the kernel does not write.
+/// This machine's own programs and libraries.
+fn own_userland(root: &Path, programs: &Programs) -> Result<()> {
+    let busybox = command::find("busybox").context("no busybox")?;
+    let ip = command::find("ip").context("no ip")?;
+    copy(&busybox, &root.join("busybox/busybox"))?;
+    copy(&ip, &root.join("bin/ip"))?;
+    let mut needed = dist::libraries(&[programs.agent.clone(), programs.test.clone(), ip])?;
+    // One that is linked statically needs none, which ldd calls an error.
+    needed.extend(dist::libraries(&[busybox]).unwrap_or_default());
+    needed.iter().try_for_each(|library| copy(library, &within(root, library)?))
+}
+
+/// What the machine does. Results go to a serial line to which the kernel does not write.
 fn script(programs: &Programs, modules: usize, full: bool) -> String {
     let (agent, test) = (programs.agent.display(), programs.test.display());
+    let (_, line) = programs.processor.lines();
     let insmod: String = (0..modules).map(|index| format!("insmod /modules/{index}.ko\n")).collect();
     let datapath = if full { format!("run {DATAPATH} {test}\n") } else { String::new() };
     format!(
@@ -84,7 +98,7 @@ mount -t securityfs securityfs /sys/kernel/security
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpffs /sys/fs/bpf
 {insmod}ip link set lo up
-exec >/dev/ttyS1 2>&1
+exec >/dev/{line} 2>&1
 run() {{
     name=$1
     shift
@@ -222,9 +236,11 @@ mod tests {
 
     #[test]
     fn an_old_kernel_is_not_given_the_datapath_test() {
-        let programs = Programs { agent: "/a/weft-agent".into(), test: "/a/datapath".into() };
+        let programs =
+            Programs { processor: Processor::Aarch64, agent: "/a/weft-agent".into(), test: "/a/datapath".into() };
         assert!(script(&programs, 1, true).contains("run datapath /a/datapath\n"));
         assert!(!script(&programs, 1, false).contains("/a/datapath"));
         assert!(script(&programs, 2, false).contains("insmod /modules/1.ko\n"));
+        assert!(script(&programs, 2, false).contains("exec >/dev/ttyAMA0 2>&1\n"));
     }
 }

@@ -1,4 +1,4 @@
-//! The emulated machine: two processors, two serial lines, no network, no disk.
+//! The emulated machine: two processors, one or two serial lines, no network, no disk.
 
 use std::{
     fs,
@@ -9,6 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+
+use super::processor::Processor;
 
 /// What the kernel says.
 const CONSOLE: &str = "console.log";
@@ -25,6 +27,7 @@ pub(super) struct Machine<'a> {
     pub(super) kernel: &'a Path,
     pub(super) initramfs: &'a Path,
     pub(super) directory: &'a Path,
+    pub(super) processor: Processor,
     pub(super) timeout: Duration,
     pub(super) accelerator: Accelerator,
 }
@@ -36,15 +39,6 @@ pub(super) enum Accelerator {
     Tcg,
     /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
     Kvm,
-}
-
-impl Accelerator {
-    fn machine(self) -> &'static str {
-        match self {
-            Self::Tcg => "pc,accel=tcg",
-            Self::Kvm => "pc,accel=kvm",
-        }
-    }
 }
 
 /// The emulator, ended when dropped.
@@ -64,23 +58,30 @@ impl Drop for Emulator {
 pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
     let log = |name: &str| machine.directory.join(name);
     let errors = fs::File::create(log("qemu.log")).context("create qemu.log")?;
-    let emulator = Command::new("qemu-system-x86_64")
-        .args(["-machine", machine.accelerator.machine(), "-cpu", "max", "-smp", "2", "-m", "1536", "-nodefaults"])
-        .args(["-display", "none", "-no-reboot", "-kernel"])
+    let (program, machine_arguments) = machine.processor.emulator(machine.accelerator);
+    let (console, said_on) = machine.processor.lines();
+    // Where both share a line, nothing but what the programs say should be on it.
+    let (loglevel, result) = if console == said_on { (1, CONSOLE) } else { (4, RESULT) };
+    let mut command = Command::new(program);
+    command
+        .args(machine_arguments)
+        .args(["-smp", "2", "-m", "1536", "-nodefaults", "-display", "none", "-no-reboot", "-kernel"])
         .arg(machine.kernel)
         .arg("-initrd")
         .arg(machine.initramfs)
         // A panic reboots, which ends the emulator.
-        .args(["-append", "console=ttyS0 panic=-1 loglevel=4"])
+        .args(["-append", &format!("console={console} panic=-1 loglevel={loglevel}")])
         .arg("-serial")
-        .arg(format!("file:{}", log(CONSOLE).display()))
-        .arg("-serial")
-        .arg(format!("file:{}", log(RESULT).display()))
+        .arg(format!("file:{}", log(CONSOLE).display()));
+    if result != CONSOLE {
+        command.arg("-serial").arg(format!("file:{}", log(result).display()));
+    }
+    let emulator = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(errors)
         .spawn()
-        .context("start qemu-system-x86_64")?;
+        .with_context(|| format!("start {program}"))?;
     let mut emulator = Emulator(emulator);
     let begin = Instant::now();
     let ended = loop {
@@ -95,7 +96,7 @@ pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
     let read = |name: &str| {
         fs::read(log(name)).map(|bytes| String::from_utf8_lossy(&bytes).replace('\r', "")).unwrap_or_default()
     };
-    let said = read(RESULT);
+    let said = read(result);
     match ended {
         Some(status) if status.success() && !said.is_empty() => Ok(said),
         Some(status) => {

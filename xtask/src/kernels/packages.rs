@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Kernel;
+use super::{Kernel, processor::Processor};
 use crate::{
     command::{self, step},
     workspace,
@@ -76,7 +76,8 @@ pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
             Archive::Ubuntu => ubuntu_keys(&cache)?,
         };
         step(&format!("fetch {} of {}", kernel.package, kernel.suite));
-        let apt = Apt::new(&cache.join("apt").join(kernel.suite), kernel.archive, kernel.suite, &keys)?;
+        let apt =
+            Apt::new(&cache.join("apt").join(kernel.name), kernel.archive, kernel.suite, kernel.processor, &keys)?;
         let image = apt
             .dependency(kernel.package, "linux-image-")?
             .with_context(|| format!("no image for {}", kernel.package))?;
@@ -88,13 +89,40 @@ pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
     find(&unpacked).with_context(|| format!("look into {}", unpacked.display()))
 }
 
+/// Unpacks a user space for another processor than this machine's: the C library, `ip` and a static busybox.
+///
+/// # Errors
+/// As [`fetch`].
+pub(super) fn userland(processor: Processor, root: &Path) -> Result<()> {
+    let unpacked = workspace::cache_directory()?.join("kernels").join(format!("userland-{}", processor.name()));
+    if !unpacked.is_dir() {
+        step(&format!("fetch a user space for {}", processor.name()));
+        let apt = debian(&unpacked.with_extension("apt"), processor)?;
+        apt.unpack_with_dependencies(&["libc6", "libgcc-s1", "iproute2", "busybox-static"], &unpacked)?;
+    }
+    // Documentation and data that nothing here reads would be most of it.
+    for name in ["usr/bin", "usr/lib"] {
+        let to = root.join(name);
+        fs::create_dir_all(&to)?;
+        command::run(Command::new("cp").arg("-a").arg(unpacked.join(name).join(".")).arg(&to))?;
+    }
+    for (name, target) in [("bin", "usr/bin"), ("lib", "usr/lib")] {
+        std::os::unix::fs::symlink(target, root.join(name)).with_context(|| format!("link {name}"))?;
+    }
+    Ok(())
+}
+
+/// The Debian from which user spaces are: one that has merged /bin and /lib into /usr.
+fn debian(directory: &Path, processor: Processor) -> Result<Apt> {
+    Apt::new(directory, Archive::Debian, "trixie", processor, Path::new(DEBIAN_KEYS))
+}
+
 fn ubuntu_keys(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join("ubuntu-keyring");
     let keys = unpacked.join(UBUNTU_KEYS);
     if !keys.is_file() {
-        const SUITE: &str = "trixie";
         step("fetch Ubuntu's keys from Debian");
-        let apt = Apt::new(&cache.join("apt").join(SUITE), Archive::Debian, SUITE, Path::new(DEBIAN_KEYS))?;
+        let apt = debian(&cache.join("apt/ubuntu-keyring"), Processor::X86_64)?;
         apt.unpack(&["ubuntu-keyring".to_owned()], &unpacked)?;
     }
     Ok(keys)
@@ -116,17 +144,18 @@ fn find(unpacked: &Path) -> Result<Fetched> {
 /// An apt that knows one suite of one archive and nothing of this machine.
 struct Apt {
     directory: PathBuf,
+    processor: Processor,
 }
 
 impl Apt {
-    fn new(directory: &Path, archive: Archive, suite: &str, keys: &Path) -> Result<Self> {
+    fn new(directory: &Path, archive: Archive, suite: &str, processor: Processor, keys: &Path) -> Result<Self> {
         for path in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(directory.join(path)).with_context(|| format!("create {}", directory.display()))?;
         }
         let source = format!("deb [signed-by={}] {} {suite} main\n", keys.display(), archive.address());
         fs::write(directory.join("sources.list"), source)?;
         fs::write(directory.join("status"), "")?;
-        let apt = Self { directory: directory.to_path_buf() };
+        let apt = Self { directory: directory.to_path_buf(), processor };
         command::run(apt.command("apt-get").args(["update", "-qq", "--error-on=any"]))?;
         Ok(apt)
     }
@@ -143,6 +172,8 @@ impl Apt {
         set("Dir::State::status", &path("status"));
         set("Dir::Cache", &path(""));
         set("Dir::Cache::archives", &path("archives"));
+        set("APT::Architecture", self.processor.debian());
+        set("APT::Architectures", self.processor.debian());
         // As whoever runs this, who owns the directory.
         set("APT::Sandbox::User", "root");
         set("Acquire::Languages", "none");
@@ -158,17 +189,36 @@ impl Apt {
 
     /// Replaces a directory by what is in packages.
     fn unpack(&self, packages: &[String], directory: &Path) -> Result<()> {
-        let archives = self.directory.join("archives");
-        let debs = || -> Result<Vec<PathBuf>> {
-            let paths: std::io::Result<Vec<_>> = fs::read_dir(&archives)?.map(|entry| Ok(entry?.path())).collect();
-            Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
-        };
-        debs()?.iter().try_for_each(fs::remove_file)?;
-        command::run(self.command("apt-get").args(["download", "-qq"]).args(packages).current_dir(&archives))?;
+        let archives = self.empty_archives()?;
+        command::run(self.command("apt-get").args(["download", "-qq"]).args(packages).current_dir(archives))?;
+        self.unpack_archives(directory)
+    }
+
+    /// As [`Self::unpack`], with all that they depend on.
+    fn unpack_with_dependencies(&self, packages: &[&str], directory: &Path) -> Result<()> {
+        self.empty_archives()?;
+        let mut install = self.command("apt-get");
+        install.args(["install", "-qq", "-y", "--download-only", "--no-install-recommends"]).args(packages);
+        command::run(&mut install)?;
+        self.unpack_archives(directory)
+    }
+
+    fn empty_archives(&self) -> Result<PathBuf> {
+        self.archives()?.iter().try_for_each(fs::remove_file)?;
+        Ok(self.directory.join("archives"))
+    }
+
+    fn archives(&self) -> Result<Vec<PathBuf>> {
+        let paths: std::io::Result<Vec<_>> =
+            fs::read_dir(self.directory.join("archives"))?.map(|entry| Ok(entry?.path())).collect();
+        Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
+    }
+
+    fn unpack_archives(&self, directory: &Path) -> Result<()> {
         let part = directory.with_extension("part");
         let _ = fs::remove_dir_all(&part);
         fs::create_dir_all(&part)?;
-        for deb in debs()? {
+        for deb in self.archives()? {
             command::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&part))?;
             fs::remove_file(&deb)?;
         }

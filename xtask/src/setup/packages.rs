@@ -88,6 +88,17 @@ const KERNELS: [Need; 8] = [
     ),
 ];
 
+/// What compiling for arm64 and booting its kernels takes.
+const ARM64: [Need; 3] = [
+    need(Probe::Program("aarch64-linux-gnu-gcc"), "gcc-aarch64-linux-gnu", "links programs for arm64"),
+    need(
+        Probe::File("/usr/aarch64-linux-gnu/include/stdio.h"),
+        "libc6-dev-arm64-cross",
+        "headers of the C library for the same",
+    ),
+    need(Probe::Program("qemu-system-aarch64"), "qemu-system-arm", "boots kernels for arm64"),
+];
+
 /// One of the plugins, where distributions have them.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 
@@ -98,6 +109,7 @@ pub(crate) fn missing(scope: Scope) -> Vec<Need> {
         Scope::Run => [&RUN[..], &[]],
         Scope::Kube => [&RUN[..], &KUBE],
         Scope::Kernels => [&KERNELS[..], &[]],
+        Scope::KernelsArm64 => [&KERNELS[..], &ARM64],
     };
     missing_among(BUILD.iter().chain(more.into_iter().flatten()), is_there)
 }

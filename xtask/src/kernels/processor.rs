@@ -1,0 +1,86 @@
+//! What differs between processors: what packages, programs and devices are called.
+
+use anyhow::{Context as _, Result};
+
+use super::machine::Accelerator;
+use crate::command::{self, step};
+
+/// A processor that Weft is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Processor {
+    X86_64,
+    /// On an x86_64 machine, by a cross compiler and an emulator.
+    Aarch64,
+}
+
+impl Processor {
+    pub(super) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
+
+    /// Rust's name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// Debian's name.
+    pub(super) fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
+    /// Whether what is built for this machine runs on it.
+    pub(super) fn is_native(self) -> bool {
+        self.name() == std::env::consts::ARCH
+    }
+
+    /// Rust's name of the platform.
+    pub(super) fn target(self) -> String {
+        format!("{}-unknown-linux-gnu", self.name())
+    }
+
+    /// A tool of the GNU toolchain for it.
+    pub(super) fn tool(self, name: &str) -> String {
+        if self.is_native() { name.to_owned() } else { format!("{}-linux-gnu-{name}", self.name()) }
+    }
+
+    /// qemu's program and how it is told what to be.
+    pub(super) fn emulator(self, accelerator: Accelerator) -> (&'static str, [&'static str; 4]) {
+        match (self, accelerator) {
+            (Self::X86_64, Accelerator::Tcg) => ("qemu-system-x86_64", ["-machine", "pc,accel=tcg", "-cpu", "max"]),
+            (Self::X86_64, Accelerator::Kvm) => ("qemu-system-x86_64", ["-machine", "pc,accel=kvm", "-cpu", "max"]),
+            // There is no acceleration of another processor. Emulating its default way to sign pointers takes most of the time.
+            (Self::Aarch64, _) => {
+                ("qemu-system-aarch64", ["-machine", "virt,accel=tcg", "-cpu", "max,pauth-impdef=on"])
+            }
+        }
+    }
+
+    /// The kernel's serial line, and that of the programs. arm64's `virt` machine has one line, where the kernel is silent
+    /// but for its death.
+    pub(super) fn lines(self) -> (&'static str, &'static str) {
+        match self {
+            Self::X86_64 => ("ttyS0", "ttyS1"),
+            Self::Aarch64 => ("ttyAMA0", "ttyAMA0"),
+        }
+    }
+
+    /// Makes sure that Rust can build for it.
+    ///
+    /// # Errors
+    /// When there is no standard library for it and rustup cannot fetch it.
+    pub(super) fn ensure_standard_library(self) -> Result<()> {
+        let target = self.target();
+        let mut rustc = std::process::Command::new("rustc");
+        let directory = command::output(rustc.args(["--print", "target-libdir", "--target", &target]))?;
+        if std::path::Path::new(directory.trim()).is_dir() {
+            return Ok(());
+        }
+        step(&format!("rustup target add {target}"));
+        command::run(std::process::Command::new("rustup").args(["target", "add", &target]))
+            .with_context(|| format!("there is no standard library for {target}"))
+    }
+}
