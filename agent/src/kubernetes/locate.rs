@@ -141,20 +141,7 @@ impl Locator {
             return self.pids_by_membership(uid);
         }
         let Some(pod) = self.pod_cgroup(uid) else { return Ok(Vec::new()) };
-        let mut pids = Vec::new();
-        let mut level = children(&pod)?;
-        for _ in 0..CONTAINER_DEPTH {
-            let mut below = Vec::new();
-            for cgroup in level {
-                let path = cgroup.join("cgroup.procs");
-                let Some(text) = ended_is_none(&path, fs::read_to_string(&path))? else { continue };
-                // A process outside the agent's PID namespace reads as 0.
-                pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid != 0));
-                below.extend(children(&cgroup)?);
-            }
-            level = below;
-        }
-        Ok(pids)
+        Ok(populated(children(&pod)?)?.into_iter().flat_map(|(_, pids)| pids).collect())
     }
 
     /// Without a cgroup2 tree of pods: whoever names the pod in any hierarchy.
@@ -193,7 +180,8 @@ impl Locator {
         Ok(Proxy { uid, gid, cgroup })
     }
 
-    /// The id of the cgroup of the pod's proxy: of the directory that the runtime named after the container.
+    /// The id of the cgroup of the pod's proxy: of the directory that the runtime named after the container, or of the
+    /// one inside it that the process was started in. The programs see where the process is, and look no further up.
     fn container_cgroup(&self, pod: &MeshedPod) -> Result<u64, LocateError> {
         let (Some(container), Some(cgroup)) = (&pod.proxy_container, self.pod_cgroup(&pod.uid)) else {
             return Err(LocateError::NoProxyContainer);
@@ -205,7 +193,9 @@ impl Locator {
         let mut names = entries.filter_map(Result::ok);
         let found =
             names.find(|entry| entry.file_name().to_str().is_some_and(|name| name.contains(container.as_str())));
-        found.map_or(Err(LocateError::NoProxyContainer), |entry| inode(&entry.path()))
+        let scope = found.ok_or(LocateError::NoProxyContainer)?.path();
+        let (started_in, _) = populated(vec![scope])?.into_iter().next().ok_or(LocateError::NoProxyContainer)?;
+        inode(&started_in)
     }
 
     /// A user or group of a pod as the host sees it; `map` is the name of the file in /proc/PID.
@@ -243,6 +233,26 @@ fn ended_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, Loc
         }
         Err(source) => Err(reading(path, source)),
     }
+}
+
+/// Those of containers' cgroups, and of the cgroups inside, that have processes: outer ones first.
+fn populated(mut level: Vec<PathBuf>) -> Result<Vec<(PathBuf, Vec<u32>)>, LocateError> {
+    let mut found = Vec::new();
+    for _ in 0..CONTAINER_DEPTH {
+        let mut below = Vec::new();
+        for cgroup in level {
+            let path = cgroup.join("cgroup.procs");
+            let Some(text) = ended_is_none(&path, fs::read_to_string(&path))? else { continue };
+            below.extend(children(&cgroup)?);
+            // A process outside the agent's PID namespace reads as 0.
+            let pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect();
+            if !pids.is_empty() {
+                found.push((cgroup, pids));
+            }
+        }
+        level = below;
+    }
+    Ok(found)
 }
 
 /// The cgroups in a cgroup; none in one that is gone.
@@ -353,13 +363,23 @@ mod tests {
     fn a_proxy_is_known_by_its_containers_cgroup() {
         let directory = tempfile::tempdir().unwrap();
         let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
-        for (uid, container) in [("1", "burstable/pod1/c0ffee"), ("2", "pod2/cri-containerd-c0ffee.scope")] {
-            let path = directory.path().join(container);
+        for (uid, scope, inside) in [
+            ("1", "burstable/pod1/c0ffee", ""),
+            ("2", "pod2/cri-containerd-c0ffee.scope", ""),
+            ("3", "pod3/crio-c0ffee.scope", "container"),
+        ] {
+            let scope = directory.path().join(scope);
+            let path = scope.join(inside);
             fs::create_dir_all(&path).unwrap();
+            fs::write(scope.join("cgroup.procs"), "").unwrap();
+            fs::write(path.join("cgroup.procs"), "").unwrap();
             let (proxy, _) = pod(uid, Some("c0ffee"));
+            let found = locator.container_cgroup(&proxy);
+            assert!(matches!(found, Err(LocateError::NoProxyContainer)), "nothing started: {found:?}");
+            fs::write(path.join("cgroup.procs"), "4711\n").unwrap();
             assert_eq!(locator.container_cgroup(&proxy).unwrap(), inode(&path).unwrap());
         }
-        for (uid, container) in [("1", None), ("1", Some("decaf")), ("3", Some("c0ffee"))] {
+        for (uid, container) in [("1", None), ("1", Some("decaf")), ("4", Some("c0ffee"))] {
             let found = locator.container_cgroup(&pod(uid, container).0);
             assert!(matches!(found, Err(LocateError::NoProxyContainer)), "{uid} {container:?}: {found:?}");
         }
