@@ -1,7 +1,7 @@
 //! The gRPC edge: turns messages into calls of the datapath and errors into status codes. Refuses to decide anything.
 //! [`Pods`] is served where nobody else tells of pods; on a Kubernetes node `kubernetes` calls the same functions.
 
-use std::{collections::HashMap, pin::Pin, sync::Arc};
+use std::{collections::HashMap, pin::Pin, sync::Arc, time::UNIX_EPOCH};
 
 use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream, wrappers::errors::BroadcastStreamRecvError};
@@ -11,10 +11,11 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 use weft_proto::agent::{
-    EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, Host, PodRef, PodState, PodStatus,
+    EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, Host, LogLine, PodRef, PodState, PodStatus,
     StatusRequest, StatusResponse, VerdictCount, WatchRequest, WithdrawRequest, WithdrawResponse, pods_server,
     status_server, trace_server,
 };
+use weft_runtime::telemetry::{self, Recent};
 
 use crate::{
     cgroup::{self, AttachPoint},
@@ -47,6 +48,7 @@ pub(crate) struct StatusService {
     pub(crate) attach: AttachPoint,
     /// As they were found at the start.
     pub(crate) features: Vec<Feature>,
+    pub(crate) recent: Recent,
     /// None outside Kubernetes.
     pub(crate) kubernetes: Option<KubernetesNode>,
 }
@@ -173,8 +175,19 @@ impl StatusService {
             bind_failures: datapath.counter(counter::BIND_FAILURES)?,
             listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
             host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
+            last_errors: self.recent.lines().into_iter().map(log_line).collect(),
             features: self.features.iter().map(Into::into).collect(),
         })
+    }
+}
+
+fn log_line(line: telemetry::Line) -> LogLine {
+    let at = line.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    LogLine {
+        at_unix_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        level: line.level.as_str().to_ascii_lowercase(),
+        text: line.text,
+        times: line.times,
     }
 }
 

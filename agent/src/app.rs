@@ -20,7 +20,7 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
 use weft_k8s_api::inject::RedirectionDefaults;
 use weft_proto::agent::{pods_server::PodsServer, status_server::StatusServer, trace_server::TraceServer};
-use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks};
+use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks, telemetry::Recent};
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
@@ -47,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) metrics_addr: Option<SocketAddr>,
     pub(crate) api_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
+    /// What was logged last.
+    pub(crate) recent: Recent,
     pub(crate) self_enrolment: Option<SelfEnrolment>,
     pub(crate) kubernetes: Option<KubernetesConfig>,
 }
@@ -180,7 +182,13 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
     }
-    let mut status = StatusService { datapath: datapath.clone(), attach: attach.clone(), features, kubernetes: None };
+    let mut status = StatusService {
+        datapath: datapath.clone(),
+        attach: attach.clone(),
+        features,
+        recent: config.recent.clone(),
+        kubernetes: None,
+    };
     if let Some(Cluster { config: kubernetes, client, publisher }) = &cluster {
         let node = kubernetes.identity.node.clone();
         status.kubernetes = Some(KubernetesNode { name: node.clone(), pods: pods.clone() });

@@ -243,7 +243,7 @@ fn execute(command: Command) -> Result<()> {
             } else {
                 args.log
             };
-            telemetry::init(&filter, args.log_format)?;
+            let log = telemetry::init(&filter, args.log_format)?;
             let kubernetes = args.kubernetes.config()?;
             runtime()?.block_on(app::run(app::Config {
                 socket: args.socket,
@@ -253,6 +253,7 @@ fn execute(command: Command) -> Result<()> {
                 metrics_addr: args.metrics_addr,
                 api_addr: args.api_addr,
                 debug_log: args.debug_log,
+                recent: log.recent,
                 self_enrolment: self_enrolment(args.self_enrol_uid, kubernetes.as_ref()),
                 kubernetes,
             }))

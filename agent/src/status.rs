@@ -1,7 +1,10 @@
 //! `weft-agent status`: asks a running agent and prints its answer. The one place of the agent that writes to standard
 //! output.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context, Result, anyhow};
 use comfy_table::{Table, presets};
@@ -91,11 +94,19 @@ fn json(status: &StatusResponse) -> Value {
         "flow_misses": status.flow_misses, "node": status.node, "mode": status.mode,
         "bypassed": status.bypassed, "bind_failures": status.bind_failures, "listeners_lost": status.listeners_lost,
         "cgroup_reason": status.cgroup_reason, "cgroup_is_root": status.cgroup_is_root,
+        "last_errors": status.last_errors.iter().map(|line| json!({
+            "at_unix_ms": line.at_unix_ms, "level": line.level, "message": line.text, "times": line.times,
+        })).collect::<Vec<_>>(),
         "features": features::json(&status.features),
         "host": status.host.as_ref().map(|host| json!({
             "kernel": host.kernel, "cgroups": host.cgroups, "btf": host.btf,
         })),
     })
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn table(status: &StatusResponse) -> String {
@@ -127,6 +138,13 @@ fn table(status: &StatusResponse) -> String {
         verdicts.add_row([direction(count.direction).to_owned(), count.verdict.clone(), count.count.to_string()]);
     }
     let features = features::table(&status.features);
+    let mut errors = new_table(&["LAST-ERRORS", "LEVEL", "TIMES", "MESSAGE"]);
+    for line in &status.last_errors {
+        let age = Duration::from_millis(now_ms().saturating_sub(line.at_unix_ms));
+        let age = format!("{}s ago", age.as_secs());
+        errors.add_row([age, line.level.clone(), line.times.to_string(), line.text.clone()]);
+    }
+    let errors = if status.last_errors.is_empty() { String::new() } else { format!("\n\n{errors}") };
     let node = if status.node.is_empty() { String::new() } else { format!(", node {}", status.node) };
     let bypassed = if status.bypassed {
         "ALL REDIRECTION OF THIS NODE IS SWITCHED OFF: `weft-agent bypass off` ends it\n"
@@ -134,7 +152,7 @@ fn table(status: &StatusResponse) -> String {
         ""
     };
     format!(
-        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}\n\n{features}\n",
+        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}{errors}\n\n{features}\n",
         status.version,
         status.programs,
         status.cgroup,

@@ -59,7 +59,7 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
         .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_DIR", &error))?;
     let sockets = bind(&config)?;
     let runtime = Builder::new_current_thread().enable_all().build().context("build the control runtime")?;
-    runtime.block_on(supervise(config, log, sockets, identity::Bootstrap { anchors, key, csr }))
+    runtime.block_on(supervise(config, log.level, sockets, identity::Bootstrap { anchors, key, csr }))
 }
 
 fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSetting {

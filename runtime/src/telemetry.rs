@@ -1,7 +1,11 @@
-//! Logs: to standard output, plain or JSON, with a level that can change while the process runs.
+//! Logs: to standard output, plain or JSON, with a level that can change while the process runs, and the last of what
+//! went wrong ([`Recent`]).
+
+mod recent;
 
 use std::{fmt, str::FromStr};
 
+pub use recent::{Line, Recent};
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
 /// Prefix of the targets of our own crates.
@@ -44,6 +48,15 @@ pub enum TelemetryError {
 #[error("`{0}` is not a log format: expected `plain` or `json`")]
 pub struct ParseLogFormatError(String);
 
+/// The log of this process.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// What is logged.
+    pub level: LogLevel,
+    /// The last warnings and errors.
+    pub recent: Recent,
+}
+
 /// The log level in force. Clones are the same level.
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
@@ -52,16 +65,17 @@ pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 ///
 /// # Errors
 /// When the filter does not parse or logging was started before.
-pub fn init(filter: &str, format: LogFormat) -> Result<LogLevel, TelemetryError> {
+pub fn init(filter: &str, format: LogFormat) -> Result<Log, TelemetryError> {
     let (filter, handle) = reload::Layer::new(parse(filter)?);
     let lines = tracing_subscriber::fmt::layer();
-    let registry = tracing_subscriber::registry().with(filter);
+    let recent = Recent::default();
+    let registry = tracing_subscriber::registry().with(filter).with(recent.clone());
     match format {
         LogFormat::Plain => registry.with(lines.with_ansi(false)).try_init(),
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     }
     .map_err(|_| TelemetryError::Initialized)?;
-    Ok(LogLevel(handle))
+    Ok(Log { level: LogLevel(handle), recent })
 }
 
 impl LogLevel {

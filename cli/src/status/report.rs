@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 use serde::Serialize;
-use weft_proto::agent::{PodState, PodStatus, StatusResponse};
+use weft_proto::agent::{LogLine, PodState, PodStatus, StatusResponse};
 
 use super::problems;
 use crate::{
@@ -74,9 +74,19 @@ pub(super) struct AgentRow {
     pub(super) listeners_lost: u64,
     /// Somebody switched all redirection of the node off.
     pub(super) bypassed: bool,
+    /// What it logged last of warnings and errors, the oldest first.
+    pub(super) last_errors: Vec<LogRow>,
     /// Why it does not answer; none if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct LogRow {
+    pub(super) at_unix_ms: u64,
+    pub(super) level: String,
+    pub(super) message: String,
+    pub(super) times: u64,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -187,9 +197,17 @@ pub(super) fn agent_row(node: &str, pod: &str, answer: &Fetched<StatusResponse>)
                 bind_failures: status.bind_failures,
                 listeners_lost: status.listeners_lost,
                 bypassed: status.bypassed,
+                last_errors: status.last_errors.iter().map(LogRow::of).collect(),
                 ..row
             }
         }
+    }
+}
+
+impl LogRow {
+    fn of(line: &LogLine) -> Self {
+        let LogLine { at_unix_ms, level, text, times } = line.clone();
+        Self { at_unix_ms, level, message: text, times }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 
 use comfy_table::Table;
+use k8s_openapi::jiff::Timestamp;
 
 use super::report::{AgentRow, ControlPlane, PodRow, Report};
 use crate::output::{self, NOTHING, line, or_nothing, table, yes};
@@ -22,6 +23,10 @@ pub(super) fn print(report: &Report) -> io::Result<()> {
     }
     output::print(&agents(&report.agents))?;
     line("")?;
+    if report.agents.iter().any(|agent| !agent.last_errors.is_empty()) {
+        output::print(&errors(&report.agents, Timestamp::now()))?;
+        line("")?;
+    }
     if report.pods.is_empty() {
         return line("no meshed pods: annotate a namespace with linkerd.io/inject=enabled, and make its pods again");
     }
@@ -63,6 +68,19 @@ fn agents(agents: &[AgentRow]) -> Table {
     rows
 }
 
+/// What agents complained of last, and how long ago.
+fn errors(agents: &[AgentRow], now: Timestamp) -> Table {
+    let mut rows = table(["NODE", "LAST-ERRORS", "LEVEL", "TIMES", "MESSAGE"]);
+    for agent in agents {
+        for line in &agent.last_errors {
+            let ago = u64::try_from(now.as_millisecond()).unwrap_or_default().saturating_sub(line.at_unix_ms) / 1000;
+            let (node, times) = (or_nothing(&agent.node), line.times.to_string());
+            rows.add_row([node, format!("{ago}s ago"), line.level.clone(), times, line.message.clone()]);
+        }
+    }
+    rows
+}
+
 fn pods(pods: &[PodRow]) -> Table {
     let mut rows = table(["NAMESPACE", "POD", "STATE", "OUTBOUND", "INBOUND", "RULES", "PROXY", "VERSION", "NODE"]);
     for pod in pods {
@@ -91,7 +109,10 @@ mod tests {
     use weft_proto::agent::PodState;
 
     use super::{
-        super::report::tests::{agent, enrolled, mesh, meshed, now, status},
+        super::report::{
+            LogRow,
+            tests::{agent, enrolled, mesh, meshed, now, status},
+        },
         *,
     };
 
@@ -106,6 +127,11 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["a", "0.1.0", "abc", "1", "0", "0", "-"]);
         assert!(lines[2].starts_with("b     no answer"), "{text}");
+        let complaint = LogRow { at_unix_ms: 4_000, level: "warn".into(), message: "no pins".into(), times: 3 };
+        let complaining = AgentRow { node: "a".into(), last_errors: vec![complaint], ..AgentRow::default() };
+        let text = errors(&[complaining], Timestamp::from_second(64).unwrap()).trim_fmt();
+        let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(cells, ["a", "60s", "ago", "warn", "3", "no", "pins"]);
         let text = pods(&report.pods).trim_fmt();
         let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(cells, ["shop", "web-0", "enrolled", "yes", "yes", "1", "ready", "0.1.0", "a"]);
