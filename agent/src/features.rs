@@ -101,7 +101,7 @@ const fn helper(
 }
 
 /// The versions are those of the mainline commits.
-const TABLE: [Row; 37] = [
+const TABLE: [Row; 36] = [
     required("BTF of the kernel", "loading the programs (CONFIG_DEBUG_INFO_BTF)", "5.4", Probe::Btf),
     required("cgroup2", "attaching to the pods' cgroup", "4.5", Probe::Cgroup2),
     required("links to cgroups", "programs that outlive the agent", "5.7", Probe::CgroupLink),
@@ -257,17 +257,17 @@ const TABLE: [Row; 37] = [
         need: Need::Optional("the programs are interpreted, so that every connection takes longer"),
         probe: Probe::Jit,
     },
-    Row {
-        name: "bpffs at /sys/fs/bpf",
-        needed_for: "pins in the default place",
-        since: "4.4",
-        need: Need::Optional("programs cannot be pinned there: mount one, or pass a --pin-dir on another bpffs"),
-        probe: Probe::Bpffs,
-    },
 ];
 
-/// Settings that are often asked for when something about BPF goes wrong.
-const NOTES: [Row; 2] = [
+/// What is often asked for when something about BPF goes wrong.
+const NOTES: [Row; 3] = [
+    Row {
+        name: "bpffs at /sys/fs/bpf",
+        needed_for: "pins in the default place; without one, `run` mounts one or says how to",
+        since: "4.4",
+        need: Need::Noted,
+        probe: Probe::Bpffs,
+    },
     Row {
         name: "lockdown",
         needed_for: "nothing: the programs read no kernel memory, so that each level will do",
