@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::{Api, api::ListParams};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use serde::Serialize;
 use tonic::transport::Channel;
 use weft_proto::agent::{Direction, ExplainRequest, ExplainResponse, PodRef, PodState, trace_client::TraceClient};
@@ -17,13 +17,14 @@ use crate::{
     cluster::{ANSWER, Cluster, within},
     mesh::list,
     output::{self, Format},
+    select::{Resource, Selection},
     target::{Target, TargetArgs},
 };
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   weft explain web-0 10.96.0.10:53 -n shop         a connection of the pod's application, to an address
-  weft explain web-0 to payments.shop:80 -n shop   or to a Service, as the pod would resolve it
+  weft explain deploy/web to payments:80 -n shop   or to a Service, as the pod would resolve it
   weft explain web-0 10.0.0.9:4567 --uid 2102      by a process of that user
   weft explain web-0 --inbound 8080 -n shop        a connection to the pod, from anywhere
   weft explain web-0 --inbound 8080 --from 10.9.0.7
@@ -32,8 +33,8 @@ use crate::{
 
 Ends with 0 whatever the verdict is; with 1 when nobody could tell.")]
 pub(crate) struct ExplainArgs {
-    /// The pod: NAME or NAMESPACE/NAME
-    pod: String,
+    /// The pod: NAME, NAMESPACE/NAME, or KIND/NAME of a workload for one of its pods, e.g. deploy/web
+    pod: Resource,
     /// Where to: ADDRESS:PORT or SERVICE[.NAMESPACE]:PORT, with or without `to` before it; with --inbound PORT or ADDRESS:PORT
     #[arg(required = true, num_args = 1..=2, value_name = "DESTINATION")]
     destination: Vec<String>,
@@ -89,11 +90,13 @@ struct Explanation<'a> {
 }
 
 pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
-    let (destination, named) = args.wanted()?;
+    let destination = args.wanted()?;
+    let (named, namespace) = (Some(args.pod.clone()), args.namespace.as_deref());
     let (channel, pod, destination) = match args.target.target().await? {
         Target::Cluster(cluster) => {
-            let pod = named.in_namespace(args.namespace.as_deref(), &cluster.default_namespace)?;
-            let channel = on_node_of(&cluster, &pod).await?;
+            let selection = Selection::in_cluster(named, namespace, &cluster).await?;
+            let (pod, node) = pod_in_cluster(&cluster, &selection).await?;
+            let channel = on_node(&cluster, &node).await?;
             let destination = match destination {
                 Destination::Known(known) => known,
                 Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
@@ -101,7 +104,9 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
             (channel, pod, destination)
         }
         Target::Sandbox(state) => {
-            let pod = named.in_sandbox(args.namespace.as_deref(), &state)?;
+            let known = |pod: &PodRef| state.pod(&format!("{}/{}", pod.namespace, pod.name)).is_some();
+            let pod = Selection::in_sandbox(named, namespace, &state)?.one().filter(known);
+            let pod = pod.with_context(|| format!("sandbox `{}` has no such pod, or several", state.config.name))?;
             let socket = state.agent_socket.clone().with_context(|| {
                 format!(
                     "sandbox `{}` has no agent: it runs with --interception {}",
@@ -115,7 +120,8 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
             (agent::on_socket(&socket).await?, pod, destination)
         }
         Target::Socket(socket) => {
-            let pod = named.in_namespace(args.namespace.as_deref(), "")?;
+            let pod = Selection::on_socket(named, namespace)?.one();
+            let pod = pod.context("which namespace is the pod in? Say --namespace NAME")?;
             let Destination::Known(destination) = destination else {
                 bail!("an agent's socket knows no Services: give an ADDRESS:PORT");
             };
@@ -149,26 +155,14 @@ struct ServicePort {
     port: u16,
 }
 
-/// A pod, as given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
-    namespace: Option<String>,
-    name: String,
-}
-
 impl ExplainArgs {
-    fn wanted(&self) -> Result<(Destination, Named)> {
+    fn wanted(&self) -> Result<Destination> {
         let destination = match self.destination.as_slice() {
             [destination] => destination,
             [word, destination] if word == "to" => destination,
             words => bail!("{:?} is no destination: expected ADDRESS:PORT or SERVICE:PORT", words.join(" ")),
         };
-        let destination = if self.inbound { inbound_end(destination) } else { outbound_end(destination) }?;
-        let pod = match self.pod.split_once('/') {
-            Some((namespace, name)) => Named { namespace: Some(namespace.to_owned()), name: name.to_owned() },
-            None => Named { namespace: None, name: self.pod.clone() },
-        };
-        Ok((destination, pod))
+        if self.inbound { inbound_end(destination) } else { outbound_end(destination) }
     }
 
     fn request(&self, pod: PodRef, destination: SocketAddr) -> ExplainRequest {
@@ -214,46 +208,38 @@ fn inbound_end(text: &str) -> Result<Destination> {
     Ok(Destination::Known(known))
 }
 
-impl Named {
-    fn in_namespace(self, namespace: Option<&str>, default: &str) -> Result<PodRef> {
-        let namespace = self.namespace.as_deref().or(namespace).unwrap_or(default);
-        if namespace.is_empty() {
-            bail!("which namespace is {} in? Say --namespace NAME", self.name);
-        }
-        Ok(PodRef { namespace: namespace.to_owned(), name: self.name })
-    }
-
-    /// A sandbox's pods may be named as for `weft sandbox exec`.
-    fn in_sandbox(self, namespace: Option<&str>, state: &State) -> Result<PodRef> {
-        let namespace = self.namespace.as_deref().or(namespace);
-        let full = namespace.map_or_else(|| self.name.clone(), |namespace| format!("{namespace}/{}", self.name));
-        let pod = state.pod(&full);
-        let pod =
-            pod.ok_or_else(|| anyhow!("sandbox `{}` has no pod {full}, or several like it", state.config.name))?;
-        Ok(PodRef { namespace: pod.namespace.clone(), name: pod.name.clone() })
-    }
-}
-
-/// The agent of the node on which the pod runs.
-async fn on_node_of(cluster: &Cluster, pod: &PodRef) -> Result<Channel> {
-    let PodRef { namespace, name } = pod;
+/// A pod and its node; of a workload's pods, whose rules are the same, one that runs before others.
+async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String)> {
+    let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-    let found = within(ANSWER, pods.get(name)).await.map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))?;
+    let found = if let Some(name) = &selection.pod {
+        within(ANSWER, pods.get(name)).await.map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))?
+    } else {
+        let labels = selection.labels.as_deref().unwrap_or_default();
+        let found = list(pods, &ListParams::default().labels(labels)).await;
+        let found = found.map_err(|error| anyhow!("pods in namespace {namespace}: {error}"))?;
+        let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+        let staying = found.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let best = staying.min_by_key(|pod| !runs(pod));
+        best.with_context(|| format!("there is no pod in namespace {namespace} with {labels}"))?
+    };
+    let name = found.name_any();
     let node = found.spec.and_then(|spec| spec.node_name);
     let node =
         node.with_context(|| format!("pod {namespace}/{name} has no node yet: `kubectl describe pod` says why"))?;
+    Ok((PodRef { namespace: namespace.to_owned(), name }, node))
+}
+
+async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {
     let agents: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let on_node = ListParams::default().labels(agent::SELECTOR).fields(&format!("spec.nodeName={node}"));
     let agents = list(agents, &on_node).await.map_err(|error| anyhow!("the agents' pods: {error}"))?;
     let agent = agents.first().with_context(|| {
-        format!(
-            "node {node} of pod {namespace}/{name} has no weft-agent: see `kubectl -n {} get ds weft-agent`",
-            cluster.namespace
-        )
+        format!("node {node} has no weft-agent: see `kubectl -n {} get ds weft-agent`", cluster.namespace)
     })?;
-    let agent_name = agent.metadata.name.clone().unwrap_or_default();
-    let channel = agent::in_pod(cluster, &cluster.namespace, &agent_name, agent::api_port(agent)).await;
-    channel.map_err(|error| anyhow!("the agent {agent_name} on node {node}: {error}"))
+    let name = agent.name_any();
+    let channel = agent::in_pod(cluster, &cluster.namespace, &name, agent::api_port(agent)).await;
+    channel.map_err(|error| anyhow!("the agent {name} on node {node}: {error}"))
 }
 
 async fn service_in_cluster(cluster: &Cluster, wanted: &ServicePort, of_pod: &str) -> Result<SocketAddr> {
@@ -337,7 +323,7 @@ mod tests {
         explain: ExplainArgs,
     }
 
-    fn parse(args: &[&str]) -> Result<(Destination, Named)> {
+    fn parse(args: &[&str]) -> Result<Destination> {
         let cli = Cli::try_parse_from(std::iter::once("weft").chain(args.iter().copied()))?;
         cli.explain.wanted()
     }
@@ -366,7 +352,7 @@ mod tests {
             (vec!["web-0", "8080", "--inbound"], known("0.0.0.0:8080")),
             (vec!["web-0", "--inbound", "[fd00::9]:8080"], known("[fd00::9]:8080")),
         ] {
-            assert_eq!(parse(&arguments).unwrap().0, expected, "{arguments:?}");
+            assert_eq!(parse(&arguments).unwrap(), expected, "{arguments:?}");
         }
     }
 
@@ -384,16 +370,6 @@ mod tests {
         ] {
             assert!(parse(&arguments).is_err(), "{arguments:?}");
         }
-    }
-
-    #[test]
-    fn pods_have_a_namespace() {
-        let pod = |arguments: &[&str]| parse(arguments).unwrap().1;
-        let of = |namespace: &str| PodRef { namespace: namespace.into(), name: "web-0".into() };
-        assert_eq!(pod(&["a/web-0", "1.2.3.4:5"]).in_namespace(Some("b"), "c").unwrap(), of("a"));
-        assert_eq!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(Some("b"), "c").unwrap(), of("b"));
-        assert_eq!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(None, "c").unwrap(), of("c"));
-        assert!(pod(&["web-0", "1.2.3.4:5"]).in_namespace(None, "").is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod mesh;
 mod output;
 mod problem;
 mod sandbox;
+mod select;
 mod status;
 mod target;
 mod trace;

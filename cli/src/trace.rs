@@ -13,7 +13,6 @@ mod local;
 mod names;
 mod nodes;
 mod printer;
-mod select;
 
 use std::{future::pending, net::IpAddr, num::NonZeroU64, time::Duration};
 
@@ -22,10 +21,12 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
-use crate::target::{Target, TargetArgs};
+use crate::{
+    select::{Resource, Selection},
+    target::{Target, TargetArgs},
+};
 use names::Names;
 use printer::Printer;
-use select::{Resource, Selection};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -41,13 +41,13 @@ use weft_proto::agent::{self, WatchRequest, trace_client::TraceClient};
 use super::{
     local::is_gone,
     printer::{Next, Printer},
-    select::Selection,
 };
 use crate::{
     agent::{SELECTOR, api_port, in_pod},
     cluster::Cluster,
     mesh::{list, pods},
     output::note,
+    select::Selection,
 };
 use tell::Nodes;
 

@@ -12,13 +12,14 @@ use k8s_openapi::{
 };
 use kube::{Api, core::Selector};
 use serde::de::DeserializeOwned;
+use weft_proto::agent::PodRef;
 use weft_sandbox::state::State;
 
 use crate::cluster::{ANSWER, Cluster, within};
 
 /// A pod or a workload, as named.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(crate) struct Resource {
     kind: Kind,
     /// Of `NAMESPACE/NAME`.
     namespace: Option<String>,
@@ -37,17 +38,17 @@ enum Kind {
 
 /// The pods that are meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Selection {
+pub(crate) struct Selection {
     /// None: all.
-    pub(super) namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// None: all, or those that `labels` select.
-    pub(super) pod: Option<String>,
+    pub(crate) pod: Option<String>,
     /// A label selector in the API's syntax.
-    pub(super) labels: Option<String>,
+    pub(crate) labels: Option<String>,
 }
 
 impl Resource {
-    pub(super) fn pod(name: String) -> Self {
+    pub(crate) fn pod(name: String) -> Self {
         Self { kind: Kind::Pod, namespace: None, name }
     }
 }
@@ -89,7 +90,7 @@ impl Kind {
 
 impl Selection {
     /// In a cluster, where a workload knows its pods.
-    pub(super) async fn in_cluster(
+    pub(crate) async fn in_cluster(
         resource: Option<Resource>,
         namespace: Option<&str>,
         cluster: &Cluster,
@@ -106,7 +107,7 @@ impl Selection {
     }
 
     /// In a sandbox, whose pods may be named as for `weft sandbox exec`.
-    pub(super) fn in_sandbox(resource: Option<Resource>, namespace: Option<&str>, state: &State) -> Result<Self> {
+    pub(crate) fn in_sandbox(resource: Option<Resource>, namespace: Option<&str>, state: &State) -> Result<Self> {
         let Some(resource) = resource else { return Self::on_socket(None, namespace) };
         let wanted = Self::on_socket(Some(resource), namespace)?;
         let name = wanted.pod.as_deref().unwrap_or_default();
@@ -119,7 +120,7 @@ impl Selection {
     }
 
     /// At one agent, which knows pods by name alone.
-    pub(super) fn on_socket(resource: Option<Resource>, namespace: Option<&str>) -> Result<Self> {
+    pub(crate) fn on_socket(resource: Option<Resource>, namespace: Option<&str>) -> Result<Self> {
         let Some(resource) = resource else {
             return Ok(Self { namespace: namespace.map(str::to_owned), ..Self::default() });
         };
@@ -130,6 +131,11 @@ impl Selection {
         }
         let namespace = resource.namespace.or_else(|| namespace.map(str::to_owned));
         Ok(Self { namespace, pod: Some(resource.name), labels: None })
+    }
+
+    /// The pod, if it is one and its namespace is known.
+    pub(crate) fn one(&self) -> Option<PodRef> {
+        Some(PodRef { namespace: self.namespace.clone()?, name: self.pod.clone()? })
     }
 }
 
