@@ -8,6 +8,8 @@
 
 #[path = "cluster_tutorial/bad_input.rs"]
 mod bad_input;
+#[path = "cluster_tutorial/interception.rs"]
+mod interception;
 #[path = "cluster_tutorial/under_load.rs"]
 mod under_load;
 #[path = "cluster_tutorial/world.rs"]
@@ -20,7 +22,7 @@ use world::{LEASE, MESH, SHOP, World};
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 21] = [
+const CHECKS: [Check; 24] = [
     ("without the CRDs the chart refuses and names them", bad_input::missing_crds),
     ("a chart without its values refuses and names them", bad_input::missing_values),
     ("the tutorial, up to its end", tutorial),
@@ -38,7 +40,10 @@ const CHECKS: [Check; 21] = [
     ("the lease moves when its holder is killed, and no request fails", under_load::leader_killed),
     ("a released lease moves at once", under_load::leader_deleted),
     ("a rollout of the application fails no request", under_load::application_rolled_out),
-    ("a new pod waits for its agent", under_load::waits_for_the_agent),
+    ("weft explain tells what the kernel does", interception::explained),
+    ("a strict pod exempts its proxy's container and no user", interception::strict),
+    ("a bypassed pod goes around its proxy, and says so", interception::bypassed),
+    ("a new pod waits for its agent, and gets nowhere around its proxy", interception::waits_for_the_agent),
     ("weft check has nothing to say", check_is_content),
     ("the tutorial's end", tutorial_end),
     ("nothing is left", nothing_is_left),

@@ -101,37 +101,3 @@ pub(super) fn application_rolled_out(world: &mut World) {
         }
     });
 }
-
-/// With no agent on the node a meshed pod's application is not started, and pods that run do not notice.
-pub(super) fn waits_for_the_agent(world: &mut World) {
-    const NOWHERE: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":"true"}}}}}"#;
-    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", NOWHERE]).unwrap();
-    let gone = world.cluster.until(Duration::from_secs(60), |cluster| {
-        let pods = cluster.pods(MESH, "linkerd.io/control-plane-component=agent")?;
-        if pods.is_empty() { Ok(()) } else { anyhow::bail!("still there: {pods:?}") }
-    });
-    gone.unwrap();
-    let client = world.client(SHOP);
-    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "2"]).unwrap();
-    let report = world
-        .cluster
-        .client(SHOP, &client, &["http1", "--target", "web.shop:80", "--duration", "10s", "--fresh", "--pause", "20ms"])
-        .unwrap();
-    assert_eq!(report.failures, 0, "{report:?}");
-    let list = world.cluster.get(&["-n", SHOP, "pods", "-l", "app=store"]).unwrap();
-    let held: Vec<_> = list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|pod| &pod["status"])
-        .filter(|status| status["containerStatuses"][0]["ready"] == false)
-        .collect();
-    let [status] = held.as_slice() else { panic!("one pod waits: {list:#}") };
-    assert!(!status["containerStatuses"][0]["state"]["waiting"].is_null(), "its application was started: {status:#}");
-    let back = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":null}}}}}"#;
-    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", back]).unwrap();
-    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
-    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
-    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "1"]).unwrap();
-    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
-}

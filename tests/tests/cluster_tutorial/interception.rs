@@ -1,0 +1,171 @@
+//! What the node's kernel does for pods, seen from the cluster: explained, strict, switched off, and without an agent.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+use weft_examples::client::Report;
+
+use crate::world::{MESH, SHOP, World};
+
+/// Who the client is to the servers when its proxy speaks for it.
+const CLIENT_ID: &str = "client.shop.serviceaccount.identity.linkerd.cluster.local";
+/// What lets the agents run on no node.
+const NOWHERE: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":"true"}}}}}"#;
+const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":null}}}}}"#;
+/// The longest until a container has started and ended, on a slow machine.
+const CONTAINER: Duration = Duration::from_secs(90);
+
+pub(super) fn explained(world: &mut World) {
+    let client = world.client(SHOP);
+    let explain = |arguments: &[&str]| -> Value {
+        let text = world.weft(&[&["explain", "-n", SHOP, "-o", "json", &client], arguments].concat()).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let of_workload = world.weft(&["explain", "-n", SHOP, "deploy/client", "to", "web:80"]).unwrap();
+    assert!(of_workload.contains(&client) && of_workload.contains("redirect -> 127.0.0.1:4140"), "{of_workload}");
+    let service = explain(&["to", "web.shop:80"]);
+    assert_eq!((&service["verdict"], &service["new_destination"]), (&"redirect".into(), &"127.0.0.1:4140".into()));
+    assert_eq!(explain(&["to", "web.shop:80", "--as-proxy"])["verdict"], "pass_proxy");
+    assert_eq!(explain(&["127.0.0.1:9999"])["verdict"], "pass_loopback");
+    assert_eq!(explain(&["10.9.0.7:53", "--udp"])["verdict"], "pass_not_tcp");
+    assert_eq!(explain(&["--inbound", "8080"])["verdict"], "redirect");
+    let admin = explain(&["--inbound", "4191"]);
+    assert_eq!(admin["verdict"], "pass_skip_port");
+    assert!(admin["reason"].as_str().is_some_and(|reason| reason.contains("4191")), "{admin:#}");
+    let stranger = world.client("outside");
+    let text = world.weft(&["explain", "-n", "outside", "-o", "json", &stranger, "to", "web.shop:80"]).unwrap();
+    let stranger: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(stranger["verdict"], "pass_not_meshed", "{stranger:#}");
+}
+
+/// An application with the proxy's user goes around the proxy, as under Linkerd, unless its pod is strict.
+pub(super) fn strict(world: &mut World) {
+    for (name, exemption, expected) in [("as-proxy", "user", &[][..]), ("as-proxy-strict", "cgroup", &[CLIENT_ID])] {
+        world.cluster.apply(&client_with_the_proxys_user(name, exemption)).unwrap();
+        world.cluster.rolled_out(SHOP, &format!("deploy/{name}")).unwrap();
+        let pod = world.cluster.pod(SHOP, &format!("app={name}")).unwrap();
+        let row = status_of(world, &pod);
+        assert_eq!((&row["state"], &row["strict"]), (&"enrolled".into(), &(exemption == "cgroup").into()), "{row:#}");
+        let report = requests(world, &pod).unwrap();
+        assert_eq!(report.failures, 0, "{name}: {report:?}");
+        assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), expected, "{name}");
+        world.cluster.kubectl(&["-n", SHOP, "delete", "deploy", name, "--wait=false"]).unwrap();
+    }
+}
+
+/// Redirection that is switched off lets connections pass at once, and everybody is told.
+pub(super) fn bypassed(world: &mut World) {
+    let client = world.client(SHOP);
+    let object = format!("Pod/{client}");
+    for (annotation, reason, expected) in [
+        ("weft.io/bypass=true", "RedirectionBypassed", &[][..]),
+        ("weft.io/bypass-", "RedirectionInForce", &[CLIENT_ID][..]),
+    ] {
+        world.cluster.kubectl(&["-n", SHOP, "annotate", "pod", &client, annotation]).unwrap();
+        world.event(SHOP, &object, &[reason]);
+        assert_eq!(status_of(world, &client)["bypassed"], expected.is_empty());
+        let report = requests(world, &client).unwrap();
+        assert_eq!(report.failures, 0, "{reason}: {report:?}");
+        assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), expected, "{reason}");
+    }
+}
+
+/// With no agent on the node a meshed pod's application is not started, whatever else runs in the pod gets nowhere but
+/// through the proxy, and pods that run do not notice.
+pub(super) fn waits_for_the_agent(world: &mut World) {
+    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", NOWHERE]).unwrap();
+    let gone = world.cluster.until(Duration::from_secs(60), |cluster| {
+        let pods = cluster.pods(MESH, "linkerd.io/control-plane-component=agent")?;
+        if pods.is_empty() { Ok(()) } else { bail!("still there: {pods:?}") }
+    });
+    gone.unwrap();
+    let client = world.client(SHOP);
+    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "2"]).unwrap();
+    let report = world
+        .cluster
+        .client(SHOP, &client, &["http1", "--target", "web.shop:80", "--duration", "10s", "--fresh", "--pause", "20ms"])
+        .unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+
+    let held = world.cluster.until(CONTAINER, |cluster| {
+        let list = cluster.get(&["-n", SHOP, "pods", "-l", "app=store"])?;
+        let pods = list["items"].as_array().context("a list")?;
+        let held = pods.iter().find(|pod| pod["status"]["initContainerStatuses"][0]["ready"] == false);
+        let held = held.with_context(|| format!("no pod whose proxy waits: {list:#}"))?;
+        if held["status"]["initContainerStatuses"][0]["state"]["running"].is_null() {
+            bail!("its proxy does not run: {:#}", held["status"]);
+        }
+        Ok(held["metadata"]["name"].as_str().context("a name")?.to_owned())
+    });
+    let held = held.unwrap();
+    // It has no agent and no application, but one may look into it.
+    let from_inside = look(world, &held, &["http1", "--target", "web.shop:80", "--count", "5", "--timeout", "20s"]);
+    let from_inside: Report = serde_json::from_str(&from_inside).unwrap();
+    let store = "store.shop.serviceaccount.identity.linkerd.cluster.local";
+    assert_eq!(from_inside.failures, 0, "{from_inside:?}");
+    assert_eq!(from_inside.by_client_id.keys().collect::<Vec<_>>(), [store], "around its proxy: {from_inside:?}");
+    let pod = world.cluster.get(&["-n", SHOP, "pod", &held]).unwrap();
+    let application = &pod["status"]["containerStatuses"][0]["state"];
+    assert!(!application["waiting"].is_null(), "its application was started: {pod:#}");
+
+    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", BACK]).unwrap();
+    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
+    world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "1"]).unwrap();
+    world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
+}
+
+/// Runs `weft-client` in a container that is added to a pod for it, and returns its report.
+fn look(world: &World, pod: &str, arguments: &[&str]) -> String {
+    const LOOK: &str = "look";
+    let debug = ["-n", SHOP, "debug", pod, "--quiet", "--container", LOOK, "--profile", "restricted"];
+    let image = ["--image", "localhost/weft-examples:0.1.0", "--image-pull-policy", "IfNotPresent"];
+    let command = ["--", "/weft-client"];
+    world.cluster.kubectl(&[&debug[..], &image, &command, arguments, &["--json"]].concat()).unwrap();
+    let said = world.cluster.until(CONTAINER, |cluster| {
+        let pod = cluster.get(&["-n", SHOP, "pod", pod])?;
+        let state = &pod["status"]["ephemeralContainerStatuses"][0]["state"];
+        if state["terminated"].is_null() {
+            bail!("the container {LOOK} has not ended: {state}");
+        }
+        Ok(())
+    });
+    said.unwrap();
+    world.cluster.kubectl(&["-n", SHOP, "logs", pod, "-c", LOOK]).unwrap()
+}
+
+/// Connections that the kernel decides about one by one.
+fn requests(world: &World, pod: &str) -> anyhow::Result<Report> {
+    world.cluster.client(SHOP, pod, &["http1", "--target", "web.shop:80", "--count", "10", "--fresh"])
+}
+
+fn status_of(world: &World, pod: &str) -> Value {
+    let status: Value = serde_json::from_str(&world.weft(&["status", "-o", "json"]).unwrap()).unwrap();
+    let row = status["pods"].as_array().into_iter().flatten().find(|row| row["name"] == pod);
+    row.cloned().unwrap_or_else(|| panic!("status knows no {pod}: {status:#}"))
+}
+
+fn client_with_the_proxys_user(name: &str, exemption: &str) -> String {
+    let restricted = serde_json::json!({
+        "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true,
+        "runAsNonRoot": true, "runAsUser": 2102, "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    serde_json::json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": SHOP},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}, "annotations": {"weft.io/proxy-exemption": exemption}},
+                "spec": {
+                    "serviceAccountName": "client",
+                    "containers": [{
+                        "name": "client", "image": "localhost/weft-examples:0.1.0",
+                        "command": ["/weft-client", "wait"], "securityContext": restricted,
+                    }],
+                },
+            },
+        },
+    })
+    .to_string()
+}
