@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, pin::Pin, sync::Arc, time::UNIX_EPOCH};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream, wrappers::errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
 use weft_ebpf_abi::{
@@ -31,8 +31,15 @@ use crate::{
     trace::{Filter, Hub, api_direction},
 };
 
+/// Enrolments that are under way at once: one writes to the kernel, which only one can, while another asks its namespace.
+/// A hundred threads for a hundred requests would wait for each other.
+const ENROLMENTS: usize = 2;
+
 /// Enrols and withdraws pods.
-pub(crate) struct Pods(pub(crate) Shared);
+pub(crate) struct Pods {
+    datapath: Shared,
+    enrolments: Semaphore,
+}
 
 /// Streams verdicts.
 pub(crate) struct Trace {
@@ -60,6 +67,12 @@ pub(crate) struct KubernetesNode {
     pub(crate) pods: watch::Receiver<Trackings>,
 }
 
+impl Pods {
+    pub(crate) fn new(datapath: Shared) -> Self {
+        Self { datapath, enrolments: Semaphore::new(ENROLMENTS) }
+    }
+}
+
 #[tonic::async_trait]
 impl pods_server::Pods for Pods {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
@@ -67,12 +80,18 @@ impl pods_server::Pods for Pods {
         let path = netns_path(&request).map_err(invalid)?;
         let mut rules = Rules::parse(request).map_err(invalid)?;
         let pod = rules.pod.clone();
-        let netns = {
+        let datapath = self.datapath.clone();
+        let enrol = {
             let path = path.clone();
-            blocking(move || Netns::open(&path)).await?.map_err(no_netns)?
+            move || {
+                let netns = Netns::open(&path).map_err(no_netns)?;
+                rules.add_addresses(&netns.addresses);
+                datapath.lock().enrol(&netns, &rules).map_err(refused)
+            }
         };
-        rules.add_addresses(&netns.addresses);
-        let done = run(&self.0, move |datapath| datapath.enrol(&netns, &rules)).await?;
+        let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
+        let done = blocking(enrol).await??;
+        drop(turn);
         tracing::info!(
             namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie = done.cookie,
             generation = done.generation, "pod enrolled"
@@ -83,7 +102,7 @@ impl pods_server::Pods for Pods {
     async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
         let pod = PodName::parse(request.into_inner().pod).map_err(invalid)?;
         tracing::info!(namespace = pod.namespace, pod = pod.name, "pod withdrawn");
-        run(&self.0, move |datapath| datapath.withdraw(&pod)).await?;
+        run(&self.datapath, move |datapath| datapath.withdraw(&pod)).await?;
         Ok(Response::new(WithdrawResponse {}))
     }
 }
@@ -266,11 +285,13 @@ async fn run<T: Send + 'static>(
     call: impl FnOnce(&mut Datapath) -> Result<T, DatapathError> + Send + 'static,
 ) -> Result<T, Status> {
     let datapath = datapath.clone();
-    blocking(move || call(&mut datapath.lock())).await?.map_err(|error| {
-        let text = chain(&error);
-        tracing::warn!(error = text, "refused");
-        Status::failed_precondition(text)
-    })
+    blocking(move || call(&mut datapath.lock())).await?.map_err(refused)
+}
+
+fn refused(error: DatapathError) -> Status {
+    let text = chain(&error);
+    tracing::warn!(error = text, "refused");
+    Status::failed_precondition(text)
 }
 
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {

@@ -233,7 +233,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     }
     let socket = listen(&config.socket)?;
     // Where the API server tells of pods, nobody else does.
-    let enrolment = cluster.is_none().then(|| PodsServer::new(Pods(datapath)));
+    let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath)));
     let server = Server::builder()
         .add_service(TraceServer::new(Trace { hub, status: status.clone() }))
         .add_service(StatusServer::new(status))

@@ -21,6 +21,7 @@ use std::{
         unix::fs::MetadataExt as _,
     },
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{HashMap, MapData, MapError, SockHash};
@@ -43,6 +44,9 @@ const DESCRIPTORS: std::ops::Range<i32> = 3..1024;
 /// `TCP_LISTEN` in /proc/net/tcp.
 const LISTENING: &str = "0A";
 
+/// How long it matters not whether a proxy still listens.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// The proxies' listeners, as the programs know them.
 pub(crate) struct Listeners {
     map: SockHash<MapData, ListenerKey>,
@@ -50,6 +54,8 @@ pub(crate) struct Listeners {
     /// The cgroup below which pods run.
     cgroup: PathBuf,
     proc: PathBuf,
+    /// Who listened when somebody looked last.
+    seen: Option<(Instant, BTreeSet<ProxyKey>)>,
 }
 
 /// Why a listener could not be taken over.
@@ -87,7 +93,7 @@ impl Listeners {
         proxies: HashMap<MapData, ProxyKey, u8>,
         cgroup: PathBuf,
     ) -> Self {
-        Self { map, proxies, cgroup, proc: PathBuf::from("/proc") }
+        Self { map, proxies, cgroup, proc: PathBuf::from("/proc"), seen: None }
     }
 
     /// The proxies that have a listener now: sockets leave the kernel's map by themselves when they are closed.
@@ -136,7 +142,7 @@ impl Listeners {
         let (owner, port) = (pod.proxy(), pod.inbound_port);
         let key = proxy_key(netns.cookie, pod);
         // Without a note there is no listener, with one there was.
-        let known = self.is_noted(&key)? && self.living()?.contains(&key);
+        let known = self.is_noted(&key)? && self.was_seen_listening(&key)?;
         let mut adopted = 0;
         if !known {
             for (family, socket) in self.find(netns, pod)? {
@@ -147,6 +153,16 @@ impl Listeners {
             self.note(key)?;
         }
         Ok(adopted)
+    }
+
+    /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have seen that.
+    fn was_seen_listening(&mut self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
+        let stale = self.seen.as_ref().is_none_or(|(at, seen)| at.elapsed() > MOMENT || !seen.contains(proxy));
+        if stale {
+            // Walking the map takes a system call for each listener: not for each of a hundred pods that start at once.
+            self.seen = Some((Instant::now(), self.living()?));
+        }
+        Ok(self.seen.as_ref().is_some_and(|(_, seen)| seen.contains(proxy)))
     }
 
     fn is_noted(&self, proxy: &ProxyKey) -> Result<bool, ListenersError> {

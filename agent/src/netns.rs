@@ -1,13 +1,18 @@
-//! Entering a network namespace to ask for its cookie and addresses. Refuses to stay inside: the entering thread is
-//! thrown away.
+//! Entering a network namespace to ask for its cookie and addresses. Refuses to let anything else of the agent inside: one
+//! thread enters, and does nothing else.
 
 use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
     net::IpAddr,
-    os::{fd::OwnedFd, unix::fs::MetadataExt as _},
+    os::unix::fs::MetadataExt as _,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
+    sync::{
+        LazyLock,
+        mpsc::{self, RecvError},
+    },
     thread,
 };
 
@@ -27,6 +32,19 @@ sockopt_impl!(
     libc::SO_NETNS_COOKIE,
     u64
 );
+
+/// What the visitor does, given the namespace to which it returns.
+type Visit = Box<dyn FnOnce(&File) + Send>;
+
+/// setns changes the calling thread. This one goes from namespace to namespace and does nothing else; a thread for each
+/// question would take longer than the question.
+static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
+    let home = File::open("/proc/self/ns/net")?;
+    let (visits, next) = mpsc::channel::<Visit>();
+    let visit_all = move || next.into_iter().for_each(|visit| drop(catch_unwind(AssertUnwindSafe(|| visit(&home)))));
+    thread::Builder::new().name("netns".into()).spawn(visit_all)?;
+    Ok(visits)
+});
 
 /// A pod's network namespace.
 #[derive(Debug)]
@@ -68,30 +86,14 @@ impl Netns {
     /// See [`NetnsError`].
     pub(crate) fn enter(file: File, path: &Path) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
-        // setns changes the calling thread for good, so the questions get a thread of their own.
-        let answers = thread::scope(|scope| {
-            let enter = || -> Result<(OwnedFd, Vec<IpAddr>), NetnsError> {
-                setns(&file, CloneFlags::CLONE_NEWNET)
-                    .map_err(|errno| NetnsError::Enter { path: text.clone(), source: errno.into() })?;
-                let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-                    .map_err(|errno| NetnsError::Cookie { path: text.clone(), source: errno.into() })?;
-                let interfaces =
-                    getifaddrs().map_err(|errno| NetnsError::Addresses { path: text.clone(), source: errno.into() })?;
-                let ips = interfaces.filter_map(|interface| {
-                    let address = interface.address?;
-                    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-                    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
-                });
-                let mut ips: Vec<IpAddr> = ips.filter(is_unicast).collect();
-                ips.sort_by_key(is_link_local);
-                Ok((socket, ips))
-            };
-            scope.spawn(enter).join()
-        });
-        let (socket, addresses) = match answers {
-            Ok(answers) => answers?,
-            Err(panic) => std::panic::resume_unwind(panic),
+        let questions = || {
+            let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+            (socket.map_err(io::Error::from), addresses().map_err(io::Error::from))
         };
+        let answers = inside(&file, questions);
+        let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
+        let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
+        let addresses = addresses.map_err(|source| NetnsError::Addresses { path: text.clone(), source })?;
         let cookie = getsockopt(&socket, NetnsCookie)
             .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
         Ok(Self { file, cookie, addresses })
@@ -102,13 +104,43 @@ impl Netns {
     /// # Errors
     /// When the namespace cannot be entered.
     pub(crate) fn tcp_tables(&self) -> io::Result<[String; 2]> {
-        let read = || {
-            setns(&self.file, CloneFlags::CLONE_NEWNET)?;
-            Ok(["tcp", "tcp6"]
-                .map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()))
-        };
-        thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        inside(&self.file, || {
+            ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default())
+        })
     }
+}
+
+/// The addresses of the interfaces of this thread's namespace but loopback's, link-local ones last.
+fn addresses() -> nix::Result<Vec<IpAddr>> {
+    let ips = getifaddrs()?.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+    });
+    let mut ips: Vec<IpAddr> = ips.filter(is_unicast).collect();
+    ips.sort_by_key(is_link_local);
+    Ok(ips)
+}
+
+/// Asks in a namespace.
+///
+/// # Errors
+/// When it cannot be entered.
+fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let (answer, answered) = mpsc::sync_channel(1);
+    let namespace = namespace.try_clone()?;
+    let visit: Visit = Box::new(move |home| {
+        let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
+        let answers = entered.map(|()| ask());
+        // A namespace lives as long as somebody is inside.
+        let left = setns(home, CloneFlags::CLONE_NEWNET);
+        // Whoever asked waits for it.
+        let _ = answer.send(left.and(answers).map_err(io::Error::from));
+    });
+    let ended = |_| io::Error::other("the thread that enters network namespaces ended");
+    let visitor = VISITOR.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+    visitor.send(visit).map_err(|_| ended(RecvError))?;
+    answered.recv().map_err(ended)?
 }
 
 /// The cookies of all network namespaces in which a process lives.
