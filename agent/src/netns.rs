@@ -33,15 +33,14 @@ sockopt_impl!(
     u64
 );
 
-/// What the visitor does, given the namespace to which it returns.
-type Visit = Box<dyn FnOnce(&File) + Send>;
+/// What the visitor does.
+type Visit = Box<dyn FnOnce() + Send>;
 
 /// setns changes the calling thread. This one goes from namespace to namespace and does nothing else; a thread for each
 /// question would take longer than the question.
 static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
-    let home = File::open("/proc/self/ns/net")?;
     let (visits, next) = mpsc::channel::<Visit>();
-    let visit_all = move || next.into_iter().for_each(|visit| drop(catch_unwind(AssertUnwindSafe(|| visit(&home)))));
+    let visit_all = move || next.into_iter().for_each(|visit| drop(catch_unwind(AssertUnwindSafe(visit))));
     thread::Builder::new().name("netns".into()).spawn(visit_all)?;
     Ok(visits)
 });
@@ -128,12 +127,12 @@ fn addresses() -> nix::Result<Vec<IpAddr>> {
 /// When it cannot be entered.
 fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (answer, answered) = mpsc::sync_channel(1);
-    let namespace = namespace.try_clone()?;
-    let visit: Visit = Box::new(move |home| {
+    let (home, namespace) = (File::open("/proc/self/ns/net")?, namespace.try_clone()?);
+    let visit: Visit = Box::new(move || {
         let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
         let answers = entered.map(|()| ask());
         // A namespace lives as long as somebody is inside.
-        let left = setns(home, CloneFlags::CLONE_NEWNET);
+        let left = setns(&home, CloneFlags::CLONE_NEWNET);
         // Whoever asked waits for it.
         let _ = answer.send(left.and(answers).map_err(io::Error::from));
     });
