@@ -164,8 +164,11 @@ impl Pins {
     fn label(&self, name: &str, value: &str) -> Result<(), PinsError> {
         let path = self.root.join(name);
         let failed = |source| PinsError::Create { path: path.display().to_string(), source };
-        if fs::read_link(&path).is_ok_and(|current| current == Path::new(value)) {
-            return Ok(());
+        match std::os::unix::fs::symlink(value, &path) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ if fs::read_link(&path).is_ok_and(|current| current == Path::new(value)) => return Ok(()),
+            _ => {}
         }
         // Written beside it and renamed, so that a crash leaves the old label or the new one.
         let next = self.root.join(format!("{name}-next"));

@@ -19,9 +19,9 @@ const OUTBOUND: u32 = 1;
 const INBOUND: u32 = 1 << 1;
 
 /// How often to ask. The pod's other containers wait for the answer, so it is short.
-const INTERVAL: Duration = Duration::from_millis(20);
+const INTERVAL: Duration = Duration::from_millis(5);
 /// How often to say in the log what is missing.
-const WARN_EVERY: u32 = 500;
+const WARN_EVERY: u32 = 2000;
 
 /// What the kernel says of this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,8 +36,8 @@ pub use talk::{Answered, Heard, Hearing};
 
 /// The longest time an order may take.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
-/// How often a proxy asks whether both directions are in force.
-const ASKS_EVERY: Duration = Duration::from_millis(1);
+/// How often a proxy asks whether both directions are in force: as ours does.
+const ASKS_EVERY: Duration = Duration::from_millis(5);
 
 const ATTEST_LEVEL: libc::c_int = weft_ebpf_abi::socket::attest::LEVEL;
 const ATTEST_OPTION: libc::c_int = weft_ebpf_abi::socket::attest::OPTION;
