@@ -28,6 +28,7 @@ pub(super) struct Machine<'a> {
     pub(super) initramfs: &'a Path,
     pub(super) directory: &'a Path,
     pub(super) processor: Processor,
+    pub(super) cpu: &'a str,
     pub(super) timeout: Duration,
     pub(super) accelerator: Accelerator,
 }
@@ -58,13 +59,13 @@ impl Drop for Emulator {
 pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
     let log = |name: &str| machine.directory.join(name);
     let errors = fs::File::create(log("qemu.log")).context("create qemu.log")?;
-    let (program, machine_arguments) = machine.processor.emulator(machine.accelerator);
+    let (program, board) = machine.processor.emulator(machine.accelerator);
     let (console, said_on) = machine.processor.lines();
     // Where both share a line, nothing but what the programs say should be on it.
     let (loglevel, result) = if console == said_on { (1, CONSOLE) } else { (4, RESULT) };
     let mut command = Command::new(program);
     command
-        .args(machine_arguments)
+        .args(["-machine", board, "-cpu", machine.cpu])
         .args(["-smp", "2", "-m", "1536", "-nodefaults", "-display", "none", "-no-reboot", "-kernel"])
         .arg(machine.kernel)
         .arg("-initrd")

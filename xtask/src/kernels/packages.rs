@@ -81,9 +81,9 @@ pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
         let image = apt
             .dependency(kernel.package, "linux-image-")?
             .with_context(|| format!("no image for {}", kernel.package))?;
-        // Debian's image has its modules inside.
-        let modules = apt.dependency(&image, "linux-modules-")?;
-        let wanted: Vec<String> = std::iter::once(image).chain(modules).collect();
+        // Older ones of Debian's have everything inside.
+        let parts = [apt.dependency(&image, "linux-modules-")?, apt.dependency(&image, "linux-binary-")?];
+        let wanted: Vec<String> = std::iter::once(image).chain(parts.into_iter().flatten()).collect();
         apt.unpack(&wanted, &unpacked)?;
     }
     find(&unpacked).with_context(|| format!("look into {}", unpacked.display()))
@@ -134,11 +134,11 @@ fn find(unpacked: &Path) -> Result<Fetched> {
     let modules = modules.iter().find(|path| path.is_dir()).context("no modules")?;
     let entry = fs::read_dir(modules)?.next().context("no modules")??;
     let release = entry.file_name().to_string_lossy().into_owned();
-    let image = unpacked.join("boot").join(format!("vmlinuz-{release}"));
-    if !image.is_file() {
-        bail!("no {}", image.display());
-    }
-    Ok(Fetched { release, image, modules: entry.path() })
+    let images = [unpacked.join("boot").join(format!("vmlinuz-{release}")), entry.path().join("vmlinuz")];
+    let Some(image) = images.iter().find(|image| image.is_file()) else {
+        bail!("no {}", images[0].display());
+    };
+    Ok(Fetched { release, image: image.clone(), modules: entry.path() })
 }
 
 /// An apt that knows one suite of one archive and nothing of this machine.
