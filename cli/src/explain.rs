@@ -105,8 +105,11 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
         }
         Target::Sandbox(state) => {
             let known = |pod: &PodRef| state.pod(&format!("{}/{}", pod.namespace, pod.name)).is_some();
-            let pod = Selection::in_sandbox(named, namespace, &state)?.one().filter(known);
-            let pod = pod.with_context(|| format!("sandbox `{}` has no such pod, or several", state.config.name))?;
+            let selection = Selection::in_sandbox(named, namespace, &state)?;
+            let pod = selection.one().filter(known).with_context(|| {
+                let name = selection.pod.unwrap_or_default();
+                format!("sandbox `{}` has no pod {name}, or several like it", state.config.name)
+            })?;
             let socket = state.agent_socket.clone().with_context(|| {
                 format!(
                     "sandbox `{}` has no agent: it runs with --interception {}",

@@ -115,8 +115,8 @@ const KERNELS: [Kernel; 6] = [
     Kernel {
         name: "6.12",
         processor: Processor::X86_64,
-        // Its allocator meets a double fault sooner or later in the emulated cmpxchg16b of qemu 7.2, whose flags are wrong
-        // then. Linux 7.2 wants the instruction for the storage of sockets.
+        // With it, under qemu 7.2, its allocator met a double fault at a cmpxchg16b with impossible flags, which looks like
+        // the emulator's fault. Others need the instruction: without it Linux 7.2 denies every redirected connection.
         cpu: "max,-cx16",
         archive: packages::Archive::Debian,
         suite: "trixie",
