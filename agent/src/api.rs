@@ -84,7 +84,8 @@ impl pods_server::Pods for Pods {
         let enrol = {
             let path = path.clone();
             move || {
-                let netns = Netns::open(&path).map_err(no_netns)?;
+                let cookies = datapath.lock().cookies();
+                let netns = Netns::open(&path, &cookies).map_err(no_netns)?;
                 rules.add_addresses(&netns.addresses);
                 datapath.lock().enrol(&netns, &rules).map_err(refused)
             }

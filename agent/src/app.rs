@@ -27,7 +27,7 @@ use crate::{
     bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
     datapath::{Datapath, Options, SelfEnrolment},
-    features::{self, Feature},
+    features::{self, Feature, Linux},
     garbage, host, keep,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
     lock::Lock,
@@ -47,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) metrics_addr: Option<SocketAddr>,
     pub(crate) api_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
+    /// Counts what is younger as missing.
+    pub(crate) as_on_linux: Option<Linux>,
     /// What was logged last.
     pub(crate) recent: Recent,
     pub(crate) self_enrolment: Option<SelfEnrolment>,
@@ -81,12 +83,12 @@ struct Prepared {
 pub(crate) async fn run(config: Config) -> Result<()> {
     let Some(kubernetes) = config.kubernetes.clone() else {
         host::check()?;
-        let features = examine_features()?;
+        let features = examine_features(config.as_on_linux)?;
         let attach = find_attach_point(&config)?;
         host::check_bpffs(&config.pin_dir)?;
         migrate::check(&config.pin_dir)?;
         let lock = Lock::take(&config.pin_dir)?;
-        let (datapath, ebpf) = open(&config, &attach)?;
+        let (datapath, ebpf) = open(&config, &attach, &features)?;
         return serve(&config, Prepared { features, attach, datapath, ebpf, lock }, None).await;
     };
     let client = Client::try_default().await.context("cannot tell how to reach the API server")?;
@@ -108,7 +110,7 @@ pub(crate) async fn run(config: Config) -> Result<()> {
 async fn prepare_node(config: &Config) -> Result<Prepared> {
     host::check()?;
     host::check_processes()?;
-    let features = examine_features()?;
+    let features = examine_features(config.as_on_linux)?;
     let attach = find_attach_point(config)?;
     if attach.is_root {
         tracing::warn!(
@@ -126,22 +128,23 @@ async fn prepare_node(config: &Config) -> Result<Prepared> {
     }
     migrate::check(&config.pin_dir)?;
     let lock = Lock::wait(&config.pin_dir).await?;
-    let (datapath, ebpf) = open(config, &attach)?;
+    let (datapath, ebpf) = open(config, &attach, &features)?;
     Ok(Prepared { features, attach, datapath, ebpf, lock })
 }
 
 /// Tries what the kernel has, and refuses one that lacks something without which nothing works.
-fn examine_features() -> Result<Vec<Feature>> {
-    let features = features::examine();
+fn examine_features(as_on: Option<Linux>) -> Result<Vec<Feature>> {
+    let features = features::examine(as_on);
     features::check(&features)?;
     Ok(features)
 }
 
-fn open(config: &Config, attach: &AttachPoint) -> Result<(Datapath, Ebpf)> {
+fn open(config: &Config, attach: &AttachPoint, features: &[Feature]) -> Result<(Datapath, Ebpf)> {
     Ok(Datapath::open(Options {
         pin_dir: &config.pin_dir,
         cgroup: &attach.path,
         debug_log: config.debug_log,
+        cookies: features::cookie_source(features),
         self_enrolment: config.self_enrolment,
     })?)
 }

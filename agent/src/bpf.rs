@@ -31,6 +31,7 @@ const BPF_LINK_DETACH: libc::c_long = 34;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum AttachType {
+    SockCreate = 2,
     SockOps = 3,
     Connect4 = 10,
     Connect6 = 11,
@@ -46,7 +47,7 @@ impl AttachType {
     /// Which programs it takes (`enum bpf_prog_type`).
     fn program_type(self) -> u32 {
         match self {
-            Self::PostBind4 | Self::PostBind6 => 9,
+            Self::SockCreate | Self::PostBind4 | Self::PostBind6 => 9,
             Self::SockOps => 13,
             Self::Connect4 | Self::Connect6 | Self::GetPeerName4 | Self::GetPeerName6 => 18,
             Self::GetSockopt => 25,

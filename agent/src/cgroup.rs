@@ -10,6 +10,7 @@ use std::{
 use crate::host::HostError;
 
 const MOUNTS: &str = "/proc/self/mountinfo";
+const OWN: &str = "/proc/self/cgroup";
 
 // include/uapi/linux/magic.h
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
@@ -130,6 +131,22 @@ impl AttachPoint {
 pub(crate) fn layout() -> &'static str {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     if file_systems(&mounts).any(|(_, kind)| kind == "cgroup") { "hybrid" } else { "cgroup2" }
+}
+
+/// This process's cgroup.
+///
+/// # Errors
+/// When no cgroup2 is mounted that has it.
+pub(crate) fn own() -> io::Result<PathBuf> {
+    let (mounts, own) = (fs::read_to_string(MOUNTS)?, fs::read_to_string(OWN)?);
+    // Seen from this process's cgroup namespace, like a mount of its own.
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).ok_or(io::ErrorKind::NotFound)?;
+    let mounted = file_systems(&mounts).filter(|(_, kind)| *kind == "cgroup2").map(|(root, _)| root.join(path));
+    let pid = std::process::id().to_string();
+    let has_this = |cgroup: &PathBuf| {
+        fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|processes| processes.lines().any(|line| line == pid))
+    };
+    mounted.into_iter().find(has_this).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// The processes in the cgroup with this id (its inode number), looked for below a directory. None if it is not there.
@@ -377,6 +394,12 @@ mod tests {
         let parents = AttachPoint::given("/c/kubepods".into()).pod_parents();
         let expected = ["/c/kubepods", "/c/kubepods/besteffort", "/c/kubepods/burstable"].map(PathBuf::from);
         assert_eq!(parents, expected);
+    }
+
+    #[test]
+    fn finds_its_own() {
+        let own = own().unwrap();
+        assert!(is_cgroup2(&own), "{}", own.display());
     }
 
     #[test]

@@ -34,6 +34,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
+    cookies::{CookieSource, Cookies, Namespaces},
     keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},
     netns::{self, Netns},
@@ -60,6 +61,7 @@ pub(crate) struct Datapath {
     /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
     self_enrolled: BTreeMap<u64, Instant>,
     keeper: Keeper,
+    cookies: Cookies,
 }
 
 /// How the kernel enrols a network namespace by itself: who binds which port on loopback.
@@ -77,6 +79,7 @@ pub(crate) struct Options<'a> {
     pub(crate) pin_dir: &'a Path,
     pub(crate) cgroup: &'a Path,
     pub(crate) debug_log: bool,
+    pub(crate) cookies: CookieSource,
     /// None: namespaces are enrolled by the agent alone.
     pub(crate) self_enrolment: Option<SelfEnrolment>,
 }
@@ -156,6 +159,12 @@ fn open_map<T>(
     MapData::from_pin(pins.map(name)).and_then(wrap).map_err(|source| DatapathError::OpenMap { name, source })
 }
 
+/// What sockets carry, if they do.
+fn open_namespaces(pins: &Pins, cookies: CookieSource) -> Result<Option<Namespaces>, DatapathError> {
+    let open = || open_map(pins, map::NAMESPACES, |data| Namespaces::try_from(Map::SkStorage(data)));
+    (cookies == CookieSource::Sockets).then(open).transpose()
+}
+
 fn writing(name: &'static str) -> impl Fn(MapError) -> DatapathError {
     move |source| DatapathError::WriteMap { name, source }
 }
@@ -178,12 +187,12 @@ impl Datapath {
     ///
     /// The second value is the loaded object, for reading its log records.
     pub(crate) fn open(options: Options<'_>) -> Result<(Self, Ebpf), DatapathError> {
-        let Options { pin_dir, cgroup, debug_log, self_enrolment } = options;
+        let Options { pin_dir, cgroup, debug_log, cookies, self_enrolment } = options;
         let directory = File::open(cgroup)
             .map_err(|source| DatapathError::Cgroup { path: cgroup.display().to_string(), source })?;
         let pins = Pins::new(pin_dir);
         pins.prepare()?;
-        let programs = Programs::new(pins.clone(), debug_log);
+        let programs = Programs::new(pins.clone(), debug_log, cookies);
         let mut ebpf = programs.open(0)?;
         let mut datapath = Self {
             cgroup: cgroup.to_path_buf(),
@@ -195,6 +204,7 @@ impl Datapath {
             listeners: Listeners::new(
                 open_map(&pins, map::LISTENERS, |data| SockHash::try_from(Map::SockHash(data)))?,
                 open_map(&pins, map::PROXIES, |data| HashMap::try_from(Map::HashMap(data)))?,
+                open_namespaces(&pins, cookies)?,
                 cgroup.to_path_buf(),
             ),
             flows: open_map(&pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
@@ -202,6 +212,7 @@ impl Datapath {
             names: BTreeMap::new(),
             self_enrolled: BTreeMap::new(),
             keeper: Keeper::new(&pins)?,
+            cookies: Cookies::Kernel,
             programs,
             pins,
         };
@@ -210,6 +221,7 @@ impl Datapath {
         datapath.set_self_enrolment(self_enrolment)?;
         let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
         datapath.keeper = Keeper::new(&datapath.pins)?;
+        datapath.cookies = datapath.programs.cookies(&mut ebpf, open_namespaces(&datapath.pins, cookies)?)?;
         datapath.collect_garbage()?;
         datapath.remove_unused_rules()?;
         for (cookie, name) in datapath.pins.pods()? {
@@ -317,7 +329,7 @@ impl Datapath {
             .map(|(c, _)| *c)
             .collect();
         if !old.is_empty() {
-            let living = netns::living().map_err(DatapathError::Namespaces)?;
+            let living = netns::living(&self.cookies).map_err(DatapathError::Namespaces)?;
             for cookie in old.into_iter().filter(|cookie| !living.contains(cookie)) {
                 self.remove(cookie)?;
                 removed.push(cookie);
@@ -349,6 +361,11 @@ impl Datapath {
         }
         pods.sort_by(|a, b| a.name.cmp(&b.name).then(a.cookie.cmp(&b.cookie)));
         Ok(pods)
+    }
+
+    /// How to learn the cookie of a namespace.
+    pub(crate) fn cookies(&self) -> Cookies {
+        self.cookies.clone()
     }
 
     /// Who lives in a network namespace.

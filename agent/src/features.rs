@@ -6,12 +6,14 @@
 
 mod probe;
 
+use std::str::FromStr;
+
 use aya::{maps::MapType, programs::ProgramType, sys::BpfHelper};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use weft_proto::agent::{Feature as ApiFeature, FeatureFound, FeatureNeed};
 
-use crate::{bpf::AttachType, host};
+use crate::{bpf::AttachType, cookies::CookieSource, host};
 
 /// How much depends on a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub(crate) enum Need {
     Required,
     /// One function is missing without it: which one.
     Optional(&'static str),
+    /// Something else takes its place: at what price.
+    Replaced(&'static str),
     /// Nothing depends on it; it explains what else may be seen on the host.
     Noted,
 }
@@ -53,6 +57,13 @@ pub(crate) enum Found {
     Unknown(String),
     /// A setting's value.
     State(String),
+}
+
+/// A version of the kernel: they compare as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Linux {
+    major: u32,
+    minor: u32,
 }
 
 /// A row of the table before anything is tried.
@@ -98,6 +109,14 @@ const fn helper(
     helper: BpfHelper,
 ) -> Row {
     required(name, needed_for, since, Probe::Helper(program, helper))
+}
+
+/// What one way of knowing pods by the cookies of their network namespaces needs. Without any of it the other one is taken.
+const fn cookie(name: &'static str, needed_for: &'static str, since: &'static str, probe: Probe) -> Row {
+    const PRICE: &str = "degraded: each TCP socket of the node's pods carries its namespace's cookie instead, which costs \
+                         every one that is made; one that listened before the agent's first start, and is not a proxy's, \
+                         tells its connections no original destination";
+    Row { name, needed_for, since, need: Need::Replaced(PRICE), probe }
 }
 
 /// The versions are those of the mainline commits.
@@ -149,19 +168,17 @@ const TABLE: [Row; 36] = [
         ProgramType::CgroupSock,
         BpfHelper::BPF_FUNC_get_netns_cookie,
     ),
-    helper(
+    cookie(
         "bpf_get_netns_cookie in sock_ops",
         "knowing the pod whose proxy accepts or listens",
         "5.15",
-        ProgramType::SockOps,
-        BpfHelper::BPF_FUNC_get_netns_cookie,
+        Probe::Helper(ProgramType::SockOps, BpfHelper::BPF_FUNC_get_netns_cookie),
     ),
-    helper(
+    cookie(
         "bpf_get_netns_cookie in getsockopt",
         "knowing the pod whose proxy asks",
         "5.15",
-        ProgramType::CgroupSockopt,
-        BpfHelper::BPF_FUNC_get_netns_cookie,
+        Probe::Helper(ProgramType::CgroupSockopt, BpfHelper::BPF_FUNC_get_netns_cookie),
     ),
     helper(
         "bpf_sk_storage_get in connect4",
@@ -240,7 +257,7 @@ const TABLE: [Row; 36] = [
         ProgramType::CgroupSockAddr,
         BpfHelper::BPF_FUNC_get_current_comm,
     ),
-    required("SO_NETNS_COOKIE", "enrolling a pod by its network namespace", "5.14", Probe::NetnsCookie),
+    cookie("SO_NETNS_COOKIE", "enrolling a pod by its network namespace", "5.14", Probe::NetnsCookie),
     Row {
         name: "pidfd_getfd",
         needed_for: "proxies that listened before the agent came",
@@ -284,21 +301,25 @@ const NOTES: [Row; 3] = [
     },
 ];
 
-/// Tries everything on the kernel that runs.
-pub(crate) fn examine() -> Vec<Feature> {
-    examine_with(probe::probe)
+/// Tries everything on the kernel that runs. What is younger than a given Linux counts as missing.
+pub(crate) fn examine(as_on: Option<Linux>) -> Vec<Feature> {
+    examine_with(as_on, probe::probe)
 }
 
-fn examine_with(probe: impl Fn(Probe) -> Found) -> Vec<Feature> {
-    let try_row = |row: &Row| Feature {
-        name: row.name,
-        needed_for: row.needed_for,
-        since: row.since,
-        need: row.need,
-        found: probe(row.probe),
-        how: row.probe.how(),
+fn examine_with(as_on: Option<Linux>, probe: impl Fn(Probe) -> Found) -> Vec<Feature> {
+    let try_row = |row: &Row| {
+        let left_out = as_on.is_some_and(|as_on| Linux::of(row.since) > as_on);
+        let (found, how) =
+            if left_out { (Found::No, "left out by --as-on-linux") } else { (probe(row.probe), row.probe.how()) };
+        Feature { name: row.name, needed_for: row.needed_for, since: row.since, need: row.need, found, how }
     };
     TABLE.iter().chain(&NOTES).map(try_row).collect()
+}
+
+/// Where programs and agent are to learn the cookies of namespaces.
+pub(crate) fn cookie_source(features: &[Feature]) -> CookieSource {
+    let lacks = |feature: &Feature| matches!(feature.need, Need::Replaced(_)) && feature.found == Found::No;
+    if features.iter().any(lacks) { CookieSource::Sockets } else { CookieSource::Kernel }
 }
 
 /// Refuses a host without a required feature, and logs what the others' absence means.
@@ -308,7 +329,7 @@ fn examine_with(probe: impl Fn(Probe) -> Found) -> Vec<Feature> {
 pub(crate) fn check(features: &[Feature]) -> Result<(), Lacking> {
     for feature in features {
         match (&feature.found, feature.need) {
-            (Found::No, Need::Optional(without)) => {
+            (Found::No, Need::Optional(without) | Need::Replaced(without)) => {
                 tracing::warn!(feature = feature.name, linux = feature.since, without, "the host lacks a feature");
             }
             (Found::Unknown(reason), Need::Required) => {
@@ -322,7 +343,7 @@ pub(crate) fn check(features: &[Feature]) -> Result<(), Lacking> {
 
 fn lacking(features: &[Feature], kernel: &str) -> Option<Lacking> {
     let missing: Vec<&Feature> = features.iter().filter(|feature| feature.is_missing()).collect();
-    let enough = missing.iter().map(|feature| feature.since).max_by_key(|since| version(since))?;
+    let enough = missing.iter().map(|feature| feature.since).max_by_key(|since| Linux::of(since))?;
     let names: Vec<String> = missing
         .iter()
         .map(|feature| format!("{} for {} (Linux {})", feature.name, feature.needed_for, feature.since))
@@ -330,10 +351,21 @@ fn lacking(features: &[Feature], kernel: &str) -> Option<Lacking> {
     Some(Lacking { kernel: kernel.to_owned(), missing: names.join("; "), enough: enough.to_owned() })
 }
 
-/// Major and minor, for comparing.
-fn version(since: &str) -> (u32, u32) {
-    let (major, minor) = since.split_once('.').unwrap_or((since, "0"));
-    (major.parse().unwrap_or_default(), minor.parse().unwrap_or_default())
+impl Linux {
+    /// One of the table's.
+    fn of(since: &str) -> Self {
+        since.parse().unwrap_or(Self { major: 0, minor: 0 })
+    }
+}
+
+impl FromStr for Linux {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let (major, minor) = parts.ok_or("a Linux is given as MAJOR.MINOR, for example 5.10")?;
+        Ok(Self { major, minor })
+    }
 }
 
 impl Probe {
@@ -365,7 +397,7 @@ impl From<&Feature> for ApiFeature {
     fn from(feature: &Feature) -> Self {
         let (need, without) = match feature.need {
             Need::Required => (FeatureNeed::Required, ""),
-            Need::Optional(without) => (FeatureNeed::Optional, without),
+            Need::Optional(without) | Need::Replaced(without) => (FeatureNeed::Optional, without),
             Need::Noted => (FeatureNeed::Noted, ""),
         };
         let (found, detail) = match &feature.found {
@@ -451,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_everything_that_is_missing_and_what_has_it() {
-        let features = examine_with(linux_5_10);
+        let features = examine_with(None, linux_5_10);
         let text = lacking(&features, "5.10.0-46-amd64").expect("it lacks something").to_string();
         assert_eq!(
             text,
@@ -465,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_host_that_has_everything_is_taken() {
-        let features = examine_with(|_| Found::Yes);
+        let features = examine_with(None, |_| Found::Yes);
         assert!(lacking(&features, "6.1.0").is_none());
         assert!(check(&features).is_ok());
     }
@@ -478,7 +510,7 @@ mod tests {
             Probe::Lockdown => Found::State("confidentiality".into()),
             _ => Found::Yes,
         };
-        let features = examine_with(optional);
+        let features = examine_with(None, optional);
         assert!(check(&features).is_ok());
         let told: Vec<ApiFeature> = features.iter().map(Into::into).collect();
         let of = |name: &str| told.iter().find(|feature| feature.name == name).expect("it is in the table").clone();
@@ -494,7 +526,7 @@ mod tests {
     #[test]
     fn every_required_feature_can_be_the_missing_one() {
         for row in TABLE.iter().filter(|row| row.need == Need::Required) {
-            let features = examine_with(|probe| if probe == row.probe { Found::No } else { Found::Yes });
+            let features = examine_with(None, |probe| if probe == row.probe { Found::No } else { Found::Yes });
             let text = lacking(&features, "x").expect(row.name).to_string();
             assert!(text.contains(row.name) && text.ends_with(&format!("Linux {} has all of it", row.since)), "{text}");
         }

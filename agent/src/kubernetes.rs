@@ -173,7 +173,8 @@ fn enrol(
     pod: &MeshedPod,
 ) -> Result<Enrolment, Problem> {
     let rules = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
-    let sandbox = locator.find(pod, rules).map_err(|error| match error {
+    let cookies = datapath.lock().cookies();
+    let sandbox = locator.find(pod, rules, &cookies).map_err(|error| match error {
         LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
         _ => Problem::NotYet(error.to_string()),
     })?;

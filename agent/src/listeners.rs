@@ -35,7 +35,7 @@ use weft_ebpf_abi::{
     socket::{LISTENER_SLOTS, ListenerKey, ProxyKey},
 };
 
-use crate::{cgroup, netns::Netns};
+use crate::{cgroup, cookies::Namespaces, netns::Netns};
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
@@ -51,6 +51,10 @@ const MOMENT: Duration = Duration::from_secs(1);
 pub(crate) struct Listeners {
     map: SockHash<MapData, ListenerKey>,
     proxies: HashMap<MapData, ProxyKey, u8>,
+    /// Where sockets carry the cookie of their namespace.
+    namespaces: Option<Namespaces>,
+    /// The namespaces whose proxy's listeners are known to.
+    carrying: BTreeSet<u64>,
     /// The cgroup below which pods run.
     cgroup: PathBuf,
     proc: PathBuf,
@@ -91,9 +95,10 @@ impl Listeners {
     pub(crate) fn new(
         map: SockHash<MapData, ListenerKey>,
         proxies: HashMap<MapData, ProxyKey, u8>,
+        namespaces: Option<Namespaces>,
         cgroup: PathBuf,
     ) -> Self {
-        Self { map, proxies, cgroup, proc: PathBuf::from("/proc"), seen: None }
+        Self { map, proxies, namespaces, carrying: BTreeSet::new(), cgroup, proc: PathBuf::from("/proc"), seen: None }
     }
 
     /// The proxies that have a listener now: sockets leave the kernel's map by themselves when they are closed.
@@ -113,6 +118,11 @@ impl Listeners {
     /// # Errors
     /// See [`ListenersError`].
     pub(crate) fn collect_garbage(&mut self) -> Result<(), ListenersError> {
+        if !self.carrying.is_empty() {
+            let living: BTreeSet<u64> = self.living()?.into_iter().map(|proxy| proxy.netns_cookie).collect();
+            // A proxy that starts anew has listeners that are younger than the programs.
+            self.carrying.retain(|cookie| living.contains(cookie));
+        }
         // Notes first: what is noted listens already, or not any more.
         let notes: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
         let notes = notes.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
@@ -139,13 +149,14 @@ impl Listeners {
     /// # Errors
     /// See [`ListenersError`]. That a process ends meanwhile is none.
     pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
+        self.have_carry(netns, pod)?;
         let (owner, port) = (pod.proxy(), pod.inbound_port);
         let key = proxy_key(netns.cookie, pod);
         // Without a note there is no listener, with one there was.
         let known = self.is_noted(&key)? && self.was_seen_listening(&key)?;
         let mut adopted = 0;
         if !known {
-            for (family, socket) in self.find(netns, pod)? {
+            for (family, socket) in self.find(netns, pod, port)? {
                 adopted += usize::from(self.record(netns.cookie, owner, port, family, &socket)?);
             }
         }
@@ -153,6 +164,27 @@ impl Listeners {
             self.note(key)?;
         }
         Ok(adopted)
+    }
+
+    /// Has a proxy's listeners carry the cookie of their namespace, if sockets do: theirs may be older than the programs,
+    /// and what they accept has it from them.
+    fn have_carry(&mut self, netns: &Netns, pod: &Pod) -> Result<(), ListenersError> {
+        if self.namespaces.is_none() || self.carrying.contains(&netns.cookie) {
+            return Ok(());
+        }
+        let [outbound, inbound] = [self.find(netns, pod, pod.outbound_port)?, self.find(netns, pod, pod.inbound_port)?];
+        // A proxy that listens on one port only may come to listen on the other with a socket that is as old.
+        let complete = !outbound.is_empty() && !inbound.is_empty();
+        for (_, socket) in outbound.into_iter().chain(inbound) {
+            if let Some(namespaces) = &mut self.namespaces {
+                let written = namespaces.insert(&socket, netns.cookie, 0);
+                written.map_err(|source| ListenersError::Write { name: map::NAMESPACES, source })?;
+            }
+        }
+        if complete {
+            self.carrying.insert(netns.cookie);
+        }
+        Ok(())
     }
 
     /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have seen that.
@@ -194,8 +226,8 @@ impl Listeners {
     }
 
     /// Descriptors of the listeners, each once.
-    fn find(&self, netns: &Netns, pod: &Pod) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
-        let (uid, port) = (pod.proxy_uid, pod.inbound_port);
+    fn find(&self, netns: &Netns, pod: &Pod, port: u16) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        let uid = pod.proxy_uid;
         // Only these may be the proxy, if the pod is strict about it.
         let members = pod.has(EXEMPTS_CGROUP).then(|| cgroup::members(&self.cgroup, pod.proxy_cgroup));
         let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };

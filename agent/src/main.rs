@@ -15,6 +15,7 @@ mod bpf;
 mod bpffs;
 mod bypass;
 mod cgroup;
+mod cookies;
 mod datapath;
 mod error;
 mod explain;
@@ -50,6 +51,7 @@ use weft_runtime::telemetry::{self, LogFormat};
 
 use crate::{
     datapath::SelfEnrolment,
+    features::Linux,
     kubernetes::{Identity, OwnPod},
     pins::Pins,
     rules::PodName,
@@ -115,6 +117,9 @@ enum Command {
         /// Output format
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
+        /// Count what came with a later Linux as missing, to see what an older node would lack
+        #[arg(long, value_name = "VERSION")]
+        as_on_linux: Option<Linux>,
     },
     /// Prints a completion script
     Completions {
@@ -161,6 +166,9 @@ struct RunArgs {
     /// Have the kernel programs log each step; costs time on each connection
     #[arg(long)]
     debug_log: bool,
+    /// Use nothing that came with a later Linux, to try what the agent does on an older node, for example 5.10
+    #[arg(long, value_name = "VERSION")]
+    as_on_linux: Option<Linux>,
     /// What to log, e.g. `info` or `weft_agent=debug`
     #[arg(long, visible_alias = "log-level", env = "WEFT_LOG", default_value = "info")]
     log: String,
@@ -253,6 +261,7 @@ fn execute(command: Command) -> Result<()> {
                 metrics_addr: args.metrics_addr,
                 api_addr: args.api_addr,
                 debug_log: args.debug_log,
+                as_on_linux: args.as_on_linux,
                 recent: log.recent,
                 self_enrolment: self_enrolment(args.self_enrol_uid, kubernetes.as_ref()),
                 kubernetes,
@@ -278,8 +287,8 @@ fn execute(command: Command) -> Result<()> {
             let text = runtime()?.block_on(status::run(&socket, output))?;
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
         }
-        Command::Features { output } => {
-            let (text, enough) = status::features(output);
+        Command::Features { output, as_on_linux } => {
+            let (text, enough) = status::features(output, as_on_linux);
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
             anyhow::ensure!(enough, "this kernel lacks required features: see `no` in the table");
             Ok(())

@@ -17,21 +17,11 @@ use std::{
 };
 
 use nix::{
-    getsockopt_impl,
     ifaddrs::getifaddrs,
     sched::{CloneFlags, setns},
-    sockopt_impl,
-    sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
 };
 
-sockopt_impl!(
-    /// The identity of a socket's network namespace, eight bytes.
-    NetnsCookie,
-    GetOnly,
-    libc::SOL_SOCKET,
-    libc::SO_NETNS_COOKIE,
-    u64
-);
+use crate::cookies::{self, Cookies};
 
 /// What the visitor does.
 type Visit = Box<dyn FnOnce() + Send>;
@@ -50,7 +40,7 @@ static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
 pub(crate) struct Netns {
     /// Keeps the namespace alive while it is being enrolled.
     pub(crate) file: File,
-    /// The kernel's identity of it, never reused until reboot. Linux 5.14.
+    /// The kernel's identity of it, never reused until reboot.
     pub(crate) cookie: u64,
     /// The addresses of its interfaces but loopback's, in the interfaces' order; link-local ones last.
     pub(crate) addresses: Vec<IpAddr>,
@@ -63,7 +53,7 @@ pub(crate) enum NetnsError {
     Open { path: String, source: io::Error },
     #[error("{path} is not a network namespace, or the agent may not enter it (needs CAP_SYS_ADMIN)")]
     Enter { path: String, source: io::Error },
-    #[error("cannot ask the network namespace {path} for its cookie (needs Linux 5.14)")]
+    #[error("cannot learn the cookie of the network namespace {path}")]
     Cookie { path: String, source: io::Error },
     #[error("cannot ask the network namespace {path} for its addresses")]
     Addresses { path: String, source: io::Error },
@@ -74,27 +64,23 @@ impl Netns {
     ///
     /// # Errors
     /// See [`NetnsError`]; `Open` with `NotFound` when the namespace does not exist.
-    pub(crate) fn open(path: &Path) -> Result<Self, NetnsError> {
+    pub(crate) fn open(path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let file = File::open(path).map_err(|source| NetnsError::Open { path: path.display().to_string(), source })?;
-        Self::enter(file, path)
+        Self::enter(file, path, cookies)
     }
 
     /// Asks a namespace that is open; the path is for messages.
     ///
     /// # Errors
     /// See [`NetnsError`].
-    pub(crate) fn enter(file: File, path: &Path) -> Result<Self, NetnsError> {
+    pub(crate) fn enter(file: File, path: &Path, cookies: &Cookies) -> Result<Self, NetnsError> {
         let text = path.display().to_string();
-        let questions = || {
-            let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
-            (socket.map_err(io::Error::from), addresses().map_err(io::Error::from))
-        };
+        let questions = || (cookies::inside(), addresses().map_err(io::Error::from));
         let answers = inside(&file, questions);
         let (socket, addresses) = answers.map_err(|source| NetnsError::Enter { path: text.clone(), source })?;
         let socket = socket.map_err(|source| NetnsError::Cookie { path: text.clone(), source })?;
         let addresses = addresses.map_err(|source| NetnsError::Addresses { path: text.clone(), source })?;
-        let cookie = getsockopt(&socket, NetnsCookie)
-            .map_err(|errno| NetnsError::Cookie { path: text, source: errno.into() })?;
+        let cookie = cookies.of(&socket).map_err(|source| NetnsError::Cookie { path: text, source })?;
         Ok(Self { file, cookie, addresses })
     }
 
@@ -146,13 +132,13 @@ fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 
 ///
 /// # Errors
 /// When the table of processes cannot be read. A process that ends meanwhile, or may not be looked at, is left out.
-pub(crate) fn living() -> io::Result<BTreeSet<u64>> {
+pub(crate) fn living(source: &Cookies) -> io::Result<BTreeSet<u64>> {
     let (mut inodes, mut cookies) = (BTreeSet::new(), BTreeSet::new());
     for entry in fs::read_dir("/proc")? {
         let path = entry?.path().join("ns/net");
         let Ok(inode) = fs::metadata(&path).map(|metadata| metadata.ino()) else { continue };
         if inodes.insert(inode)
-            && let Ok(netns) = Netns::open(&path)
+            && let Ok(netns) = Netns::open(&path, source)
         {
             cookies.insert(netns.cookie);
         }

@@ -20,6 +20,8 @@ use weft_ebpf_abi::map;
 
 use crate::{
     bpf::{AttachType, Link},
+    cgroup,
+    cookies::{CookieSource, Cookies, Namespaces},
     error::chain,
     pins::{Pins, PinsError},
     steering::{Spares, Steering, SteeringError},
@@ -41,6 +43,10 @@ struct CgroupProgram {
     pin: &'static str,
     hook: AttachType,
 }
+
+/// Where sockets carry the cookie of their namespace; before the others, which read it.
+const SOCK_CREATE: CgroupProgram =
+    CgroupProgram { name: "weft_sock_create", pin: "sock_create", hook: AttachType::SockCreate };
 
 /// In the order of attachment: whoever answers for a redirected connection is there before anything is redirected.
 const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
@@ -73,6 +79,8 @@ pub(crate) enum ProgramsError {
     Pin { path: String, source: io::Error },
     #[error("the programs pinned in {pin_dir} are attached to another cgroup: run `weft-agent unload` first")]
     OtherCgroup { pin_dir: String },
+    #[error("cannot learn the cookies of network namespaces")]
+    Cookies(#[source] io::Error),
     #[error(transparent)]
     Pins(#[from] PinsError),
 }
@@ -82,23 +90,26 @@ pub(crate) enum ProgramsError {
 pub(crate) struct Programs {
     pins: Pins,
     debug_log: bool,
+    cookies: CookieSource,
     steering: OnceLock<Arc<Steering>>,
     spares: Option<Spares>,
 }
 
 impl Programs {
-    pub(crate) fn new(pins: Pins, debug_log: bool) -> Self {
-        Self { pins, debug_log, steering: OnceLock::new(), spares: None }
+    pub(crate) fn new(pins: Pins, debug_log: bool, cookies: CookieSource) -> Self {
+        Self { pins, debug_log, cookies, steering: OnceLock::new(), spares: None }
     }
 
     /// What the attached programs are called: two agents with the same digest need not replace anything.
     pub(crate) fn digest(&self) -> String {
-        if self.debug_log { format!("{DIGEST}+debug") } else { DIGEST.to_owned() }
+        let debug = if self.debug_log { "+debug" } else { "" };
+        let cookies = if self.cookies == CookieSource::Sockets { "+cookies" } else { "" };
+        format!("{DIGEST}{debug}{cookies}")
     }
 
     /// Parses the object, creates the maps or finds their pins. The programs are not loaded yet.
     pub(crate) fn open(&self, netns_cookie: u64) -> Result<Ebpf, ProgramsError> {
-        let level = self.log_level();
+        let (level, cookies_in_sockets) = (self.log_level(), u8::from(self.cookies == CookieSource::Sockets));
         let mut loader = EbpfLoader::new();
         for name in map::ALL {
             loader.map_pin_path(name, self.pins.map(name));
@@ -106,6 +117,7 @@ impl Programs {
         loader
             .override_global(aya_log::LEVEL, &level, true)
             .override_global("NETNS_COOKIE", &netns_cookie, true)
+            .override_global("COOKIES_IN_SOCKETS", &cookies_in_sockets, true)
             .load(OBJECT)
             .map_err(|error| ProgramsError::Load(Box::new(error)))
     }
@@ -156,7 +168,8 @@ impl Programs {
         let cgroup_id =
             cgroup.metadata().map_err(|source| ProgramsError::Attach { name: CGROUP_PROGRAMS[0].name, source })?.ino();
         let mut changes = Vec::new();
-        for program in CGROUP_PROGRAMS {
+        let sock_create = (self.cookies == CookieSource::Sockets).then_some(SOCK_CREATE);
+        for program in sock_create.into_iter().chain(CGROUP_PROGRAMS) {
             match self.attached(&program, cgroup_id)? {
                 Some(_) if current => {}
                 link => {
@@ -181,6 +194,15 @@ impl Programs {
             }
         }
         Ok(changed)
+    }
+
+    /// How to learn cookies of namespaces. This process's cgroup need not be below the one that the programs are attached
+    /// to: then its own has the program that fills `namespaces`, too, for as long as it runs.
+    pub(crate) fn cookies(&self, ebpf: &mut Ebpf, namespaces: Option<Namespaces>) -> Result<Cookies, ProgramsError> {
+        let Some(namespaces) = namespaces else { return Ok(Cookies::Kernel) };
+        let program = load(ebpf, SOCK_CREATE.name)?;
+        let attach = || Link::create(program.as_fd(), File::open(cgroup::own()?)?.as_fd(), SOCK_CREATE.hook);
+        Cookies::in_sockets(namespaces, attach).map_err(ProgramsError::Cookies)
     }
 
     /// The link of a program that is attached to the cgroup.
@@ -246,7 +268,7 @@ pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
     if !pins.exists()? {
         return Ok(false);
     }
-    for program in CGROUP_PROGRAMS.iter().rev() {
+    for program in CGROUP_PROGRAMS.iter().rev().chain([&SOCK_CREATE]) {
         detach(&pins.link(program.pin), program.name)?;
     }
     for (cookie, _) in pins.pods()? {
@@ -261,9 +283,12 @@ fn detach(pin: &Path, name: &'static str) -> Result<(), ProgramsError> {
     Link::open(pin).map_err(failed)?.map_or(Ok(()), |link| link.detach()).map_err(failed)
 }
 
-/// Has the kernel verify a program.
+/// Has the kernel verify a program, unless it has.
 fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, ProgramsError> {
     let program = ebpf.program_mut(name).ok_or(ProgramsError::Missing { name })?;
+    if let Some(verified) = program.fd().ok().and_then(|program| program.try_clone().ok()) {
+        return Ok(verified);
+    }
     let verified = match program {
         Program::CgroupSockAddr(program) => CgroupSockAddr::load(program),
         Program::CgroupSock(program) => CgroupSock::load(program),

@@ -37,8 +37,8 @@ pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
 }
 
 /// Prints what the kernel and the host have, without an agent. False when something is missing without which none starts.
-pub(crate) fn features(output: Output) -> (String, bool) {
-    let found = features::examine();
+pub(crate) fn features(output: Output, as_on: Option<features::Linux>) -> (String, bool) {
+    let found = features::examine(as_on);
     let told: Vec<_> = found.iter().map(Into::into).collect();
     let text = match output {
         Output::Json => format!("{}\n", features::json(&told)),

@@ -32,6 +32,9 @@ pub mod map {
     pub const SUBNETS: &str = "SUBNETS";
     /// Socket storage: [`crate::socket::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
+    /// Socket storage: the cookie of the socket's network namespace (u64), where programs cannot ask for it
+    /// (before Linux 5.15). Accepted sockets have their listener's.
+    pub const NAMESPACES: &str = "NAMESPACES";
     /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`].
     pub const FLOWS: &str = "FLOWS";
     /// Socket hash: [`crate::socket::ListenerKey`] to a listening socket.
@@ -48,6 +51,6 @@ pub mod map {
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 11] =
-        [PODS, PORTS, SUBNETS, SOCKETS, FLOWS, LISTENERS, PROXIES, EVENTS, STATS, SWITCHES, LOGS];
+    pub const ALL: [&str; 12] =
+        [PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, FLOWS, LISTENERS, PROXIES, EVENTS, STATS, SWITCHES, LOGS];
 }

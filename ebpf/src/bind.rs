@@ -23,7 +23,7 @@ use weft_ebpf_abi::{
     switch,
 };
 
-use crate::maps;
+use crate::{maps, namespace};
 
 const SOCK_STREAM: u32 = 1;
 
@@ -61,6 +61,7 @@ fn note(ctx: &SockContext, address: &Address) {
     }
     // SAFETY: the helper takes this kind of context.
     let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    namespace::carry(sk, netns_cookie);
     let uid = bpf_get_current_uid_gid() as u32;
     let inbound_port = match maps::pod(netns_cookie) {
         Some(pod) => pod.inbound_port,

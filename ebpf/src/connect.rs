@@ -25,7 +25,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    maps,
+    maps, namespace,
     trace::{self, End, Process},
 };
 
@@ -137,6 +137,7 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
         let port = u16::from_be(read_volatile(&raw const (*context).user_port) as u16);
         (port, read_volatile(&raw const (*context).__bindgen_anon_1.sk))
     };
+    namespace::carry(sk, netns_cookie);
     let uid_gid = bpf_get_current_uid_gid();
     let uid = uid_gid as u32;
     // SAFETY: the helper takes no context.

@@ -19,6 +19,7 @@ mod bind;
 mod connect;
 mod inbound;
 mod maps;
+mod namespace;
 mod original;
 mod peer;
 mod sockops;

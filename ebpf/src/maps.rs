@@ -3,7 +3,9 @@
 use core::ptr;
 
 use aya_ebpf::{
-    bindings::{BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock},
+    bindings::{
+        BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, bpf_sock,
+    },
     btf_maps::SkStorage,
     helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get},
     macros::{btf_map, map},
@@ -27,6 +29,8 @@ static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::
 static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_PODS * 16, BPF_F_NO_PREALLOC);
 #[btf_map]
 static SOCKETS: SkStorage<SocketState> = SkStorage::new();
+#[btf_map]
+static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 #[map]
 pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MAX_FLOWS, 0);
 #[map]
@@ -39,6 +43,32 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 static STATS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 #[map]
 static SWITCHES: Array<u32> = Array::with_max_entries(switch::COUNT, 0);
+
+/// Socket storage that an accepted socket has from its listener, which aya's has not. The fields are types alone: the
+/// loader reads them from the BTF (libbpf's map definitions).
+#[repr(C)]
+struct InheritedStorage<T> {
+    r#type: *const [i32; BPF_MAP_TYPE_SK_STORAGE as usize],
+    key: *const i32,
+    value: *const T,
+    max_entries: *const [i32; 0],
+    map_flags: *const [i32; (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize],
+}
+
+// SAFETY: nobody reads the pointers; the loader puts a map in their place.
+unsafe impl<T> Sync for InheritedStorage<T> {}
+
+impl<T> InheritedStorage<T> {
+    const fn new() -> Self {
+        Self {
+            r#type: ptr::null(),
+            key: ptr::null(),
+            value: ptr::null(),
+            max_entries: ptr::null(),
+            map_flags: ptr::null(),
+        }
+    }
+}
 
 /// The entry of a network namespace, if a meshed pod lives in it.
 #[inline(always)]
@@ -154,6 +184,23 @@ pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
         }
         None => false,
     }
+}
+
+/// The cookie that a socket carries; 0 if none.
+#[inline(always)]
+pub(crate) fn namespace(sk: *mut bpf_sock) -> u64 {
+    // SAFETY: as in `socket`.
+    let cookie = unsafe { bpf_sk_storage_get((&raw const NAMESPACES).cast_mut().cast(), sk.cast(), ptr::null_mut(), 0) };
+    // SAFETY: as in `socket`.
+    unsafe { cookie.cast::<u64>().as_ref() }.copied().unwrap_or_default()
+}
+
+/// Has a socket carry its namespace's cookie, unless it does. Without memory it carries none.
+#[inline(always)]
+pub(crate) fn set_namespace(sk: *mut bpf_sock, mut netns_cookie: u64) {
+    let (first, flags) = ((&raw mut netns_cookie).cast(), BPF_SK_STORAGE_GET_F_CREATE as u64);
+    // SAFETY: as in `socket`; the first value outlives the call.
+    unsafe { bpf_sk_storage_get((&raw const NAMESPACES).cast_mut().cast(), sk.cast(), first, flags) };
 }
 
 /// Forgets a socket.

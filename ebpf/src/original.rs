@@ -4,8 +4,7 @@
 use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::{
-    EbpfContext as _, bindings::bpf_sockopt, helpers::generated::bpf_get_netns_cookie, macros::cgroup_sockopt,
-    programs::SockoptContext,
+    EbpfContext as _, bindings::bpf_sockopt, macros::cgroup_sockopt, programs::SockoptContext,
 };
 use weft_ebpf_abi::{
     address::Address,
@@ -13,7 +12,7 @@ use weft_ebpf_abi::{
     socket::{attest, kind},
 };
 
-use crate::maps;
+use crate::{maps, namespace};
 
 const SOL_IP: i32 = 0;
 const SOL_IPV6: i32 = 41;
@@ -51,8 +50,9 @@ pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
 /// The pod of the socket's namespace.
 #[inline(always)]
 fn pod(ctx: &SockoptContext) -> Option<(u64, &'static Pod)> {
-    // SAFETY: the helper takes this kind of context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    // SAFETY: as above.
+    let sk = unsafe { read_volatile(&raw const (*ctx.sockopt).__bindgen_anon_1.sk) };
+    let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     maps::pod(netns_cookie).map(|pod| (netns_cookie, pod))
 }
 

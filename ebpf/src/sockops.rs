@@ -7,7 +7,7 @@ use core::ptr::read_volatile;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{bpf_sock, bpf_sock_ops},
-    helpers::generated::{bpf_get_netns_cookie, bpf_sock_hash_update},
+    helpers::generated::bpf_sock_hash_update,
     macros::sock_ops,
     programs::SockOpsContext,
 };
@@ -21,7 +21,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    maps,
+    maps, namespace,
     trace::{self, End, Process},
 };
 
@@ -56,7 +56,7 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     match maps::socket(sk) {
         Some(client) if client.kind == kind::CLIENT => {
             let original = End { address: client.destination, port: client.port };
-            let netns_cookie = hand_over(ctx, local, original);
+            let netns_cookie = hand_over(ctx, sk, local, original);
             if maps::watched() {
                 let process = Process { pid: client.pid, uid: client.uid, command: client.command };
                 let generation = maps::pod(netns_cookie).map_or(0, |pod| pod.generation);
@@ -67,10 +67,9 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         // Dialling the proxy by hand is announced as what it is, lest it finds what a connection that never came to
         // be left behind under the same port.
         _ if remote.address.is_loopback() => {
-            // SAFETY: the helper takes this kind of context.
-            let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+            let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
             if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
-                hand_over(ctx, local, remote);
+                hand_over(ctx, sk, local, remote);
             }
         }
         _ => {}
@@ -79,9 +78,8 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
 
 /// Leaves the original destination for the proxy's end of the connection. Returns the namespace's cookie.
 #[inline(always)]
-fn hand_over(ctx: &SockOpsContext, local: End, original: End) -> u64 {
-    // SAFETY: the helper takes this kind of context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+fn hand_over(ctx: &SockOpsContext, sk: *mut bpf_sock, local: End, original: End) -> u64 {
+    let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let key = FlowKey { netns_cookie, address: local.address, port: u32::from(local.port), pad: 0 };
     let flow = Flow { destination: original.address, port: u32::from(original.port) };
     // The map evicts the oldest; without an entry the proxy learns its own address and refuses to call itself.
@@ -93,8 +91,7 @@ fn hand_over(ctx: &SockOpsContext, local: End, original: End) -> u64 {
 /// socket's own.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    // SAFETY: the helper takes this kind of context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let Some(pod) = maps::pod(netns_cookie) else { return };
     let (local, remote) = ends(ctx.ops);
     if local.port != pod.outbound_port || !local.address.is_loopback() {
@@ -135,8 +132,7 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     if bound.kind != kind::BOUND {
         return;
     }
-    // SAFETY: the helper takes this kind of context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+    let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let family = if ctx.family() == AF_INET { 4 } else { 6 };
     let (user, cgroup, port) = (Owner::user(bound.uid), Owner::cgroup(bound.cgroup), bound.port);
     record(ctx, netns_cookie, user, port, family);

@@ -34,7 +34,7 @@ use crate::{
 
 On each kernel: `weft-agent features`, then `weft-agent run` and `status` at the root of the cgroup2 tree, then the agent's
 whole datapath test (programs verified, attached, replaced in place; redirection of both families and directions).
-On a kernel that is too old the agent must refuse and say what is missing.
+Where it is degraded it must say so, and on a kernel that is too old it must refuse and say what is missing.
 Packages are kept in ~/.cache/weft/kernels (WEFT_CACHE_DIR), logs in the target directory under xtask/kernels.
 Not part of `cargo xtask test`.")]
 pub(crate) struct Args {
@@ -76,11 +76,22 @@ struct Kernel {
 enum Expected {
     /// Everything.
     Full,
+    /// Everything, in another way for want of these features, and it says so.
+    Degraded(&'static [&'static str]),
     /// It refuses to start, and names these features.
     Refused(&'static [&'static str]),
 }
 
-const KERNELS: [Kernel; 6] = [
+const KERNELS: [Kernel; 7] = [
+    Kernel {
+        name: "5.4",
+        processor: Processor::X86_64,
+        cpu: "max",
+        archive: packages::Archive::Ubuntu,
+        suite: "focal-updates",
+        package: "linux-image-virtual",
+        expected: Expected::Refused(&["links to cgroups", "program sk_lookup", "map ringbuf"]),
+    },
     Kernel {
         name: "5.10",
         processor: Processor::X86_64,
@@ -88,7 +99,7 @@ const KERNELS: [Kernel; 6] = [
         archive: packages::Archive::DebianSecurity,
         suite: "bullseye-security",
         package: "linux-image-cloud-amd64",
-        expected: Expected::Refused(&[
+        expected: Expected::Degraded(&[
             "SO_NETNS_COOKIE",
             "bpf_get_netns_cookie in sock_ops",
             "bpf_get_netns_cookie in getsockopt",
@@ -239,7 +250,7 @@ fn build(workspace: &Workspace, processor: Processor) -> Result<image::Programs>
 fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, args: &Args) -> Result<String> {
     let fetched = packages::fetch(kernel, args.refresh)?;
     let directory = workspace.target.join("xtask/kernels").join(kernel.name);
-    let initramfs = image::make(&directory, &fetched, programs, kernel.expected == Expected::Full)?;
+    let initramfs = image::make(&directory, &fetched, programs, !matches!(kernel.expected, Expected::Refused(_)))?;
     step(&format!("boot {}", fetched.release));
     let said = machine::boot(&machine::Machine {
         kernel: &fetched.image,
@@ -262,7 +273,7 @@ fn judge(said: &str, expected: Expected) -> Result<()> {
         Ok(code.with_context(|| format!("{step} did not end"))? == "0")
     };
     match expected {
-        Expected::Full => {
+        Expected::Full | Expected::Degraded(_) => {
             for step in [image::FEATURES, image::AGENT, image::DATAPATH] {
                 if !ended(step)? {
                     bail!("{step} failed");
@@ -271,6 +282,15 @@ fn judge(said: &str, expected: Expected) -> Result<()> {
             // A test program that ran nothing ends well, too.
             if !said.contains("test result: ok.") {
                 bail!("{} reported no result", image::DATAPATH);
+            }
+            let degradations: Vec<&str> = said.lines().filter(|line| line.contains("degraded: ")).collect();
+            let Expected::Degraded(features) = expected else {
+                return degradations.first().map_or(Ok(()), |line| bail!("it is degraded: {line}"));
+            };
+            for feature in features {
+                if !degradations.iter().any(|line| line.contains(feature)) {
+                    bail!("the agent did not say what the lack of {feature} means");
+                }
             }
         }
         Expected::Refused(features) => {
@@ -295,6 +315,7 @@ impl Expected {
     fn words(self) -> &'static str {
         match self {
             Self::Full => "full",
+            Self::Degraded(_) => "degraded",
             Self::Refused(_) => "refused",
         }
     }
@@ -319,6 +340,16 @@ mod tests {
             let error = judge(&said, Expected::Full).expect_err(expected).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_degraded_kernel_says_so_and_no_other_is() {
+        let degraded = Expected::Degraded(&["SO_NETNS_COOKIE"]);
+        let said = format!("{GOOD}WARN the host lacks a feature feature=\"SO_NETNS_COOKIE\" without=\"degraded: x\"\n");
+        judge(&said, degraded).expect("all is well, in its way");
+        assert!(judge(GOOD, degraded).is_err(), "it said nothing of it");
+        assert!(judge(&said, Expected::Full).is_err(), "it should have everything");
+        assert!(judge(&said.replace("weft-end datapath 0", "weft-end datapath 1"), degraded).is_err());
     }
 
     #[test]

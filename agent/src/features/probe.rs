@@ -4,23 +4,21 @@ use std::{
     fs,
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _},
     path::Path,
     thread,
 };
 
 use aya::sys::{is_helper_supported, is_map_supported, is_program_supported};
-use nix::{
-    sched::{CloneFlags, unshare},
-    sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
-};
+use nix::sched::{CloneFlags, unshare};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::{Found, Probe};
 use crate::{
     bpf::{self, AttachType, Link},
-    cgroup, error, host,
-    netns::NetnsCookie,
+    cgroup,
+    cookies::{self, Cookies},
+    error, host,
 };
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
@@ -98,11 +96,8 @@ fn netns_link() -> Found {
 }
 
 fn netns_cookie() -> Found {
-    let attempt = || -> io::Result<()> {
-        let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-        getsockopt(&socket, NetnsCookie).map(drop).map_err(io::Error::from)
-    };
-    errno(attempt(), &[libc::ENOPROTOOPT])
+    let asked = cookies::inside().and_then(|socket| Cookies::Kernel.of(&socket));
+    errno(asked.map(drop), &[libc::ENOPROTOOPT])
 }
 
 fn pidfd() -> Found {

@@ -25,6 +25,7 @@ use weft_k8s_api::{
 use super::pod::{MeshedPod, Proxy};
 use crate::{
     cgroup::AttachPoint,
+    cookies::Cookies,
     netns::{Netns, NetnsError, is_link_local},
 };
 
@@ -95,7 +96,7 @@ impl Locator {
     }
 
     /// Finds a pod, and its proxy by what its rules say.
-    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection) -> Result<Sandbox, LocateError> {
+    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection, cookies: &Cookies) -> Result<Sandbox, LocateError> {
         let uid = pod.uid.as_str();
         let mut processes = Vec::new();
         for pid in self.pids(uid)? {
@@ -121,7 +122,7 @@ impl Locator {
             if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
             }
-            let netns = Netns::enter(file, &path)?;
+            let netns = Netns::enter(file, &path, cookies)?;
             if netns.addresses.iter().all(is_link_local) {
                 return Err(LocateError::NoAddress);
             }
@@ -326,7 +327,7 @@ mod tests {
         let attach = AttachPoint::given(directory.path().to_path_buf());
         let locator = Locator::new(attach).unwrap();
         let (pod, rules) = pod("u", None);
-        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::NoProcess)));
+        assert!(matches!(locator.find(&pod, &rules, &Cookies::Kernel), Err(LocateError::NoProcess)));
     }
 
     #[test]
@@ -356,7 +357,7 @@ mod tests {
         fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
         let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
         let (pod, rules) = pod("11-22", None);
-        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::HostNetns)));
+        assert!(matches!(locator.find(&pod, &rules, &Cookies::Kernel), Err(LocateError::HostNetns)));
     }
 
     #[test]

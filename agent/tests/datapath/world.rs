@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -31,6 +32,12 @@ static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     let seconds = std::env::var("WEFT_TEST_PATIENCE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(10))
 });
+
+/// What every agent is told besides: to act as on an older Linux, if the environment says which.
+fn as_on_linux() -> impl Iterator<Item = OsString> {
+    let version = std::env::var_os("WEFT_TEST_AS_ON_LINUX").filter(|version| !version.is_empty());
+    version.into_iter().flat_map(|version| ["--as-on-linux".into(), version])
+}
 
 pub(crate) struct World {
     prefix: String,
@@ -113,6 +120,12 @@ impl World {
         run(&format!("ip -n {}{name} {arguments}", self.prefix));
     }
 
+    /// How many programs an agent attaches to the cgroup: one more where sockets carry cookies, as before Linux 5.15.
+    #[allow(dead_code, reason = "a matter of tests of crashes")]
+    pub(crate) fn cgroup_programs(&self) -> usize {
+        8 + usize::from(self.pin_dir().join("links/sock_create").exists())
+    }
+
     /// A directory of this run's own.
     pub(crate) fn directory(&self) -> &Path {
         &self.run
@@ -148,6 +161,7 @@ impl World {
             .arg("--cgroup")
             .arg(&self.cgroup)
             .args(flags)
+            .args(as_on_linux())
             .stdout(Stdio::from(log.try_clone().unwrap()))
             .stderr(Stdio::from(log))
             .spawn()
@@ -373,6 +387,7 @@ impl World {
         arguments.push(self.run.join("agent.sock").into());
         arguments.extend(["--pin-dir".into(), pin_dir.into(), "--cgroup".into(), self.cgroup.clone().into()]);
         arguments.extend(flags.iter().map(Into::into));
+        arguments.extend(as_on_linux());
         arguments
     }
 
