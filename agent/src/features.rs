@@ -113,9 +113,7 @@ const fn helper(
 
 /// What one way of knowing pods by the cookies of their network namespaces needs. Without any of it the other one is taken.
 const fn cookie(name: &'static str, needed_for: &'static str, since: &'static str, probe: Probe) -> Row {
-    const PRICE: &str = "degraded: each TCP socket of the node's pods carries its namespace's cookie instead, which costs \
-                         every one that is made; one that listened before the agent's first start, and is not a proxy's, \
-                         tells its connections no original destination";
+    const PRICE: &str = "degraded: each TCP socket of the node's pods carries the cookie instead";
     Row { name, needed_for, since, need: Need::Replaced(PRICE), probe }
 }
 
@@ -471,28 +469,53 @@ pub(crate) fn table(features: &[ApiFeature]) -> Table {
 mod tests {
     use super::*;
 
-    /// Linux 5.10: everything but the namespaces' cookies where they came later.
-    fn linux_5_10(probe: Probe) -> Found {
-        let younger = [
-            Probe::NetnsCookie,
-            Probe::Helper(ProgramType::SockOps, BpfHelper::BPF_FUNC_get_netns_cookie),
-            Probe::Helper(ProgramType::CgroupSockopt, BpfHelper::BPF_FUNC_get_netns_cookie),
-        ];
-        if younger.contains(&probe) { Found::No } else { Found::Yes }
+    /// Whether a kernel without these is refused, and in which words.
+    fn without(missing: &[Probe]) -> (Vec<Feature>, Option<String>) {
+        let features = examine_with(None, |probe| if missing.contains(&probe) { Found::No } else { Found::Yes });
+        let refusal = lacking(&features, "5.4.0-216-generic").map(|lacking| lacking.to_string());
+        (features, refusal)
     }
 
     #[test]
     fn a_refusal_names_everything_that_is_missing_and_what_has_it() {
-        let features = examine_with(None, linux_5_10);
-        let text = lacking(&features, "5.10.0-46-amd64").expect("it lacks something").to_string();
+        let (features, refusal) = without(&[Probe::Map(MapType::RingBuf), Probe::Program(ProgramType::SkLookup)]);
         assert_eq!(
-            text,
-            "Linux 5.10.0-46-amd64 lacks what redirection needs: bpf_get_netns_cookie in sock_ops for knowing the pod \
-             whose proxy accepts or listens (Linux 5.15); bpf_get_netns_cookie in getsockopt for knowing the pod whose \
-             proxy asks (Linux 5.15); SO_NETNS_COOKIE for enrolling a pod by its network namespace (Linux 5.14). \
-             Linux 5.15 has all of it"
+            refusal.as_deref(),
+            Some(
+                "Linux 5.4.0-216-generic lacks what redirection needs: program sk_lookup for steering inbound \
+                 connections (Linux 5.9); map ringbuf for the trace of verdicts (Linux 5.8). Linux 5.9 has all of it"
+            )
         );
         assert!(check(&features).is_err());
+    }
+
+    #[test]
+    fn without_a_way_to_ask_for_cookies_sockets_carry_them() {
+        let ways = [
+            Probe::NetnsCookie,
+            Probe::Helper(ProgramType::SockOps, BpfHelper::BPF_FUNC_get_netns_cookie),
+            Probe::Helper(ProgramType::CgroupSockopt, BpfHelper::BPF_FUNC_get_netns_cookie),
+        ];
+        for lacks in [&ways[..], &ways[..1], &ways[1..2], &ways[2..]] {
+            let (features, refusal) = without(lacks);
+            assert_eq!((refusal, cookie_source(&features)), (None, CookieSource::Sockets), "{lacks:?}");
+            assert!(check(&features).is_ok());
+            let told = features.iter().map(ApiFeature::from).filter(|feature| feature.detail.starts_with("degraded: "));
+            assert_eq!(told.count(), lacks.len());
+        }
+        assert_eq!(cookie_source(&without(&[Probe::Jit]).0), CookieSource::Kernel);
+    }
+
+    #[test]
+    fn as_on_an_older_linux_what_is_younger_is_missing() {
+        let missing = |as_on: &str| -> Vec<&str> {
+            let features = examine_with(Some(as_on.parse().unwrap()), |_| Found::Yes);
+            features.iter().filter(|feature| feature.found == Found::No).map(|feature| feature.name).collect()
+        };
+        assert_eq!(missing("5.15"), [""; 0]);
+        assert_eq!(missing("5.14"), ["bpf_get_netns_cookie in sock_ops", "bpf_get_netns_cookie in getsockopt"]);
+        assert_eq!(missing("5.10").len(), 3);
+        assert!(missing("5.7").contains(&"map ringbuf"));
     }
 
     #[test]
@@ -535,7 +558,7 @@ mod tests {
     #[test]
     fn names_and_probes_occur_once() {
         for (index, row) in TABLE.iter().enumerate() {
-            assert!(version(row.since) >= (3, 0), "{}", row.name);
+            assert!(row.since.parse::<Linux>().is_ok(), "{}", row.name);
             for other in &TABLE[index + 1..] {
                 assert!(row.name != other.name && row.probe != other.probe, "{} {}", row.name, other.name);
             }
@@ -544,7 +567,10 @@ mod tests {
 
     #[test]
     fn versions_compare_as_numbers() {
-        assert!(version("5.15") > version("5.9"));
-        assert!(version("6.1") > version("5.15"));
+        let linux = |text: &str| text.parse::<Linux>().unwrap();
+        assert!(linux("5.15") > linux("5.9") && linux("6.1") > linux("5.15"));
+        for wrong in ["", "5", "5.", "5.x", "5.10.3", "-5.1"] {
+            assert!(wrong.parse::<Linux>().is_err(), "{wrong}");
+        }
     }
 }

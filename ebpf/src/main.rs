@@ -7,6 +7,7 @@
 //!            getpeername4/6: what was dialled
 //! inbound    sk_lookup (per pod) ── steer to LISTENERS ────> listener 4143; getsockopt: the local address
 //!                                        ^── post_bind4/6, sock_ops TCP_LISTEN
+//! Linux 5.10 sock_create: the cookie of the namespace into the socket's storage, for sock_ops and getsockopt
 //! ```
 //!
 //! Owns the mechanics: contexts, maps, helpers. Refuses to decide: the verdicts are `weft_ebpf_abi::verdict`'s. Each

@@ -190,7 +190,8 @@ pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
 #[inline(always)]
 pub(crate) fn namespace(sk: *mut bpf_sock) -> u64 {
     // SAFETY: as in `socket`.
-    let cookie = unsafe { bpf_sk_storage_get((&raw const NAMESPACES).cast_mut().cast(), sk.cast(), ptr::null_mut(), 0) };
+    let cookie =
+        unsafe { bpf_sk_storage_get((&raw const NAMESPACES).cast_mut().cast(), sk.cast(), ptr::null_mut(), 0) };
     // SAFETY: as in `socket`.
     unsafe { cookie.cast::<u64>().as_ref() }.copied().unwrap_or_default()
 }

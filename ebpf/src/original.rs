@@ -3,9 +3,7 @@
 
 use core::ptr::{read_volatile, write_volatile};
 
-use aya_ebpf::{
-    EbpfContext as _, bindings::bpf_sockopt, macros::cgroup_sockopt, programs::SockoptContext,
-};
+use aya_ebpf::{EbpfContext as _, bindings::bpf_sockopt, macros::cgroup_sockopt, programs::SockoptContext};
 use weft_ebpf_abi::{
     address::Address,
     pod::{INBOUND, OUTBOUND, Pod},

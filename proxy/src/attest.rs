@@ -42,16 +42,10 @@ nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]
 /// # Errors
 /// When the process cannot have a socket.
 pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
-    // A socket answers for the network namespace that it was made in, so that any will do.
-    let families = [Domain::IPV4, Domain::IPV6];
-    let mut sockets = families.into_iter().map(|family| Socket::new(family, Type::STREAM, None));
-    let socket = match sockets.find_map(Result::ok) {
-        Some(socket) => socket,
-        None => Socket::new(Domain::IPV4, Type::STREAM, None)?,
-    };
     let mut asked = 0_u32;
     loop {
-        let answer = Redirect.get(&socket).map(Attestation::parse);
+        // A new one each time: on Linux 5.10 one that is older than the agent's programs would be answered for by nobody.
+        let answer = Redirect.get(&socket()?).map(Attestation::parse);
         match answer {
             Ok(attestation) if attestation.is_complete() => {
                 let Attestation { generation, netns_cookie, .. } = attestation;
@@ -73,6 +67,11 @@ pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
         asked = asked.wrapping_add(1);
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// A socket answers for the network namespace that it was made in, so that any will do.
+fn socket() -> std::io::Result<Socket> {
+    Socket::new(Domain::IPV4, Type::STREAM, None).or_else(|_| Socket::new(Domain::IPV6, Type::STREAM, None))
 }
 
 impl Attestation {

@@ -22,7 +22,7 @@ use world::{LEASE, MESH, SHOP, World};
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 24] = [
+const CHECKS: [Check; 25] = [
     ("without the CRDs the chart refuses and names them", bad_input::missing_crds),
     ("a chart without its values refuses and names them", bad_input::missing_values),
     ("the tutorial, up to its end", tutorial),
@@ -30,6 +30,7 @@ const CHECKS: [Check; 24] = [
     ("one destination pod holds the lease and renews it", lease_is_renewed),
     ("meshed pods have no init container but the sidecar, and no capability", pods_have_no_privileges),
     ("requests travel by mutual TLS", requests_are_encrypted),
+    ("promtool has nothing to say of any component's metrics", metrics_are_clean),
     ("an annotation that does not parse is told to the pod's owner", bad_input::unreadable_annotation),
     ("an annotation that is broken later is told, and changes nothing", bad_input::annotation_broken_later),
     ("a bad ServiceProfile and a bad Server are refused", bad_input::refused_by_admission),
@@ -145,6 +146,30 @@ fn lease_is_renewed(world: &mut World) {
     let before = renewed(world);
     std::thread::sleep(Duration::from_secs(5));
     assert_ne!(renewed(world), before, "the lease was not renewed within 5 s");
+}
+
+fn metrics_are_clean(world: &mut World) {
+    let mut seen = std::collections::BTreeSet::new();
+    for namespace in [MESH, SHOP] {
+        let list = world.cluster.get(&["-n", namespace, "pods"]).unwrap();
+        for pod in list["items"].as_array().unwrap() {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let containers = ["containers", "initContainers"].map(|kind| pod["spec"][kind].as_array());
+            let containers = containers.into_iter().flatten().flatten();
+            for port in containers.filter_map(|container| container["ports"].as_array()).flatten() {
+                let Some(port_name) = port["name"].as_str().filter(|name| name.ends_with("admin")) else { continue };
+                let path =
+                    format!("/api/v1/namespaces/{namespace}/pods/{name}:{}/proxy/metrics", port["containerPort"]);
+                let text = world.cluster.kubectl(&["get", "--raw", &path]).unwrap();
+                assert!(text.contains("process_start_time_seconds"), "{path}: {text}");
+                assert_eq!(world.promtool(&text), "", "{path}");
+                seen.insert(port_name.to_owned());
+            }
+        }
+    }
+    let expected =
+        ["agent-admin", "dest-admin", "ident-admin", "injector-admin", "linkerd-admin", "policy-admin", "spval-admin"];
+    assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 }
 
 fn pods_have_no_privileges(world: &mut World) {

@@ -21,6 +21,11 @@ use crate::{
 /// Packages whose integration tests load programs, create namespaces and start the real binaries.
 const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 
+/// The oldest kernel on which the agent works, in another way than on newer ones.
+const DEGRADED: &str = "5.10";
+/// Its tests that are run in that way, too.
+const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask test                        everything; needs root
@@ -91,6 +96,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if args.level != Level::Cluster {
             step("tests against the kernel");
             note("netns", cargo_test(&workspace, &tests_on(&workspace, Ground::Kernel), args, &environment));
+            step(&format!("the agent's tests as on Linux {DEGRADED}"));
+            let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
+            let as_on_linux = [("WEFT_TEST_AS_ON_LINUX", DEGRADED.to_owned())];
+            note("netns, degraded", cargo_test(&workspace, &selection, args, &as_on_linux));
         }
         if args.level != Level::Netns {
             note("cluster (API server)", on_api_server(&workspace, args, &environment));
@@ -120,7 +129,7 @@ fn on_cluster(workspace: &Workspace, args: &Args, environment: &[(&str, String)]
         step(&format!("tests in the cluster of {}", kubeconfig.display()));
         load_images(workspace)?;
         // kubectl is its owner's; what else the documents use may be missing.
-        let tools = Tools::ensure(&["helm", "step"])?;
+        let tools = Tools::ensure(&["helm", "step", "promtool"])?;
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(std::env::split_paths(&path).chain(tools.path_directories()))?;
         let path = ("PATH", path.to_string_lossy().into_owned());

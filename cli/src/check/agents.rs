@@ -58,7 +58,7 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             Problem {
                 object,
                 problem: told,
-                cure: format!("{}; a node needs Linux 5.15, cgroup2 and BTF", problem.cure),
+                cure: format!("{}; a node needs Linux 5.10, cgroup2 and BTF", problem.cure),
             }
         })
         .collect())

@@ -14,8 +14,8 @@ use crate::problem::Problem;
 
 /// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest that is tested.
 const MIN_VERSION: (u32, u32) = (1, 31);
-/// What the kernel programs need; see docs/interception.md.
-const MIN_KERNEL: (u32, u32) = (5, 15);
+/// What the kernel programs need, degraded up to 5.15; see docs/interception.md.
+const MIN_KERNEL: (u32, u32) = (5, 10);
 /// Further apart, tokens and certificates are refused for their times; Linkerd's bound.
 const MAX_SKEW_SECONDS: i64 = 300;
 /// Oldest release of the Gateway API whose kinds proxies understand; Linkerd's minimum.
@@ -300,6 +300,6 @@ mod tests {
         assert_eq!(old_kernel(&node("6.1.0", "linux")), None);
         assert_eq!(old_kernel(&node("10.0.20348", "windows")), None);
         let problem = old_kernel(&node("5.4.0-42", "linux")).unwrap();
-        assert_eq!(problem.to_string(), "Node a, status.nodeInfo.kernelVersion: is 5.4.0-42, and 5.15 is needed");
+        assert_eq!(problem.to_string(), "Node a, status.nodeInfo.kernelVersion: is 5.4.0-42, and 5.10 is needed");
     }
 }

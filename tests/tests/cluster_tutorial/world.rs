@@ -1,8 +1,9 @@
 //! The cluster, the tutorial in its shell, and questions that several checks ask.
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -89,6 +90,18 @@ impl World {
         let output = self.cluster.command("helm").args(arguments).current_dir(Cluster::repository()).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// What `promtool check metrics` finds wrong with an exposition.
+    pub(super) fn promtool(&self, exposition: &str) -> String {
+        let mut check = self.cluster.command("promtool");
+        check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut check = check.spawn().expect("promtool in PATH");
+        check.stdin.take().unwrap().write_all(exposition.as_bytes()).unwrap();
+        let output = check.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // It may fail without a word.
+        if output.status.success() { said } else { format!("{said}{}", output.status) }
     }
 
     pub(super) fn lease(&self) -> anyhow::Result<Value> {

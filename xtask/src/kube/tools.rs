@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 use super::go::{self, Go};
 use crate::{
     command::{self, step},
+    setup::packages,
     workspace,
 };
 
@@ -23,6 +24,8 @@ const COREDNS: &str = "v1.15.0";
 const HELM: &str = "v3.21.4";
 const STEP: &str = "v0.21.0";
 const ETCD: &str = "3.6.15";
+/// The distribution's.
+const PROMTOOL: &str = "deb";
 /// Counts the versions of our own source below.
 const PAUSE: &str = "1";
 
@@ -84,12 +87,13 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 6] = [
+const TOOLS: [Tool; 7] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
     Tool { name: "helm", version: HELM, minutes: "2 minutes", build: helm },
     Tool { name: "step", version: STEP, minutes: "2 minutes", build: smallstep },
+    Tool { name: "promtool", version: PROMTOOL, minutes: "seconds", build: promtool },
     Tool { name: "coredns", version: COREDNS, minutes: "3 minutes", build: coredns },
 ];
 
@@ -101,7 +105,7 @@ pub(crate) struct Tools {
 
 impl Tools {
     /// All tools.
-    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "coredns"];
+    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "coredns"];
 
     /// Builds those of these tools that are missing, with progress on standard error.
     ///
@@ -143,9 +147,9 @@ impl Tools {
             .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
     }
 
-    /// The directories for PATH: what the tutorial's reader has installed.
+    /// The directories for PATH: what the tutorial's reader has installed, and what checks metrics.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
-        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step"].contains(&tool.name);
+        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool"].contains(&tool.name);
         TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
     }
 
@@ -212,6 +216,15 @@ fn coredns(into: &Path) -> Result<()> {
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
     command::run(go.command().env("GOBIN", into).args(["install", "-trimpath", "-ldflags=-s -w", package]))
+}
+
+/// Prometheus' linter of metrics, out of a package with a server that is nobody's wish here.
+fn promtool(into: &Path) -> Result<()> {
+    let unpacked = into.join("package");
+    fs::create_dir(&unpacked).context("create the package's directory")?;
+    packages::unpack("prometheus", &unpacked)?;
+    fs::copy(unpacked.join("usr/bin/promtool"), into.join("promtool")).context("take promtool")?;
+    fs::remove_dir_all(&unpacked).context("remove the package")
 }
 
 fn pause(into: &Path) -> Result<()> {

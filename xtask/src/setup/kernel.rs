@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use crate::command;
 
-/// The oldest kernel on which pods are enrolled by netns cookie in every hook that the agent uses.
+/// The oldest kernel on which nothing of the agent is degraded.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
 /// What stands in the way of running Weft on this host; empty when nothing does.

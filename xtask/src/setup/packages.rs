@@ -1,7 +1,7 @@
 //! Programs and libraries of the distribution: what is used, how to notice that it is missing, how to install it.
 
 use std::{
-    fmt,
+    fmt, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -165,6 +165,26 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     let mut install = apt_command(&apt);
     install.args(["install", "-y", "-qq", "--no-install-recommends", "--no-remove"]).args(packages);
     command::run(&mut install)
+}
+
+/// Unpacks a package into a directory, and installs nothing: a server's package would start the server.
+///
+/// # Errors
+/// When there is no apt, or it does not have the package.
+pub(crate) fn unpack(package: &str, into: &Path) -> Result<()> {
+    let apt = apt().with_context(|| format!("no apt-get to fetch the Debian package {package} with"))?;
+    if command::is_root() {
+        command::run(apt_command(&apt).args(["update", "-qq"]))?;
+    }
+    command::run(apt_command(&apt).args(["download", "-qq", package]).current_dir(into))?;
+    for entry in fs::read_dir(into)? {
+        let archive = entry?.path();
+        if archive.extension().is_some_and(|ending| ending == "deb") {
+            command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
+            fs::remove_file(&archive)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether apt could install every one of these packages.
