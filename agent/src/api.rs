@@ -31,9 +31,9 @@ use crate::{
     trace::{Filter, Hub, api_direction},
 };
 
-/// Enrolments that are under way at once: one writes to the kernel, which only one can, while another asks its namespace.
-/// A hundred threads for a hundred requests would wait for each other.
-const ENROLMENTS: usize = 2;
+/// Enrolments that are under way at once: one writes to the kernel, which only one can, while another asks its namespace,
+/// and one is about to. A hundred threads for a hundred requests would wait for each other.
+const ENROLMENTS: usize = 3;
 
 /// Enrols and withdraws pods.
 pub(crate) struct Pods {

@@ -20,6 +20,8 @@ const INBOUND: u32 = 1 << 1;
 
 /// How often to ask. The pod's other containers wait for the answer, so it is short.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// How often to ask with a new socket: on Linux 5.10 nobody answers for one that is older than the agent's programs.
+const RENEW_EVERY: u32 = 200;
 /// How often to say in the log what is missing.
 const WARN_EVERY: u32 = 2000;
 
@@ -42,10 +44,10 @@ nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]
 /// # Errors
 /// When the process cannot have a socket.
 pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
+    let mut asking = socket()?;
     let mut asked = 0_u32;
     loop {
-        // A new one each time: on Linux 5.10 one that is older than the agent's programs would be answered for by nobody.
-        let answer = Redirect.get(&socket()?).map(Attestation::parse);
+        let answer = Redirect.get(&asking).map(Attestation::parse);
         match answer {
             Ok(attestation) if attestation.is_complete() => {
                 let Attestation { generation, netns_cookie, .. } = attestation;
@@ -65,6 +67,9 @@ pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
             _ => {}
         }
         asked = asked.wrapping_add(1);
+        if asked.is_multiple_of(RENEW_EVERY) {
+            asking = socket()?;
+        }
         tokio::time::sleep(INTERVAL).await;
     }
 }

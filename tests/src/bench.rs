@@ -11,6 +11,7 @@ pub mod hooks;
 pub mod kernel;
 pub mod machine;
 pub mod node;
+pub mod ready;
 pub mod result;
 pub mod target;
 

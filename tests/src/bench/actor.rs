@@ -4,9 +4,11 @@
 //! are the same thread, so that no wake-up of another thread is in a number.
 
 mod measure;
+mod program;
 mod talk;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{self, BufRead as _, Write as _},
     net::{SocketAddr, TcpListener},
@@ -32,6 +34,7 @@ use tokio::{
 };
 
 pub use measure::{Connected, Flooded, Nanoseconds};
+pub use program::now;
 pub use talk::{Answered, Heard, Hearing};
 
 /// The longest time an order may take.
@@ -103,6 +106,12 @@ pub enum Order {
     Serve(u8),
     /// Dial this address again and again, send something, and count who answers.
     Dial(SocketAddr),
+    /// Run a program as a user with this environment.
+    Run(PathBuf, u32, BTreeMap<String, String>),
+    /// Wait until the program logs a line with this text, and tell when that was.
+    Says(String),
+    /// Ask the program's HTTP server on loopback.
+    Get(u16, String),
     /// What was heard by the listeners since they serve.
     Hear,
     /// Who answered since dialling began; goes on.
@@ -122,6 +131,10 @@ pub enum Reply {
     Timed(Nanoseconds),
     /// Of [`Order::Attest`], microseconds; nothing if the time was up.
     Attested(Option<u64>),
+    /// Of [`Order::Says`]: the time as of [`now`].
+    Said(u64),
+    /// Of [`Order::Get`]: all of the answer; nothing while it does not listen.
+    Got(Option<String>),
     /// Of [`Order::Hear`].
     Heard(Heard),
     /// Of [`Order::Answers`].
@@ -189,6 +202,16 @@ impl Actor {
         self.tell(order).await.map(drop)
     }
 
+    /// Lets the process end by itself, and with it what it runs.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub async fn end(mut self) -> anyhow::Result<()> {
+        drop(self.input);
+        self.child.wait().await?;
+        Ok(())
+    }
+
     /// Kills the process and waits until it is gone.
     ///
     /// # Errors
@@ -225,6 +248,7 @@ struct Stage {
     listening_since: Option<Instant>,
     hearing: Hearing,
     dialling: Option<talk::Dialling>,
+    program: Option<program::Program>,
 }
 
 impl Stage {
@@ -256,6 +280,11 @@ impl Stage {
                 }
             }
             Order::Dial(target) => self.dialling = Some(talk::Dialling::start(target)?),
+            Order::Run(program, uid, environment) => {
+                self.program = Some(program::Program::start(&program, uid, &environment)?);
+            }
+            Order::Says(text) => return Ok(Reply::Said(self.program()?.says(&text)?)),
+            Order::Get(port, path) => return Ok(Reply::Got(self.program()?.get(port, &path)?)),
             Order::Hear => return Ok(Reply::Heard(self.hearing.heard())),
             Order::Answers => {
                 return Ok(Reply::Answered(self.dialling.as_ref().context("it does not dial")?.answered()));
@@ -287,6 +316,10 @@ impl Stage {
         }
         self.listening_since = Some(Instant::now());
         listened
+    }
+
+    fn program(&mut self) -> anyhow::Result<&mut program::Program> {
+        self.program.as_mut().context("no program runs")
     }
 
     fn listener(&self, port: u16) -> anyhow::Result<&TcpListener> {

@@ -171,7 +171,9 @@ pub fn memory_targets(memory: &Memory) -> Vec<Target> {
 }
 
 impl Quantiles {
-    fn of(mut values: Vec<f64>) -> Self {
+    /// Of these values.
+    #[must_use]
+    pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_unstable_by(f64::total_cmp);
         let at = |quantile: f64| {
             let index = (values.len() as f64 * quantile) as usize;

@@ -11,10 +11,11 @@ use weft_tests::bench::{
     Contender, Effort,
     actor::{self, Place},
     churn::{self, Churn},
-    enrolment::{self, Burst, Memory},
+    enrolment::{self, Burst, Memory, Quantiles},
     hooks::{self, Hooks},
     machine::Machine,
     node::Node,
+    ready,
     result::{Comparison, Mode, Sample},
     target::{self, Target},
 };
@@ -83,7 +84,7 @@ struct Interception {
     /// Hooks: how long connections are opened as fast as possible, seconds
     #[arg(long, default_value_t = 5)]
     flood_seconds: u64,
-    /// Enrolment: pods at once
+    /// Enrolment, ready: pods at once
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     at_once: u32,
     /// Memory: enrolled pods
@@ -100,6 +101,8 @@ enum Part {
     Hooks,
     /// Pods that start at once
     Enrolment,
+    /// Proxies that wait for their pods' enrolment at once
+    Ready,
     /// What many pods take
     Memory,
 }
@@ -114,13 +117,16 @@ struct Report {
     hooks: Option<Hooks>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     bursts: Vec<Burst>,
+    /// Milliseconds from a pod's enrolment to the open gate of its proxy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ready_ms: Vec<Quantiles>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     memory: Vec<Memory>,
     targets: Vec<Target>,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Path, Self::Hooks, Self::Enrolment, Self::Memory];
+    const ALL: [Self; 5] = [Self::Path, Self::Hooks, Self::Enrolment, Self::Ready, Self::Memory];
 }
 
 impl std::fmt::Display for Part {
@@ -163,8 +169,15 @@ fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {
 async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
     let machine = Machine::here();
     let wants = |part| args.parts.contains(&part);
-    let mut report =
-        Report { machine, path: None, hooks: None, bursts: Vec::new(), memory: Vec::new(), targets: Vec::new() };
+    let mut report = Report {
+        machine,
+        path: None,
+        hooks: None,
+        bursts: Vec::new(),
+        ready_ms: Vec::new(),
+        memory: Vec::new(),
+        targets: Vec::new(),
+    };
     println!("{}", describe(&report.machine));
     if wants(Part::Path) {
         let Some(comparison) = path(args).await? else { return Ok(ExitCode::from(130)) };
@@ -206,6 +219,23 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         let Some(bursts) = measured.await? else { return Ok(ExitCode::from(130)) };
         report.targets.extend(enrolment::burst_targets(&bursts));
         report.bursts = bursts;
+    }
+    if wants(Part::Ready) {
+        let measured = on_node("ready", async |node| {
+            let mut bursts = Vec::new();
+            for repetition in 1..=args.repetitions {
+                let burst = ready::burst(node, args.at_once).await?;
+                println!(
+                    "{repetition}/{} {} proxies at once: enrolment to open gate p50 {:.0} ms, p99 {:.0} ms, max {:.0} ms",
+                    args.repetitions, args.at_once, burst.p50, burst.p99, burst.max
+                );
+                bursts.push(burst);
+            }
+            Ok(bursts)
+        });
+        let Some(bursts) = measured.await? else { return Ok(ExitCode::from(130)) };
+        report.targets.extend(ready::targets(&bursts));
+        report.ready_ms = bursts;
     }
     if wants(Part::Memory) {
         let measured = on_node("memory", async |node| enrolment::memory(node, args.pods).await).await?;
