@@ -108,7 +108,7 @@ impl Node {
     ///
     /// # Errors
     /// It ends or does not serve in time; with the end of its log.
-    pub async fn start_agent(&mut self) -> anyhow::Result<()> {
+    pub async fn start_agent(&mut self, flags: &[String]) -> anyhow::Result<()> {
         let log = fs::File::create(self.layout.agent_log())?;
         let mut child = Command::new(binaries::directory()?.join("weft-agent"))
             .arg("run")
@@ -118,6 +118,7 @@ impl Node {
             .arg(self.layout.pin_dir())
             .arg("--cgroup")
             .arg(self.meshed_cgroup())
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

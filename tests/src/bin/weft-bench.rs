@@ -57,6 +57,9 @@ struct Interception {
     /// Print everything as one JSON object on the last line
     #[arg(long)]
     json: bool,
+    /// Hooks, enrolment, ready, memory: have the agent use nothing that came with a later Linux, for example 5.10
+    #[arg(long, value_name = "VERSION")]
+    as_on_linux: Option<String>,
     /// What to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
     parts: Vec<Part>,
@@ -150,7 +153,7 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
         Subject::Interception(args) => interception(&args).await,
         Subject::Churn { json, pods, batch, control } => {
             let effort = churn::Effort { pods, batch, control };
-            let churn = on_node("churn", async |node| churn::run(node, effort).await).await?;
+            let churn = on_node("churn", &[], async |node| churn::run(node, effort).await).await?;
             churn.map_or(Ok(ExitCode::from(130)), |churn| report_churn(&churn, json))
         }
         Subject::Actor(_) => anyhow::bail!("an actor runs before the runtime"),
@@ -169,6 +172,8 @@ fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {
 async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
     let machine = Machine::here();
     let wants = |part| args.parts.contains(&part);
+    let flags: Vec<String> =
+        args.as_on_linux.iter().flat_map(|version| ["--as-on-linux".to_owned(), version.clone()]).collect();
     let mut report = Report {
         machine,
         path: None,
@@ -191,7 +196,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
             blocks: 300,
             flood_ms: args.flood_seconds.saturating_mul(1000),
         };
-        let measured = on_node("hooks", async |node| hooks::measure(node, effort).await).await?;
+        let measured = on_node("hooks", &flags, async |node| hooks::measure(node, effort).await).await?;
         let Some(hooks) = measured else { return Ok(ExitCode::from(130)) };
         println!("\n{}\n\n{}", hooks.table(), hooks.account_table());
         report.targets.extend(hooks.targets());
@@ -199,7 +204,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
     }
     if wants(Part::Enrolment) {
         let repetitions = args.repetitions;
-        let measured = on_node("enrolment", async |node| {
+        let measured = on_node("enrolment", &flags, async |node| {
             let mut bursts = Vec::new();
             for repetition in 1..=repetitions {
                 let burst = enrolment::burst(node, args.at_once).await?;
@@ -221,7 +226,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         report.bursts = bursts;
     }
     if wants(Part::Ready) {
-        let measured = on_node("ready", async |node| {
+        let measured = on_node("ready", &flags, async |node| {
             let mut bursts = Vec::new();
             for repetition in 1..=args.repetitions {
                 let burst = ready::burst(node, args.at_once).await?;
@@ -238,7 +243,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         report.ready_ms = bursts;
     }
     if wants(Part::Memory) {
-        let measured = on_node("memory", async |node| enrolment::memory(node, args.pods).await).await?;
+        let measured = on_node("memory", &flags, async |node| enrolment::memory(node, args.pods).await).await?;
         let Some(memory) = measured else { return Ok(ExitCode::from(130)) };
         memory.iter().for_each(print_memory);
         report.targets.extend(enrolment::memory_targets(&memory[1]));
@@ -285,11 +290,15 @@ fn print_memory(memory: &Memory) {
 }
 
 /// Does something on a node with an agent and takes the node away in any case; nothing if it was told to stop.
-async fn on_node<T>(purpose: &str, act: impl AsyncFnOnce(&mut Node) -> anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+async fn on_node<T>(
+    purpose: &str,
+    flags: &[String],
+    act: impl AsyncFnOnce(&mut Node) -> anyhow::Result<T>,
+) -> anyhow::Result<Option<T>> {
     println!("starting a node for {purpose}");
     let mut node = Node::create(&format!("bench-{purpose}")).await?;
     let outcome = tokio::select! {
-        outcome = async { node.start_agent().await?; act(&mut node).await } => Some(outcome),
+        outcome = async { node.start_agent(flags).await?; act(&mut node).await } => Some(outcome),
         () = told_to_stop() => None,
     };
     node.remove().await?;
