@@ -93,15 +93,16 @@ impl World {
     }
 
     /// What `promtool check metrics` finds wrong with an exposition.
-    pub(super) fn promtool(&self, exposition: &str) -> String {
+    pub(super) fn promtool(&self, exposition: &str) -> Vec<String> {
         let mut check = self.cluster.command("promtool");
         check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut check = check.spawn().expect("promtool in PATH");
         check.stdin.take().unwrap().write_all(exposition.as_bytes()).unwrap();
         let output = check.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        // It may fail without a word.
-        if output.status.success() { said } else { format!("{said}{}", output.status) }
+        let complaints: Vec<String> = said.lines().map(str::to_owned).collect();
+        assert!(output.status.success() || !complaints.is_empty(), "promtool failed without a word: {}", output.status);
+        complaints
     }
 
     pub(super) fn lease(&self) -> anyhow::Result<Value> {
