@@ -19,6 +19,7 @@ use weft_runtime::telemetry::{self, Recent};
 
 use crate::{
     cgroup::{self, AttachPoint},
+    cookies::Cookies,
     datapath::{Datapath, DatapathError, Enrolled},
     error::chain,
     explain::{self, Answer, Question},
@@ -38,6 +39,7 @@ const ENROLMENTS: usize = 3;
 /// Enrols and withdraws pods.
 pub(crate) struct Pods {
     datapath: Shared,
+    cookies: Cookies,
     enrolments: Semaphore,
 }
 
@@ -69,7 +71,8 @@ pub(crate) struct KubernetesNode {
 
 impl Pods {
     pub(crate) fn new(datapath: Shared) -> Self {
-        Self { datapath, enrolments: Semaphore::new(ENROLMENTS) }
+        let cookies = datapath.lock().cookies();
+        Self { datapath, cookies, enrolments: Semaphore::new(ENROLMENTS) }
     }
 }
 
@@ -80,11 +83,10 @@ impl pods_server::Pods for Pods {
         let path = netns_path(&request).map_err(invalid)?;
         let mut rules = Rules::parse(request).map_err(invalid)?;
         let pod = rules.pod.clone();
-        let datapath = self.datapath.clone();
+        let (datapath, cookies) = (self.datapath.clone(), self.cookies.clone());
         let enrol = {
             let path = path.clone();
             move || {
-                let cookies = datapath.lock().cookies();
                 let netns = Netns::open(&path, &cookies).map_err(no_netns)?;
                 rules.add_addresses(&netns.addresses);
                 datapath.lock().enrol(&netns, &rules).map_err(refused)

@@ -89,7 +89,8 @@ pub(crate) struct Outputs {
 /// # Errors
 /// When the node cannot be looked at. An API server that does not answer is waited for.
 pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outputs) -> Result<()> {
-    let locator = Locator::new(config.attach.clone()).context("cannot read the agent's own namespaces")?;
+    let cookies = outputs.datapath.lock().cookies();
+    let locator = Locator::new(config.attach.clone(), cookies).context("cannot read the agent's own namespaces")?;
     let selector = match &config.controller_namespace {
         Some(namespace) => format!("{}={namespace}", labels::CONTROL_PLANE_NS),
         None => labels::CONTROL_PLANE_NS.to_owned(),
@@ -173,8 +174,7 @@ fn enrol(
     pod: &MeshedPod,
 ) -> Result<Enrolment, Problem> {
     let rules = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
-    let cookies = datapath.lock().cookies();
-    let sandbox = locator.find(pod, rules, &cookies).map_err(|error| match error {
+    let sandbox = locator.find(pod, rules).map_err(|error| match error {
         LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
         _ => Problem::NotYet(error.to_string()),
     })?;

@@ -72,6 +72,7 @@ pub(super) enum LocateError {
 #[derive(Clone, Debug)]
 pub(super) struct Locator {
     attach: AttachPoint,
+    cookies: Cookies,
     proc: PathBuf,
     host_netns: u64,
     host_users: u64,
@@ -89,14 +90,14 @@ impl Locator {
     ///
     /// # Errors
     /// When the agent's own namespaces cannot be read.
-    pub(super) fn new(attach: AttachPoint) -> Result<Self, LocateError> {
+    pub(super) fn new(attach: AttachPoint, cookies: Cookies) -> Result<Self, LocateError> {
         let proc = PathBuf::from("/proc");
         let own = |name: &str| inode(&proc.join("self/ns").join(name));
-        Ok(Self { host_netns: own("net")?, host_users: own("user")?, attach, proc })
+        Ok(Self { host_netns: own("net")?, host_users: own("user")?, attach, cookies, proc })
     }
 
     /// Finds a pod, and its proxy by what its rules say.
-    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection, cookies: &Cookies) -> Result<Sandbox, LocateError> {
+    pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection) -> Result<Sandbox, LocateError> {
         let uid = pod.uid.as_str();
         let mut processes = Vec::new();
         for pid in self.pids(uid)? {
@@ -122,7 +123,7 @@ impl Locator {
             if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
             }
-            let netns = Netns::enter(file, &path, cookies)?;
+            let netns = Netns::enter(file, &path, &self.cookies)?;
             if netns.addresses.iter().all(is_link_local) {
                 return Err(LocateError::NoAddress);
             }
@@ -325,9 +326,9 @@ mod tests {
     fn a_pod_without_cgroup_has_no_process() {
         let directory = tempfile::tempdir().unwrap();
         let attach = AttachPoint::given(directory.path().to_path_buf());
-        let locator = Locator::new(attach).unwrap();
+        let locator = Locator::new(attach, Cookies::Kernel).unwrap();
         let (pod, rules) = pod("u", None);
-        assert!(matches!(locator.find(&pod, &rules, &Cookies::Kernel), Err(LocateError::NoProcess)));
+        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::NoProcess)));
     }
 
     #[test]
@@ -341,7 +342,7 @@ mod tests {
             for cgroup in Path::new(container).ancestors() {
                 fs::write(pod.join(cgroup).join("cgroup.procs"), "").unwrap();
             }
-            let locator = Locator::new(AttachPoint::given(kubepods)).unwrap();
+            let locator = Locator::new(AttachPoint::given(kubepods), Cookies::Kernel).unwrap();
             assert_eq!(locator.pids("11-22").unwrap(), [0; 0], "{container}");
             fs::write(pod.join(container).join("cgroup.procs"), "0\n4711\n").unwrap();
             assert_eq!(locator.pids("11-22").unwrap(), [4711], "{container}");
@@ -355,15 +356,15 @@ mod tests {
         let container = directory.path().join("burstable/pod11-22/aa");
         fs::create_dir_all(&container).unwrap();
         fs::write(container.join("cgroup.procs"), format!("0\n{}\n", std::process::id())).unwrap();
-        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
+        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf()), Cookies::Kernel).unwrap();
         let (pod, rules) = pod("11-22", None);
-        assert!(matches!(locator.find(&pod, &rules, &Cookies::Kernel), Err(LocateError::HostNetns)));
+        assert!(matches!(locator.find(&pod, &rules), Err(LocateError::HostNetns)));
     }
 
     #[test]
     fn a_proxy_is_known_by_its_containers_cgroup() {
         let directory = tempfile::tempdir().unwrap();
-        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf())).unwrap();
+        let locator = Locator::new(AttachPoint::given(directory.path().to_path_buf()), Cookies::Kernel).unwrap();
         for (uid, scope, inside) in [
             ("1", "burstable/pod1/c0ffee", ""),
             ("2", "pod2/cri-containerd-c0ffee.scope", ""),
