@@ -82,7 +82,7 @@ enum Expected {
     Refused(&'static [&'static str]),
 }
 
-const KERNELS: [Kernel; 7] = [
+const KERNELS: [Kernel; 8] = [
     Kernel {
         name: "5.4",
         processor: Processor::X86_64,
@@ -121,6 +121,15 @@ const KERNELS: [Kernel; 7] = [
         archive: packages::Archive::Debian,
         suite: "bookworm",
         package: "linux-image-cloud-amd64",
+        expected: Expected::Full,
+    },
+    Kernel {
+        name: "6.8",
+        processor: Processor::X86_64,
+        cpu: "max",
+        archive: packages::Archive::Ubuntu,
+        suite: "noble-updates",
+        package: "linux-image-virtual",
         expected: Expected::Full,
     },
     Kernel {
