@@ -448,8 +448,14 @@ fn running_proxies_are_found(world: &mut World) {
     world.start_agent(&[]);
     world.enrol(world.request("b")).unwrap();
     let mut client = world.pod("c", APP);
-    for target in ["10.98.0.2:8080", "[fd98::2]:8080"] {
-        reaches(&client.connect(target), 4143);
+    let mut app = world.pod("b", APP);
+    for (target, proxy) in
+        [("10.98.0.2:8080", 4143), ("[fd98::2]:8080", 4143), ("192.0.2.7:443", 4140), ("[2001:db8::7]:443", 4140)]
+    {
+        let answer = if proxy == 4143 { client.connect(target) } else { app.connect(target) };
+        reaches(&answer, proxy);
+        // What listeners accept that are older than the programs is known, too.
+        assert_eq!(answer.field("orig"), target);
     }
     // Enrolled again it is found once only, and a successor takes its place.
     world.enrol(world.request("b")).unwrap();
