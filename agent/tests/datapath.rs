@@ -72,9 +72,9 @@ fn main() -> ExitCode {
         CHECKS.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
+    let mut world = World::new();
     // A failed check is reported once, below.
     std::panic::set_hook(Box::new(|_| {}));
-    let mut world = World::new();
     let mut failures = 0;
     for (name, check) in CHECKS {
         print!("test {name} ... ");

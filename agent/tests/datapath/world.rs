@@ -120,12 +120,6 @@ impl World {
         run(&format!("ip -n {}{name} {arguments}", self.prefix));
     }
 
-    /// How many programs an agent attaches to the cgroup: one more where sockets carry cookies, as before Linux 5.15.
-    #[allow(dead_code, reason = "a matter of tests of crashes")]
-    pub(crate) fn cgroup_programs(&self) -> usize {
-        8 + usize::from(self.pin_dir().join("links/sock_create").exists())
-    }
-
     /// A directory of this run's own.
     pub(crate) fn directory(&self) -> &Path {
         &self.run
@@ -379,6 +373,11 @@ impl World {
     /// Where the agents pin that nobody told otherwise.
     pub(crate) fn pins(&self) -> PathBuf {
         self.pin_dir()
+    }
+
+    /// How many programs an agent has to attach to the cgroup: one more as on Linux 5.10, where sockets carry cookies.
+    pub(crate) fn cgroup_programs() -> usize {
+        8 + usize::from(as_on_linux().next().is_some())
     }
 
     /// The arguments of an agent that pins elsewhere.

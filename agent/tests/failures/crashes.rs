@@ -115,7 +115,7 @@ pub(crate) fn killed_while_starting(world: &mut World) {
         // Every third one is worth a complete check.
         if last % 3 == 0 {
             world.start_agent(&[]);
-            assert_eq!(kernel::programs(&world.pins()).len(), world.cgroup_programs(), "after {steps:?}");
+            assert_eq!(kernel::programs(&world.pins()).len(), World::cgroup_programs(), "after {steps:?}");
             world.kill_agent();
         }
         world.unload();
@@ -129,7 +129,7 @@ pub(crate) fn killed_while_starting(world: &mut World) {
 pub(crate) fn killed_while_updating(world: &mut World) {
     let mesh = Mesh::new(world);
     let mut before = kernel::programs(&world.pins());
-    assert_eq!(before.len(), world.cgroup_programs() + 2, "{before:?}");
+    assert_eq!(before.len(), World::cgroup_programs() + 2, "{before:?}");
     world.kill_agent();
     let load = Load::start(world);
     let (mut died, mut mixed) = (0, 0);

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use weft_tls::ca::Root;
@@ -17,10 +17,9 @@ use super::{
     node::{Node, PROXY_UID},
     target::Target,
 };
-use crate::binaries;
+use crate::{binaries, wait::until};
 
 const PROXY_STARTS_WITHIN: Duration = Duration::from_secs(60);
-const INTERVAL: Duration = Duration::from_millis(20);
 const ADMIN_PORT: u16 = 4191;
 /// What the proxy logs when it opens the gate.
 const ATTESTED: &str = "kernel redirects both directions";
@@ -49,15 +48,12 @@ pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Quantiles> {
         starting.push((pod, actor));
     }
     for (_, actor) in &mut starting {
-        let started = tokio::time::timeout(PROXY_STARTS_WITHIN, async {
-            loop {
-                match ready(actor).await {
-                    Ok(None) => tokio::time::sleep(INTERVAL).await,
-                    answer => return answer,
-                }
-            }
+        // One that ended says why only once.
+        let started = until(PROXY_STARTS_WITHIN, async || match ready(actor).await {
+            Ok(None) => Err(anyhow!("a proxy does not start")),
+            answer => Ok(answer),
         });
-        let answer = started.await.context("a proxy does not start")??.unwrap_or_default();
+        let answer = started.await??.unwrap_or_default();
         anyhow::ensure!(answer.contains("redirect"), "a proxy does not wait for its enrolment: {answer}");
     }
     node.at_rest().await?;

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{Kernel, processor::Processor};
 use crate::{
     command::{self, step},
+    setup::packages::{archives, unpack_archives},
     workspace,
 };
 
@@ -204,24 +205,16 @@ impl Apt {
     }
 
     fn empty_archives(&self) -> Result<PathBuf> {
-        self.archives()?.iter().try_for_each(fs::remove_file)?;
-        Ok(self.directory.join("archives"))
-    }
-
-    fn archives(&self) -> Result<Vec<PathBuf>> {
-        let paths: std::io::Result<Vec<_>> =
-            fs::read_dir(self.directory.join("archives"))?.map(|entry| Ok(entry?.path())).collect();
-        Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
+        let directory = self.directory.join("archives");
+        archives(&directory)?.iter().try_for_each(fs::remove_file)?;
+        Ok(directory)
     }
 
     fn unpack_archives(&self, directory: &Path) -> Result<()> {
         let part = directory.with_extension("part");
         let _ = fs::remove_dir_all(&part);
         fs::create_dir_all(&part)?;
-        for deb in self.archives()? {
-            command::run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&part))?;
-            fs::remove_file(&deb)?;
-        }
+        unpack_archives(&self.directory.join("archives"), &part)?;
         let _ = fs::remove_dir_all(directory);
         fs::rename(&part, directory).with_context(|| format!("rename {} to {}", part.display(), directory.display()))
     }

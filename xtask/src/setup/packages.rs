@@ -177,14 +177,28 @@ pub(crate) fn unpack(package: &str, into: &Path) -> Result<()> {
         command::run(apt_command(&apt).args(["update", "-qq"]))?;
     }
     command::run(apt_command(&apt).args(["download", "-qq", package]).current_dir(into))?;
-    for entry in fs::read_dir(into)? {
-        let archive = entry?.path();
-        if archive.extension().is_some_and(|ending| ending == "deb") {
-            command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
-            fs::remove_file(&archive)?;
-        }
+    unpack_archives(into, into)
+}
+
+/// Unpacks the packages in a directory into another, and removes them.
+///
+/// # Errors
+/// When one is none.
+pub(crate) fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
+    for archive in archives(from)? {
+        command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
+        fs::remove_file(&archive)?;
     }
     Ok(())
+}
+
+/// The packages in a directory.
+///
+/// # Errors
+/// When there is no such directory.
+pub(crate) fn archives(directory: &Path) -> Result<Vec<PathBuf>> {
+    let paths: std::io::Result<Vec<_>> = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect();
+    Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
 }
 
 /// Whether apt could install every one of these packages.
