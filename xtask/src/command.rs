@@ -5,9 +5,9 @@
 
 use std::{
     ffi::OsStr,
-    io,
+    io::{self, BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
@@ -32,10 +32,23 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// As [`run`].
 pub(crate) fn run_inheriting(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
-    if !status.success() {
-        bail!("`{}` failed ({status})", line(command));
+    succeeded(status, command)
+}
+
+/// As [`run_inheriting`], and `read` sees each line of standard output when it is shown.
+///
+/// # Errors
+/// As [`run`], and when standard output cannot be read or written.
+pub(crate) fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> Result<()> {
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", line(command)))?;
+    let mut output = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
+    let mut bytes = Vec::new();
+    while output.read_until(b'\n', &mut bytes)? > 0 {
+        io::stdout().write_all(&bytes)?;
+        read(String::from_utf8_lossy(&bytes).trim_end());
+        bytes.clear();
     }
-    Ok(())
+    succeeded(child.wait()?, command)
 }
 
 /// Runs to the end and returns standard output.
@@ -86,6 +99,13 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
+fn succeeded(status: ExitStatus, command: &Command) -> Result<()> {
+    if !status.success() {
+        bail!("`{}` failed ({status})", line(command));
+    }
+    Ok(())
+}
+
 fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
@@ -104,6 +124,15 @@ mod tests {
     #[test]
     fn a_success_returns_what_was_printed() {
         assert_eq!(output(Command::new("echo").arg("weft")).expect("echo works"), "weft\n");
+    }
+
+    #[test]
+    fn lines_are_read_while_they_are_shown() {
+        let mut lines = Vec::new();
+        run_reading(Command::new("echo").arg("one\n two"), |line| lines.push(line.to_owned())).expect("echo works");
+        assert_eq!(lines, ["one", " two"]);
+        let error = run_reading(Command::new("false").arg("--why"), |_| {}).expect_err("false fails");
+        assert!(error.to_string().starts_with("`false --why` failed"), "{error}");
     }
 
     #[test]

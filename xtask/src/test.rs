@@ -6,7 +6,7 @@
 
 use std::process::{self, Command};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use crate::{
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut note = |level, result: Result<()>| {
         if let Err(error) = result {
             eprintln!("error: {error:#}");
-            failed.push(level);
+            failed.push(format!("{level}: {error:#}"));
         }
     };
     if matches!(args.level, Level::Unit | Level::All) {
@@ -107,7 +107,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     if !failed.is_empty() {
-        bail!("tests failed: {}", failed.join(", "));
+        // Once more at the end: the first level's words are thousands of lines above.
+        bail!("tests failed\n{}", failed.join("\n"));
     }
     Ok(())
 }
@@ -213,7 +214,35 @@ fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environm
         .arg("--")
         .args(&args.filter)
         .envs(environment.iter().map(|(name, value)| (*name, value)));
-    command::run_inheriting(&mut cargo)
+    let mut failures = Failures::default();
+    command::run_reading(&mut cargo, |line| failures.read(line)).map_err(|error| {
+        if failures.said.is_empty() { error } else { anyhow!("{error}:\n{}", failures.said.trim_end()) }
+    })
+}
+
+/// What the tests that failed had to say, gathered from the output of test programs.
+///
+/// Ours say it right below `test NAME ... FAILED`, or below the result; those of libtest in a section of its own, under
+/// `failures:`.
+#[derive(Debug, Default)]
+struct Failures {
+    said: String,
+    is_telling: bool,
+}
+
+impl Failures {
+    fn read(&mut self, line: &str) {
+        let is_failure = line.starts_with("test ") && line.contains("FAILED");
+        if is_failure || line == "failures:" {
+            self.is_telling = true;
+        } else if line.starts_with("test ") {
+            self.is_telling = false;
+        }
+        if self.is_telling {
+            self.said += line;
+            self.said.push('\n');
+        }
+    }
 }
 
 #[cfg(test)]
@@ -227,5 +256,19 @@ mod tests {
         assert_eq!(ground("weft-tests", "netns_mesh"), Ground::Kernel);
         assert_eq!(ground("weft-agent", "datapath"), Ground::Kernel);
         assert_eq!(ground("weft-k8s-api", "anything"), Ground::Nothing);
+    }
+
+    #[test]
+    fn what_failed_tests_said_is_gathered() {
+        let mut failures = Failures::default();
+        let output = "\nrunning 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\nwhy\n\
+                      \ntest result: FAILED. 1 passed; 1 failed\ntest c ... ok (1 s)\ntest d ... FAILED\nbecause\n\
+                      test e ...\n  | talk\ntest e ... ok";
+        output.lines().for_each(|line| failures.read(line));
+        assert_eq!(
+            failures.said,
+            "test b ... FAILED\n\nfailures:\n\n---- b stdout ----\nwhy\n\ntest result: FAILED. 1 passed; 1 failed\n\
+             test d ... FAILED\nbecause\n"
+        );
     }
 }
