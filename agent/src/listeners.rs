@@ -3,7 +3,7 @@
 //! where the programs put those that they see. Without this such a proxy gets no connection until it starts again.
 //!
 //! ```text
-//! /proc/thread-self/net/tcp{,6} in the pod's namespace: who listens on the inbound port as the proxy's user
+//! sock_diag in the pod's namespace: who listens on the inbound port as the proxy's user
 //!     ─> /proc/PID/ns/net is the pod's
 //!     ─> pidfd_getfd (Linux 5.6): the process's descriptor that is this socket ─> map LISTENERS
 //! ```
@@ -35,15 +35,12 @@ use weft_ebpf_abi::{
     socket::{LISTENER_SLOTS, ListenerKey, ProxyKey},
 };
 
-use crate::{cgroup, cookies::Namespaces, netns::Netns};
+use crate::{cgroup, cookies::Namespaces, netns::Netns, sock_diag::Listening};
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
 /// Descriptors of a process that are tried: a proxy listens before it does anything else, so its listeners have low numbers.
 const DESCRIPTORS: std::ops::Range<i32> = 3..1024;
-/// `TCP_LISTEN` in /proc/net/tcp.
-const LISTENING: &str = "0A";
-
 /// How long it matters not whether a proxy still listens.
 const MOMENT: Duration = Duration::from_secs(1);
 
@@ -71,8 +68,8 @@ pub(crate) enum ListenersError {
     Write { name: &'static str, source: MapError },
     #[error("cannot look for processes in {path} (needs hostPID)")]
     Processes { path: String, source: io::Error },
-    #[error("cannot read the pod's table of TCP sockets")]
-    Tables(#[source] io::Error),
+    #[error("cannot ask the pod's namespace for its listeners")]
+    Ask(#[source] io::Error),
     #[error(
         "cannot take the listener of process {pid} (needs Linux 5.6, CAP_SYS_PTRACE, and seccomp that allows pidfd_getfd)"
     )]
@@ -81,13 +78,6 @@ pub(crate) enum ListenersError {
         "the proxy listens on port {port}, but no process of the pod has that socket of user {uid}: restart the pod"
     )]
     Missing { uid: u32, port: u16 },
-}
-
-/// A socket that listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Listening {
-    family: u8,
-    inode: u64,
 }
 
 impl Listeners {
@@ -149,15 +139,24 @@ impl Listeners {
     /// # Errors
     /// See [`ListenersError`]. That a process ends meanwhile is none.
     pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
-        self.have_carry(netns, pod)?;
         let (owner, port) = (pod.proxy(), pod.inbound_port);
         let key = proxy_key(netns.cookie, pod);
         // Without a note there is no listener, with one there was.
         let known = self.is_noted(&key)? && self.was_seen_listening(&key)?;
+        let carry = self.namespaces.is_none() || self.carrying.contains(&netns.cookie);
         let mut adopted = 0;
-        if !known {
-            for (family, socket) in self.find(netns, pod, port)? {
-                adopted += usize::from(self.record(netns.cookie, owner, port, family, &socket)?);
+        if !known || !carry {
+            let mut listening = netns.listening().map_err(ListenersError::Ask)?;
+            listening.retain(|one| one.uid == pod.proxy_uid && one.inode != 0);
+            let inbound = self.take(netns, pod, port, &listening)?;
+            if !carry {
+                let outbound = self.take(netns, pod, pod.outbound_port, &listening)?;
+                self.have_carry(netns.cookie, &inbound, &outbound)?;
+            }
+            if !known {
+                for (family, socket) in &inbound {
+                    adopted += usize::from(self.record(netns.cookie, owner, port, *family, socket)?);
+                }
             }
         }
         if known || adopted > 0 {
@@ -166,23 +165,23 @@ impl Listeners {
         Ok(adopted)
     }
 
-    /// Has a proxy's listeners carry the cookie of their namespace, if sockets do: theirs may be older than the programs,
-    /// and what they accept has it from them.
-    fn have_carry(&mut self, netns: &Netns, pod: &Pod) -> Result<(), ListenersError> {
-        if self.namespaces.is_none() || self.carrying.contains(&netns.cookie) {
-            return Ok(());
-        }
-        let [outbound, inbound] = [self.find(netns, pod, pod.outbound_port)?, self.find(netns, pod, pod.inbound_port)?];
-        // A proxy that listens on one port only may come to listen on the other with a socket that is as old.
-        let complete = !outbound.is_empty() && !inbound.is_empty();
-        for (_, socket) in outbound.into_iter().chain(inbound) {
+    /// Has a proxy's listeners carry the cookie of their namespace: they may be older than the programs, and what they
+    /// accept has it from them.
+    fn have_carry(
+        &mut self,
+        netns_cookie: u64,
+        inbound: &[(u8, OwnedFd)],
+        outbound: &[(u8, OwnedFd)],
+    ) -> Result<(), ListenersError> {
+        for (_, socket) in inbound.iter().chain(outbound) {
             if let Some(namespaces) = &mut self.namespaces {
-                let written = namespaces.insert(&socket, netns.cookie, 0);
+                let written = namespaces.insert(socket, netns_cookie, 0);
                 written.map_err(|source| ListenersError::Write { name: map::NAMESPACES, source })?;
             }
         }
-        if complete {
-            self.carrying.insert(netns.cookie);
+        // A proxy that listens on one port only may come to listen on the other with a socket that is as old.
+        if !inbound.is_empty() && !outbound.is_empty() {
+            self.carrying.insert(netns_cookie);
         }
         Ok(())
     }
@@ -225,19 +224,24 @@ impl Listeners {
         Ok(false)
     }
 
-    /// Descriptors of the listeners, each once.
-    fn find(&self, netns: &Netns, pod: &Pod, port: u16) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
-        let uid = pod.proxy_uid;
+    /// Descriptors of those of the proxy's user's listeners that are on a port, each once.
+    fn take(
+        &self,
+        netns: &Netns,
+        pod: &Pod,
+        port: u16,
+        listening: &[Listening],
+    ) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        // Mostly nobody listens yet, and there may be thousands of processes.
+        let mut wanted: Vec<Listening> = listening.iter().filter(|one| one.port == port).copied().collect();
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
         // Only these may be the proxy, if the pod is strict about it.
         let members = pod.has(EXEMPTS_CGROUP).then(|| cgroup::members(&self.cgroup, pod.proxy_cgroup));
         let processes = |source| ListenersError::Processes { path: self.proc.display().to_string(), source };
         let inode = netns.file.metadata().map_err(processes)?.ino();
         let (mut found, mut failed) = (Vec::new(), None);
-        // Mostly nobody listens yet, and there may be thousands of processes.
-        let mut wanted = listening(&netns.tcp_tables().map_err(ListenersError::Tables)?, uid, port);
-        if wanted.is_empty() {
-            return Ok(found);
-        }
         for entry in fs::read_dir(&self.proc).map_err(processes)? {
             let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) else {
                 continue;
@@ -261,7 +265,9 @@ impl Listeners {
             _ if !found.is_empty() => Ok(found),
             Some(error) => Err(error),
             // Without it the pod would be refused for good, and nobody would know why. In a strict pod it is somebody else's.
-            None if members.is_none() && !wanted.is_empty() => Err(ListenersError::Missing { uid, port }),
+            None if members.is_none() && !wanted.is_empty() => {
+                Err(ListenersError::Missing { uid: pod.proxy_uid, port })
+            }
             None => Ok(found),
         }
     }
@@ -298,63 +304,4 @@ fn take(pid: i32, wanted: &mut Vec<Listening>, found: &mut Vec<(u8, OwnedFd)>) -
         }
     }
     Ok(())
-}
-
-/// The listeners in the tables of IPv4 and IPv6.
-fn listening(tables: &[String; 2], uid: u32, port: u16) -> Vec<Listening> {
-    let both = tables.iter().zip([4, 6]);
-    both.flat_map(|(table, family)| {
-        table.lines().filter_map(move |line| parse(line, uid, port)).map(move |inode| Listening { family, inode })
-    })
-    .collect()
-}
-
-/// The inode of a line of /proc/net/tcp (proc(5)), if that is a listener of this user on this port.
-fn parse(line: &str, uid: u32, port: u16) -> Option<u64> {
-    let mut fields = line.split_whitespace();
-    let (_, local_port) = fields.nth(1)?.rsplit_once(':')?;
-    let state = fields.nth(1)?;
-    let owner: u32 = fields.nth(3)?.parse().ok()?;
-    let inode: u64 = fields.nth(1)?.parse().ok()?;
-    let matches = state == LISTENING && owner == uid && u16::from_str_radix(local_port, 16).ok()? == port;
-    // A socket that nobody has a descriptor of has no inode.
-    (matches && inode != 0).then_some(inode)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-
-    #[test]
-    fn reads_listeners_as_the_kernel_prints_them() {
-        let line = |port: &str, state: &str, uid: &str, inode: &str| {
-            format!(
-                " 0: 00000000:{port} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  {uid}  0 {inode} 1 0 100 0 0 10 0"
-            )
-        };
-        for (row, line, expected) in [
-            ("the proxy's", line("102F", "0A", "2102", "4711"), Some(4711)),
-            ("another port", line("1030", "0A", "2102", "4711"), None),
-            ("a connection", line("102F", "01", "2102", "4711"), None),
-            ("another user's", line("102F", "0A", "0", "4711"), None),
-            ("nobody's", line("102F", "0A", "2102", "0"), None),
-            ("the heading", "  sl  local_address rem_address   st tx_queue".to_owned(), None),
-        ] {
-            assert_eq!(parse(&line, 2102, 4143), expected, "{row}");
-        }
-    }
-
-    #[test]
-    fn finds_its_own_listener() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let uid = rustix::process::getuid().as_raw();
-        let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap());
-        let found = listening(&tables, uid, port);
-        let [Listening { family: 4, inode }] = found.as_slice() else { panic!("{found:?}") };
-        assert_eq!(rustix::fs::fstat(&listener).unwrap().st_ino, *inode);
-        assert!(listening(&tables, uid + 1, port).is_empty());
-    }
 }

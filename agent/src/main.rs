@@ -33,6 +33,7 @@ mod pins;
 mod programs;
 mod rules;
 mod shared;
+mod sock_diag;
 mod status;
 mod steering;
 mod trace;

@@ -1,4 +1,4 @@
-//! Entering a network namespace to ask for its cookie and addresses. Refuses to let anything else of the agent inside: one
+//! Entering a network namespace to ask for its cookie, addresses and listeners. Refuses to let anything else of the agent inside: one
 //! thread enters, and does nothing else.
 
 use std::{
@@ -21,7 +21,10 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 
-use crate::cookies::{self, Cookies};
+use crate::{
+    cookies::{self, Cookies},
+    sock_diag::{self, Listening},
+};
 
 /// What the visitor does.
 type Visit = Box<dyn FnOnce() + Send>;
@@ -84,14 +87,12 @@ impl Netns {
         Ok(Self { file, cookie, addresses })
     }
 
-    /// The kernel's tables of the TCP sockets in the namespace (proc(5)), IPv4's and IPv6's; one that is not there is empty.
+    /// The TCP sockets that listen in the namespace.
     ///
     /// # Errors
-    /// When the namespace cannot be entered.
-    pub(crate) fn tcp_tables(&self) -> io::Result<[String; 2]> {
-        inside(&self.file, || {
-            ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default())
-        })
+    /// When the namespace cannot be entered, or its kernel does not say.
+    pub(crate) fn listening(&self) -> io::Result<Vec<Listening>> {
+        inside(&self.file, sock_diag::listening)?
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -23,6 +23,9 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 /// The first argument of a process that is to be one of these.
 pub(crate) const SUBCOMMAND: &str = "pod-process";
+
+/// Longest wait for the other side.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 const LEVEL: libc::c_int = 0x5745;
 const OPTION: libc::c_int = 1;
@@ -252,7 +255,6 @@ fn load(target: &str, count: usize) -> std::io::Result<String> {
 }
 
 fn dial(socket: &Socket, target: SocketAddr) -> std::io::Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(5);
     socket.connect_timeout(&target.into(), PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))
 }
@@ -343,11 +345,18 @@ pub(crate) fn child(arguments: &[String]) -> ExitCode {
 /// Connects from a port, as often as one likes.
 fn connect_port(port: u16, target: &str) -> std::io::Result<String> {
     let target: SocketAddr = target.parse().unwrap();
-    let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port).into())?;
-    dial(&socket, target)?;
-    describe(socket)
+    let begin = Instant::now();
+    loop {
+        let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port).into())?;
+        match dial(&socket, target) {
+            // The last connection's end may not have been acknowledged yet.
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable && begin.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error),
+            Ok(()) => return describe(socket),
+        }
+    }
 }
 
 /// A proxy whose connections last.

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Longest wait for an event.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Between the last event of one case and the first of the next.
 const QUIET: Duration = Duration::from_millis(10);
 

@@ -1,0 +1,166 @@
+//! Which TCP sockets listen in a network namespace. The kernel's sock_diag(7) says it, and looks at no other sockets.
+//!
+//! /proc/net/tcp says the same, but walks the connections of the whole node for it, and again for every page that is read:
+//! milliseconds for a namespace without any, seconds for a pod with many. It stands in where sock_diag does not answer:
+//! `tcp_diag` is a module that a kernel may lack.
+
+use std::{fs, io};
+
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_sock_diag::{
+    SockDiagMessage,
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP},
+    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+
+/// `TCP_LISTEN` in /proc/net/tcp.
+const LISTENING: &str = "0A";
+/// The alignment of messages in a datagram (netlink(7)).
+const ALIGNMENT: usize = 4;
+
+/// A socket that listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listening {
+    /// 4 or 6.
+    pub(crate) family: u8,
+    pub(crate) port: u16,
+    /// Who made it.
+    pub(crate) uid: u32,
+    /// 0 if nobody has a descriptor of it.
+    pub(crate) inode: u64,
+}
+
+/// The listeners of both families in this thread's network namespace.
+///
+/// # Errors
+/// The kernel's, when it has neither of both interfaces.
+pub(crate) fn listening() -> io::Result<Vec<Listening>> {
+    asked().or_else(|error| {
+        tracing::debug!(error = %error, "sock_diag does not answer: reading /proc/net/tcp");
+        tabled()
+    })
+}
+
+fn asked() -> io::Result<Vec<Listening>> {
+    let mut found = ask(4, AF_INET, SocketId::new_v4())?;
+    found.extend(ask(6, AF_INET6, SocketId::new_v6())?);
+    Ok(found)
+}
+
+fn ask(family: u8, address_family: u8, any: SocketId) -> io::Result<Vec<Listening>> {
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let request = InetRequest {
+        family: address_family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::LISTEN,
+        socket_id: any,
+    };
+    let mut request = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    socket.send(&bytes, 0)?;
+    let mut found = Vec::new();
+    loop {
+        let (datagram, _) = socket.recv_from_full()?;
+        let mut rest = datagram.as_slice();
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
+            let length = message.header.length as usize;
+            match message.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => found.push(Listening {
+                    family,
+                    port: response.header.socket_id.source_port,
+                    uid: response.header.uid,
+                    inode: response.header.inode.into(),
+                }),
+                NetlinkPayload::Done(done) if done.code == 0 => return Ok(found),
+                NetlinkPayload::Done(done) => return Err(io::Error::from_raw_os_error(done.code.saturating_neg())),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                _ => {}
+            }
+            rest = rest.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+        }
+    }
+}
+
+fn tabled() -> io::Result<Vec<Listening>> {
+    let mut found = Vec::new();
+    for (family, name) in [(4, "tcp"), (6, "tcp6")] {
+        match fs::read_to_string(format!("/proc/thread-self/net/{name}")) {
+            Ok(table) => found.extend(table.lines().filter_map(|line| parse(family, line))),
+            // A kernel without IPv6.
+            Err(error) if family == 6 && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// The listener in a line of /proc/net/tcp (proc(5)), if it is one.
+fn parse(family: u8, line: &str) -> Option<Listening> {
+    let mut fields = line.split_whitespace();
+    let (_, port) = fields.nth(1)?.rsplit_once(':')?;
+    (fields.nth(1)? == LISTENING).then_some(())?;
+    Some(Listening {
+        family,
+        port: u16::from_str_radix(port, 16).ok()?,
+        uid: fields.nth(3)?.parse().ok()?,
+        inode: fields.nth(1)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn reads_listeners_as_the_kernel_prints_them() {
+        let line = |state: &str, uid: &str| {
+            format!(
+                " 0: 00000000:102F 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  {uid}  0 4711 1 0 100 0 0 10 0"
+            )
+        };
+        let listener = Listening { family: 4, port: 4143, uid: 2102, inode: 4711 };
+        for (row, line, expected) in [
+            ("a listener", line("0A", "2102"), Some(listener)),
+            ("a connection", line("01", "2102"), None),
+            ("no user", line("0A", "x"), None),
+            ("the heading", "  sl  local_address rem_address   st tx_queue".to_owned(), None),
+            ("nothing", String::new(), None),
+        ] {
+            assert_eq!(parse(4, &line), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn both_ways_find_the_same_listeners() {
+        let uid = rustix::process::getuid().as_raw();
+        // More than one datagram has room for.
+        let listeners: Vec<TcpListener> =
+            (0..200).map(|n| TcpListener::bind(if n % 2 == 0 { "127.0.0.1:0" } else { "[::1]:0" }).unwrap()).collect();
+        let (asked, tabled) = (asked().unwrap(), tabled().unwrap());
+        for listener in &listeners {
+            let address = listener.local_addr().unwrap();
+            let listening = Listening {
+                family: if address.is_ipv4() { 4 } else { 6 },
+                port: address.port(),
+                uid,
+                inode: rustix::fs::fstat(listener).unwrap().st_ino,
+            };
+            for (way, found) in [("asked", &asked), ("tabled", &tabled)] {
+                assert_eq!(found.iter().filter(|one| **one == listening).count(), 1, "{way}: {listening:?}");
+            }
+        }
+        let client = std::net::TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
+        let port = client.local_addr().unwrap().port();
+        assert!(super::asked().unwrap().iter().all(|one| one.port != port), "a connection is no listener");
+    }
+}
