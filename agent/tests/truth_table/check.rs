@@ -74,8 +74,12 @@ fn check_verdicts(case: &Case, played: &Played, complaints: &mut String) {
         let _ = writeln!(complaints, "  verdicts are {moved:?}, not {expected:?}");
     } else if counts_exactly(case) {
         let connections = case.to.len() as u64;
-        for (verdict, count) in played.verdicts.iter().filter(|(_, count)| **count != connections) {
-            let _ = writeln!(complaints, "  {verdict} counts {count} of {connections} connections");
+        for (verdict, count) in &played.verdicts {
+            // On a busy machine a segment may be late for its connection's end: it is looked up like a first one.
+            let is_right = if verdict.starts_with("inbound ") { *count >= connections } else { *count == connections };
+            if !is_right {
+                let _ = writeln!(complaints, "  {verdict} counts {count} of {connections} connections");
+            }
         }
     }
 }

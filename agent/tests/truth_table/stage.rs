@@ -155,11 +155,11 @@ impl Stage {
     /// Plays a case and puts everything back.
     pub(crate) fn play(&mut self, case: &Case) -> Played {
         let rules = self.prepare(case.given);
-        let (verdicts, kernel) = (self.verdicts(), self.kernel_counters());
         let explained = if self.column == Column::Weft { self.explained(case) } else { Vec::new() };
         if let Some(watch) = &mut self.watch {
             told::skip_old(watch);
         }
+        let (verdicts, kernel) = (self.verdicts(), self.kernel_counters());
         let answers = self.act(case, &rules);
         let traced = self.watch.as_mut().map(|watch| told::traced(watch, case)).unwrap_or_default();
         let moved = |after: Counts, before: &Counts| -> Counts {

@@ -20,9 +20,9 @@ use crate::{
 /// Longest wait for an event.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between the last event of one case and the first of the next.
-const QUIET: Duration = Duration::from_millis(10);
+const QUIET: Duration = Duration::from_millis(30);
 
-/// Leaves events of earlier cases behind.
+/// Leaves earlier cases behind: their events, and late segments of their connections.
 pub(crate) fn skip_old(watch: &mut Watch<'_>) {
     while watch.try_next(QUIET).is_some() {}
 }
