@@ -146,8 +146,7 @@ impl Listeners {
         let carry = self.namespaces.is_none() || self.carrying.contains(&netns.cookie);
         let mut adopted = 0;
         if !known || !carry {
-            let mut listening = netns.listening().map_err(ListenersError::Ask)?;
-            listening.retain(|one| one.uid == pod.proxy_uid && one.inode != 0);
+            let listening = netns.listening().map_err(ListenersError::Ask)?;
             let inbound = self.take(netns, pod, port, &listening)?;
             if !carry {
                 let outbound = self.take(netns, pod, pod.outbound_port, &listening)?;
@@ -224,7 +223,7 @@ impl Listeners {
         Ok(false)
     }
 
-    /// Descriptors of those of the proxy's user's listeners that are on a port, each once.
+    /// Descriptors of the proxy's listeners on a port, each once.
     fn take(
         &self,
         netns: &Netns,
@@ -232,8 +231,8 @@ impl Listeners {
         port: u16,
         listening: &[Listening],
     ) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        let mut wanted = of_proxy(listening, pod.proxy_uid, port);
         // Mostly nobody listens yet, and there may be thousands of processes.
-        let mut wanted: Vec<Listening> = listening.iter().filter(|one| one.port == port).copied().collect();
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
@@ -278,6 +277,11 @@ pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod) -> ProxyKey {
     ProxyKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port.into(), pad: 0 }
 }
 
+/// Which listeners may be a proxy's: its user's, on its port, and somebody has a descriptor.
+fn of_proxy(listening: &[Listening], uid: u32, port: u16) -> Vec<Listening> {
+    listening.iter().filter(|one| one.uid == uid && one.port == port && one.inode != 0).copied().collect()
+}
+
 fn is(error: &MapError, kind: io::ErrorKind) -> bool {
     matches!(error, MapError::SyscallError(error) if error.io_error.kind() == kind)
 }
@@ -304,4 +308,24 @@ fn take(pid: i32, wanted: &mut Vec<Listening>, found: &mut Vec<(u8, OwnedFd)>) -
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxys_listeners_are_its_users_on_its_port() {
+        let proxys = Listening { family: 4, port: 4143, uid: 2102, inode: 4711 };
+        for (row, listening, is_proxys) in [
+            ("its own", proxys, true),
+            ("its own of IPv6", Listening { family: 6, ..proxys }, true),
+            ("another port", Listening { port: 4144, ..proxys }, false),
+            ("another user's", Listening { uid: 0, ..proxys }, false),
+            ("nobody's, such as one that is being closed", Listening { inode: 0, ..proxys }, false),
+        ] {
+            let expected = if is_proxys { vec![listening] } else { Vec::new() };
+            assert_eq!(of_proxy(&[listening], 2102, 4143), expected, "{row}");
+        }
+    }
 }

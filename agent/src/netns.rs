@@ -1,5 +1,5 @@
-//! Entering a network namespace to ask for its cookie, addresses and listeners. Refuses to let anything else of the agent inside: one
-//! thread enters, and does nothing else.
+//! Entering a network namespace to ask for its cookie, addresses and listeners. Refuses to let anything else of the agent
+//! inside: one thread enters, and does nothing else.
 
 use std::{
     collections::BTreeSet,

@@ -52,27 +52,45 @@ nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]
 /// # Errors
 /// When the process cannot have a socket.
 pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
+    let mut asker = Asker { socket: socket()?, made: Instant::now() };
+    let Attestation { generation, netns_cookie, .. } = complete(|| asker.ask()).await;
+    tracing::info!(generation, netns_cookie, "kernel redirects both directions");
+    gate.open();
+    std::future::pending().await
+}
+
+/// Asks until both directions are redirected.
+async fn complete(mut ask: impl FnMut() -> Result<Attestation, Errno>) -> Attestation {
     let begin = Instant::now();
-    let (mut asking, mut renewed, mut warned) = (socket()?, begin, begin);
+    let mut warned = begin;
     loop {
-        let answer = Redirect.get(&asking).map(Attestation::parse);
-        match answer {
-            Ok(attestation) if attestation.is_complete() => {
-                let Attestation { generation, netns_cookie, .. } = attestation;
-                tracing::info!(generation, netns_cookie, "kernel redirects both directions");
-                gate.open();
-                return std::future::pending().await;
-            }
+        match ask() {
+            Ok(attestation) if attestation.is_complete() => return attestation,
             answer if warned.elapsed() >= WARN_EVERY => {
                 warned = Instant::now();
                 warn(answer);
             }
             _ => {}
         }
-        if renewed.elapsed() >= RENEW_EVERY {
-            (asking, renewed) = (socket()?, Instant::now());
-        }
         tokio::time::sleep(if begin.elapsed() < PATIENCE { EAGER } else { PATIENT }).await;
+    }
+}
+
+/// Puts the question to the kernel.
+struct Asker {
+    socket: Socket,
+    made: Instant,
+}
+
+impl Asker {
+    fn ask(&mut self) -> Result<Attestation, Errno> {
+        // Without a new one, the old one has to do.
+        if self.made.elapsed() >= RENEW_EVERY
+            && let Ok(socket) = socket()
+        {
+            *self = Self { socket, made: Instant::now() };
+        }
+        Redirect.get(&self.socket).map(Attestation::parse)
     }
 }
 
@@ -123,6 +141,35 @@ mod tests {
             let attestation = Attestation::parse(bytes);
             assert_eq!(attestation.is_complete(), expected, "{flags}");
             assert_eq!(attestation.netns_cookie, 4242);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn asks_less_often_after_a_while() {
+        let begin = Instant::now();
+        let mut asked = Vec::new();
+        let complete = complete(|| {
+            asked.push(begin.elapsed());
+            let flags = if begin.elapsed() < 2 * PATIENCE { OUTBOUND } else { OUTBOUND | INBOUND };
+            Ok(Attestation { flags, generation: 7, netns_cookie: 4242 })
+        });
+        assert_eq!(complete.await.generation, 7);
+        let pause = |at: usize| asked[at + 1] - asked[at];
+        let eagerly = asked.iter().filter(|at| **at < PATIENCE).count();
+        assert!((0..eagerly - 1).all(|at| pause(at) == EAGER), "{asked:?}");
+        assert!((eagerly..asked.len() - 1).all(|at| pause(at) == PATIENT), "{asked:?}");
+        assert_eq!((eagerly, asked.len() - eagerly), (2_000, 201), "ten seconds of each, and the last one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn asks_with_a_new_socket_every_second() {
+        let mut asker = Asker { socket: socket().unwrap(), made: Instant::now() };
+        let made = asker.made;
+        for (at, renewed) in [(0, 0), (999, 0), (1_000, 1_000), (1_999, 1_000), (2_000, 2_000)] {
+            let [at, renewed] = [at, renewed].map(Duration::from_millis);
+            tokio::time::advance(made + at - Instant::now()).await;
+            let _ = asker.ask();
+            assert_eq!(asker.made - made, renewed, "{at:?}");
         }
     }
 

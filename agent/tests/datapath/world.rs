@@ -375,6 +375,12 @@ impl World {
         self.pin_dir()
     }
 
+    /// Removes all pins, as somebody else would.
+    pub(crate) fn remove_pins(&self) {
+        // The agent may make some of them again while others are being removed.
+        self.eventually("the end of the pins", |world| fs::remove_dir_all(world.pins()).ok());
+    }
+
     /// How many programs an agent has to attach to the cgroup: one more as on Linux 5.10, where sockets carry cookies.
     pub(crate) fn cgroup_programs() -> usize {
         8 + usize::from(as_on_linux().next().is_some())

@@ -16,8 +16,7 @@ pub(crate) fn removed_under_the_agent(world: &mut World) {
     let pins = world.pins();
     let before = kernel::pinned(&pins);
     let load = Load::start(world);
-    // The agent may make some of them again while others are being removed.
-    world.eventually("the end of the pins", |_| fs::remove_dir_all(&pins).ok());
+    world.remove_pins();
     world.eventually("the pins", |_| is_complete(&pins, before.len()).then_some(()));
     assert_eq!(kernel::pinned(&pins), before, "the same maps, links and programs");
     world.eventually("a loud word", |world| world.agent_log().contains("removed by somebody else").then_some(()));

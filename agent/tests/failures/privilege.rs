@@ -49,8 +49,7 @@ pub(crate) fn enough(world: &mut World) {
         app.connect("10.99.0.2:8080");
         world.agent_log().contains("verdict").then_some(())
     });
-    // The agent may make some of them again while others are being removed.
-    world.eventually("the end of the pins", |world| std::fs::remove_dir_all(world.pins()).ok());
+    world.remove_pins();
     world.eventually("the pins", |world| std::fs::symlink_metadata(world.pins().join("layout")).ok());
     world.withdraw("a");
     world.kill_agent();

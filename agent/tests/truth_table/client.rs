@@ -142,14 +142,14 @@ fn dial(target: SocketAddr, how: &[&str]) -> io::Result<String> {
         }
         ["fast-open-send"] => {
             let socket = tcp(target)?;
-            socket.send_to_with_flags(b"early\n", &address, libc::MSG_FASTOPEN)?;
+            socket.send_to_with_flags(b"early", &address, libc::MSG_FASTOPEN)?;
             describe(socket)
         }
         ["fast-open-connect"] => {
             let socket = tcp(target)?;
             raw::set_option(&socket, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1)?;
             socket.connect(&address)?;
-            (&socket).write_all(b"early\n")?;
+            (&socket).write_all(b"early")?;
             describe(socket)
         }
         ["ring"] => {
@@ -223,10 +223,8 @@ fn alternating(first: SocketAddr, target: SocketAddr) -> io::Result<String> {
     let source = SocketAddr::new(ip, free_port(ip)?);
     let mut last = String::new();
     for turn in (0..TURNS).flat_map(|_| [first, target]) {
-        let socket = bound(turn, source)?;
-        // Closed with a reset, so that the port is free at once.
-        socket.set_linger(Some(Duration::ZERO))?;
-        last = connect(socket, turn)?;
+        // Its port is free again at once, see `describe`.
+        last = connect(bound(turn, source)?, turn)?;
         if !last.contains(&format!(" orig={} ", canonical(turn))) {
             return Ok(last);
         }
@@ -336,6 +334,9 @@ fn own(stream: &TcpStream) -> io::Result<String> {
 
 /// Both ends' view of a connection.
 fn describe(socket: Socket) -> io::Result<String> {
+    // Closed with a reset, the last segment there is. A connection that ends as usual may on a busy machine have its end
+    // acknowledged twice, and the kernel looks for a listener for what comes when the other end is gone.
+    socket.set_linger(Some(Duration::ZERO))?;
     let stream = TcpStream::from(socket);
     let banner = read_line(&stream)?;
     Ok(format!("{} {banner}", own(&stream)?))

@@ -18,8 +18,8 @@ use crate::{
     init,
     pod::{Answer, Pod},
     raw::Balancer,
-    told,
-    world::{Watch, World},
+    told::{self, Tale, Told},
+    world::World,
 };
 
 /// What intercepts.
@@ -70,10 +70,8 @@ pub(crate) type Counts = BTreeMap<String, u64>;
 pub(crate) struct Played {
     /// One per target.
     pub(crate) answers: Vec<Answer>,
-    /// By how much the agent's counters moved.
-    pub(crate) verdicts: Counts,
-    /// What was traced: direction and verdict, and the destination that was dialled.
-    pub(crate) traced: BTreeSet<(String, String)>,
+    /// What the agent counted and traced; nothing behind iptables.
+    pub(crate) told: Told,
     /// By target, what could rightly be explained beforehand, and what was.
     pub(crate) explained: Vec<(&'static str, BTreeSet<String>, String)>,
     /// By how much the pod's own network counters moved (`TcpExt` of /proc/net/netstat).
@@ -88,7 +86,7 @@ pub(crate) struct Stage {
     _servers: Vec<Pod>,
     sysctls: Vec<(&'static str, String)>,
     /// Behind Weft alone.
-    watch: Option<Watch<'static>>,
+    tale: Option<Tale>,
     world: World,
 }
 
@@ -132,9 +130,9 @@ impl Stage {
         if column == Column::Weft {
             world.start_agent(&[]);
         }
-        let watch = (column == Column::Weft).then(|| world.watch(WatchRequest::default()));
+        let tale = (column == Column::Weft).then(|| Tale::new(world.watch(WatchRequest::default())));
         let mut stage =
-            Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), watch, world };
+            Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), tale, world };
         stage.write_sysctl("net/ipv4/ip_forward", "1");
         for netns in [POD, PEER, MATE] {
             let mut server = stage.start(Caller { netns, ..ROOT });
@@ -156,26 +154,13 @@ impl Stage {
     pub(crate) fn play(&mut self, case: &Case) -> Played {
         let rules = self.prepare(case.given);
         let explained = if self.column == Column::Weft { self.explained(case) } else { Vec::new() };
-        if let Some(watch) = &mut self.watch {
-            told::skip_old(watch);
+        if let Some(tale) = &mut self.tale {
+            tale.begin(|| verdicts(&self.world));
         }
-        let (verdicts, kernel) = (self.verdicts(), self.kernel_counters());
+        let kernel = self.kernel_counters();
         let answers = self.act(case, &rules);
-        let traced = self.watch.as_mut().map(|watch| told::traced(watch, case)).unwrap_or_default();
-        let moved = |after: Counts, before: &Counts| -> Counts {
-            let moves = after.into_iter().map(|(name, count)| {
-                let by = count - before.get(&name).copied().unwrap_or_default();
-                (name, by)
-            });
-            moves.filter(|(_, by)| *by > 0).collect()
-        };
-        let played = Played {
-            answers,
-            traced,
-            explained,
-            verdicts: moved(self.verdicts(), &verdicts),
-            kernel: moved(self.kernel_counters(), &kernel),
-        };
+        let told = self.tale.as_mut().map(|tale| tale.end(case, || verdicts(&self.world))).unwrap_or_default();
+        let played = Played { answers, told, explained, kernel: moved(&self.kernel_counters(), &kernel) };
         self.put_back(case);
         played
     }
@@ -402,19 +387,6 @@ impl Stage {
         }
     }
 
-    fn verdicts(&self) -> Counts {
-        if self.column == Column::Iptables {
-            return Counts::new();
-        }
-        let counts = self.world.status().verdicts.into_iter();
-        counts
-            .map(|count| {
-                let direction = if count.direction == 1 { "outbound" } else { "inbound" };
-                (format!("{direction} {}", count.verdict), count.count)
-            })
-            .collect()
-    }
-
     /// `TcpExt` of the pod.
     fn kernel_counters(&self) -> Counts {
         let text = self.inside(|| fs::read_to_string("/proc/thread-self/net/netstat").unwrap());
@@ -445,6 +417,23 @@ impl Stage {
             inside.join().unwrap()
         })
     }
+}
+
+/// By how much counters moved, where they did.
+pub(crate) fn moved(after: &Counts, before: &Counts) -> Counts {
+    let moves = after.iter().map(|(name, count)| (name.clone(), count - before.get(name).copied().unwrap_or_default()));
+    moves.filter(|(_, by)| *by > 0).collect()
+}
+
+/// The agent's counters.
+fn verdicts(world: &World) -> Counts {
+    let counts = world.status().verdicts.into_iter();
+    counts
+        .map(|count| {
+            let direction = if count.direction == 1 { "outbound" } else { "inbound" };
+            (format!("{direction} {}", count.verdict), count.count)
+        })
+        .collect()
 }
 
 /// The command for a way to connect.
