@@ -49,7 +49,7 @@ pub(crate) fn check(case: &Case, column: Column, played: &Played) -> Result<(), 
     }
     if column == Column::Weft {
         check_verdicts(case, played, &mut complaints);
-        told::check_trace(case, &played.told, &mut complaints);
+        told::check_trace(case, &played.verdicts, &played.traced, &mut complaints);
         for (target, right, explained) in &played.explained {
             if !right.contains(explained) {
                 let _ = writeln!(complaints, "  {target}: explained as {explained}, not {right:?}");
@@ -69,12 +69,12 @@ pub(crate) fn outcome(case: &Case, column: Column) -> Outcome {
 
 fn check_verdicts(case: &Case, played: &Played, complaints: &mut String) {
     let expected: BTreeSet<&str> = case.verdicts.iter().copied().collect();
-    let moved: BTreeSet<&str> = played.told.counted.keys().map(String::as_str).collect();
+    let moved: BTreeSet<&str> = played.verdicts.keys().map(String::as_str).collect();
     if moved != expected {
         let _ = writeln!(complaints, "  verdicts are {moved:?}, not {expected:?}");
     } else if counts_exactly(case) {
         let connections = case.to.len() as u64;
-        for (verdict, count) in played.told.counted.iter().filter(|(_, count)| **count != connections) {
+        for (verdict, count) in played.verdicts.iter().filter(|(_, count)| **count != connections) {
             let _ = writeln!(complaints, "  {verdict} counts {count} of {connections} connections");
         }
     }

@@ -18,8 +18,8 @@ use crate::{
     init,
     pod::{Answer, Pod},
     raw::Balancer,
-    told::{self, Tale, Told},
-    world::World,
+    told,
+    world::{Watch, World},
 };
 
 /// What intercepts.
@@ -70,8 +70,10 @@ pub(crate) type Counts = BTreeMap<String, u64>;
 pub(crate) struct Played {
     /// One per target.
     pub(crate) answers: Vec<Answer>,
-    /// What the agent counted and traced; nothing behind iptables.
-    pub(crate) told: Told,
+    /// By how much the agent's counters moved.
+    pub(crate) verdicts: Counts,
+    /// What was traced: direction and verdict, and the destination that was dialled.
+    pub(crate) traced: Vec<(String, String)>,
     /// By target, what could rightly be explained beforehand, and what was.
     pub(crate) explained: Vec<(&'static str, BTreeSet<String>, String)>,
     /// By how much the pod's own network counters moved (`TcpExt` of /proc/net/netstat).
@@ -86,7 +88,7 @@ pub(crate) struct Stage {
     _servers: Vec<Pod>,
     sysctls: Vec<(&'static str, String)>,
     /// Behind Weft alone.
-    tale: Option<Tale>,
+    watch: Option<Watch<'static>>,
     world: World,
 }
 
@@ -130,9 +132,9 @@ impl Stage {
         if column == Column::Weft {
             world.start_agent(&[]);
         }
-        let tale = (column == Column::Weft).then(|| Tale::new(world.watch(WatchRequest::default())));
+        let watch = (column == Column::Weft).then(|| world.watch(WatchRequest::default()));
         let mut stage =
-            Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), tale, world };
+            Self { column, balancer: None, proxy: None, _servers: Vec::new(), sysctls: Vec::new(), watch, world };
         stage.write_sysctl("net/ipv4/ip_forward", "1");
         for netns in [POD, PEER, MATE] {
             let mut server = stage.start(Caller { netns, ..ROOT });
@@ -154,13 +156,14 @@ impl Stage {
     pub(crate) fn play(&mut self, case: &Case) -> Played {
         let rules = self.prepare(case.given);
         let explained = if self.column == Column::Weft { self.explained(case) } else { Vec::new() };
-        if let Some(tale) = &mut self.tale {
-            tale.begin(|| verdicts(&self.world));
+        if let Some(watch) = &mut self.watch {
+            told::skip_old(watch);
         }
-        let kernel = self.kernel_counters();
+        let (verdicts, kernel) = (self.verdicts(), self.kernel_counters());
         let answers = self.act(case, &rules);
-        let told = self.tale.as_mut().map(|tale| tale.end(case, || verdicts(&self.world))).unwrap_or_default();
-        let played = Played { answers, told, explained, kernel: moved(&self.kernel_counters(), &kernel) };
+        let verdicts = moved(self.verdicts(), &verdicts);
+        let traced = self.watch.as_mut().map(|watch| told::traced(watch, case, &verdicts)).unwrap_or_default();
+        let played = Played { answers, verdicts, traced, explained, kernel: moved(self.kernel_counters(), &kernel) };
         self.put_back(case);
         played
     }
@@ -387,6 +390,14 @@ impl Stage {
         }
     }
 
+    fn verdicts(&self) -> Counts {
+        if self.column == Column::Iptables {
+            return Counts::new();
+        }
+        let counts = self.world.status().verdicts.into_iter();
+        counts.map(|count| (told::label(count.direction(), &count.verdict), count.count)).collect()
+    }
+
     /// `TcpExt` of the pod.
     fn kernel_counters(&self) -> Counts {
         let text = self.inside(|| fs::read_to_string("/proc/thread-self/net/netstat").unwrap());
@@ -420,20 +431,12 @@ impl Stage {
 }
 
 /// By how much counters moved, where they did.
-pub(crate) fn moved(after: &Counts, before: &Counts) -> Counts {
-    let moves = after.iter().map(|(name, count)| (name.clone(), count - before.get(name).copied().unwrap_or_default()));
+fn moved(after: Counts, before: &Counts) -> Counts {
+    let moves = after.into_iter().map(|(name, count)| {
+        let by = count - before.get(&name).copied().unwrap_or_default();
+        (name, by)
+    });
     moves.filter(|(_, by)| *by > 0).collect()
-}
-
-/// The agent's counters.
-fn verdicts(world: &World) -> Counts {
-    let counts = world.status().verdicts.into_iter();
-    counts
-        .map(|count| {
-            let direction = if count.direction == 1 { "outbound" } else { "inbound" };
-            (format!("{direction} {}", count.verdict), count.count)
-        })
-        .collect()
 }
 
 /// The command for a way to connect.

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use weft_proto::agent::{Direction, Event, ExplainRequest, PodRef};
+use weft_proto::agent::{Direction, ExplainRequest, PodRef};
 
 use crate::{
     case::{Act, Case, Given, How, MATE, PEER, POD, Place, Reach, SHIFT},
     check::{outcome, primary},
     server::canonical,
-    stage::{Column, Counts, moved},
+    stage::{Column, Counts},
     world::Watch,
 };
 
@@ -23,67 +23,43 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between the last event of one case and the first of the next.
 const QUIET: Duration = Duration::from_millis(10);
 
-/// What the agent says, case by case.
-pub(crate) struct Tale {
-    watch: Watch<'static>,
-    /// Its verdict counters when the case began.
-    counts: Counts,
+/// Leaves events of earlier cases behind.
+pub(crate) fn skip_old(watch: &mut Watch<'_>) {
+    while watch.try_next(QUIET).is_some() {}
 }
 
-/// What the agent said of a case.
-#[derive(Debug, Default)]
-pub(crate) struct Told {
-    /// By how much its verdict counters moved.
-    pub(crate) counted: Counts,
-    /// Verdicts, as their counters are called, with the destination that was dialled.
-    traced: Vec<(String, String)>,
-}
-
-impl Tale {
-    pub(crate) fn new(watch: Watch<'static>) -> Self {
-        Self { watch, counts: Counts::new() }
-    }
-
-    /// Leaves earlier cases behind.
-    pub(crate) fn begin(&mut self, count: impl FnOnce() -> Counts) {
-        while self.watch.try_next(QUIET).is_some() {}
-        self.counts = count();
-    }
-
-    /// What was said of the case: its events until there are as many as were counted, or for as long as one may wait.
-    pub(crate) fn end(&mut self, case: &Case, count: impl FnOnce() -> Counts) -> Told {
-        let mut told = Told { counted: moved(&count(), &self.counts), traced: Vec::new() };
-        let begin = Instant::now();
-        while !told.unmatched(case).is_empty() && begin.elapsed() < PATIENCE {
-            if let Some(event) = self.watch.try_next(PATIENCE) {
-                told.traced.push((label(&event), event.original_destination));
-            }
+/// A case's events, verdict and destination that was dialled, until there are as many as were counted, or for as long as
+/// one may wait.
+pub(crate) fn traced(watch: &mut Watch<'_>, case: &Case, counted: &Counts) -> Vec<(String, String)> {
+    let (mut traced, begin) = (Vec::new(), Instant::now());
+    while !unmatched(case, counted, &traced).is_empty() && begin.elapsed() < PATIENCE {
+        if let Some(event) = watch.try_next(PATIENCE) {
+            traced.push((label(event.direction(), &event.verdict), event.original_destination));
         }
-        told
     }
+    traced
 }
 
-impl Told {
-    /// The verdicts that are traced less often than counted: how often they are, and should be.
-    fn unmatched(&self, case: &Case) -> BTreeMap<&str, (u64, u64)> {
-        // Redirected connections are traced when they have a source port.
-        let never = matches!(outcome(case, Column::Weft).reach, Reach::Fails("EADDRNOTAVAIL"));
-        let portless = if never { case.to.len() as u64 } else { 0 };
-        let all = self.counted.iter().map(|(verdict, count)| {
-            let traced = self.traced.iter().filter(|(traced, _)| traced == verdict).count() as u64;
-            let expected = if verdict == "outbound redirect" { count.saturating_sub(portless) } else { *count };
-            (verdict.as_str(), (traced, expected))
-        });
-        all.filter(|(_, (traced, expected))| traced < expected).collect()
-    }
+/// The verdicts that are traced less often than counted: how often they are, and should be.
+fn unmatched<'a>(case: &Case, counted: &'a Counts, traced: &[(String, String)]) -> BTreeMap<&'a str, (u64, u64)> {
+    // Redirected connections are traced when they have a source port.
+    let never = outcome(case, Column::Weft).reach == Reach::Fails("EADDRNOTAVAIL");
+    let portless = if never { case.to.len() as u64 } else { 0 };
+    let all = counted.iter().map(|(verdict, count)| {
+        let times = traced.iter().filter(|(traced, _)| traced == verdict).count() as u64;
+        let expected = if verdict == "outbound redirect" { count.saturating_sub(portless) } else { *count };
+        (verdict.as_str(), (times, expected))
+    });
+    all.filter(|(_, (times, expected))| times < expected).collect()
 }
 
-fn label(event: &Event) -> String {
-    format!("{} {}", if event.direction() == Direction::Inbound { "inbound" } else { "outbound" }, event.verdict)
+/// What a verdict is called in the table.
+pub(crate) fn label(direction: Direction, verdict: &str) -> String {
+    format!("{} {verdict}", if direction == Direction::Inbound { "inbound" } else { "outbound" })
 }
 
 /// Compares; nothing said is what should be.
-pub(crate) fn check_trace(case: &Case, told: &Told, complaints: &mut String) {
+pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, String)], complaints: &mut String) {
     // Where a balancer or netfilter comes first, what was dialled is hidden; that is the point of the row.
     let hidden = case.given.iter().any(|given| matches!(given, Given::BalancerBelow | Given::InitRules));
     let first = match case.act {
@@ -94,13 +70,13 @@ pub(crate) fn check_trace(case: &Case, told: &Told, complaints: &mut String) {
     let dialled: BTreeSet<String> =
         targets.filter_map(|to| to.parse().ok()).map(|to| canonical(to).to_string()).collect();
     for verdict in case.verdicts {
-        let found = |(traced, to): &(String, String)| traced == verdict && (dialled.is_empty() || dialled.contains(to));
-        if !told.traced.iter().any(found) {
-            let _ = writeln!(complaints, "  no trace of {verdict} to {dialled:?}, only {:?}", told.traced);
+        let found = |(label, to): &(String, String)| label == verdict && (dialled.is_empty() || dialled.contains(to));
+        if !traced.iter().any(found) {
+            let _ = writeln!(complaints, "  no trace of {verdict} to {dialled:?}, only {traced:?}");
         }
     }
-    for (verdict, (traced, expected)) in told.unmatched(case) {
-        let _ = writeln!(complaints, "  {verdict} is traced {traced} times, not {expected}");
+    for (verdict, (times, expected)) in unmatched(case, counted, traced) {
+        let _ = writeln!(complaints, "  {verdict} is traced {times} times, not {expected}");
     }
 }
 
