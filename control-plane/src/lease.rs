@@ -72,10 +72,7 @@ pub(crate) async fn hold(
 ) -> anyhow::Result<()> {
     let api = Api::namespaced(client, &config.namespace);
     let mut holder = Holder { election: Election::new(config.identity.clone()), api, config, held, complaint: None };
-    tokio::select! {
-        () = holder.run() => {}
-        () = drain.signaled() => {}
-    }
+    holder.run_until(drain.signaled()).await;
     holder.release().await;
     Ok(())
 }
@@ -90,7 +87,10 @@ struct Holder {
 }
 
 impl Holder {
-    async fn run(&mut self) {
+    /// A write that has begun is finished first: what the lease says without its answer is not known, so it could not be
+    /// released.
+    async fn run_until(&mut self, end: impl Future<Output = ()>) {
+        let mut end = pin!(end);
         let api = self.api.clone();
         let name = self.config.name.clone();
         let mut leases = pin!(watch_object(api, &name));
@@ -100,6 +100,7 @@ impl Holder {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                () = &mut end => return,
                 _ = tick.tick() => {}
                 lease = next(&mut leases, retry_watch_at) => match lease {
                     Some(Ok(lease)) => {
@@ -186,10 +187,10 @@ impl Holder {
     }
 
     async fn release(&mut self) {
-        if !self.election.holds(Instant::now()) {
+        self.held.send_replace(false);
+        if self.election.holder() != Some(&self.config.identity) {
             return;
         }
-        self.held.send_replace(false);
         let Some(mut lease) = self.election.lease().cloned() else { return };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;

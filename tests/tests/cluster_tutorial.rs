@@ -36,9 +36,9 @@ const CHECKS: [Check; 25] = [
     ("a bad ServiceProfile and a bad Server are refused", bad_input::refused_by_admission),
     ("a webhook that lost its certificate gets it back", bad_input::lost_webhook_certificate),
     ("an issuer of another root is told by name, and identity goes on", bad_input::mismatched_certificates),
-    ("a killed agent fails no request", under_load::agent_killed),
+    ("an agent that is deleted by force fails no request", under_load::agent_deleted_by_force),
     ("a new agent takes over without failing a request", under_load::agent_rolled_out),
-    ("the lease moves when its holder is killed, and no request fails", under_load::leader_killed),
+    ("the lease moves when its holder is deleted by force, and no request fails", under_load::leader_deleted_by_force),
     ("a released lease moves at once", under_load::leader_deleted),
     ("a rollout of the application fails no request", under_load::application_rolled_out),
     ("weft explain tells what the kernel does", interception::explained),
@@ -76,11 +76,12 @@ fn main() -> ExitCode {
         if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| check(&mut world))) {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            world.explain();
+            // Last, so that it is not lost among what the pods said.
             println!("test {name} ... FAILED\n{}", text.unwrap_or_default());
             failures.push(name);
             // Without the mesh there is nothing left to check.
             if name == "the tutorial, up to its end" {
-                world.explain();
                 break;
             }
         } else {

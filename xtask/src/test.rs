@@ -25,6 +25,8 @@ const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 const DEGRADED: &str = "5.10";
 /// Its tests that are run in that way, too.
 const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
+/// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
+const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -214,6 +216,11 @@ fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environm
         .arg("--")
         .args(&args.filter)
         .envs(environment.iter().map(|(name, value)| (*name, value)));
+    // An error is told by its words. With RUST_BACKTRACE=1, each would print where it was made, too, in a hundred lines
+    // after which nobody finds the words; panics still do.
+    if std::env::var_os(ERROR_BACKTRACE).is_none() {
+        cargo.env(ERROR_BACKTRACE, "0");
+    }
     let mut failures = Failures::default();
     command::run_reading(&mut cargo, |line| failures.read(line)).map_err(|error| {
         if failures.said.is_empty() { error } else { anyhow!("{error}:\n{}", failures.said.trim_end()) }

@@ -69,6 +69,11 @@ impl Process {
         self.log.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
     }
 
+    /// Waits for a line of the log with this in it.
+    pub(crate) async fn says(&self, part: &str) {
+        eventually(part, async || if self.lines(part).is_empty() { Err("not yet".to_owned()) } else { Ok(()) }).await;
+    }
+
     /// The address that a service was bound to.
     pub(crate) async fn bound(&self, service: &str) -> SocketAddr {
         let mut found = None;
@@ -107,13 +112,18 @@ impl Process {
 
     /// Ends it and waits until it has.
     pub(crate) async fn end(&self, signal: Signal) {
+        self.signal(signal);
+        self.ended().await;
+    }
+
+    /// Tells it to end.
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.lock().unwrap().id();
         let signal = match signal {
             Signal::Terminate => "-TERM",
             Signal::Kill => "-KILL",
         };
         assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
-        self.ended().await;
     }
 
     /// Waits for its end: exit code and log.

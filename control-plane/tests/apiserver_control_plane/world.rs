@@ -13,7 +13,7 @@ use std::{
 use k8s_openapi::api::{
     apps::v1::Deployment,
     authentication::v1::{TokenRequest, TokenRequestSpec},
-    coordination::v1::Lease,
+    coordination::v1::{Lease, LeaseSpec},
     core::v1::{Namespace, ServiceAccount},
     events::v1::Event,
 };
@@ -24,7 +24,11 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
 use tonic::{Status, Streaming, transport::Channel};
 use weft_proto::linkerd::{
     destination::{GetDestination, Update, destination_client::DestinationClient, update},
@@ -62,7 +66,15 @@ pub(crate) struct World {
 /// A way to the API server that can be cut.
 pub(crate) struct Link {
     kubeconfig: std::path::PathBuf,
-    up: watch::Sender<bool>,
+    state: watch::Sender<LinkState>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LinkState {
+    Up,
+    /// Requests arrive, answers do not.
+    Mute,
+    Cut,
 }
 
 /// The updates of a Service's endpoints.
@@ -330,7 +342,7 @@ impl World {
         file.to_str().unwrap().to_owned()
     }
 
-    /// A way to the API server that can be cut.
+    /// A way to the API server that can be disturbed.
     pub(crate) async fn link(&self) -> Link {
         let config = Config::infer().await.unwrap();
         let host = config.cluster_url.host().unwrap().to_owned();
@@ -342,24 +354,27 @@ impl World {
             cluster["server"] = json!(format!("https://{local}"));
             cluster["tls-server-name"] = json!(host);
         });
-        let (up, state) = watch::channel(true);
+        let (sender, state) = watch::channel(LinkState::Up);
         let target = Arc::new(format!("{host}:{port}"));
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let (mut state, target) = (state.clone(), target.clone());
                 tokio::spawn(async move {
-                    if !*state.borrow() {
+                    if *state.borrow() == LinkState::Cut {
                         return;
                     }
-                    let Ok(mut upstream) = tokio::net::TcpStream::connect(target.as_str()).await else { return };
+                    let Ok(mut upstream) = TcpStream::connect(target.as_str()).await else { return };
+                    let (mut from_client, mut to_client) = stream.split();
+                    let (from_api, mut to_api) = upstream.split();
                     tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream) => {}
-                        _ = state.wait_for(|up| !up) => {}
+                        _ = tokio::io::copy(&mut from_client, &mut to_api) => {}
+                        _ = pass_answers(from_api, &mut to_client, state.clone()) => {}
+                        _ = state.wait_for(|state| *state == LinkState::Cut) => {}
                     }
                 });
             }
         });
-        Link { kubeconfig: kubeconfig.into(), up }
+        Link { kubeconfig: kubeconfig.into(), state: sender }
     }
 
     pub(crate) async fn deployment(&self, name: &str) {
@@ -392,13 +407,28 @@ impl World {
         .await;
     }
 
-    pub(crate) async fn lease_holder(&self) -> Option<String> {
+    async fn lease(&self) -> Option<LeaseSpec> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
         let lease = api.get_opt(LEASE).await.unwrap()?;
         assert_eq!(lease.name_any(), LEASE);
         let spec = lease.spec?;
         assert_eq!(spec.lease_duration_seconds, Some(30));
-        spec.holder_identity.filter(|holder| !holder.is_empty())
+        Some(spec)
+    }
+
+    pub(crate) async fn lease_holder(&self) -> Option<String> {
+        self.lease().await?.holder_identity.filter(|holder| !holder.is_empty())
+    }
+
+    /// Waits until the lease is renewed once more.
+    pub(crate) async fn renewal(&self) {
+        let renewed = async || self.lease().await.unwrap().renew_time;
+        let before = renewed().await;
+        eventually("a renewal", async || {
+            let now = renewed().await;
+            if now == before { Err(format!("{now:?}")) } else { Ok(()) }
+        })
+        .await;
     }
 
     /// Waits until the lease is held by this replica.
@@ -428,12 +458,34 @@ impl World {
 impl Link {
     /// Ends every connection and accepts no other.
     pub(crate) fn cut(&self) {
-        self.up.send_replace(false);
+        self.state.send_replace(LinkState::Cut);
     }
 
-    /// Lets connections through again.
+    /// Keeps what the API server says to itself, until the link is mended.
+    pub(crate) fn mute(&self) {
+        self.state.send_replace(LinkState::Mute);
+    }
+
+    /// Lets everything through again.
     pub(crate) fn mend(&self) {
-        self.up.send_replace(true);
+        self.state.send_replace(LinkState::Up);
+    }
+}
+
+/// Copies, but not while the link is mute.
+async fn pass_answers(
+    mut from: impl AsyncRead + Unpin,
+    to: &mut (impl AsyncWrite + Unpin),
+    mut state: watch::Receiver<LinkState>,
+) -> std::io::Result<()> {
+    let mut bytes = [0; 16 * 1024];
+    loop {
+        let length = from.read(&mut bytes).await?;
+        let _ = state.wait_for(|state| *state != LinkState::Mute).await;
+        if length == 0 {
+            return Ok(());
+        }
+        to.write_all(&bytes[..length]).await?;
     }
 }
 

@@ -1,6 +1,7 @@
 //! What may happen to a cluster while requests run, without one of them failing.
 
 use std::{
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -43,7 +44,7 @@ fn agent(world: &World) -> String {
     world.cluster.pod(MESH, "linkerd.io/control-plane-component=agent").unwrap()
 }
 
-pub(super) fn agent_killed(world: &mut World) {
+pub(super) fn agent_deleted_by_force(world: &mut World) {
     under_load(world, |world| {
         let before = agent(world);
         world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
@@ -59,35 +60,51 @@ pub(super) fn agent_rolled_out(world: &mut World) {
     });
 }
 
-pub(super) fn leader_killed(world: &mut World) {
-    let scale = |world: &World, replicas: &str| {
-        world.cluster.kubectl(&["-n", MESH, "scale", "deploy/linkerd-destination", "--replicas", replicas]).unwrap();
+pub(super) fn leader_deleted_by_force(world: &mut World) {
+    let scale = |world: &World, replicas: usize| {
+        let wanted = replicas.to_string();
+        world.cluster.kubectl(&["-n", MESH, "scale", "deploy/linkerd-destination", "--replicas", &wanted]).unwrap();
         world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
+        // A rollout does not wait for those that go; they, too, may still take a lease and release it.
+        let settled = world.cluster.until(Duration::from_secs(60), |cluster| {
+            let selector = "linkerd.io/control-plane-component=destination";
+            let names = cluster.kubectl(&["-n", MESH, "get", "pods", "-l", selector, "-o", "name"])?;
+            anyhow::ensure!(names.lines().count() == replicas, "{replicas} wanted, there are:\n{names}");
+            Ok(())
+        });
+        settled.unwrap();
     };
-    scale(world, "2");
+    scale(world, 2);
     under_load(world, |world| {
         let before = world.lease_holder().unwrap();
         world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
-        // A force-deleted pod gets SIGKILL; the lease runs out 30 s after its last renewal.
+        // The kubelet still asks it to end, and kills it 2 s later: it may release the lease, or let it run out, 30 s
+        // after its last renewal.
         let moved = world.cluster.until(Duration::from_secs(50), |_| match world.lease_holder()? {
             holder if holder != before => Ok(holder),
             _ => anyhow::bail!("{before} still holds the lease"),
         });
         println!("    the lease moved from {before} to {}", moved.unwrap());
     });
-    scale(world, "1");
+    scale(world, 1);
 }
 
 pub(super) fn leader_deleted(world: &mut World) {
     let before = world.lease_holder().unwrap();
+    let mut logs = world.cluster.command("kubectl");
+    logs.args(["-n", MESH, "logs", &before, "-c", "destination", "--follow", "--tail=1"]);
+    let logs = logs.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let started = Instant::now();
     world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before]).unwrap();
+    let said = logs.wait_with_output().unwrap();
     world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
     let moved = world.cluster.until(Duration::from_secs(15), |_| match world.lease_holder()? {
         holder if holder != before => Ok(()),
         _ => anyhow::bail!("{before} still holds the lease"),
     });
-    moved.unwrap();
+    if let Err(error) = moved {
+        panic!("{error:#}; in its end {before} said:\n{}", String::from_utf8_lossy(&said.stdout));
+    }
     let transitions = world.lease().unwrap()["spec"]["leaseTransitions"].as_i64();
     assert!(transitions.is_some_and(|count| count >= 2), "transitions are counted: {transitions:?}");
     println!("    after {:?}", started.elapsed());

@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// What a person would look at when the installation failed.
+    /// What a person would look at when something failed.
     pub(super) fn explain(&self) {
         for arguments in [
             &["get", "pods", "-A", "-o", "wide"][..],
