@@ -78,8 +78,8 @@ pub(super) fn leader_deleted_by_force(world: &mut World) {
     under_load(world, |world| {
         let before = world.lease_holder().unwrap();
         world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
-        // The kubelet still asks it to end, and kills it 2 s later: it may release the lease, or let it run out, 30 s
-        // after its last renewal.
+        // The kubelet still asks it to end, and kills it 2 s later, but its token went with its pod. As long as the API
+        // server remembers the token it may release the lease, else that runs out 30 s after its last renewal.
         let moved = world.cluster.until(Duration::from_secs(50), |_| match world.lease_holder()? {
             holder if holder != before => Ok(holder),
             _ => anyhow::bail!("{before} still holds the lease"),
