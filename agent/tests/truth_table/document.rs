@@ -1,6 +1,6 @@
 //! The table as people read it: rendered from the cases into the page about interception, between two comments.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, path::PathBuf};
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
 use crate::{
     case::{Act, Case, How, Outcome, Reach},
@@ -14,8 +14,8 @@ const END: &str = "<!-- end truth table -->";
 
 /// Compares the page with the cases or, told so by WEFT_BLESS=1, writes it. The error says what is wrong.
 pub(crate) fn check(all_green: bool) -> Result<(), String> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/interception.md");
-    let page = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let path = Path::new("../docs/interception.md");
+    let page = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let (head, rest) = page.split_once(BEGIN).ok_or("the page has no begin of a table")?;
     let (shown, tail) = rest.split_once(END).ok_or("the page has no end of a table")?;
     let table = format!("\n\n{}\n", render());
@@ -23,7 +23,7 @@ pub(crate) fn check(all_green: bool) -> Result<(), String> {
         if !all_green {
             return Err("only a run in which every row holds may be written down".into());
         }
-        return fs::write(&path, format!("{head}{BEGIN}{table}{END}{tail}")).map_err(|error| error.to_string());
+        return fs::write(path, format!("{head}{BEGIN}{table}{END}{tail}")).map_err(|error| error.to_string());
     }
     if shown == table { Ok(()) } else { Err(first_difference(shown, &table)) }
 }

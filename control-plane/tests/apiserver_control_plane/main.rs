@@ -18,7 +18,7 @@ use tonic::Code;
 use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
 
 use process::{Signal, eventually};
-use world::World;
+use world::{World, define};
 
 /// Held by the test that runs.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -97,7 +97,7 @@ async fn a_missing_definition_is_named_and_its_installation_noticed() {
     assert_eq!(policy.get("/ping").await, (200, "pong\n".to_owned()));
     let error = |line: &&String| line.contains("\"ERROR\"") && line.contains("helm install weft-crds");
     assert_eq!(policy.lines("externalworkloads").iter().filter(error).count(), 1);
-    world.define("externalworkloads.workload.linkerd.io").await;
+    define(&world.client, "externalworkloads.workload.linkerd.io").await;
     policy.ready().await;
     world.done().await;
 }

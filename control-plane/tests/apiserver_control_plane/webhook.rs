@@ -28,6 +28,7 @@ use tokio::sync::MutexGuard;
 use crate::{
     TURN,
     process::{Process, eventually},
+    world::define,
 };
 
 /// One webhook's objects in the API server, as the chart makes them.
@@ -137,22 +138,6 @@ impl Installation {
 
 fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
-}
-
-/// Installs the definition of a kind, as the chart has it.
-async fn define(client: &Client, name: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/weft-crds/templates").join(format!("{name}.yaml"));
-    let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-    let api: Api<DynamicObject> =
-        Api::all_with(client.clone(), &resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
-    api.patch(name, &PatchParams::apply("weft-test").force(), &Patch::Apply(&definition)).await.unwrap();
-    eventually("the kind is served", async || {
-        let found = api.get(name).await.unwrap();
-        let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");
-        if served { Ok(()) } else { Err(format!("{conditions:?}")) }
-    })
-    .await;
 }
 
 /// Runs a test and cleans up whatever came of it.

@@ -2,7 +2,6 @@
 
 use std::{
     net::SocketAddr,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -100,7 +99,7 @@ impl World {
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
         let world = Self { client, namespace, dir: tempfile::tempdir().unwrap(), _turn: turn };
         for name in DEFINITIONS {
-            world.define(name).await;
+            define(&world.client, name).await;
         }
         world
             .apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
@@ -184,31 +183,11 @@ impl World {
         api.delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    fn definitions(&self) -> Api<DynamicObject> {
-        let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
-        Api::all_with(self.client.clone(), &ApiResource::from_gvk(&kind))
-    }
-
-    /// Installs a definition as the chart has it.
-    pub(crate) async fn define(&self, name: &str) {
-        let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/weft-crds/templates");
-        let text = std::fs::read_to_string(templates.join(format!("{name}.yaml"))).unwrap();
-        let definition: DynamicObject = serde_yaml_ng::from_str(&text).unwrap();
-        let params = PatchParams::apply("weft-test").force();
-        self.definitions().patch(name, &params, &Patch::Apply(&definition)).await.unwrap();
-        eventually("the kind is served", async || {
-            let found = self.definitions().get(name).await.unwrap();
-            let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");
-            if served { Ok(()) } else { Err(format!("{conditions:?}")) }
-        })
-        .await;
-    }
-
     /// Removes a definition.
     pub(crate) async fn undefine(&self, name: &str) {
-        self.definitions().delete(name, &DeleteParams::default()).await.unwrap();
-        eventually("the definition is gone", async || match self.definitions().get_opt(name).await.unwrap() {
+        let definitions = definitions(&self.client);
+        definitions.delete(name, &DeleteParams::default()).await.unwrap();
+        eventually("the definition is gone", async || match definitions.get_opt(name).await.unwrap() {
             Some(_) => Err("it is there".to_owned()),
             None => Ok(()),
         })
@@ -453,6 +432,27 @@ impl World {
         .await;
         found.unwrap()
     }
+}
+
+fn definitions(client: &Client) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
+    Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))
+}
+
+/// Installs the definition of a kind, as the chart has it.
+pub(crate) async fn define(client: &Client, name: &str) {
+    // Seen from the package, where cargo runs its tests.
+    let file = format!("../charts/weft-crds/templates/{name}.yaml");
+    let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let definitions = definitions(client);
+    definitions.patch(name, &PatchParams::apply("weft-test").force(), &Patch::Apply(&definition)).await.unwrap();
+    eventually("the kind is served", async || {
+        let found = definitions.get(name).await.unwrap();
+        let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");
+        if served { Ok(()) } else { Err(format!("{conditions:?}")) }
+    })
+    .await;
 }
 
 impl Link {
