@@ -87,8 +87,8 @@ struct Holder {
 }
 
 impl Holder {
-    /// A write that has begun is finished first: what the lease says without its answer is not known, so it could not be
-    /// released.
+    /// Observes and acts until `end`. A write that has begun is finished first: without its answer it is not known what
+    /// the lease says, so that it could not be released.
     async fn run_until(&mut self, end: impl Future<Output = ()>) {
         let mut end = pin!(end);
         let api = self.api.clone();

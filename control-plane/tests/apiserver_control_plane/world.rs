@@ -2,10 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -23,11 +20,6 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-    sync::watch,
-};
 use tonic::{Status, Streaming, transport::Channel};
 use weft_proto::linkerd::{
     destination::{GetDestination, Update, destination_client::DestinationClient, update},
@@ -36,7 +28,10 @@ use weft_proto::linkerd::{
 };
 use weft_tls::{ca::Root, keys::IdentityKey};
 
-use crate::process::{Process, eventually};
+use crate::{
+    link::Link,
+    process::{Process, eventually},
+};
 
 /// Definitions that the control plane watches.
 const DEFINITIONS: [&str; 7] = [
@@ -60,20 +55,6 @@ pub(crate) struct World {
     pub(crate) namespace: String,
     dir: tempfile::TempDir,
     _turn: tokio::sync::MutexGuard<'static, ()>,
-}
-
-/// A way to the API server that can be cut.
-pub(crate) struct Link {
-    kubeconfig: std::path::PathBuf,
-    state: watch::Sender<LinkState>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LinkState {
-    Up,
-    /// Requests arrive, answers do not.
-    Mute,
-    Cut,
 }
 
 /// The updates of a Service's endpoints.
@@ -117,8 +98,14 @@ impl World {
     pub(crate) async fn destination(&self, identity: &str, link: Option<&Link>) -> Process {
         let mut arguments = vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
         arguments.extend(["--controller-namespace", &self.namespace]);
-        let kubeconfig = link.map(|link| link.kubeconfig.to_str().unwrap());
-        arguments.extend(kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path]));
+        let Some(link) = link else { return Process::start(&arguments) };
+        let (host, _) = api_server().await;
+        let kubeconfig = self.kubeconfig("link", |config| {
+            let cluster = &mut config["clusters"][0]["cluster"];
+            cluster["server"] = json!(format!("https://{}", link.address()));
+            cluster["tls-server-name"] = json!(host);
+        });
+        arguments.extend(["--kubeconfig", &kubeconfig]);
         Process::start(&arguments)
     }
 
@@ -323,37 +310,8 @@ impl World {
 
     /// A way to the API server that can be disturbed.
     pub(crate) async fn link(&self) -> Link {
-        let config = Config::infer().await.unwrap();
-        let host = config.cluster_url.host().unwrap().to_owned();
-        let port = config.cluster_url.port_u16().unwrap_or(443);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let local: SocketAddr = listener.local_addr().unwrap();
-        let kubeconfig = self.kubeconfig("link", |config| {
-            let cluster = &mut config["clusters"][0]["cluster"];
-            cluster["server"] = json!(format!("https://{local}"));
-            cluster["tls-server-name"] = json!(host);
-        });
-        let (sender, state) = watch::channel(LinkState::Up);
-        let target = Arc::new(format!("{host}:{port}"));
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let (mut state, target) = (state.clone(), target.clone());
-                tokio::spawn(async move {
-                    if *state.borrow() == LinkState::Cut {
-                        return;
-                    }
-                    let Ok(mut upstream) = TcpStream::connect(target.as_str()).await else { return };
-                    let (mut from_client, mut to_client) = stream.split();
-                    let (from_api, mut to_api) = upstream.split();
-                    tokio::select! {
-                        _ = tokio::io::copy(&mut from_client, &mut to_api) => {}
-                        _ = pass_answers(from_api, &mut to_client, state.clone()) => {}
-                        _ = state.wait_for(|state| *state == LinkState::Cut) => {}
-                    }
-                });
-            }
-        });
-        Link { kubeconfig: kubeconfig.into(), state: sender }
+        let (host, port) = api_server().await;
+        Link::to(format!("{host}:{port}")).await
     }
 
     pub(crate) async fn deployment(&self, name: &str) {
@@ -455,38 +413,10 @@ pub(crate) async fn define(client: &Client, name: &str) {
     .await;
 }
 
-impl Link {
-    /// Ends every connection and accepts no other.
-    pub(crate) fn cut(&self) {
-        self.state.send_replace(LinkState::Cut);
-    }
-
-    /// Keeps what the API server says to itself, until the link is mended.
-    pub(crate) fn mute(&self) {
-        self.state.send_replace(LinkState::Mute);
-    }
-
-    /// Lets everything through again.
-    pub(crate) fn mend(&self) {
-        self.state.send_replace(LinkState::Up);
-    }
-}
-
-/// Copies, but not while the link is mute.
-async fn pass_answers(
-    mut from: impl AsyncRead + Unpin,
-    to: &mut (impl AsyncWrite + Unpin),
-    mut state: watch::Receiver<LinkState>,
-) -> std::io::Result<()> {
-    let mut bytes = [0; 16 * 1024];
-    loop {
-        let length = from.read(&mut bytes).await?;
-        let _ = state.wait_for(|state| *state != LinkState::Mute).await;
-        if length == 0 {
-            return Ok(());
-        }
-        to.write_all(&bytes[..length]).await?;
-    }
+/// Host and port of the API server.
+async fn api_server() -> (String, u16) {
+    let url = Config::infer().await.unwrap().cluster_url;
+    (url.host().unwrap().to_owned(), url.port_u16().unwrap_or(443))
 }
 
 impl Updates {
