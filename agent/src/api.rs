@@ -19,15 +19,17 @@ use weft_runtime::telemetry::{self, Recent};
 
 use crate::{
     cgroup::{self, AttachPoint},
-    cookies::Cookies,
-    datapath::{Datapath, DatapathError, Enrolled},
+    datapath::{
+        Datapath, DatapathError, Enrolled,
+        cookies::Cookies,
+        netns::{Netns, NetnsError},
+        rules::{InvalidRule, PodName, Rules, netns_path},
+    },
     error::chain,
     explain::{self, Answer, Question},
     features::Feature,
     host,
     kubernetes::{Problem, Tracking, Trackings},
-    netns::{Netns, NetnsError},
-    rules::{InvalidRule, PodName, Rules, netns_path},
     shared::Shared,
     trace::{Filter, Hub, api_direction},
 };

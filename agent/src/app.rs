@@ -24,15 +24,13 @@ use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal,
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
-    bpf, bpffs, bypass,
+    bypass,
     cgroup::{AttachPoint, Search},
-    datapath::{Datapath, Options, SelfEnrolment},
+    datapath::{Datapath, Options, SelfEnrolment, bpf, bpffs, keep, lock::Lock, migrate},
     features::{self, Feature, Linux},
-    garbage, host, keep,
+    garbage, host,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
-    lock::Lock,
     metrics::{self, EnrolmentSeconds},
-    migrate,
     shared::Shared,
     trace::Hub,
 };

@@ -43,7 +43,11 @@ pub(crate) use self::{
     report::Publisher,
 };
 use crate::{
-    cgroup::AttachPoint, error::chain, metrics::EnrolmentSeconds, rules::PodName, rules::Rules, shared::Shared,
+    cgroup::AttachPoint,
+    datapath::{rules::PodName, rules::Rules},
+    error::chain,
+    metrics::EnrolmentSeconds,
+    shared::Shared,
 };
 
 /// Whom the agent is, as the downward API told it.

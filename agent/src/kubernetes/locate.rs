@@ -25,8 +25,10 @@ use weft_k8s_api::{
 use super::pod::{MeshedPod, Proxy};
 use crate::{
     cgroup::AttachPoint,
-    cookies::Cookies,
-    netns::{Netns, NetnsError, is_link_local},
+    datapath::{
+        cookies::Cookies,
+        netns::{Netns, NetnsError, is_link_local},
+    },
 };
 
 /// Levels of cgroups in a pod's that are looked into: a container's own, the one inside it in which crun starts the

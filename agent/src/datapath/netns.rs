@@ -21,7 +21,7 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 
-use crate::{
+use crate::datapath::{
     cookies::{self, Cookies},
     sock_diag::{self, Listening},
 };

@@ -26,12 +26,14 @@ use std::{
 use weft_ebpf_abi::LAYOUT;
 
 use crate::{
-    bpf::{AttachType, Link},
-    datapath::DatapathError,
+    datapath::{
+        DatapathError,
+        bpf::{AttachType, Link},
+        lock::{Lock, LockError},
+        pins::{Pins, PinsError},
+        programs::{self, ProgramsError},
+    },
     error::chain,
-    lock::{Lock, LockError},
-    pins::{Pins, PinsError},
-    programs::{self, ProgramsError},
     shared::Shared,
 };
 

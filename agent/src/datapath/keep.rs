@@ -25,12 +25,14 @@ use tokio::sync::Mutex;
 use weft_runtime::readiness::Gate;
 
 use crate::{
-    bpf::{AttachType, Link, Object},
-    datapath::DatapathError,
+    datapath::{
+        DatapathError,
+        bpf::{AttachType, Link, Object},
+        lock::{Lock, LockError},
+        pins::{Pins, PinsError},
+    },
     error::chain,
     host,
-    lock::{Lock, LockError},
-    pins::{Pins, PinsError},
     shared::Shared,
 };
 
