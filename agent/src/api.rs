@@ -19,17 +19,15 @@ use weft_runtime::telemetry::{self, Recent};
 
 use crate::{
     cgroup::{self, AttachPoint},
-    datapath::{
-        Datapath, DatapathError, Enrolled,
-        cookies::Cookies,
-        netns::{Netns, NetnsError},
-        rules::{InvalidRule, PodName, Rules, netns_path},
-    },
+    cookies::Cookies,
+    datapath::{Datapath, DatapathError, Enrolled},
     error::chain,
     explain::{self, Answer, Question},
     features::Feature,
     host,
     kubernetes::{Problem, Tracking, Trackings},
+    netns::{Netns, NetnsError},
+    rules::{InvalidRule, PodName, Rules, netns_path},
     shared::Shared,
     trace::{Filter, Hub, api_direction},
 };

@@ -24,13 +24,15 @@ use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal,
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
-    bypass,
+    bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
-    datapath::{Datapath, Options, SelfEnrolment, bpf, bpffs, keep, lock::Lock, migrate},
+    datapath::{Datapath, Options, SelfEnrolment},
     features::{self, Feature, Linux},
-    garbage, host,
+    garbage, host, keep,
     kubernetes::{self, Identity, Outputs, Owner, Publisher},
+    lock::Lock,
     metrics::{self, EnrolmentSeconds},
+    migrate,
     shared::Shared,
     trace::Hub,
 };

@@ -9,20 +9,6 @@
 //! withdraw: link -> entry -> rules
 //! ```
 
-pub(crate) mod bpf;
-pub(crate) mod bpffs;
-pub(crate) mod cookies;
-pub(crate) mod keep;
-pub(crate) mod listeners;
-pub(crate) mod lock;
-pub(crate) mod migrate;
-pub(crate) mod netns;
-pub(crate) mod pins;
-pub(crate) mod programs;
-pub(crate) mod rules;
-pub(crate) mod sock_diag;
-pub(crate) mod steering;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
@@ -47,7 +33,7 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 
-use crate::datapath::{
+use crate::{
     cookies::{CookieSource, Cookies, Namespaces},
     keep::{Found, KeepError, Keeper},
     listeners::{Listeners, ListenersError, proxy_key},

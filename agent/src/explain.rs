@@ -11,8 +11,8 @@ use weft_ebpf_abi::{
 use weft_k8s_api::labels;
 use weft_proto::agent::{self, ExplainRequest};
 
-use crate::datapath::{
-    Datapath, DatapathError,
+use crate::{
+    datapath::{Datapath, DatapathError},
     rules::{InvalidRule, PodName, invalid},
 };
 

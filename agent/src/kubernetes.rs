@@ -43,11 +43,7 @@ pub(crate) use self::{
     report::Publisher,
 };
 use crate::{
-    cgroup::AttachPoint,
-    datapath::{rules::PodName, rules::Rules},
-    error::chain,
-    metrics::EnrolmentSeconds,
-    shared::Shared,
+    cgroup::AttachPoint, error::chain, metrics::EnrolmentSeconds, rules::PodName, rules::Rules, shared::Shared,
 };
 
 /// Whom the agent is, as the downward API told it.

@@ -11,18 +11,31 @@
 
 mod api;
 mod app;
+mod bpf;
+mod bpffs;
 mod bypass;
 mod cgroup;
+mod cookies;
 mod datapath;
 mod error;
 mod explain;
 mod features;
 mod garbage;
 mod host;
+mod keep;
 mod kubernetes;
+mod listeners;
+mod lock;
 mod metrics;
+mod migrate;
+mod netns;
+mod pins;
+mod programs;
+mod rules;
 mod shared;
+mod sock_diag;
 mod status;
+mod steering;
 mod trace;
 
 use std::{
@@ -38,9 +51,11 @@ use weft_k8s_api::{inject::RedirectionDefaults, values::Values};
 use weft_runtime::telemetry::{self, LogFormat};
 
 use crate::{
-    datapath::{SelfEnrolment, pins::Pins, rules::PodName},
+    datapath::SelfEnrolment,
     features::Linux,
     kubernetes::{Identity, OwnPod},
+    pins::Pins,
+    rules::PodName,
     status::Output,
 };
 

@@ -20,10 +20,7 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{self, Event, EventKind, WatchRequest};
 
-use crate::{
-    datapath::{Datapath, bpf},
-    shared::Shared,
-};
+use crate::{bpf, datapath::Datapath, shared::Shared};
 
 /// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
 const BACKLOG: usize = 4096;

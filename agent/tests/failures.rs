@@ -6,7 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
-#[path = "../src/datapath/bpf.rs"]
+#[path = "../src/bpf.rs"]
 #[allow(dead_code, reason = "a test looks at pins and attaches nothing")]
 mod bpf;
 #[path = "failures/confined.rs"]

@@ -15,11 +15,9 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::{Found, Probe};
 use crate::{
+    bpf::{self, AttachType, Link},
     cgroup,
-    datapath::{
-        bpf::{self, AttachType, Link},
-        cookies::{self, Cookies},
-    },
+    cookies::{self, Cookies},
     error, host,
 };
 

@@ -25,10 +25,8 @@ use weft_k8s_api::{
 use super::pod::{MeshedPod, Proxy};
 use crate::{
     cgroup::AttachPoint,
-    datapath::{
-        cookies::Cookies,
-        netns::{Netns, NetnsError, is_link_local},
-    },
+    cookies::Cookies,
+    netns::{Netns, NetnsError, is_link_local},
 };
 
 /// Levels of cgroups in a pod's that are looked into: a container's own, the one inside it in which crun starts the

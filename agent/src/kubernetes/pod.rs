@@ -9,7 +9,7 @@ use weft_k8s_api::{
 };
 use weft_proto::agent::{EnrolRequest, PortRange};
 
-use crate::datapath::rules::PodName;
+use crate::rules::PodName;
 
 /// A pod that gets its redirection from this agent.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,14 +19,12 @@ use aya::{
 use weft_ebpf_abi::map;
 
 use crate::{
+    bpf::{AttachType, Link},
     cgroup,
-    datapath::{
-        bpf::{AttachType, Link},
-        cookies::{CookieSource, Cookies, Namespaces},
-        pins::{Pins, PinsError},
-        steering::{Spares, Steering, SteeringError},
-    },
+    cookies::{CookieSource, Cookies, Namespaces},
     error::chain,
+    pins::{Pins, PinsError},
+    steering::{Spares, Steering, SteeringError},
 };
 
 /// The object that `cargo xtask ebpf` built.

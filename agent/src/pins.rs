@@ -19,7 +19,7 @@ use std::{
 
 use weft_ebpf_abi::LAYOUT;
 
-use crate::datapath::rules::PodName;
+use crate::rules::PodName;
 
 /// The pin directory of one agent.
 #[derive(Clone, Debug)]

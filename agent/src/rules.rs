@@ -9,7 +9,7 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{EnrolRequest, PodRef, PortRange};
 
-use crate::datapath::netns::is_link_local;
+use crate::netns::is_link_local;
 
 /// Linkerd's default ports.
 const OUTBOUND_PORT: u16 = 4140;

@@ -21,7 +21,7 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 
-use crate::datapath::{
+use crate::{
     cookies::{self, Cookies},
     sock_diag::{self, Listening},
 };

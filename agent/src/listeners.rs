@@ -35,10 +35,7 @@ use weft_ebpf_abi::{
     socket::{LISTENER_SLOTS, ListenerKey, ProxyKey},
 };
 
-use crate::{
-    cgroup,
-    datapath::{cookies::Namespaces, netns::Netns, sock_diag::Listening},
-};
+use crate::{cgroup, cookies::Namespaces, netns::Netns, sock_diag::Listening};
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;

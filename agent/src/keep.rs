@@ -25,14 +25,12 @@ use tokio::sync::Mutex;
 use weft_runtime::readiness::Gate;
 
 use crate::{
-    datapath::{
-        DatapathError,
-        bpf::{AttachType, Link, Object},
-        lock::{Lock, LockError},
-        pins::{Pins, PinsError},
-    },
+    bpf::{AttachType, Link, Object},
+    datapath::DatapathError,
     error::chain,
     host,
+    lock::{Lock, LockError},
+    pins::{Pins, PinsError},
     shared::Shared,
 };
 

@@ -26,14 +26,12 @@ use std::{
 use weft_ebpf_abi::LAYOUT;
 
 use crate::{
-    datapath::{
-        DatapathError,
-        bpf::{AttachType, Link},
-        lock::{Lock, LockError},
-        pins::{Pins, PinsError},
-        programs::{self, ProgramsError},
-    },
+    bpf::{AttachType, Link},
+    datapath::DatapathError,
     error::chain,
+    lock::{Lock, LockError},
+    pins::{Pins, PinsError},
+    programs::{self, ProgramsError},
     shared::Shared,
 };
 
