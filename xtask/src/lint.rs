@@ -1,13 +1,17 @@
 //! `lint`: what has to pass before a push. Every check runs, then all findings are shown together.
 //!
-//! Checks that read the sources themselves are pure functions over [`Source`] and `cargo metadata`, tested beside their
-//! code; the others are cargo's tools with warnings denied. Warnings are denied here and not in the sources, so that
-//! a newer compiler does not break a build.
+//! What rustc, clippy or cargo-deny can check is theirs (`[workspace.lints]`, clippy.toml, deny.toml). What they cannot is
+//! checked here by pure functions over parsed files ([`rust::RustFile`]), documents and `cargo metadata`, tested beside
+//! their code. Warnings are denied here and not in the sources, so that a newer compiler does not break a build.
 
+mod commits;
+mod cycles;
+mod deny;
 mod documents;
 mod edges;
 mod lexer;
 mod reach;
+mod rust;
 mod sources;
 
 use std::{fmt, fs, path::PathBuf};
@@ -23,6 +27,7 @@ use crate::{
     },
     workspace::Workspace,
 };
+use rust::RustFile;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -34,9 +39,9 @@ pub(crate) struct Args {
     quick: bool,
 }
 
-/// A file of ours.
+/// A document of ours.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct Document {
     /// Relative to the root of the checkout.
     pub(crate) path: PathBuf,
     /// As it is on disk.
@@ -80,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         check("clippy", clippy(&workspace));
         check("clippy for BPF", clippy_ebpf(&workspace, &toolchain));
         check("doc", doc(&workspace));
-        check("deny", deny(&workspace));
+        check("deny", deny::check(&workspace));
     }
     if !failures.is_empty() {
         bail!("lint failed: {}", failures.join(", "));
@@ -91,12 +96,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn conventions(workspace: &Workspace) -> Result<()> {
     step("dependency edges and conventions");
-    let sources = read(workspace, ".rs")?;
     let documents = read(workspace, ".md")?;
+    let mut files = Vec::new();
+    for Document { path, text } in read(workspace, ".rs")? {
+        files.push(RustFile::parse(path, text)?);
+    }
+    let roots = rust::roots(workspace)?;
     let mut findings = edges::check(workspace)?;
-    findings.extend(sources.iter().flat_map(sources::check));
-    findings.extend(reach::check(&sources, &reach::roots(workspace)?));
-    findings.extend(documents::check(&documents, &sources, |path| workspace.root.join(path).exists()));
+    findings.extend(commits::check(workspace)?);
+    findings.extend(files.iter().flat_map(sources::check));
+    findings.extend(reach::check(&files, &roots));
+    findings.extend(cycles::check(&files, &roots));
+    findings.extend(documents::check(&documents, &files, |path| workspace.root.join(path).exists()));
     for finding in &findings {
         eprintln!("{finding}");
     }
@@ -107,8 +118,8 @@ fn conventions(workspace: &Workspace) -> Result<()> {
 }
 
 /// Every file with this ending in the checkout, outside target directories and hidden ones.
-fn read(workspace: &Workspace, ending: &str) -> Result<Vec<Source>> {
-    let mut sources = Vec::new();
+fn read(workspace: &Workspace, ending: &str) -> Result<Vec<Document>> {
+    let mut documents = Vec::new();
     let mut open = vec![workspace.root.clone()];
     while let Some(directory) = open.pop() {
         let entries = fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
@@ -120,12 +131,12 @@ fn read(workspace: &Workspace, ending: &str) -> Result<Vec<Source>> {
             } else if path.is_file() && name.ends_with(ending) {
                 let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
                 let path = path.strip_prefix(&workspace.root).unwrap_or(&path).to_path_buf();
-                sources.push(Source { path, text });
+                documents.push(Document { path, text });
             }
         }
     }
-    sources.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(sources)
+    documents.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(documents)
 }
 
 fn format(workspace: &Workspace) -> Result<()> {
@@ -173,30 +184,9 @@ fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
 fn doc(workspace: &Workspace) -> Result<()> {
     step("cargo doc");
     let mut cargo = command::cargo();
-    // For developers: a module may point its readers at its private parts.
-    cargo.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    // Naming the examples makes cargo choose the features that clippy had, so that dependencies are checked once. A
+    // module may point its readers at its private parts: this is for developers.
+    cargo.args(["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples", "--document-private-items"]);
     cargo.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
-    command::run(cargo.current_dir(&workspace.root))
-}
-
-/// Licences and advisories. Bans of crates are checked by [`edges`] too, so that they hold without cargo-deny.
-fn deny(workspace: &Workspace) -> Result<()> {
-    if command::find("cargo-deny").is_none() {
-        step("cargo deny: not installed, skipped (cargo install cargo-deny --locked)");
-        return Ok(());
-    }
-    step("cargo deny");
-    let mut cargo = command::cargo();
-    cargo.args([
-        "deny",
-        "--log-level",
-        "error",
-        "--workspace",
-        "--all-features",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
     command::run(cargo.current_dir(&workspace.root))
 }

@@ -7,6 +7,7 @@
 pub(crate) mod kernel;
 pub(crate) mod packages;
 pub(crate) mod toolchain;
+pub(crate) mod tools;
 
 use anyhow::{Result, bail};
 
@@ -50,6 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     ensure(Scope::Build)?;
     install_packages(Scope::Kube)?;
+    tools::ensure(&tools::CARGO_DENY)?;
     let problems = kernel::problems();
     if !problems.is_empty() {
         bail!("everything is installed, but nothing can run here: {}", problems.join("; "));
@@ -94,6 +96,10 @@ fn report() -> Result<()> {
             missing += 1;
             println!("missing  eBPF toolchain: {problem:#}");
         }
+    }
+    if tools::find(&tools::CARGO_DENY)?.is_none() {
+        missing += 1;
+        println!("missing  cargo-deny: {} (cargo install)", tools::CARGO_DENY.why);
     }
     for problem in kernel::problems() {
         missing += 1;

@@ -1,8 +1,13 @@
 //! Documents drift: links that lead nowhere, verdicts that nobody explains.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::{Finding, Source, lexer::code_only};
+use syn::visit::Visit;
+
+use super::{
+    Document, Finding,
+    rust::{RustFile, literal, normal},
+};
 
 /// Where the words of traces and metrics are defined.
 const VERDICTS: &str = "ebpf-abi/src/verdict.rs";
@@ -10,19 +15,19 @@ const VERDICTS: &str = "ebpf-abi/src/verdict.rs";
 const VERDICTS_EXPLAINED: &str = "docs/interception.md";
 
 /// Checks the documents against each other, against the files that `exists` knows and against the sources.
-pub(crate) fn check(documents: &[Source], sources: &[Source], exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
+pub(crate) fn check(documents: &[Document], sources: &[RustFile], exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let mut findings: Vec<_> = documents.iter().flat_map(|document| broken_links(document, &exists)).collect();
     let explained = documents.iter().find(|document| document.path == Path::new(VERDICTS_EXPLAINED));
     let verdicts = sources.iter().find(|source| source.path == Path::new(VERDICTS));
     if let (Some(explained), Some(verdicts)) = (explained, verdicts) {
         let missing =
-            labels(&verdicts.text).into_iter().filter(|label| !explained.text.contains(&format!("`{label}`")));
+            labels(&verdicts.syntax).into_iter().filter(|label| !explained.text.contains(&format!("`{label}`")));
         findings.extend(missing.map(|label| finding(explained, None, format!("does not explain the verdict {label}"))));
     }
     findings
 }
 
-fn broken_links(document: &Source, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
+fn broken_links(document: &Document, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let directory = document.path.parent().unwrap_or(Path::new(""));
     let mut findings = Vec::new();
     for (index, line) in document.text.lines().enumerate() {
@@ -40,38 +45,39 @@ fn broken_links(document: &Source, exists: impl Fn(&Path) -> bool) -> Vec<Findin
 }
 
 /// The words in match arms such as `Self::Redirect => "redirect"`, without those of the directions.
-fn labels(source: &str) -> Vec<String> {
-    let code = code_only(source);
-    // Literals are blank in `code`, so arms are found there and their words read from the source.
-    let lines = code.lines().zip(source.lines());
-    let arms = lines.filter(|(code, _)| code.trim_start().starts_with("Self::") && code.contains("=>"));
-    let words = arms.filter_map(|(_, line)| line.split('"').nth(1));
-    words.filter(|word| !["outbound", "inbound"].contains(word)).map(str::to_owned).collect()
-}
-
-fn finding(document: &Source, line: Option<usize>, message: String) -> Finding {
-    Finding { subject: document.path.display().to_string(), line, message }
-}
-
-/// The path without `a/..`.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for part in path {
-        match part.to_str() {
-            Some("..") => drop(normal.pop()),
-            Some(".") => {}
-            _ => normal.push(part),
+fn labels(source: &syn::File) -> Vec<String> {
+    #[derive(Default)]
+    struct Arms(Vec<String>);
+    impl<'ast> Visit<'ast> for Arms {
+        fn visit_arm(&mut self, arm: &'ast syn::Arm) {
+            let path = match &arm.pat {
+                syn::Pat::Path(pattern) => Some(&pattern.path),
+                syn::Pat::TupleStruct(pattern) => Some(&pattern.path),
+                syn::Pat::Struct(pattern) => Some(&pattern.path),
+                _ => None,
+            };
+            if path.is_some_and(|path| path.segments.first().is_some_and(|first| first.ident == "Self")) {
+                self.0.extend(literal(&arm.body));
+            }
+            syn::visit::visit_arm(self, arm);
         }
     }
-    normal
+    let mut arms = Arms::default();
+    arms.visit_file(source);
+    arms.0.retain(|word| !["outbound", "inbound"].contains(&word.as_str()));
+    arms.0
+}
+
+fn finding(document: &Document, line: Option<usize>, message: String) -> Finding {
+    Finding { subject: document.path.display().to_string(), line, message }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> Source {
-        Source { path: path.into(), text: text.to_owned() }
+    fn file(path: &str, text: &str) -> Document {
+        Document { path: path.into(), text: text.to_owned() }
     }
 
     #[test]
@@ -88,8 +94,8 @@ mod tests {
 
     #[test]
     fn every_verdict_has_to_be_explained() {
-        let source =
-            file(VERDICTS, "match self {\n  Self::Redirect => \"redirect\",\n  Self::PassProxy => \"pass_proxy\",\n}");
+        let text = "fn f() { match self { Self::Redirect => \"redirect\", Self::PassProxy => \"pass_proxy\" } }";
+        let source = RustFile::parse(VERDICTS.into(), text.to_owned()).expect("Rust");
         let document = file(VERDICTS_EXPLAINED, "| `redirect` |");
         let found = check(&[document], &[source], |_| true);
         assert_eq!(found.len(), 1);

@@ -4,85 +4,74 @@
 //! as reached, so a file is never reported by mistake; a missing file is the compiler's to report.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::{Path, PathBuf},
 };
 
-use anyhow::Result;
+use syn::visit::{self, Visit};
 
-use super::{Finding, Source, lexer::code_only};
-use crate::workspace::{self, Workspace};
+use super::{
+    Finding,
+    rust::{Root, RustFile, candidates, normal},
+};
 
-/// The root files of all targets, relative to the checkout.
-///
-/// # Errors
-/// When cargo cannot read the workspace of the kernel programs.
-pub(crate) fn roots(workspace: &Workspace) -> Result<Vec<PathBuf>> {
-    let ebpf = workspace::metadata(&workspace.ebpf(), &["--no-deps"])?;
-    let packages = workspace.packages().chain(ebpf["packages"].as_array().into_iter().flatten());
-    let targets = packages.flat_map(|package| package["targets"].as_array().into_iter().flatten());
-    let paths = targets.filter_map(|target| target["src_path"].as_str());
-    Ok(paths.filter_map(|path| Path::new(path).strip_prefix(&workspace.root).ok()).map(Path::to_path_buf).collect())
-}
-
-/// The sources that cannot be reached from the roots.
-pub(crate) fn check(sources: &[Source], roots: &[PathBuf]) -> Vec<Finding> {
-    let by_path: BTreeMap<&Path, &Source> = sources.iter().map(|source| (source.path.as_path(), source)).collect();
+/// The files that cannot be reached from the roots.
+pub(crate) fn check(files: &[RustFile], roots: &[Root]) -> Vec<Finding> {
     let mut reached: BTreeSet<PathBuf> = BTreeSet::new();
-    let mut open: Vec<(PathBuf, bool)> = roots.iter().map(|root| (root.clone(), true)).collect();
+    let mut open: Vec<(PathBuf, bool)> = roots.iter().map(|root| (root.path.clone(), true)).collect();
     while let Some((path, is_root)) = open.pop() {
-        let Some(source) = by_path.get(path.as_path()) else {
+        let Some(file) = files.iter().find(|file| file.path == path) else {
             continue;
         };
         if reached.insert(path.clone()) {
-            open.extend(submodules(source, is_root).into_iter().map(|path| (path, false)));
+            open.extend(submodules(file, is_root).into_iter().map(|path| (path, false)));
         }
     }
-    let unreached = sources.iter().filter(|source| !reached.contains(&source.path));
+    let unreached = files.iter().filter(|file| !reached.contains(&file.path));
     unreached
-        .map(|source| Finding {
-            subject: source.path.display().to_string(),
+        .map(|file| Finding {
+            subject: file.path.display().to_string(),
             line: None,
             message: "no target includes this file: declare it with `mod` or remove it".to_owned(),
         })
         .collect()
 }
 
-/// Where the modules that a file declares may be.
-fn submodules(source: &Source, is_root: bool) -> Vec<PathBuf> {
-    let beside = source.path.parent().unwrap_or(Path::new(""));
+/// Where the files that a file takes in may be.
+fn submodules(file: &RustFile, is_root: bool) -> Vec<PathBuf> {
+    let beside = file.path.parent().unwrap_or(Path::new(""));
     // `foo.rs` has its modules in `foo/`; a root has them beside itself.
-    let own = if is_root { beside.to_path_buf() } else { source.path.with_extension("") };
-    let mut found = Vec::new();
-    for name in declared(&source.text) {
-        found.push(own.join(format!("{name}.rs")));
-        found.push(own.join(&name).join("mod.rs"));
+    let below = if is_root { beside.to_path_buf() } else { file.path.with_extension("") };
+    let mut visitor = Visitor { file: &file.path, below, found: Vec::new() };
+    visitor.visit_file(&file.syntax);
+    visitor.found
+}
+
+struct Visitor<'a> {
+    file: &'a Path,
+    below: PathBuf,
+    found: Vec<PathBuf>,
+}
+
+impl<'ast> Visit<'ast> for Visitor<'_> {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        if module.content.is_none() {
+            self.found.extend(candidates(module, self.file, &self.below));
+            return;
+        }
+        let below = self.below.join(module.ident.to_string());
+        let outer = std::mem::replace(&mut self.below, below);
+        visit::visit_item_mod(self, module);
+        self.below = outer;
     }
-    // `#[path = "x.rs"]` and `include!("x.rs")` are relative to the file itself.
-    let named = ["#[path = \"", "include!(\""].iter().flat_map(|start| source.text.split(start).skip(1));
-    found.extend(named.filter_map(|rest| rest.split('"').next()).map(|name| normal(&beside.join(name))));
-    found
-}
 
-/// The names in `mod name;`.
-fn declared(text: &str) -> Vec<String> {
-    let code = code_only(text);
-    let words: Vec<&str> = code.split_whitespace().collect();
-    let pairs = words.windows(2).filter(|pair| pair[0] == "mod");
-    pairs.filter_map(|pair| pair[1].strip_suffix(';')).map(|name| name.trim_start_matches("r#").to_owned()).collect()
-}
-
-/// The path without `a/..`, as git writes it.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for part in path {
-        if part == ".." {
-            normal.pop();
-        } else {
-            normal.push(part);
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        if call.path.is_ident("include")
+            && let Ok(name) = call.parse_body::<syn::LitStr>()
+        {
+            self.found.push(normal(&self.file.with_file_name(name.value())));
         }
     }
-    normal
 }
 
 #[cfg(test)]
@@ -90,10 +79,10 @@ mod tests {
     use super::*;
 
     fn orphans(files: &[(&str, &str)], roots: &[&str]) -> Vec<String> {
-        let file = |(path, text): &(&str, &str)| Source { path: path.into(), text: (*text).to_owned() };
-        let sources: Vec<_> = files.iter().map(file).collect();
-        let roots: Vec<_> = roots.iter().map(PathBuf::from).collect();
-        check(&sources, &roots).into_iter().map(|finding| finding.subject).collect()
+        let files: Vec<_> =
+            files.iter().map(|(path, text)| RustFile::parse(path.into(), text.to_string()).expect(path)).collect();
+        let root = |path: &&str| Root { package: "a".to_owned(), path: path.into(), is_product: true };
+        check(&files, &roots.iter().map(root).collect::<Vec<_>>()).into_iter().map(|finding| finding.subject).collect()
     }
 
     #[test]

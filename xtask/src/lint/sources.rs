@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Source, lexer::code_only};
+use super::{Finding, lexer::code_only, rust::RustFile};
 
 /// A file longer than this is two files.
 const LONGEST_FILE: usize = 600;
@@ -19,7 +19,7 @@ const UNSAFE_ALLOWED: [(&str, &str); 4] = [
 const PRINTING_ALLOWED: [&str; 4] = ["cli/", "xtask/", "examples/", "tests/"];
 
 /// Checks one file.
-pub(crate) fn check(source: &Source) -> Vec<Finding> {
+pub(crate) fn check(source: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |line: Option<usize>, message: String| {
         findings.push(Finding { subject: source.path.display().to_string(), line, message });
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn check_file(path: &str, text: &str) -> Vec<String> {
-        check(&Source { path: path.into(), text: text.to_owned() }).iter().map(ToString::to_string).collect()
+        check(&RustFile::parse(path.into(), text.to_owned()).expect("Rust")).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -1,0 +1,61 @@
+//! Licences, bans, sources and advisories of what both workspaces are built from, by cargo-deny.
+
+use std::{fs, path::Path, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    command::{self, step},
+    setup::tools,
+    workspace::Workspace,
+};
+
+/// Runs cargo-deny for the workspace and for that of the kernel programs.
+///
+/// # Errors
+/// When cargo-deny is not there and cannot be built, or when it finds something.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    let deny = tools::ensure(&tools::CARGO_DENY)?;
+    let configuration = workspace.root.join("deny.toml");
+    let run = |directory: &Path, options: &[&str], checks: &[&str]| {
+        let mut command = Command::new(&deny);
+        command.args(["--log-level", "error", "--workspace", "--all-features"]).args(options);
+        command.arg("check").arg("--config").arg(&configuration).args(checks);
+        command::run(command.current_dir(directory))
+    };
+    let mut checks = vec!["bans", "licenses", "sources"];
+    let has_advisories = advisories(&deny, workspace)?;
+    if has_advisories {
+        checks.push("advisories");
+    }
+    step(&format!("cargo deny: {}", checks.join(", ")));
+    for directory in [workspace.root.clone(), workspace.ebpf()] {
+        // Advisories were fetched once above; yanked versions are looked up in the index, which needs the network.
+        let offline: &[&str] = if has_advisories { &[] } else { &["--offline"] };
+        run(&directory, offline, &checks).with_context(|| format!("cargo deny in {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+/// Brings the database of advisories up to date, and says so when there is none to be had.
+fn advisories(deny: &Path, workspace: &Workspace) -> Result<bool> {
+    step("cargo deny: fetch the advisories of https://github.com/RustSec/advisory-db");
+    let mut fetch = Command::new(deny);
+    fetch.args(["--log-level", "off", "fetch", "db"]).current_dir(&workspace.root);
+    let Err(error) = command::output(&mut fetch) else { return Ok(true) };
+    let kept = database()?;
+    match &kept {
+        Some(kept) => step(&format!("cargo deny: not fetched ({error}); advisories as of {}", kept.display())),
+        None => step("cargo deny: ADVISORIES ARE NOT CHECKED: the database cannot be fetched and no copy is kept here"),
+    }
+    Ok(kept.is_some())
+}
+
+/// An earlier copy of the database. An attempt to fetch one leaves an empty directory.
+fn database() -> Result<Option<PathBuf>> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
+    let Some(home) = home else { bail!("neither CARGO_HOME nor HOME is set") };
+    let entries = fs::read_dir(home.join("advisory-dbs")).into_iter().flatten().flatten();
+    Ok(entries.map(|entry| entry.path()).find(|path| path.join("crates").is_dir()))
+}

@@ -1,0 +1,65 @@
+//! Programs for developers that cargo builds: pinned, kept in the cache, shared by every checkout.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    command::{self, step},
+    workspace,
+};
+
+/// A program from crates.io.
+#[derive(Debug)]
+pub(crate) struct Tool {
+    name: &'static str,
+    version: &'static str,
+    /// Who uses it, for the message.
+    pub(crate) why: &'static str,
+}
+
+/// Checks licences, bans, sources and advisories.
+pub(crate) const CARGO_DENY: Tool =
+    Tool { name: "cargo-deny", version: "0.20.2", why: "checks licences and origins of what we build from" };
+
+/// The program, where it is built in this version.
+///
+/// # Errors
+/// When there is no place for it.
+pub(crate) fn find(tool: &Tool) -> Result<Option<PathBuf>> {
+    let program = directory()?.join("bin").join(tool.name);
+    if !program.exists() {
+        return Ok(None);
+    }
+    let version = command::output(std::process::Command::new(&program).arg("--version"))?;
+    Ok((version.trim() == format!("{} {}", tool.name, tool.version)).then_some(program))
+}
+
+/// The program, built if need be.
+///
+/// # Errors
+/// When it does not build.
+pub(crate) fn ensure(tool: &Tool) -> Result<PathBuf> {
+    if let Some(program) = find(tool)? {
+        return Ok(program);
+    }
+    step(&format!("build {} {}: {} (a minute, once)", tool.name, tool.version, tool.why));
+    let directory = directory()?;
+    std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let mut install = command::cargo();
+    install
+        .args(["install", tool.name, "--version", tool.version, "--locked", "--force", "--root"])
+        .arg(&directory)
+        // It runs for seconds: optimising it would take minutes.
+        .args(["--debug"])
+        .envs([("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_INCREMENTAL", "0")])
+        // A target directory of ours would keep a gigabyte of a tool that is built once.
+        .env_remove("CARGO_TARGET_DIR")
+        .current_dir(&directory);
+    command::run(&mut install)?;
+    find(tool)?.with_context(|| format!("cargo installed {} but not in version {}", tool.name, tool.version))
+}
+
+fn directory() -> Result<PathBuf> {
+    Ok(workspace::cache_directory()?.join("tools"))
+}
