@@ -1,7 +1,9 @@
 //! Builds our binaries, always with the same selection of packages.
 //!
 //! Cargo unifies the features of dependencies over the packages it is asked to build. Asking for the whole workspace
-//! each time keeps one set of features, hence one build of every dependency, for binaries and tests alike.
+//! each time keeps one set of features, hence one build of every dependency. Tests add features that no binary needs
+//! (tokio's clock that can be paused, below everything asynchronous), so binaries for the tests are built beside the
+//! tests and in the same way: [`tests`].
 
 use std::{fs, path::PathBuf};
 
@@ -52,6 +54,17 @@ pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBu
     Ok(workspace.binaries(profile.directory()))
 }
 
+/// Builds every binary and every test with one set of features, and returns the directory of the binaries.
+///
+/// # Errors
+/// When something does not compile.
+pub(crate) fn tests(workspace: &Workspace) -> Result<PathBuf> {
+    step("build the binaries and the tests");
+    let mut cargo = command::cargo();
+    command::run(cargo.current_dir(&workspace.root).args(["build", "--workspace", "--bins", "--tests"]))?;
+    Ok(workspace.binaries(Profile::Dev.directory()))
+}
+
 /// A directory with links to the binaries as they were when it was made, removed when dropped.
 ///
 /// Cargo replaces a binary by removing and linking it again. A second run that builds while the first one starts
@@ -62,7 +75,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Links what [`binaries`] built.
+    /// Links what [`binaries`] or [`tests`] built.
     ///
     /// # Errors
     /// When the target directory cannot be written or a binary is missing.

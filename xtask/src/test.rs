@@ -4,7 +4,11 @@
 //! a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF (`netns`); all others
 //! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
 
-use std::process::{self, Command};
+use std::{
+    panic::resume_unwind,
+    process::{self, Command},
+    thread,
+};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
@@ -77,42 +81,72 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let scope = if args.level == Level::Unit { Scope::Build } else { Scope::Run };
     let toolchain = setup::ensure(scope)?;
     ebpf::build(&workspace, &toolchain)?;
-    let mut failed = Vec::new();
-    // What the next level says is worth knowing, too.
-    let mut note = |level, result: Result<()>| {
+    let mut levels = Levels::default();
+    if args.level == Level::Unit {
+        levels.unit(&workspace, args);
+        return levels.result();
+    }
+    thread::scope(|scope| {
+        // Building Kubernetes takes minutes, once. Compilers of Rust and tests leave a core idle now and then.
+        let needs_cluster = matches!(args.level, Level::Cluster | Level::All);
+        let tools = needs_cluster.then(|| scope.spawn(|| Tools::ensure(Tools::ALL)));
+        let snapshot = Snapshot::take(&workspace, &build::tests(&workspace)?)?;
+        let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
+        if args.level == Level::All {
+            levels.unit(&workspace, args);
+        }
+        if matches!(args.level, Level::Netns | Level::All) {
+            levels.netns(&workspace, args, &environment);
+        }
+        if let Some(tools) = tools {
+            match tools.join() {
+                Ok(built) => levels.note("tools of the cluster", built.map(drop)),
+                Err(panic) => resume_unwind(panic),
+            }
+            levels.note("cluster (API server)", on_api_server(&workspace, args, &environment));
+            levels.note("cluster", on_cluster(&workspace, args, &environment));
+        }
+        levels.result()
+    })
+}
+
+/// Runs levels one after the other, and the next one whatever came of the last: what it says is worth knowing, too.
+#[derive(Debug, Default)]
+struct Levels {
+    failed: Vec<String>,
+}
+
+impl Levels {
+    fn note(&mut self, level: &str, result: Result<()>) {
         if let Err(error) = result {
             eprintln!("error: {error:#}");
-            failed.push(format!("{level}: {error:#}"));
+            self.failed.push(format!("{level}: {error:#}"));
         }
-    };
-    if matches!(args.level, Level::Unit | Level::All) {
+    }
+
+    fn unit(&mut self, workspace: &Workspace, args: &Args) {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
-        selection.extend(tests_on(&workspace, Ground::Nothing));
-        note("unit", cargo_test(&workspace, &selection, args, &[]));
+        selection.extend(tests_on(workspace, Ground::Nothing));
+        self.note("unit", cargo_test(workspace, &selection, args, &[]));
     }
-    if args.level != Level::Unit {
-        let binaries = build::binaries(&workspace, Profile::Dev)?;
-        let snapshot = Snapshot::take(&workspace, &binaries)?;
-        let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
-        if args.level != Level::Cluster {
-            step("tests against the kernel");
-            note("netns", cargo_test(&workspace, &tests_on(&workspace, Ground::Kernel), args, &environment));
-            step(&format!("the agent's tests as on Linux {DEGRADED}"));
-            let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
-            let as_on_linux = [("WEFT_TEST_AS_ON_LINUX", DEGRADED.to_owned())];
-            note("netns, degraded", cargo_test(&workspace, &selection, args, &as_on_linux));
+
+    fn netns(&mut self, workspace: &Workspace, args: &Args, environment: &[(&str, String)]) {
+        step("tests against the kernel");
+        self.note("netns", cargo_test(workspace, &tests_on(workspace, Ground::Kernel), args, environment));
+        step(&format!("the agent's tests as on Linux {DEGRADED}"));
+        let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
+        let as_on_linux = [("WEFT_TEST_AS_ON_LINUX", DEGRADED.to_owned())];
+        self.note("netns, degraded", cargo_test(workspace, &selection, args, &as_on_linux));
+    }
+
+    /// The errors once more at the end: the first level's words are thousands of lines above.
+    fn result(self) -> Result<()> {
+        if !self.failed.is_empty() {
+            bail!("tests failed\n{}", self.failed.join("\n"));
         }
-        if args.level != Level::Netns {
-            note("cluster (API server)", on_api_server(&workspace, args, &environment));
-            note("cluster", on_cluster(&workspace, args, &environment));
-        }
+        Ok(())
     }
-    if !failed.is_empty() {
-        // Once more at the end: the first level's words are thousands of lines above.
-        bail!("tests failed\n{}", failed.join("\n"));
-    }
-    Ok(())
 }
 
 /// Tests that need objects and no pods get an API server of their own, whatever cluster there is: it is up in seconds,
@@ -139,7 +173,7 @@ fn on_cluster(workspace: &Workspace, args: &Args, environment: &[(&str, String)]
         return cargo_test(workspace, &selection, args, &[environment, &[path]].concat());
     }
     step("tests in a Kubernetes cluster");
-    in_cluster(Kind::Node, Images::Built, args, |of_cluster| {
+    in_cluster(Kind::Node, Images::LastBuilt, args, |of_cluster| {
         cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
     })
 }
@@ -158,7 +192,7 @@ fn load_images(workspace: &Workspace) -> Result<()> {
         ));
         return Ok(());
     };
-    for archive in dist::images(workspace, Profile::Dev)? {
+    for archive in dist::pack(workspace, &workspace.binaries(Profile::Dev.directory()))? {
         command::run(Command::new(program).args(arguments).arg(archive))?;
     }
     Ok(())
