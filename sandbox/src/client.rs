@@ -40,7 +40,7 @@ pub struct Sandbox {
     daemon: Option<Child>,
 }
 
-/// Why a sandbox does not do what it was asked.
+/// Why a request to a sandbox failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no such sandbox.
@@ -147,7 +147,7 @@ impl Sandbox {
     /// Finds a running sandbox.
     ///
     /// # Errors
-    /// [`ClientError::NotFound`] when there is none of this name.
+    /// [`ClientError::NotFound`] when no sandbox has this name.
     pub fn open(name: &str) -> Result<Self, ClientError> {
         let layout = Layout::of(name);
         let state = read(&layout)?.ok_or_else(|| ClientError::NotFound(name.to_owned()))?;
@@ -160,7 +160,7 @@ impl Sandbox {
         &self.layout
     }
 
-    /// What is there now.
+    /// The current state.
     ///
     /// # Errors
     /// [`ClientError::NotFound`] when the sandbox has gone.
@@ -269,7 +269,7 @@ impl Sandbox {
     /// # Errors
     /// When it takes longer than a minute.
     pub async fn stop(&mut self) -> Result<(), ClientError> {
-        // A daemon that has not reported yet is known only to who started it; one that died is its janitor's business.
+        // Only the starter knows a daemon that has not reported yet; its janitor cleans up after one that exited.
         let child = self.daemon.as_ref().and_then(Child::id);
         let pid = read(&self.layout)?.map(|state| state.daemon_pid).or(child).unwrap_or_default();
         if pid != 0 {
@@ -316,7 +316,7 @@ impl Sandbox {
 /// The sandboxes that run on this host.
 ///
 /// # Errors
-/// When their directory cannot be read; that there is none is fine.
+/// When their directory cannot be read. A missing directory is not an error.
 pub fn list() -> Result<Vec<State>, ClientError> {
     let entries = match fs::read_dir(RUN_DIR) {
         Ok(entries) => entries,
@@ -368,7 +368,7 @@ fn is_alive(pid: u32) -> bool {
 
 fn signal(pid: u32, signal: Signal) {
     if let Ok(pid) = i32::try_from(pid) {
-        // The process may be gone already, which is what is wanted.
+        // A process that has already exited is not an error.
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }

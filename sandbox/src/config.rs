@@ -1,4 +1,4 @@
-//! What a sandbox is told, and where it keeps things.
+//! A sandbox's settings and file layout.
 
 use std::{
     fmt,
@@ -49,7 +49,7 @@ pub enum Interception {
     None,
 }
 
-/// What the proxies need to work.
+/// The control plane's settings for the proxies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControlPlane {
@@ -60,10 +60,10 @@ pub enum ControlPlane {
     None,
 }
 
-/// What a sandbox is told. Parsed once, never changed.
+/// A sandbox's settings. Parsed once, never changed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Config {
-    /// Tells sandboxes on one host apart: 1 to [`MAX_NAME_BYTES`] of `a-z`, `0-9` and `-`.
+    /// Identifies the sandbox on its host: 1 to [`MAX_NAME_BYTES`] of `a-z`, `0-9` and `-`.
     pub name: String,
     /// The directory of manifests, read recursively and watched.
     pub manifests: PathBuf,
@@ -172,7 +172,7 @@ impl Layout {
         Path::new(RUN_DIR).join(&self.name)
     }
 
-    /// What the client reads.
+    /// The state file that clients read.
     #[must_use]
     pub fn state_file(&self) -> PathBuf {
         self.run_dir().join("state.json")
@@ -214,7 +214,7 @@ impl Layout {
         self.bpffs().join("weft")
     }
 
-    /// What the control plane reads.
+    /// The directory that the control plane reads.
     #[must_use]
     pub fn published_dir(&self) -> PathBuf {
         self.run_dir().join("published")
@@ -232,10 +232,10 @@ impl Layout {
         self.run_dir().join("pods").join(namespace).join(pod)
     }
 
-    /// What every network namespace of this sandbox is called, up to its own part.
+    /// The common prefix of this sandbox's network namespaces.
     #[must_use]
     pub fn netns_prefix(&self) -> String {
-        // The double hyphen, which no name holds, keeps `a` from owning what belongs to `a-b`.
+        // No name contains a double hyphen, so sandbox `a` cannot match resources of `a-b`.
         format!("weft-{}--", self.name)
     }
 

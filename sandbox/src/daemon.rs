@@ -1,6 +1,6 @@
-//! The daemon: keeps the host as the manifests say, and says what is there.
+//! The daemon: reconciles the host with the manifests and publishes the state.
 //!
-//! One loop reacts to four kinds of news (manifests, pods, the agent, the order to stop), derives everything from what
+//! One loop reacts to four kinds of updates (manifests, pods, the agent, the stop request), derives everything from what
 //! it knows then, and publishes it. [`mod@desired`], [`publish`] and [`names`] are pure; [`pod`] lives one pod's life.
 //!
 //! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. At the end the same
@@ -114,7 +114,7 @@ pub(crate) fn container_spec_file(pod_dir: &Path, container: &str) -> PathBuf {
 /// Runs a sandbox until `shutdown` completes, then removes everything. `report` sees every new state.
 ///
 /// # Errors
-/// When it cannot start; nothing is left behind then either. What is wrong with single manifests or pods is no error: it
+/// When it cannot start; nothing is left behind in that case. Faults of single manifests or pods are not errors: they
 /// is in the state.
 pub async fn run(
     config: Config,
@@ -315,7 +315,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         Ok(())
     }
 
-    /// Starts what is missing and stops what is too much. A pod is replaced when its successor is of another template,
+    /// Starts missing pods and stops surplus ones. A pod is replaced when its successor is of another template,
     /// and only after everything of it is gone, because both would have the same directory.
     fn reconcile(&mut self) {
         let mut wanted: HashMap<(String, String), &DesiredPod> =
@@ -337,7 +337,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         }
     }
 
-    /// Says what is there: to the control plane, to the name server, to the node, to the client. False: again, soon.
+    /// Publishes the state to the control plane, the name server, the node and the client. Returns false to retry soon.
     async fn publish(&mut self) -> bool {
         let running: Vec<RunningPod> = self
             .pods
@@ -359,7 +359,7 @@ impl<R: FnMut(&State)> Daemon<R> {
         objects.extend(running.iter().map(|pod| json(&running_pod(pod))));
         let mut complete = true;
         if let Err(error) = self.publisher.publish(&objects) {
-            tracing::error!(%error, "the control plane is not told");
+            tracing::error!(%error, "cannot publish to the control plane");
             complete = false;
         }
         self.names.send_replace(Arc::new(Names::of(services, &slices)));
@@ -435,7 +435,7 @@ fn load(dir: &Path) -> Result<manifest::Manifests, DaemonError> {
     manifest::load_dir(dir).map_err(|source| DaemonError::Manifests { path: dir.to_owned(), source })
 }
 
-/// Tells about changes below the directory; at most one message waits.
+/// Signals changes below the directory; at most one message is queued.
 fn watch_manifests(dir: &Path) -> Result<(mpsc::Receiver<()>, impl Sized + use<>), DaemonError> {
     let (tx, rx) = mpsc::channel(1);
     let failed = |source| DaemonError::Watch { path: dir.to_owned(), source };

@@ -1,6 +1,6 @@
 //! Everything of the sandbox that touches the kernel: namespaces, links, address translation, cgroups, processes, mounts.
 //!
-//! These are acts without memory: each does one thing to the host and says what failed. What is wanted, and when, is the
+//! Stateless operations: each does one thing to the host and reports failures. What is wanted, and when, is the
 //! daemon's business. Every name that is left on the host comes from [`crate::config::Layout`], so that
 //! [`cleanup::remove_everything`] finds all of it after any crash without a list.
 //!
@@ -23,7 +23,7 @@ pub mod network;
 pub mod preflight;
 pub mod services;
 
-/// What this module's functions answer.
+/// The result of this module's functions.
 pub type Result<T> = std::result::Result<T, HostError>;
 
 /// An act on the host that failed.
@@ -53,7 +53,7 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// What was to run inside a network namespace did not come to its end.
+    /// A thread inside a network namespace did not finish.
     #[error("the thread in network namespace {} ended early", path.display())]
     RunInNetns {
         /// The namespace's file.
@@ -151,7 +151,7 @@ pub enum HostError {
     RemoveCgroup {
         /// Its directory.
         path: PathBuf,
-        /// Who is still in it.
+        /// The processes still in it.
         processes: Vec<u32>,
         /// Why.
         source: io::Error,
@@ -164,7 +164,7 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// What a container is to be could not be written.
+    /// A container's specification could not be written.
     #[error("cannot write container specification {}: {source}", path.display())]
     WriteSpec {
         /// The file.
@@ -172,7 +172,7 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// What a container is to be could not be read.
+    /// A container's specification could not be read.
     #[error("cannot read container specification {}: {source}", path.display())]
     ReadSpec {
         /// The file.
@@ -306,7 +306,7 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// What a process that fails with this exits with, as shells do: 127 when a program does not exist, else 126.
+    /// The exit code for this failure, as in shells: 127 when a program does not exist, else 126.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -6,7 +6,7 @@
 //!
 //! Two halves that share [`config`] and [`state`]:
 //! - the daemon, [`daemon::run`] (`weft sandbox run`), owns everything: it keeps the host like the manifests say and
-//!   writes what is there to `state.json`;
+//!   writes the state to `state.json`;
 //! - the client, [`client::Sandbox`], reads that file, starts and stops daemons and runs commands in pods. The command
 //!   line, the demo, the tests and the benches are its users.
 //!

@@ -1,4 +1,4 @@
-//! What is there: written by the daemon to `state.json` after every change, read by everybody else.
+//! The sandbox's state: the daemon writes it to `state.json` after every change, other processes read it.
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use crate::config::Config;
 /// A running sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
-    /// What it was told.
+    /// Its settings.
     pub config: Config,
     /// The daemon.
     pub daemon_pid: u32,
@@ -31,7 +31,7 @@ pub struct State {
     pub pods: Vec<PodState>,
     /// Every Service.
     pub services: Vec<ServiceState>,
-    /// What is wrong with the manifests: one line each, with file, line and field. The rest runs.
+    /// Faults in the manifests: one line each, with file, line and field. Valid manifests run.
     pub manifest_errors: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ impl State {
     /// Reads a state file.
     ///
     /// # Errors
-    /// When there is none (`NotFound`: no such sandbox), or it cannot be read.
+    /// When the sandbox does not exist (`NotFound`), or its state cannot be read.
     pub fn read(path: &Path) -> io::Result<Self> {
         serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
     }

@@ -1,6 +1,6 @@
-//! The agent's process, and what the sandbox tells it.
+//! The agent's process, and the sandbox's requests to it.
 //!
-//! Owns supervision: an agent that dies is started again, as its DaemonSet would, and every pod is then told again.
+//! Owns supervision: an agent that exits is restarted, as its DaemonSet would do, and every pod is enrolled again.
 
 use std::{
     fs::OpenOptions,
@@ -43,13 +43,13 @@ const RESTART_PAUSE: Duration = Duration::from_millis(200);
 /// How the agent is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AgentState {
-    /// Counts the agents that came up; pods are told again when it changes.
+    /// Counts agent starts; pods enrol again when it changes.
     pub(super) generation: u64,
     /// The process, while it serves.
     pub(super) pid: Option<u32>,
 }
 
-/// The agent, for whoever has something to tell it. Clones are the same.
+/// A handle to the agent. Clones share the agent.
 #[derive(Clone)]
 pub(super) struct Agent {
     pub(super) state: watch::Receiver<AgentState>,
@@ -80,12 +80,12 @@ pub enum AgentError {
     Refused {
         /// The pod.
         pod: String,
-        /// What it said.
+        /// Its output.
         status: String,
     },
 }
 
-/// Starts an agent, waits until it serves, and returns the handle and what keeps it alive.
+/// Starts an agent, waits until it serves, and returns the handle and its supervisor.
 pub(super) async fn start(
     config: Arc<Config>,
     cgroup2: &Path,
@@ -164,7 +164,7 @@ impl Launch {
 }
 
 impl Agent {
-    /// Tells the agent about a pod; returns when the pod is intercepted.
+    /// Enrols a pod; returns when its traffic is intercepted.
     pub(super) async fn enrol(
         &self,
         pod: PodRef,
@@ -208,7 +208,7 @@ impl Agent {
         }
     }
 
-    /// Tells the agent that a pod is gone.
+    /// Withdraws a pod.
     pub(super) async fn withdraw(&self, pod: PodRef) {
         let mut client = PodsClient::new(self.channel.clone());
         // An agent that does not answer forgets pods without a namespace by itself.

@@ -24,7 +24,7 @@ const ACCOUNT: &str = "linkerd-destination";
 const PUBLISHED_DIR: &str = "/run/weft/published";
 const PKI_DIR: &str = "/run/weft/pki";
 
-/// What injection adds in this sandbox.
+/// The injector's settings in this sandbox.
 pub(super) fn inject_config(config: &Config, anchors_pem: &str) -> InjectConfig {
     let mut inject = InjectConfig::new("weft-proxy", env!("CARGO_PKG_VERSION"), anchors_pem);
     inject.proxy_command = vec![match config.proxy.as_deref().and_then(Path::file_name) {

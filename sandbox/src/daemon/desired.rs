@@ -1,7 +1,7 @@
-//! From manifests to what should run: pure.
+//! Computes the desired state from manifests. Pure.
 //!
 //! Deployments become pods with the names, labels and owners that Kubernetes would give them, Services get cluster IPs,
-//! and injection is the injector's own function. What cannot be decided becomes an error line and is left out: a pod
+//! and injection is the injector's own function. What cannot be decided becomes an error line and is omitted: a pod
 //! whose annotations cannot be read is never started outside the mesh.
 
 use std::{
@@ -29,7 +29,7 @@ use crate::config::SERVICE_CIDR_V4;
 /// the name server's by convention.
 const FIRST_CLUSTER_IP: u32 = 100;
 
-/// What should be there.
+/// The desired state of the sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Desired {
     /// Pods, injected where they ask for it.
@@ -38,7 +38,7 @@ pub(super) struct Desired {
     pub(super) services: Vec<Service>,
     /// Everything else that the control plane wants to know: policy, namespaces, service accounts.
     pub(super) objects: Vec<Object>,
-    /// What is wrong, one line each.
+    /// Faults in the manifests, one line each.
     pub(super) errors: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Desired {
 pub(super) struct DesiredPod {
     /// The pod, with its proxy.
     pub(super) pod: Pod,
-    /// What the agent must know; none for a pod without a proxy.
+    /// The agent's enrolment parameters; `None` for a pod without a proxy.
     pub(super) redirection: Option<Redirection>,
     /// Changes whenever the pod has to be replaced.
     pub(super) template_hash: String,
@@ -83,7 +83,7 @@ impl Allocator {
     }
 }
 
-/// Decides what should be there.
+/// Computes the desired state.
 pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &mut Allocator) -> Desired {
     let mut all = Desired::default();
     let namespaces: BTreeMap<String, Namespace> = objects
@@ -103,7 +103,7 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             }
             Object::Pod(pod) => all.add_pod(pod, &namespaces, config),
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
-            // The sandbox says itself what runs; manifests of these kinds would only contradict it.
+            // The sandbox creates these objects itself; manifests of these kinds would contradict them.
             Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
             Object::Job(_) | Object::ExternalWorkload(_) => {
                 tracing::warn!(object = %object.reference(), "the sandbox has no use for this kind");

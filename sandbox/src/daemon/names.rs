@@ -18,7 +18,7 @@ pub(super) struct Names {
     services: HashMap<String, Vec<Target>>,
 }
 
-/// What an SRV record points to.
+/// The target of an SRV record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     /// A name with addresses.
@@ -27,7 +27,7 @@ pub(super) struct Target {
     pub(super) port: u16,
 }
 
-/// What is known of a name.
+/// The records of a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer<T> {
     /// The name is ours and has this; an empty list means that it has records of other types only.
@@ -64,7 +64,7 @@ impl Names {
             }
             return;
         }
-        // Headless. The name exists even while nobody is behind it.
+        // A headless Service. Its name exists even without endpoints.
         self.addresses.entry(name.clone()).or_default();
         for slice in slices_of(service, slices) {
             for endpoint in ready_endpoints(slice) {

@@ -54,7 +54,7 @@ const START_RETRY: Duration = Duration::from_secs(2);
 /// Kubernetes' default for terminationGracePeriodSeconds is 30; nothing here needs that long unless it says so.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What all pods of a sandbox share.
+/// State that all pods of a sandbox share.
 pub(super) struct Shared {
     pub(super) config: Arc<Config>,
     pub(super) layout: Layout,
@@ -64,7 +64,7 @@ pub(super) struct Shared {
     pub(super) agent: Option<Agent>,
 }
 
-/// What the daemon hears of a pod.
+/// An update about a pod, sent to the daemon.
 pub(super) enum PodEvent {
     /// Something changed.
     Changed(Box<PodState>),
@@ -171,7 +171,7 @@ struct Life {
     stop: CancellationToken,
 }
 
-/// What ends in which order: applications, then sidecars.
+/// Termination order: applications, then sidecars.
 struct Running {
     supervisors: JoinSet<()>,
     stop_containers: CancellationToken,
@@ -360,7 +360,7 @@ impl Life {
         probe::succeeds(&self.shared.node_netns, ip, container, probe.as_ref()).await
     }
 
-    /// Watches readiness, renews tokens, and tells every agent after `generation` about the pod.
+    /// Watches readiness, renews tokens, and enrols the pod with every agent after `generation`.
     async fn watch(&self, mut generation: u64) {
         let spec = self.desired.pod.spec.clone().unwrap_or_default();
         let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
@@ -429,7 +429,7 @@ impl Life {
         }
     }
 
-    /// Ends everything in order and removes what the pod had on the host.
+    /// Stops all containers in order and removes the pod's resources from the host.
     async fn end(&self, mut running: Running) {
         self.report.update(|state, _| {
             state.ready = false;

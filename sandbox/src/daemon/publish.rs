@@ -1,4 +1,4 @@
-//! What the control plane is told: one manifest per object in a directory that it watches, as an API server would hold it.
+//! Publishes state to the control plane: one manifest per object, as an API server would hold it, in a watched directory.
 //!
 //! Owns the shape of running Pods and EndpointSlices, which in a cluster the kubelet and a controller write.
 
@@ -54,10 +54,10 @@ impl Publisher {
         Ok(Self { dir, written: HashMap::new() })
     }
 
-    /// Writes what changed, then removes what is gone.
+    /// Writes changed files, then removes stale ones.
     ///
     /// # Errors
-    /// When the directory is not writable; what was not written is tried again the next time.
+    /// When the directory is not writable; the next call retries what was not written.
     pub(super) fn publish(&mut self, objects: &[Value]) -> io::Result<()> {
         let mut current = HashMap::with_capacity(objects.len());
         for object in objects {
@@ -207,7 +207,7 @@ fn target_port(port: &ServicePort, selected: &[&RunningPod]) -> Option<i32> {
     }
 }
 
-/// What the node translates for clients outside the mesh: every cluster IP and port to the ready endpoints.
+/// The node's translations for clients outside the mesh: each cluster IP and port to its ready endpoints.
 pub(super) fn virtual_services(services: &[Service], slices: &[EndpointSlice]) -> Vec<VirtualService> {
     let mut all = Vec::new();
     for service in services {

@@ -121,14 +121,14 @@ fn kill_one_by_one(dir: &Path) -> Result<()> {
             return Ok(());
         }
         for process in left.into_iter().filter_map(|process| i32::try_from(process).ok()) {
-            // Whoever is gone meanwhile needs no signal.
+            // A process that has exited needs no signal.
             let _ = signal::kill(Pid::from_raw(process), signal::Signal::SIGKILL);
         }
         thread::sleep(LOOK_EVERY);
     }
 }
 
-/// ENODEV is what files of a cgroup say that is being removed.
+/// Files of a cgroup that is being removed fail with ENODEV.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }

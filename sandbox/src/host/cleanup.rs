@@ -1,6 +1,6 @@
-//! Who owns a sandbox's name, and taking everything away that has it.
+//! Ownership of a sandbox's name, and removal of all resources with that name.
 //!
-//! Nothing here needs to know what was made: names and places of [`Layout`] are enough, whatever crashed.
+//! Removal needs no record of what was created: the names and paths of [`Layout`] suffice after any crash.
 
 use std::{
     fs::{self, File},
@@ -45,7 +45,7 @@ pub fn lock(name: &str) -> Result<Lock> {
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        // Its owner removes the file at the end: a lock on a file without a name keeps nobody out.
+        // The owner removes the file at the end, and a lock on an unlinked file excludes no other process.
         let locked = file.metadata().map_err(failed)?;
         match fs::metadata(&path) {
             Ok(named) if named.ino() == locked.ino() => {}
@@ -104,7 +104,7 @@ fn remove_namespaces(prefix: &str) -> Result<()> {
 }
 
 fn unmount_below(dir: &Path) -> Result<()> {
-    // What was mounted last goes first. Lazily: a killed process may hold a file for a moment.
+    // Unmount in reverse order. Lazily, because a killed process may still hold a file.
     for (target, _) in mounts()?.into_iter().rev().filter(|(target, _)| target.starts_with(dir)) {
         match umount2(&target, MntFlags::MNT_DETACH) {
             Ok(()) | Err(nix::Error::ENOENT | nix::Error::EINVAL) => {}

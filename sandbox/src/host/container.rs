@@ -31,7 +31,7 @@ use super::{HostError, Result, netns};
 /// Directories that a container with volumes below them gets empty.
 const FRESH: [&str; 2] = ["/run", "/var/run"];
 
-/// What a container is to be. Nothing is inherited but standard input, output and error.
+/// A container's specification. Only standard input, output and error are inherited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// The file of its network namespace; none for the caller's own.
@@ -63,10 +63,10 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-/// Starts a container by way of the `weft` binary. The specification's file is removed by whoever reads it.
+/// Starts a container by way of the `weft` binary. The process that reads the specification's file removes it.
 ///
 /// # Errors
-/// When the file cannot be written, or the binary not be started. What fails later is told on `stderr`, and by exit
+/// When the file cannot be written, or the binary cannot be started. Later failures appear on `stderr` and as exit
 /// status 126 or 127.
 pub fn spawn(
     weft: &Path,
@@ -98,7 +98,7 @@ pub fn init(spec_file: &Path) -> HostError {
 }
 
 fn write_spec(path: &Path, spec: &Spec) -> io::Result<()> {
-    // Environments hold secrets: nobody else reads the file, not even one that was there before.
+    // Environments contain secrets: only the owner may read the file, also if it existed before.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -132,8 +132,8 @@ fn become_container(spec_file: &Path) -> Result<std::convert::Infallible> {
     Err(HostError::Exec { program: program.clone(), source })
 }
 
-/// Keeps Ctrl-C at the daemon's terminal from its containers, which the daemon ends itself and in order. They are told
-/// by /dev/null as standard input; a command that somebody runs in a pod keeps its terminal.
+/// Keeps Ctrl-C at the daemon's terminal from its containers, which the daemon stops itself and in order. Containers get
+/// /dev/null as standard input; a command executed in a pod keeps its terminal.
 fn leave_terminal() {
     let null = fs::metadata("/dev/null").map(|null| null.rdev());
     let stdin = fs::metadata("/proc/self/fd/0").map(|stdin| stdin.rdev());

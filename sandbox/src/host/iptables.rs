@@ -18,7 +18,7 @@ const MULTIPORT_SLOTS: usize = 15;
 const REDIRECT_CHAIN: &str = "PROXY_INIT_REDIRECT";
 const OUTPUT_CHAIN: &str = "PROXY_INIT_OUTPUT";
 
-/// What linkerd-init is told.
+/// Parameters of linkerd-init.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitRules {
     /// Whose connections are not redirected; Linkerd's default is 2102.
@@ -47,7 +47,7 @@ struct Family {
 const V4: Family = Family { iptables: "iptables-nft", restore: "iptables-nft-restore", is_v6: false };
 const V6: Family = Family { iptables: "ip6tables-nft", restore: "ip6tables-nft-restore", is_v6: true };
 
-/// Puts the rules in force in a pod's namespace, IPv4 first. Again replaces what was.
+/// Installs the rules in a pod's namespace, IPv4 first. A second call replaces them.
 ///
 /// # Errors
 /// When a port or network is not one, or iptables is missing or refuses.

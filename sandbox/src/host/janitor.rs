@@ -48,14 +48,14 @@ impl Janitor {
     /// Sends it home: everything is cleaned up already. Waits until it is gone.
     pub fn dismiss(mut self) {
         if let Some(mut stdin) = self.child.stdin.take() {
-            // One that is gone already has nothing to be told.
+            // A janitor that has already exited needs no message.
             let _ = stdin.write_all(b".");
         }
         let _ = self.child.wait();
     }
 }
 
-/// The body of `weft sandbox-janitor`: waits on standard input for the daemon's end, and cleans up if it was not told
+/// The body of `weft sandbox-janitor`: waits on standard input for the daemon's end, and cleans up unless the daemon reported
 /// that nothing is left.
 ///
 /// # Errors
@@ -69,7 +69,7 @@ pub fn run(name: &str) -> Result<()> {
         match cleanup::lock(name) {
             Ok(lock) => break lock,
             Err(HostError::AlreadyRuns { .. }) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
-            // Whoever has the name now cleaned up before it began.
+            // The present owner of the name cleaned up before it started.
             Err(HostError::AlreadyRuns { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }

@@ -1,6 +1,6 @@
 //! Network namespaces with names: made, removed and entered as `ip netns` does, so that its users see the same.
 //!
-//! A namespace is kept alive by a bind mount of its file on /run/netns/NAME. Nobody but threads made for it changes
+//! A namespace is kept alive by a bind mount of its file on /run/netns/NAME. Only threads created for it change
 //! namespace here: a thread that entered one ends in it.
 
 use std::{
@@ -21,7 +21,7 @@ use super::{HostError, Result, mounts};
 pub(super) const NETNS_DIR: &str = "/run/netns";
 
 /// Settings of every namespace of a sandbox, below /proc/sys/net. Without duplicate address detection an IPv6 address is
-/// usable at once: nobody else can have it. Ports below 1024 are open to all users as container runtimes have it.
+/// usable at once, because no other process can have it. Ports below 1024 are open to all users as container runtimes have it.
 const SETTINGS: [(&str, &str); 9] = [
     ("ipv6/conf/all/disable_ipv6", "0"),
     ("ipv6/conf/default/disable_ipv6", "0"),
@@ -45,7 +45,7 @@ pub fn create(name: &str) -> Result<PathBuf> {
     File::options().write(true).create_new(true).open(&path).map_err(failed)?;
     let made = bind_new(&path).map_err(failed).and_then(|()| prepare(&path));
     if made.is_err() {
-        // The first error is the one to tell; what is left is found by its name.
+        // Report the first error; the cleanup finds the rest by name.
         let _ = delete(name);
     }
     made.map(|()| path)

@@ -1,4 +1,4 @@
-//! Says before anything is touched what is missing for a sandbox, and what to do about it.
+//! Reports what a sandbox lacks, and how to fix it, before anything is changed.
 
 use std::{
     env, fs,

@@ -35,7 +35,7 @@ pub struct VirtualService {
     pub port: u16,
     /// Its transport.
     pub protocol: Protocol,
-    /// Who answers, each with the same chance. Those of the other address family are left out.
+    /// The endpoints, each with the same probability. Those of the other address family are omitted.
     pub endpoints: Vec<SocketAddr>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn feed(tool: &'static str, arguments: &[&str], act: &'static str, in
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    // These tools read all of their input before they say anything, or end: then what they said is the better error.
+    // These tools read all input before they print anything, or exit early: then their output is the better error.
     let fed = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
     let output = child.wait_with_output().map_err(failed)?;
     if !output.status.success() {

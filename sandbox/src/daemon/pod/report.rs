@@ -1,4 +1,4 @@
-//! A pod's state and the way in which the daemon hears of its changes.
+//! A pod's state and the channel that reports its changes to the daemon.
 
 use std::sync::{Mutex, PoisonError};
 
