@@ -19,13 +19,23 @@ use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
-use tonic::transport::server::{Router, Server, TcpIncoming};
+use tonic::service::Routes;
+use tower::Service;
 use weft_proto::linkerd::{
     destination::destination_server::DestinationServer, identity::identity_server::IdentityServer,
     inbound::inbound_server_policies_server::InboundServerPoliciesServer,
     outbound::outbound_policies_server::OutboundPoliciesServer,
 };
-use weft_runtime::{admin::Admin, drain, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks, telemetry};
+use weft_runtime::{
+    admin::Admin,
+    drain, files,
+    metrics::Metrics,
+    readiness::Readiness,
+    server::{Limits, Server},
+    signal,
+    tasks::Tasks,
+    telemetry,
+};
 use weft_tls::{anchors::TrustAnchors, tokens::TokenVerifier};
 
 use crate::{
@@ -56,12 +66,18 @@ use crate::{
 /// Batches that may wait for the index; the source waits beyond.
 const BATCHES: usize = 16;
 
+/// The largest request, in bytes: a token and a signing request of a few KiB each, or the name of a destination.
+const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+
 /// The lease whose holder writes the EndpointSlices of ExternalWorkloads.
 const ENDPOINT_WRITE_LEASE: &str = "linkerd-destination-endpoint-write";
 
 /// Runs the process until a signal.
 pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
     telemetry::init(&log.log_level, log.log_format).context("--log-level")?;
+    if let Err(error) = files::raise_limit() {
+        tracing::warn!(%error, "the limit on open files cannot be raised");
+    }
     weft_tls::install_crypto_provider();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
@@ -244,8 +260,8 @@ impl Parts {
         self.bound.destination = Some(listener.local_addr()?);
         let service =
             Destination { index: served.index.clone(), drain: self.watch.clone(), metrics: self.grpc.clone() };
-        let router = Server::builder().add_service(DestinationServer::new(service));
-        self.serve("destination", listener, router, Some(served.synced.clone()));
+        let service = DestinationServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        self.serve("destination", listener, Routes::new(service), Some(served.synced.clone()));
         Ok(())
     }
 
@@ -255,10 +271,9 @@ impl Parts {
         let (index, drain, metrics) = (&served.index, &self.watch, &self.grpc);
         let inbound = InboundPolicies { index: index.clone(), drain: drain.clone(), metrics: metrics.clone() };
         let outbound = OutboundPolicies { index: index.clone(), drain: drain.clone(), metrics: metrics.clone() };
-        let router = Server::builder()
-            .add_service(InboundServerPoliciesServer::new(inbound))
-            .add_service(OutboundPoliciesServer::new(outbound));
-        self.serve("policy", listener, router, Some(served.synced.clone()));
+        let inbound = InboundServerPoliciesServer::new(inbound).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let outbound = OutboundPoliciesServer::new(outbound).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        self.serve("policy", listener, Routes::new(inbound).add_service(outbound), Some(served.synced.clone()));
         Ok(())
     }
 
@@ -297,7 +312,8 @@ impl Parts {
             place,
             events,
         };
-        self.serve("identity", listener, Server::builder().add_service(IdentityServer::new(service)), None);
+        let service = IdentityServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        self.serve("identity", listener, Routes::new(service), None);
         Ok(())
     }
 
@@ -332,6 +348,13 @@ impl Parts {
         let client = self.api_by(args.kubeconfig.as_deref()).await?;
         let listener = bind(args.webhook_addr, "--webhook-addr").await?;
         self.bound.webhook = Some(listener.local_addr()?);
+        let clients = match &args.certificate.webhook_client_ca {
+            Some(path) => Some(
+                TrustAnchors::from_pem(&read("--webhook-client-ca", path)?)
+                    .with_context(|| format!("--webhook-client-ca {}", path.display()))?,
+            ),
+            None => None,
+        };
         let parts = webhook::Parts {
             tasks: &mut self.tasks,
             watch: &self.watch,
@@ -340,6 +363,7 @@ impl Parts {
             client,
             namespace: args.controller_namespace.clone(),
             lifetime: args.certificate.webhook_certificate_lifetime,
+            clients,
         };
         webhook::start(webhook, listener, admission, parts);
         Ok(())
@@ -362,7 +386,7 @@ impl Parts {
         &mut self,
         name: &'static str,
         listener: TcpListener,
-        router: Router,
+        routes: Routes,
         synced: Option<watch::Receiver<bool>>,
     ) {
         let watch = self.watch.clone();
@@ -375,8 +399,11 @@ impl Parts {
             }
             let addr = listener.local_addr()?;
             tracing::info!(service = name, %addr, "serving");
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            router.serve_with_incoming_shutdown(incoming, async move { watch.signaled().await }).await?;
+            let service = move |request, _| {
+                let answered = routes.clone().call(request);
+                async move { answered.await.unwrap_or_else(|never| match never {}) }
+            };
+            Server::new(name, Limits::GRPC, watch).serve(listener, service).await;
             Ok(())
         };
         self.tasks.spawn(name, self.watch.track(serving));

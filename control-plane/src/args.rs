@@ -286,6 +286,10 @@ pub(crate) struct WebhookCertificateArgs {
     /// How long generated certificates of webhooks are valid, such as 90d; renewed when a third of that is left.
     #[arg(long, default_value = "90d", value_parser = certificate_lifetime)]
     pub(crate) webhook_certificate_lifetime: Duration,
+    /// Authorities that sign client certificates of API servers, PEM; where given, clients of webhooks without such a
+    /// certificate are refused. The API servers need it in the kubeconfig of their admission configuration. Read once.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) webhook_client_ca: Option<PathBuf>,
 }
 
 /// Injection.

@@ -28,7 +28,7 @@ use kube::{
 };
 use tokio::net::TcpListener;
 use weft_runtime::{drain, metrics::Metrics, readiness::Readiness, tasks::Tasks};
-use weft_tls::serving::CurrentPair;
+use weft_tls::{anchors::TrustAnchors, serving::CurrentPair};
 
 use crate::api::events::Events;
 pub(crate) use injector::{Injector, Sources};
@@ -111,6 +111,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) namespace: String,
     /// How long generated certificates are valid.
     pub(crate) lifetime: Duration,
+    /// Who signs certificates of the webhook's clients, if they have some.
+    pub(crate) clients: Option<TrustAnchors>,
 }
 
 /// Starts the tasks of a webhook on a bound address.
@@ -127,7 +129,8 @@ pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission:
     };
     parts.metrics.register(|registry| metrics::register_ttl(registry, webhook.component, current.clone()));
     parts.tasks.spawn("webhook certificate", keeper.run());
-    let serving = server::serve(listener, current, Arc::new(admission), parts.watch.clone(), server::LINGER);
+    let tls = current.server_config(&server::ALPN, parts.clients.as_ref());
+    let serving = server::serve(listener, tls, Arc::new(admission), parts.watch.clone(), server::LINGER);
     parts.tasks.spawn(
         webhook.component,
         parts.watch.track(async move {

@@ -1,28 +1,21 @@
 //! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, plaintext.
 
-use std::{collections::HashMap, convert::Infallible, fmt, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, future::Future, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use crate::{
+    drain::Drain,
     metrics::{Format, Metrics},
     readiness::Readiness,
+    server::{Limits, RequestBody, Server},
 };
 
 /// The largest request body that a route sees, in bytes: enough for a log filter.
 const MAX_BODY_BYTES: usize = 16 * 1024;
-/// How long a client may take to send its request's head.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a route answers.
 pub type AdminResponse = Response<Full<Bytes>>;
@@ -83,37 +76,19 @@ impl Admin {
     /// Serves until `shutdown` completes.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
         let admin = Arc::new(self);
-        tokio::pin!(shutdown);
-        loop {
-            let accepted = tokio::select! {
-                () = &mut shutdown => return,
-                accepted = listener.accept() => accepted,
-            };
-            match accepted {
-                Ok((stream, peer)) => {
-                    tokio::spawn(admin.clone().serve_connection(stream, unmapped(peer)));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "admin server cannot accept");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn serve_connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        let service = service_fn(move |request| {
-            let admin = self.clone();
-            async move { Ok::<_, Infallible>(admin.handle(request, peer).await) }
+        // Probes and scrapes are answered to the very end: nothing drains.
+        let (_drain, watch) = Drain::new();
+        let serving = Server::new("admin", Limits::ADMIN, watch).serve(listener, move |request, peer| {
+            let admin = admin.clone();
+            async move { admin.handle(request, peer).await }
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-        if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-            tracing::debug!(%error, client.addr = %peer, "admin connection ended");
+        tokio::select! {
+            () = shutdown => {}
+            () = serving => {}
         }
     }
 
-    async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> AdminResponse {
+    async fn handle(&self, request: Request<RequestBody>, peer: SocketAddr) -> AdminResponse {
         let (head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
             return text(StatusCode::PAYLOAD_TOO_LARGE, "request body too large\n");
@@ -170,12 +145,10 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
     response
 }
 
-fn unmapped(peer: SocketAddr) -> SocketAddr {
-    SocketAddr::new(peer.ip().to_canonical(), peer.port())
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpStream;
+
     use super::*;
 
     fn get(admin: &Admin, method: Method, path: &str) -> StatusCode {

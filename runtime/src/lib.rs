@@ -1,8 +1,8 @@
 //! The life of a Weft process, the same for every binary.
 //!
-//! Owns start and end: telemetry ([`telemetry`]), the metrics registry ([`metrics`]), the admin server ([`admin`]),
-//! readiness ([`readiness`]), signals ([`signal`]), supervised tasks ([`tasks`]) and draining ([`drain`]). Refuses to
-//! know what the process is for.
+//! Owns start and end: telemetry ([`telemetry`]), the metrics registry ([`metrics`]), the HTTP server and its limits
+//! ([`server`]), the admin server on it ([`admin`]), readiness ([`readiness`]), signals ([`signal`]), supervised tasks
+//! ([`tasks`]), open files ([`files`]) and draining ([`drain`]). Refuses to know what the process is for.
 //!
 //! ```text
 //! telemetry::init ─> Tasks::spawn(..)* ─> run_until(signal::shutdown()) ─> Drain::drain(deadline) ─> exit
@@ -10,8 +10,10 @@
 
 pub mod admin;
 pub mod drain;
+pub mod files;
 pub mod metrics;
 pub mod readiness;
+pub mod server;
 pub mod signal;
 pub mod tasks;
 pub mod telemetry;

@@ -16,8 +16,8 @@ use rustls::{
     ClientConfig, ServerConfig,
     client::verify_server_name,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
-    server::{ClientHello, ParsedCertificate, ResolvesServerCert},
-    sign::CertifiedKey,
+    server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -166,14 +166,22 @@ impl CurrentPair {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// A TLS server that shows the certificate in force, asks clients for none, and speaks TLS 1.3.
+    /// A TLS server that shows the certificate in force and speaks TLS 1.3. Where authorities of clients are given, a
+    /// client needs a certificate that one of them signed, of whatever name; otherwise clients are asked for none.
     #[must_use]
-    pub fn server_config(&self, alpn: &[&[u8]]) -> Arc<ServerConfig> {
-        let mut config = ServerConfig::builder_with_provider(crypto_provider())
+    pub fn server_config(&self, alpn: &[&[u8]], clients: Option<&TrustAnchors>) -> Arc<ServerConfig> {
+        let config = ServerConfig::builder_with_provider(crypto_provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("the provider has cipher suites of TLS 1.3")
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::new(self.clone()));
+            .expect("the provider has cipher suites of TLS 1.3");
+        let config = match clients {
+            Some(authorities) => {
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(authorities.store.clone(), crypto_provider()).build();
+                config.with_client_cert_verifier(verifier.expect("trust anchors are never empty"))
+            }
+            None => config.with_no_client_auth(),
+        };
+        let mut config = config.with_cert_resolver(Arc::new(self.clone()));
         config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         Arc::new(config)
     }
@@ -185,17 +193,20 @@ impl ResolvesServerCert for CurrentPair {
     }
 }
 
-/// A TLS client that trusts these authorities, PEM, and nobody else.
+/// A TLS client that trusts these authorities, PEM, and nobody else, and shows `pair` to servers that ask for it.
 ///
 /// # Errors
 /// When they cannot be read.
-pub fn client_config(authorities: &str) -> Result<Arc<ClientConfig>, AnchorsError> {
+pub fn client_config(authorities: &str, pair: Option<&Pair>) -> Result<Arc<ClientConfig>, AnchorsError> {
     let anchors = TrustAnchors::from_pem(authorities)?;
     let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .expect("the provider has cipher suites of TLS 1.3")
-        .with_root_certificates(anchors.store)
-        .with_no_client_auth();
+        .with_root_certificates(anchors.store);
+    let config = match pair {
+        Some(pair) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair.key.clone()))),
+        None => config.with_no_client_auth(),
+    };
     Ok(Arc::new(config))
 }
 
@@ -307,16 +318,52 @@ mod tests {
     fn a_server_without_a_certificate_refuses_and_with_one_serves() {
         let current = CurrentPair::default();
         let generated = generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
-        let client = client_config(&generated.authority).unwrap();
-        assert!(handshake(&client, &current).is_err());
+        let client = client_config(&generated.authority, None).unwrap();
+        assert!(handshake(&client, &current, None).is_err());
         current.set(Pair::from_pem(generated.certificate.as_bytes(), generated.key.as_bytes()).unwrap());
-        handshake(&client, &current).unwrap();
+        handshake(&client, &current, None).unwrap();
     }
 
-    fn handshake(client: &Arc<ClientConfig>, server: &CurrentPair) -> Result<(), rustls::Error> {
+    #[test]
+    fn a_server_that_knows_its_clients_refuses_others() {
+        let generated = || generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
+        let pair = |of: &Generated| Pair::from_pem(of.certificate.as_bytes(), of.key.as_bytes()).unwrap();
+        let (server, stranger) = (generated(), generated());
+        // As step and Kubernetes make them, with the usage clientAuth.
+        let root = crate::ca::Root::generate("clients").unwrap();
+        let clients = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+        let issuer = root.issue_issuer("issuer").unwrap();
+        let issuer = crate::ca::Issuer::from_pem(&issuer.certificate, &issuer.key, &clients).unwrap();
+        let (name, key) = ("api-server.mesh".parse().unwrap(), crate::keys::IdentityKey::generate().unwrap());
+        let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, HOUR, CLOCK_SKEW).unwrap();
+        let chain = [issued.leaf_der].into_iter().chain(issued.intermediates).map(CertificateDer::from).collect();
+        let known = CertifiedKey::from_der(
+            chain,
+            PrivateKeyDer::try_from(key.pkcs8_der().to_vec()).unwrap(),
+            &crypto_provider(),
+        )
+        .unwrap();
+        let (not_before, not_after) = (SystemTime::now(), issued.not_after);
+        let known = Pair { key: Arc::new(known), not_before, not_after };
+
+        let current = CurrentPair::default();
+        current.set(pair(&server));
+        for (case, shown, expected) in
+            [("nothing", None, false), ("another's", Some(pair(&stranger)), false), ("its own", Some(known), true)]
+        {
+            let client = client_config(&server.authority, shown.as_ref()).unwrap();
+            assert_eq!(handshake(&client, &current, Some(&clients)).is_ok(), expected, "{case}");
+        }
+    }
+
+    fn handshake(
+        client: &Arc<ClientConfig>,
+        server: &CurrentPair,
+        clients: Option<&TrustAnchors>,
+    ) -> Result<(), rustls::Error> {
         let name = ServerName::try_from("hook.mesh.svc").unwrap();
         let mut client = rustls::ClientConnection::new(client.clone(), name).unwrap();
-        let mut server = rustls::ServerConnection::new(server.server_config(&[])).unwrap();
+        let mut server = rustls::ServerConnection::new(server.server_config(&[], clients)).unwrap();
         crate::handshake::complete(&mut client, &mut server)
     }
 }

@@ -1,143 +1,54 @@
 //! The HTTPS server that the API server calls: `POST /` with an AdmissionReview (`admission.k8s.io/v1`).
 //!
 //! What is no AdmissionReview is answered with HTTP 400 and the reason; what is one always gets an AdmissionReview back.
-//! Connections are bounded in number, in time to begin, and in the size of a body.
+//! Connections and what they may hold are bounded by [`Limits::WEBHOOK`].
 
-use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, Version, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{
-    body::{Body, Incoming},
-    service::service_fn,
-};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use hyper::body::Body;
 use kube::core::{
     DynamicObject,
     admission::{AdmissionRequest, AdmissionReview},
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::{Instant, timeout},
+use tokio::{net::TcpListener, time::Instant};
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
+use weft_runtime::{
+    drain::Watch,
+    server::{Limits, RequestBody, Server},
 };
-use tokio_rustls::TlsAcceptor;
-use weft_runtime::drain::Watch;
-use weft_tls::serving::CurrentPair;
 
 use super::Admission;
 
 /// The largest request body, in bytes: Linkerd's limit. An AdmissionReview holds an object twice at most, of 1.5 MiB each.
 const MAX_BODY_BYTES: usize = 10 * 1024 * 1024;
-/// Connections at a time; further ones wait. API servers keep few and use them again.
-const MAX_CONNECTIONS: usize = 512;
-/// How long a TLS handshake may take.
-const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection may be silent between requests. API servers close theirs after 90 s (client-go's default), and have
-/// to be first: a request that crosses a close is lost, and with failurePolicy Ignore a pod starts without its proxy.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long to go on accepting after the order to end: by then, nobody is sent here any more. Within the grace period.
 pub(super) const LINGER: Duration = Duration::from_secs(3);
-/// How long a request's body may take: the longest timeout that a webhook configuration may set.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What is spoken inside TLS.
-const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+pub(super) const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The version of the review that is understood.
 const API_VERSION: &str = "admission.k8s.io/v1";
 
 /// Serves until the drain and `linger` beyond, asking clients to go elsewhere, then lets requests in progress end.
 pub(super) async fn serve(
     listener: TcpListener,
-    current: CurrentPair,
+    tls: Arc<ServerConfig>,
     admission: Arc<Admission>,
     watch: Watch,
     linger: Duration,
 ) {
-    let ended = async {
-        watch.signaled().await;
-        tokio::time::sleep(linger).await;
+    let acceptor = TlsAcceptor::from(tls);
+    let server = Server::new("webhook", Limits::WEBHOOK, watch).linger(linger);
+    let service = move |request, _: SocketAddr| {
+        let admission = admission.clone();
+        async move { handle(&admission, request).await }
     };
-    let mut ended = pin!(ended);
-    let acceptor = TlsAcceptor::from(current.server_config(&ALPN));
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let accepted = tokio::select! {
-            () = &mut ended => return,
-            accepted = accept(&listener, &permits) => accepted,
-        };
-        match accepted {
-            Ok((stream, permit)) => {
-                let connection = serve_connection(acceptor.clone(), stream, admission.clone(), watch.clone(), linger);
-                tokio::spawn(watch.track(async move {
-                    connection.await;
-                    drop(permit);
-                }));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "webhook cannot accept");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    server.serve_with(listener, move |stream| acceptor.accept(stream), service).await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> std::io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
-    let (stream, _) = listener.accept().await?;
-    stream.set_nodelay(true)?;
-    Ok((stream, permit))
-}
-
-async fn serve_connection(
-    acceptor: TlsAcceptor,
-    stream: TcpStream,
-    admission: Arc<Admission>,
-    watch: Watch,
-    linger: Duration,
-) {
-    let stream = match timeout(BEGIN_TIMEOUT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with a webhook's client failed"),
-        Err(_) => return tracing::debug!("a webhook's client did not finish its TLS handshake"),
-    };
-    let draining = watch.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
-        let http1 = request.version() < Version::HTTP_2;
-        let (admission, draining) = (admission.clone(), draining.clone());
-        async move {
-            let mut response = handle(&admission, request).await;
-            if http1 && draining.is_signaled() {
-                response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
-            }
-            Ok::<_, Infallible>(response)
-        }
-    });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-    builder.http2().timer(TokioTimer::new());
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = async { watch.signaled().await; tokio::time::sleep(linger).await } => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a webhook's connection ended");
-    }
-}
-
-async fn handle(admission: &Admission, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn handle(admission: &Admission, request: Request<RequestBody>) -> Response<Full<Bytes>> {
     if request.uri().path() != "/" {
         return text(StatusCode::NOT_FOUND, "not found, expected POST /\n");
     }
@@ -147,13 +58,10 @@ async fn handle(admission: &Admission, request: Request<Incoming>) -> Response<F
     if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
         return too_large();
     }
-    let body = match timeout(BODY_TIMEOUT, Limited::new(request.into_body(), MAX_BODY_BYTES).collect()).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            return too_large();
-        }
-        Ok(Err(error)) => return text(StatusCode::BAD_REQUEST, format!("request body cannot be read: {error}\n")),
-        Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "request body did not arrive in time\n"),
+    let body = match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return too_large(),
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("request body cannot be read: {error}\n")),
     };
     let review = match read(&body) {
         Ok(review) => review,
@@ -207,6 +115,8 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use tokio::net::TcpStream;
+    use weft_tls::serving::CurrentPair;
 
     use super::*;
 
@@ -238,8 +148,9 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let addr = listener.local_addr().unwrap();
             let (drain, watch) = weft_runtime::drain::Drain::new();
-            let server = tokio::spawn(serve(listener, current, Arc::new(Admission::Profiles), watch, linger));
-            let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority).unwrap());
+            let tls = current.server_config(&ALPN, None);
+            let server = tokio::spawn(serve(listener, tls, Arc::new(Admission::Profiles), watch, linger));
+            let connector = tokio_rustls::TlsConnector::from(serving::client_config(&made.authority, None).unwrap());
             Self { addr, connector, drain, server }
         }
     }
@@ -265,6 +176,20 @@ mod tests {
         server.await.unwrap();
         assert!(drained.await.unwrap(), "nothing is left");
         assert!(TcpStream::connect(addr).await.is_err(), "nobody listens");
+    }
+
+    #[tokio::test]
+    async fn idle_tls_connections_keep_no_review_waiting() {
+        weft_runtime::files::raise_limit().unwrap();
+        let served = Served::start(Duration::ZERO).await;
+        let mut held = Vec::new();
+        for _ in 0..Limits::WEBHOOK.connections + 20 {
+            let stream = TcpStream::connect(served.addr).await.unwrap();
+            held.push(served.connector.connect("hook.test".try_into().unwrap(), stream).await.unwrap());
+        }
+        let asked = ask(&served.connector, served.addr, "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let answer = tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");
     }
 
     #[tokio::test]

@@ -1,0 +1,32 @@
+//! How many files and sockets the process may have open.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the soft limit on open files (`RLIMIT_NOFILE`) to the hard limit, as Go's runtime does: the soft limit is 1,024
+/// on most systems, for programs that use select(2). Returns the limit now in force; none stands for no limit.
+///
+/// # Errors
+/// When the system refuses; the old limit stays.
+pub fn raise_limit() -> std::io::Result<Option<u64>> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    }
+    Ok(maximum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        // By one: the tests beside this one need theirs.
+        let lowered = Rlimit { current: maximum.map(|maximum| maximum - 1), maximum };
+        setrlimit(Resource::Nofile, lowered).unwrap();
+        assert_eq!(raise_limit().unwrap(), maximum);
+        assert_eq!(getrlimit(Resource::Nofile).current, maximum);
+        assert_eq!(raise_limit().unwrap(), maximum, "nothing is left to raise");
+    }
+}

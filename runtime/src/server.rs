@@ -1,0 +1,287 @@
+//! The one HTTP server of every process: admin servers, webhooks and gRPC services accept their connections here.
+//!
+//! It owns the limits that hold for whoever connects, so that silent, slow and abandoned connections cannot keep others
+//! out: deadlines ([`Limits`]), a bound on connections where a newcomer replaces the connection that is missed least
+//! ([`connections`]), a bound on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to
+//! know what is served.
+//!
+//! ```text
+//! accept ─> admit (evicts when full) ─> handshake ─> hyper ─> service
+//!                │ deadlines: begin, receive, exchange, idle ──┘
+//! ```
+
+mod body;
+mod connections;
+
+use std::{convert::Infallible, future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, Version, header};
+use hyper::{body::Body, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+
+pub use body::{RequestBody, ResponseBody};
+
+use crate::drain::Watch;
+use connections::{Connection, Connections, Exchange, Overdue};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a connection may take to close once it was asked to: time for HTTP/2's GOAWAY and its acknowledgement.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Silence after which TCP probes a peer, and how often until the connection ends: 90 s in all.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Limits of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time. A further one replaces another, see [`connections`].
+    pub connections: usize,
+    /// HTTP/2 streams at a time of one connection.
+    pub streams: u32,
+    /// The same for a connection from the listener's own address: the sidecar, which carries the streams of many clients.
+    pub local_streams: u32,
+    /// From accept to the end of the first request's head, the TLS handshake included.
+    pub begin: Duration,
+    /// From the head of a request to the end of its body.
+    pub receive: Duration,
+    /// From the head of a request to the end of its response; no bound for streams.
+    pub exchange: Option<Duration>,
+    /// How long a connection may be without a request after its first.
+    pub idle: Duration,
+    /// Silence after which an HTTP/2 client is pinged, and how long it may take to answer.
+    pub ping: Duration,
+    /// Bytes of request bodies at a time, over all connections. Beyond, the connection that holds most is closed.
+    pub held_bytes: usize,
+}
+
+impl Limits {
+    /// Of admin servers: probes, scrapes, a person with curl. Prometheus keeps idle connections for 5 minutes, and has to
+    /// be the one that closes: a request that crosses a close is lost.
+    pub const ADMIN: Self = Self {
+        connections: 128,
+        streams: 32,
+        local_streams: 256,
+        begin: Duration::from_secs(10),
+        receive: Duration::from_secs(10),
+        exchange: Some(Duration::from_secs(30)),
+        idle: Duration::from_secs(330),
+        ping: Duration::from_secs(30),
+        held_bytes: 1024 * 1024,
+    };
+    /// Of admission webhooks. API servers close idle connections after 90 s (client-go's default), and have to be the ones
+    /// that close: with failurePolicy Ignore, a lost request is a pod without a proxy. A webhook configuration may set a
+    /// timeout of at most 30 s.
+    pub const WEBHOOK: Self = Self {
+        connections: 512,
+        streams: 128,
+        local_streams: 128,
+        begin: Duration::from_secs(10),
+        receive: Duration::from_secs(30),
+        exchange: Some(Duration::from_secs(60)),
+        idle: Duration::from_secs(180),
+        ping: Duration::from_secs(30),
+        held_bytes: 32 * 1024 * 1024,
+    };
+    /// Of gRPC services, whose streams live as long as the proxies that asked.
+    pub const GRPC: Self = Self {
+        connections: 4096,
+        streams: 4096,
+        local_streams: 128 * 1024,
+        begin: Duration::from_secs(10),
+        receive: Duration::from_secs(10),
+        exchange: None,
+        idle: Duration::from_secs(300),
+        ping: Duration::from_secs(30),
+        held_bytes: 16 * 1024 * 1024,
+    };
+}
+
+/// A server, before it serves.
+#[derive(Clone, Debug)]
+pub struct Server {
+    name: &'static str,
+    limits: Limits,
+    watch: Watch,
+    linger: Duration,
+}
+
+impl Server {
+    /// Makes a server that ends with the drain.
+    #[must_use]
+    pub fn new(name: &'static str, limits: Limits, watch: Watch) -> Self {
+        Self { name, limits, watch, linger: Duration::ZERO }
+    }
+
+    /// Accepts for this long after the drain was ordered, and asks HTTP/1 clients to connect elsewhere next time: for
+    /// servers to which clients are sent by addresses that take a moment to change.
+    #[must_use]
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
+    /// Serves plain text until the drain; requests in progress are tracked by it.
+    pub async fn serve<S, F, B>(self, listener: TcpListener, service: S)
+    where
+        S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
+    {
+        self.serve_with(listener, |stream| std::future::ready(Ok(stream)), service).await;
+    }
+
+    /// Serves what `handshake` makes of a connection until the drain; requests in progress are tracked by it.
+    pub async fn serve_with<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
+    where
+        H: Fn(TcpStream) -> HF,
+        HF: Future<Output = io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
+    {
+        let connections = Arc::new(Connections::new(self.limits));
+        let mut ended = pin!(self.ended());
+        loop {
+            let accepted = tokio::select! {
+                () = &mut ended => return,
+                accepted = listener.accept() => accepted,
+            };
+            let (stream, peer) = match accepted {
+                Ok((stream, peer)) => (stream, SocketAddr::new(peer.ip().to_canonical(), peer.port())),
+                Err(error) => {
+                    tracing::warn!(%error, server = self.name, "cannot accept");
+                    connections.evict_one();
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(connection) = connections.admit(peer.ip()) else {
+                tracing::debug!(server = self.name, client.addr = %peer, "refused: every connection is in use");
+                continue;
+            };
+            set_options(&stream);
+            let local = stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == peer.ip());
+            let streams = if local { self.limits.local_streams } else { self.limits.streams };
+            let handshake = handshake(stream);
+            let (server, service) = (self.clone(), service.clone());
+            tokio::spawn(self.watch.track(async move {
+                if let Err(reason) = server.serve_connection(&connection, handshake, streams, peer, service).await {
+                    tracing::debug!(server = server.name, client.addr = %peer, reason, "connection closed");
+                }
+            }));
+        }
+    }
+
+    /// Serves one connection; an error says why it was closed.
+    async fn serve_connection<IO, S, F, B>(
+        &self,
+        connection: &Connection,
+        handshake: impl Future<Output = io::Result<IO>>,
+        streams: u32,
+        peer: SocketAddr,
+        service: S,
+    ) -> Result<(), String>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
+    {
+        let io = tokio::select! {
+            io = handshake => io.map_err(|error| format!("handshake failed: {error}"))?,
+            overdue = connection.overdue() => return Err(overdue.reason().to_owned()),
+            () = self.ended() => return Ok(()),
+        };
+        let handle = connection.handle();
+        let draining = self.watch.clone();
+        let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+            let exchange = Arc::new(handle.begin());
+            let (service, draining) = (service.clone(), draining.clone());
+            async move { Ok::<_, Infallible>(answer(&exchange, request, peer, service, &draining).await) }
+        });
+        let builder = self.http(streams);
+        let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
+        tokio::select! {
+            served = serving.as_mut() => return served.map_err(|error| error.to_string()),
+            overdue = connection.overdue() => {
+                if overdue == Overdue::Idle {
+                    serving.as_mut().graceful_shutdown();
+                    let _ = timeout(CLOSE_GRACE, serving).await;
+                }
+                return Err(overdue.reason().to_owned());
+            }
+            () = self.ended() => serving.as_mut().graceful_shutdown(),
+        }
+        // From here on the drain has a deadline; a connection without a request must not use it up.
+        tokio::select! {
+            served = serving.as_mut() => served.map_err(|error| error.to_string()),
+            overdue = connection.overdue() => Err(overdue.reason().to_owned()),
+            () = async { connection.without_requests().await; sleep(CLOSE_GRACE).await } => Ok(()),
+        }
+    }
+
+    /// Waits until nothing is accepted any more.
+    async fn ended(&self) {
+        self.watch.signaled().await;
+        sleep(self.linger).await;
+    }
+
+    fn http(&self, streams: u32) -> auto::Builder<TokioExecutor> {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.limits.ping)
+            .keep_alive_timeout(self.limits.ping)
+            .max_concurrent_streams(streams);
+        builder
+    }
+}
+
+fn set_options(stream: &TcpStream) {
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
+    // A peer that is gone already has no options.
+    let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
+}
+
+async fn answer<S, F, B>(
+    exchange: &Arc<Exchange>,
+    request: Request<hyper::body::Incoming>,
+    peer: SocketAddr,
+    service: S,
+    draining: &Watch,
+) -> Response<ResponseBody<B>>
+where
+    S: Fn(Request<RequestBody>, SocketAddr) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes>,
+{
+    let http1 = request.version() < Version::HTTP_2;
+    let request = request.map(|body| RequestBody::new(body, exchange.clone()));
+    let mut response = service(request, peer).await;
+    exchange.release();
+    if http1 && draining.is_signaled() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response.map(|body| ResponseBody::new(body, exchange.clone()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! Bodies that say how far their exchange has come.
+
+use std::{
+    error::Error,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+
+use super::connections::Exchange;
+
+/// The body of a request, whose bytes count against the listener's limit until the request was answered.
+#[derive(Debug)]
+pub struct RequestBody {
+    incoming: Incoming,
+    exchange: Arc<Exchange>,
+}
+
+impl RequestBody {
+    pub(super) fn new(incoming: Incoming, exchange: Arc<Exchange>) -> Self {
+        if incoming.is_end_stream() {
+            exchange.received();
+        }
+        Self { incoming, exchange }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+            && !self.exchange.receive(data.len())
+        {
+            return Poll::Ready(Some(Err("too many bytes of requests are held".into())));
+        }
+        if frame.is_none() || self.incoming.is_end_stream() {
+            self.exchange.received();
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+/// A service that drops the body wants no more of it.
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.exchange.received();
+    }
+}
+
+/// The body of a response; the exchange ends when it is dropped.
+#[derive(Debug)]
+pub struct ResponseBody<B> {
+    body: B,
+    _exchange: Arc<Exchange>,
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn new(body: B, exchange: Arc<Exchange>) -> Self {
+        Self { body, _exchange: exchange }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,123 @@
+//! The server on real sockets, with clients that are silent, slow, or gone.
+
+use http_body_util::{BodyExt, Full};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::drain::Drain;
+
+/// HTTP/2's client preface and an empty SETTINGS frame (RFC 9113 section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// More than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Every deadline that a client can reach.
+const SHORT: Duration = Duration::from_millis(200);
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+/// Serves the length of the request's body; returns the address and what ends the server.
+async fn start(limits: Limits) -> (SocketAddr, Drain) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (drain, watch) = Drain::new();
+    let service = |request: Request<RequestBody>, _| async {
+        match request.into_body().collect().await {
+            Ok(body) => Response::new(Full::new(Bytes::from(format!("{} bytes", body.to_bytes().len())))),
+            Err(error) => Response::new(Full::new(Bytes::from(error.to_string()))),
+        }
+    };
+    tokio::spawn(Server::new("test", limits, watch).serve(listener, service));
+    (addr, drain)
+}
+
+/// A connection on which this was sent.
+async fn sent(addr: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// Whatever arrives until the server closes.
+async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
+    let mut answer = Vec::new();
+    // A server that closes before it has read everything resets the connection.
+    let _ = timeout(DEADLINE, stream.read_to_end(&mut answer)).await.expect("the server closes the connection");
+    answer
+}
+
+async fn post(addr: SocketAddr, length: usize) -> String {
+    let head = format!("POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+    let stream = sent(addr, &[head.as_bytes(), &vec![b'x'; length]].concat()).await;
+    String::from_utf8(until_closed(stream).await).unwrap()
+}
+
+#[tokio::test]
+async fn two_thousand_connections_without_a_request_keep_nobody_out() {
+    crate::files::raise_limit().unwrap();
+    for (kind, bytes) in [
+        ("silent", &b""[..]),
+        ("half a head", b"POST / HTTP/1.1\r\nhost: x\r\n"),
+        ("no body", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"),
+        ("HTTP/2 without a request", PREFACE),
+        ("after a request", GET),
+    ] {
+        let (addr, _drain) = start(Limits { connections: 100, ..Limits::WEBHOOK }).await;
+        let mut api_server = sent(addr, GET).await;
+        let mut byte = [0];
+        api_server.read_exact(&mut byte).await.unwrap();
+        let mut held = Vec::new();
+        for _ in 0..2000 {
+            held.push(sent(addr, bytes).await);
+        }
+        assert!(post(addr, 5).await.ends_with("5 bytes"), "{kind}");
+        if kind != "after a request" {
+            api_server.write_all(GET).await.unwrap();
+            let mut answers = [0; 200];
+            let mut read = 0;
+            while !answers[..read].ends_with(b"0 bytes") || read < 120 {
+                let more = timeout(DEADLINE, api_server.read(&mut answers[read..])).await.unwrap().unwrap();
+                assert!(more > 0, "{kind}: a client that asked before keeps its connection");
+                read += more;
+            }
+        }
+        drop(held);
+    }
+}
+
+#[tokio::test]
+async fn clients_that_stall_are_closed_at_every_stage() {
+    let limits =
+        Limits { begin: SHORT, receive: SHORT, idle: SHORT, ping: DEADLINE, exchange: None, ..Limits::WEBHOOK };
+    let (addr, _drain) = start(limits).await;
+    for (stage, bytes) in [
+        ("nothing", &b""[..]),
+        ("half a preface", &PREFACE[..10]),
+        ("preface", PREFACE),
+        ("half a head", b"GET / HT"),
+        ("no body", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"),
+        ("idle", GET),
+    ] {
+        let answer = until_closed(sent(addr, bytes).await).await;
+        assert_eq!(answer.starts_with(b"HTTP/1.1 200"), stage == "idle", "{stage}");
+    }
+}
+
+#[tokio::test]
+async fn http2_clients_that_answer_no_ping_are_closed() {
+    let (addr, _drain) = start(Limits { ping: SHORT, ..Limits::GRPC }).await;
+    until_closed(sent(addr, PREFACE).await).await;
+}
+
+#[tokio::test]
+async fn request_bodies_are_bounded_over_all_connections() {
+    let (addr, _drain) = start(Limits { held_bytes: 10_000, ..Limits::WEBHOOK }).await;
+    let mut greedy = sent(addr, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n").await;
+    greedy.write_all(&[b'x'; 9_000]).await.unwrap();
+    let closed = tokio::spawn(until_closed(greedy));
+    // The greedy one may not have been read yet; each of these fits beside nothing but itself.
+    while !closed.is_finished() {
+        let answer = timeout(DEADLINE, post(addr, 5_000)).await.unwrap();
+        assert!(answer.ends_with("5000 bytes"), "{answer}");
+    }
+    assert!(closed.await.unwrap().is_empty());
+    assert!(!post(addr, 10_001).await.ends_with("10001 bytes"));
+}
