@@ -24,8 +24,8 @@ pub(crate) struct EndpointInfo {
     pub(crate) addr: SocketAddr,
     /// Who it is; `None` if it is not meshed.
     pub(crate) tls: Option<EndpointTls>,
-    /// Whether its proxy accepts HTTP/1 as HTTP/2.
-    pub(crate) h2_hint: bool,
+    /// What its proxy understands.
+    pub(crate) hint: ProtocolHint,
     /// Its proxy's port for connections with a transport header.
     pub(crate) transport_port: Option<NonZeroU16>,
     /// What `:authority` becomes, for gateways.
@@ -34,6 +34,18 @@ pub(crate) struct EndpointInfo {
     pub(crate) keepalive: Option<Keepalive>,
     /// Metric labels, `dst_` already before their names.
     pub(crate) labels: Labels,
+}
+
+/// What an endpoint's proxy understands (`protocol_hint`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ProtocolHint {
+    /// Nothing is known.
+    #[default]
+    Unknown,
+    /// HTTP/1 may travel as HTTP/2.
+    Http2,
+    /// The port's policy forwards bytes: a transport header must not announce HTTP, or the endpoint's proxy answers 404.
+    Opaque,
 }
 
 /// How an endpoint is proven.
@@ -74,7 +86,7 @@ impl EndpointInfo {
         Self {
             addr,
             tls: None,
-            h2_hint: false,
+            hint: ProtocolHint::Unknown,
             transport_port: None,
             authority_override: None,
             keepalive: None,
@@ -89,11 +101,16 @@ impl EndpointInfo {
             return Err(EndpointError::Port(addr.port));
         }
         let addr = SocketAddr::try_from(addr)?;
-        let (h2_hint, transport_port) = match message.protocol_hint {
-            None => (false, None),
-            Some(hint) => {
-                let port = hint.opaque_transport.and_then(|opaque| u16::try_from(opaque.inbound_port).ok());
-                (matches!(hint.protocol, Some(protocol_hint::Protocol::H2(_))), port.and_then(NonZeroU16::new))
+        let (hint, transport_port) = match message.protocol_hint {
+            None => (ProtocolHint::Unknown, None),
+            Some(message) => {
+                let port = message.opaque_transport.and_then(|opaque| u16::try_from(opaque.inbound_port).ok());
+                let hint = match message.protocol {
+                    None => ProtocolHint::Unknown,
+                    Some(protocol_hint::Protocol::H2(_)) => ProtocolHint::Http2,
+                    Some(protocol_hint::Protocol::Opaque(_)) => ProtocolHint::Opaque,
+                };
+                (hint, port.and_then(NonZeroU16::new))
             }
         };
         let tls = match message.tls_identity {
@@ -122,7 +139,7 @@ impl EndpointInfo {
             (!interval.is_zero()).then_some(Keepalive { interval, timeout })
         });
         let labels = read_labels(set_labels, &message.metric_labels);
-        Ok(Self { addr, tls, h2_hint, transport_port, authority_override, keepalive, labels })
+        Ok(Self { addr, tls, hint, transport_port, authority_override, keepalive, labels })
     }
 }
 
@@ -171,7 +188,7 @@ mod tests {
         let set = [("service".to_owned(), "web".to_owned()), ("pod".to_owned(), "?".to_owned())].into();
         let endpoint = EndpointInfo::read(meshed(dns("web.demo"), Some("web.demo")), &set).unwrap();
         assert_eq!(endpoint.addr, "10.0.0.1:8080".parse().unwrap());
-        assert!(endpoint.h2_hint);
+        assert_eq!(endpoint.hint, super::ProtocolHint::Http2);
         assert_eq!(endpoint.transport_port.unwrap().get(), 4143);
         assert_eq!(endpoint.tls.unwrap().server_id, "web.demo".parse().unwrap());
         assert_eq!(endpoint.labels, vec![("dst_pod".into(), "web-0".into()), ("dst_service".into(), "web".into())]);

@@ -16,7 +16,7 @@ use weft_tls::credentials::Credentials;
 use weft_tls::identity::Identity;
 
 use super::{h1, h2};
-use crate::discover::endpoint::{EndpointInfo, EndpointTls};
+use crate::discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint};
 use crate::http::respond::Failure;
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
@@ -127,7 +127,7 @@ impl Endpoint {
 
     /// Whether HTTP/1 requests travel to it as HTTP/2.
     pub(crate) fn upgrades_http1(&self) -> bool {
-        self.info.h2_hint && self.tls().is_some()
+        self.info.hint == ProtocolHint::Http2 && self.tls().is_some()
     }
 
     fn tls(&self) -> Option<&EndpointTls> {
@@ -163,7 +163,8 @@ impl Endpoint {
         let negotiated = stream.get_ref().1.alpn_protocol() == Some(ALPN);
         if let (Some(_), true, Some(port)) = (header_port, negotiated, std::num::NonZeroU16::new(addr.port())) {
             let name = self.info.authority_override.as_ref().map(ToString::to_string);
-            let header = TransportHeader { port, name, protocol: session }.encode();
+            let protocol = session.filter(|_| self.info.hint != ProtocolHint::Opaque);
+            let header = TransportHeader { port, name, protocol }.encode();
             stream.write_all(&header).await.map_err(failed)?;
             stream.flush().await.map_err(failed)?;
         }
@@ -172,7 +173,9 @@ impl Endpoint {
 
     async fn connect_tcp(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
         let config = &self.shared.config.outbound;
-        if addr.ip().to_canonical().is_loopback() && !config.allow_loopback {
+        let ip = addr.ip().to_canonical();
+        // The kernel takes 0.0.0.0 and :: for loopback.
+        if (ip.is_loopback() || ip.is_unspecified()) && !config.allow_loopback {
             return Err(ConnectError::Loopback(addr));
         }
         let failed = |source| ConnectError::Io { addr, source };

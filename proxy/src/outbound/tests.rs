@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use weft_proto::linkerd::destination::DestinationProfile;
+use weft_proto::linkerd::destination::{DestinationProfile, protocol_hint};
 use weft_proto::linkerd::outbound::http_route;
 use weft_runtime::drain::Drain;
 
@@ -371,6 +371,38 @@ async fn opaque_bytes_travel_under_mtls_with_a_header_without_protocol() {
 }
 
 #[tokio::test]
+async fn http_travels_to_an_opaque_port_without_a_protocol_in_the_header() {
+    let (proxy, peer, workload) = meshed().await;
+    let mut opaque = endpoint(workload, Some((SERVER, peer.port())));
+    if let Some(hint) = &mut opaque.protocol_hint {
+        hint.protocol = Some(protocol_hint::Protocol::Opaque(protocol_hint::Opaque {}));
+    }
+    proxy.control.update(SERVICE, add(vec![opaque]));
+    let server = async {
+        for _ in 0..2 {
+            let (header, stream) = peer.accept().await;
+            assert_eq!(header.protocol, None);
+            tokio::spawn(async move {
+                let service = service_fn(|request: Request<Incoming>| async move {
+                    Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{:?}", request.version())))))
+                });
+                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let _ = server.serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    };
+    let client = async {
+        assert_eq!(text(proxy.get("/").await).await, "HTTP/1.1");
+        let stream = TokioIo::new(proxy.connect().await);
+        let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("http://server.demo/").body(Empty::<Bytes>::new()).unwrap();
+        assert_eq!(text(sender.send_request(request).await.unwrap()).await, "HTTP/2.0");
+    };
+    tokio::join!(server, client);
+}
+
+#[tokio::test]
 async fn without_credentials_a_meshed_endpoint_is_never_reached() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -428,8 +460,11 @@ async fn policy_can_fail_requests_and_forbid_connections() {
 async fn loopback_is_refused_unless_tests_ask_for_it() {
     let app = application("app").await;
     let refuse = |config: &mut Config| config.outbound.allow_loopback = false;
-    let proxy = Proxy::start_with(app, Control::default(), refuse, true).await;
-    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+    // The kernel connects 0.0.0.0 to loopback.
+    for loopback in [app, SocketAddr::from(([0, 0, 0, 0], app.port()))] {
+        let proxy = Proxy::start_with(loopback, Control::default(), refuse, true).await;
+        assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY, "{loopback}");
+    }
 }
 
 #[tokio::test]

@@ -202,6 +202,11 @@ impl Peer {
         (Self { listener, acceptor: TlsAcceptor::from(credentials.server_config(&[ALPN])) }, port)
     }
 
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.listener.local_addr().unwrap().port()
+    }
+
     /// The next connection, with its header; the client has proven who it is.
     pub(crate) async fn accept(&self) -> (TransportHeader, tokio_rustls::server::TlsStream<TcpStream>) {
         let (tcp, _) = self.listener.accept().await.unwrap();
