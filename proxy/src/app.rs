@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 use weft_runtime::drain::Drain;
 use weft_runtime::metrics::Metrics;
-use weft_runtime::readiness::Readiness;
+use weft_runtime::readiness::{Gate, Readiness};
 use weft_runtime::tasks::Tasks;
 use weft_runtime::telemetry::{self, LogFormat, LogLevel};
 use weft_tls::anchors::TrustAnchors;
@@ -132,6 +132,10 @@ async fn supervise(
 
     let discover = Discover::new(&shared, destination_client, policy_client.clone());
     let policies = Policies::new(&shared, policy_client);
+    // A controller in this very pod may start only when the proxy is ready.
+    if !config.policy.control.is_loopback() {
+        tasks.spawn("policy", wait_for_policy(policies.clone(), readiness.gate("policy")));
+    }
     for (index, (outbound, inbound)) in sockets.outbound.into_iter().zip(sockets.inbound).enumerate() {
         let worker = Worker { shared: Arc::clone(&shared), discover: discover.clone(), policies: policies.clone() };
         tasks.spawn("worker", worker.start(index, outbound, inbound));
@@ -162,6 +166,13 @@ async fn warn_without_identity(mut credentials: watch::Receiver<Option<Arc<Crede
         }
         tracing::warn!("waiting for identity to be initialized: is the identity controller reachable?");
     }
+}
+
+/// Opens the gate when the configured ports have their first answers, or the controller took too long.
+async fn wait_for_policy(policies: Policies, gate: Gate) -> anyhow::Result<()> {
+    policies.settled().await;
+    gate.open();
+    std::future::pending().await
 }
 
 /// One data-plane thread.

@@ -109,14 +109,28 @@ pub(crate) struct InboundConfig {
     pub(crate) max_in_flight: usize,
     /// How long an unused port's policy stays cached.
     pub(crate) discovery_idle_timeout: Duration,
-    /// Which policy a port has until the controller answers.
+    /// Which policy a port has that no server selects.
     pub(crate) default_policy: DefaultPolicy,
+    /// How long connections to a port wait for the controller's first answer, and readiness for those of `ports`
+    /// (`WEFT_PROXY_INBOUND_POLICY_TIMEOUT`). 10 s, as Linkerd's protocol detection.
+    pub(crate) policy_timeout: Duration,
+    /// What a port allows for which the controller never answered in that time (`WEFT_PROXY_INBOUND_POLICY_UNANSWERED`).
+    pub(crate) unanswered: Unanswered,
     /// Ports whose policy is watched from the start.
     pub(crate) ports: Vec<u16>,
     /// Ports that the default policy treats as opaque.
     pub(crate) opaque_ports: Vec<u16>,
     /// The pod's own addresses; empty means that any original destination is accepted.
     pub(crate) ips: Vec<IpAddr>,
+}
+
+/// What a port allows about which the controller has never said anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unanswered {
+    /// What the default policy allows, as with Linkerd: a mesh whose controller is down keeps starting pods.
+    Default,
+    /// Nothing.
+    Deny,
 }
 
 /// What a port without a server resource allows (`config.linkerd.io/default-inbound-policy`).
@@ -150,6 +164,8 @@ pub(crate) struct AdminConfig {
 pub(crate) struct IdentityConfig {
     /// Who this proxy is.
     pub(crate) local_name: Identity,
+    /// The name that clients ask for in TLS when they want this proxy.
+    pub(crate) server_name: Box<str>,
     /// Where `key.p8` and `csr.der` live.
     pub(crate) dir: PathBuf,
     /// The service-account token, read at every attempt.
@@ -243,6 +259,10 @@ impl Config {
         if !ports.contains(&admin_listen.port()) {
             ports.push(admin_listen.port());
         }
+        for name in ["IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "IDENTITY_SPIRE_SOCKET"] {
+            env.refuse(name, "SPIRE is not supported; unset it and use the identity controller")?;
+        }
+        let local_name = env.local_name()?;
         let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
         Ok(Self {
             cores: env.cores()?,
@@ -283,6 +303,8 @@ impl Config {
                     .duration("INBOUND_DISCOVERY_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(90)),
                 default_policy: env.default_policy()?,
+                policy_timeout: env.policy_timeout()?,
+                unanswered: env.unanswered()?,
                 ports,
                 opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
                 ips: env.ips("INBOUND_IPS")?,
@@ -292,7 +314,8 @@ impl Config {
                 shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
             },
             identity: IdentityConfig {
-                local_name: env.local_name()?,
+                server_name: env.server_name(&local_name)?,
+                local_name,
                 dir: env.path("IDENTITY_DIR")?,
                 token_file: env.path("IDENTITY_TOKEN_FILE")?,
                 trust_anchors: env.required("IDENTITY_TRUST_ANCHORS", "the mesh's trust anchors as PEM")?,

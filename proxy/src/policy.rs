@@ -1,11 +1,12 @@
-//! Inbound policy: one watch per port, kept as long as somebody needs it.
+//! Inbound policy: one watch per port, kept as long as connections need it.
 //!
 //! ```text
 //! connection -> Policies::port(80) -> watch::Receiver<Arc<ServerPolicy>> <- stream task <- WatchPort <- policy controller
 //! ```
 //!
-//! A port has the default policy until the controller's first answer, so that nobody ever waits. An answer that cannot be read
-//! denies; a controller that cannot be reached leaves the last answer in force. Owns the watches; the decision is
+//! Connections to a port wait for the controller's first answer, up to a deadline of the port; only then the port has the default
+//! policy, or none. The answers of ports that were not used for a while are remembered, so that a controller that cannot be reached
+//! leaves the last answer in force there, too. An answer that cannot be read denies. Owns the watches; the decision is
 //! [`authz::authorize`]'s.
 
 pub(crate) mod authz;
@@ -16,24 +17,30 @@ pub(crate) mod server;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tonic::Code;
 use weft_proto::linkerd::inbound::PortSpec;
 use weft_proto::linkerd::inbound::inbound_server_policies_client::InboundServerPoliciesClient;
+use weft_tls::credentials::Credentials;
 
-use crate::config::Config;
+use crate::config::{Config, Unanswered};
 use crate::control::{Backoff, ControlClient};
 use crate::shared::Shared;
 
 use server::ServerPolicy;
 
+/// Ports outside of the settings that are watched at a time, and whose last answers are remembered: enough for any application, while
+/// a scan of all ports neither opens 65,535 streams nor keeps as many policies.
+const UNDECLARED_PORTS: usize = 1024;
+
 /// One port's policy as it changes.
 pub(crate) type PortPolicy = watch::Receiver<Arc<ServerPolicy>>;
-type PortPolicySender = Arc<watch::Sender<Arc<ServerPolicy>>>;
 
 /// All ports' policies. Clones share them.
 #[derive(Clone)]
@@ -44,74 +51,171 @@ pub(crate) struct Policies {
 struct Inner {
     config: Arc<Config>,
     client: ControlClient,
+    /// Without credentials nothing can be asked, so that deadlines begin with them.
+    credentials: watch::Receiver<Option<Arc<Credentials>>>,
     /// Where the streams run.
     control: Handle,
-    ports: Mutex<HashMap<u16, PortPolicySender>>,
+    ports: Mutex<Ports>,
+}
+
+#[derive(Default)]
+struct Ports {
+    watched: HashMap<u16, Watched>,
+    /// Answers for ports that are not watched any more.
+    last: HashMap<u16, Arc<ServerPolicy>>,
+}
+
+struct Watched {
+    port: Arc<Port>,
+    task: AbortHandle,
+}
+
+/// One port that is watched.
+struct Port {
+    number: u16,
+    policy: watch::Sender<Arc<ServerPolicy>>,
+    /// Whether its policy is an answer of the controller.
+    known: AtomicBool,
+    /// Whether connections go on: the controller has answered, or its time is over.
+    settled: watch::Sender<bool>,
 }
 
 impl Policies {
     /// Starts watching the configured ports.
     pub(crate) fn new(shared: &Arc<Shared>, client: ControlClient) -> Self {
-        Self::with(Arc::new(shared.config.clone()), client, shared.control.clone())
+        Self::with(Arc::new(shared.config.clone()), client, shared.credentials.clone(), shared.control.clone())
     }
 
-    fn with(config: Arc<Config>, client: ControlClient, control: Handle) -> Self {
-        let inner = Arc::new(Inner { config, client, control, ports: Mutex::new(HashMap::new()) });
+    fn with(
+        config: Arc<Config>,
+        client: ControlClient,
+        credentials: watch::Receiver<Option<Arc<Credentials>>>,
+        control: Handle,
+    ) -> Self {
+        let inner = Arc::new(Inner { config, client, credentials, control, ports: Mutex::default() });
         for port in &inner.config.inbound.ports {
             inner.subscribe(*port);
         }
         Self { inner }
     }
 
-    /// The policy of a port, from now on. Never waits: what is not known yet is the default.
-    pub(crate) fn port(&self, port: u16) -> PortPolicy {
-        self.inner.subscribe(port)
+    /// The policy of a port, from now on. Waits for the controller's first answer, for as long as the settings say.
+    pub(crate) async fn port(&self, port: u16) -> PortPolicy {
+        let (policy, mut settled) = self.inner.subscribe(port);
+        // An error means that nothing will ever be settled: the policy is final.
+        let _ = settled.wait_for(|settled| *settled).await;
+        policy
+    }
+
+    /// Waits until every configured port has its first answer, or its time is over.
+    pub(crate) async fn settled(&self) {
+        for port in &self.inner.config.inbound.ports {
+            self.port(*port).await;
+        }
     }
 }
 
 impl Inner {
-    fn subscribe(self: &Arc<Self>, port: u16) -> PortPolicy {
+    fn subscribe(self: &Arc<Self>, number: u16) -> (PortPolicy, watch::Receiver<bool>) {
         let mut ports = self.ports.lock();
-        if let Some(known) = ports.get(&port) {
-            return known.subscribe();
+        if let Some(Watched { port, .. }) = ports.watched.get(&number) {
+            return (port.policy.subscribe(), port.settled.subscribe());
         }
-        let (sender, receiver) = watch::channel(Arc::new(ServerPolicy::default_for(&self.config, port)));
-        let sender = Arc::new(sender);
-        ports.insert(port, Arc::clone(&sender));
-        self.control.spawn(Arc::clone(self).keep(port, sender));
-        receiver
+        if !self.is_declared(number) && !self.make_room(&mut ports) {
+            tracing::warn!(port = number, "too many ports are in use, denying this one: is the pod being scanned?");
+            let denied = ServerPolicy::denied("too-many-ports", self.config.inbound.detect_timeout);
+            return (watch::channel(Arc::new(denied)).1, watch::channel(true).1);
+        }
+        let last = ports.last.remove(&number);
+        let known = AtomicBool::new(last.is_some());
+        let policy = last.unwrap_or_else(|| Arc::new(self.unanswered(number)));
+        let port = Arc::new(Port {
+            number,
+            policy: watch::Sender::new(policy),
+            known,
+            settled: watch::Sender::new(self.config.inbound.policy_timeout.is_zero()),
+        });
+        let subscribed = (port.policy.subscribe(), port.settled.subscribe());
+        let task = self.control.spawn(Arc::clone(self).keep(Arc::clone(&port))).abort_handle();
+        ports.watched.insert(number, Watched { port, task });
+        subscribed
     }
 
-    /// Follows a port's policy until nobody has needed it for a while.
-    async fn keep(self: Arc<Self>, port: u16, sender: PortPolicySender) {
-        tokio::select! {
-            () = self.follow(port, &sender) => {}
-            () = self.unused(port, &sender) => {}
+    fn is_declared(&self, port: u16) -> bool {
+        self.config.inbound.ports.contains(&port)
+    }
+
+    /// What a port allows about which the controller has never said anything.
+    fn unanswered(&self, port: u16) -> ServerPolicy {
+        match self.config.inbound.unanswered {
+            Unanswered::Default => ServerPolicy::default_for(&self.config, port),
+            Unanswered::Deny => ServerPolicy::denied("unanswered", self.config.inbound.detect_timeout),
         }
+    }
+
+    /// Makes room for another port; without connections a port gives way before its idle time is over.
+    fn make_room(&self, ports: &mut Ports) -> bool {
+        if ports.watched.len() < self.config.inbound.ports.len() + UNDECLARED_PORTS {
+            return true;
+        }
+        let unused = ports
+            .watched
+            .values()
+            .find(|Watched { port, .. }| !self.is_declared(port.number) && port.policy.receiver_count() == 0);
+        let Some(Watched { port, task }) = unused else { return false };
+        task.abort();
+        let port = Arc::clone(port);
+        ports.forget(&port);
+        true
+    }
+
+    /// Follows a port's policy until no connection has needed it for a while.
+    async fn keep(self: Arc<Self>, port: Arc<Port>) {
+        tokio::select! {
+            () = self.follow(&port) => {}
+            () = self.unused(&port) => {}
+            () = self.settle(&port) => {}
+        }
+    }
+
+    /// Lets connections go on when the controller took too long.
+    async fn settle(&self, port: &Port) {
+        // Without sender the process ends.
+        let _ = self.credentials.clone().wait_for(Option::is_some).await;
+        tokio::time::sleep(self.config.inbound.policy_timeout).await;
+        if !*port.settled.borrow() {
+            tracing::warn!(
+                port = port.number,
+                server = &*port.policy.borrow().meta.name,
+                "the policy controller has not answered in time, using what is known: is it reachable?"
+            );
+            port.settled.send_replace(true);
+        }
+        std::future::pending().await
     }
 
     /// Ends when a port was without connections for the idle timeout. Ports from the settings are never forgotten.
-    async fn unused(&self, port: u16, sender: &PortPolicySender) {
-        if self.config.inbound.ports.contains(&port) {
+    async fn unused(&self, port: &Arc<Port>) {
+        if self.is_declared(port.number) {
             return std::future::pending().await;
         }
         loop {
-            sender.closed().await;
+            port.policy.closed().await;
             tokio::time::sleep(self.config.inbound.discovery_idle_timeout).await;
             let mut ports = self.ports.lock();
-            // Whoever subscribes holds the lock, so that nobody can come in between.
-            if sender.receiver_count() == 0 {
-                ports.remove(&port);
+            // Subscribing needs the lock, so that no connection can come in between.
+            if port.policy.receiver_count() == 0 {
+                ports.forget(port);
                 return;
             }
         }
     }
 
-    async fn follow(&self, port: u16, sender: &PortPolicySender) {
+    async fn follow(&self, port: &Port) {
         let mut client = InboundServerPoliciesClient::new(self.client.clone());
         let mut backoff = Backoff::new();
         loop {
-            let spec = PortSpec { workload: self.config.policy.workload.clone(), port: port.into() };
+            let spec = PortSpec { workload: self.config.policy.workload.clone(), port: port.number.into() };
             let ended = match client.watch_port(spec).await {
                 Ok(response) => {
                     let mut stream = response.into_inner();
@@ -119,7 +223,7 @@ impl Inner {
                         match stream.message().await {
                             Ok(Some(message)) => {
                                 backoff.reset();
-                                self.publish(port, message, sender);
+                                self.publish(port, message);
                             }
                             Ok(None) => break None,
                             Err(status) => break Some(status),
@@ -131,24 +235,56 @@ impl Inner {
             match ended {
                 // The controller has judged the question itself; asking again changes nothing (Linkerd's rule).
                 Some(status) if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) => {
-                    tracing::warn!(port, %status, "policy controller refuses to answer for this port, keeping its policy");
+                    tracing::warn!(port = port.number, %status, "policy controller refuses to answer for this port, keeping its policy");
+                    port.answer();
                     return std::future::pending().await;
                 }
-                Some(status) => tracing::debug!(port, %status, "policy stream failed, keeping the last policy"),
-                None => tracing::debug!(port, "policy stream ended, keeping the last policy"),
+                Some(status) => {
+                    tracing::debug!(port = port.number, %status, "policy stream failed, keeping the last policy");
+                    if status.code() == Code::Unimplemented {
+                        port.answer();
+                    }
+                }
+                None => tracing::debug!(port = port.number, "policy stream ended, keeping the last policy"),
             }
             backoff.pause().await;
         }
     }
 
-    fn publish(&self, port: u16, message: weft_proto::linkerd::inbound::Server, sender: &PortPolicySender) {
+    fn publish(&self, port: &Port, message: weft_proto::linkerd::inbound::Server) {
         let timeout: Duration = self.config.inbound.detect_timeout;
         let policy = convert::server(message, timeout).unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
-            tracing::error!(port, error, "policy cannot be read, denying everybody: do controller and proxy fit?");
-            ServerPolicy::invalid(timeout)
+            tracing::error!(
+                port = port.number,
+                error,
+                "policy cannot be read, denying every client: do controller and proxy fit?"
+            );
+            ServerPolicy::denied("invalid-policy", timeout)
         });
-        sender.send_replace(Arc::new(policy));
+        port.policy.send_replace(Arc::new(policy));
+        port.answer();
+    }
+}
+
+impl Port {
+    /// The controller has answered: its last word is in force.
+    fn answer(&self) {
+        self.known.store(true, Ordering::Relaxed);
+        self.settled.send_replace(true);
+    }
+}
+
+impl Ports {
+    /// Stops watching a port, unless it is watched anew; its last answer is remembered.
+    fn forget(&mut self, port: &Arc<Port>) {
+        if self.watched.get(&port.number).is_none_or(|watched| !Arc::ptr_eq(&watched.port, port)) {
+            return;
+        }
+        self.watched.remove(&port.number);
+        if port.known.load(Ordering::Relaxed) && self.last.len() < UNDECLARED_PORTS {
+            self.last.insert(port.number, port.policy.borrow().clone());
+        }
     }
 }
 
@@ -158,7 +294,7 @@ pub(crate) mod testing {
 
     use super::*;
 
-    pub(crate) use super::convert::tests::{anybody, authz, detecting, only, opaque};
+    pub(crate) use super::convert::tests::{anybody, authz, detecting, http_only, only, opaque};
 
     impl Policies {
         /// Policies of a controller that cannot be reached.
@@ -167,58 +303,18 @@ pub(crate) mod testing {
             let dns = crate::dns::Dns::new(Default::default()).expect("the host has a resolv.conf");
             let (_, credentials) = watch::channel(None);
             let client = ControlClient::new(addr, crate::control::Trust::Credentials(credentials), dns);
-            Self::with(Arc::new(config), client, Handle::current())
+            let (_, credentials) = watch::channel(None);
+            Self::with(Arc::new(config), client, credentials, Handle::current())
         }
 
         /// What the controller would do by sending this.
         pub(crate) fn publish(&self, port: u16, message: weft_proto::linkerd::inbound::Server) {
-            drop(self.port(port));
-            let sender = Arc::clone(&self.inner.ports.lock()[&port]);
-            self.inner.publish(port, message, &sender);
+            let _subscribed = self.inner.subscribe(port);
+            let port = Arc::clone(&self.inner.ports.lock().watched[&port].port);
+            self.inner.publish(&port, message);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::server::Protocol;
-    use super::testing::{anybody, authz, detecting, opaque};
-    use super::*;
-
-    #[tokio::test]
-    async fn a_port_has_the_default_policy_until_the_first_answer() {
-        let policies = Policies::unreachable(crate::inbound::testing::config());
-        let mut port = policies.port(8080);
-        assert_eq!(&*port.borrow_and_update().meta.name, "all-unauthenticated");
-        policies.publish(8080, opaque(vec![authz("a", anybody())]));
-        port.changed().await.unwrap();
-        assert!(matches!(port.borrow().protocol, Protocol::Opaque));
-    }
-
-    #[tokio::test]
-    async fn an_unreadable_answer_denies_and_a_readable_one_heals() {
-        let policies = Policies::unreachable(crate::inbound::testing::config());
-        let port = policies.port(8080);
-        let mut broken = detecting(vec![authz("a", anybody())]);
-        broken.protocol = None;
-        policies.publish(8080, broken);
-        assert!(port.borrow().authorizations.is_empty());
-        policies.publish(8080, detecting(vec![authz("a", anybody())]));
-        assert_eq!(port.borrow().authorizations.len(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn unused_ports_are_forgotten_and_configured_ones_are_not() {
-        let mut config = crate::inbound::testing::config();
-        config.inbound.ports = vec![80];
-        config.inbound.discovery_idle_timeout = Duration::from_secs(90);
-        let policies = Policies::unreachable(config);
-        drop(policies.port(8080));
-        let held = policies.port(8081);
-        tokio::time::sleep(Duration::from_secs(200)).await;
-        let mut known: Vec<u16> = policies.inner.ports.lock().keys().copied().collect();
-        known.sort_unstable();
-        assert_eq!(known, [80, 8081]);
-        drop(held);
-    }
-}
+mod tests;

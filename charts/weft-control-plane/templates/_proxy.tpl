@@ -53,6 +53,11 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
       value: {{ `{"ns":"$(_pod_ns)", "pod":"$(_pod_name)"}` | squote }}
     - name: LINKERD2_PROXY_INBOUND_DEFAULT_POLICY
       value: all-unauthenticated
+    {{- if has "identity" .local }}
+    # The policy controller's proxy gets its certificate through this one, so that waiting for its answers would only delay both.
+    - name: WEFT_PROXY_INBOUND_POLICY_TIMEOUT
+      value: "0"
+    {{- end }}
     - name: LINKERD2_PROXY_POLICY_CLUSTER_NETWORKS
       value: {{ $v.clusterNetworks | quote }}
     - name: LINKERD2_PROXY_CONTROL_STREAM_INITIAL_TIMEOUT

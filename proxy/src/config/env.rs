@@ -11,13 +11,15 @@ use std::time::Duration;
 use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
-use super::{ControlAddr, DefaultPolicy, Keepalive, SocketConfig, is_loopback_host, localhost};
+use super::{ControlAddr, DefaultPolicy, Keepalive, SocketConfig, Unanswered, is_loopback_host, localhost};
 
 /// Answers the value of a variable by its full name.
 pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 
+const DURATION: &str = "a duration such as 500ms, 10s, 2m, 1h, 1d or 0";
 const PREFIX: &str = "LINKERD2_PROXY_";
-const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
+/// Settings that Linkerd does not have.
+const OWN_PREFIX: &str = "WEFT_PROXY_";
 
 /// A variable that cannot be used. The value itself is never part of the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,7 +88,7 @@ impl<'a> Env<'a> {
     }
 
     pub(super) fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
-        self.parse(name, "a duration such as 500ms, 10s, 2m, 1h, 1d or 0", duration)
+        self.parse(name, DURATION, duration)
     }
 
     pub(super) fn number<N: FromStr>(&self, name: &str) -> Result<Option<N>, ConfigError> {
@@ -202,11 +204,23 @@ impl<'a> Env<'a> {
     pub(super) fn local_name(&self) -> Result<Identity, ConfigError> {
         let local = self.identity("IDENTITY_LOCAL_NAME")?;
         let server = self.identity("IDENTITY_SERVER_ID")?;
-        let _sni = self.identity("IDENTITY_SERVER_NAME")?;
         local.or(server).ok_or(ConfigError::Missing {
             variable: format!("{PREFIX}IDENTITY_LOCAL_NAME"),
             expected: "this workload's identity, a DNS name",
         })
+    }
+
+    /// The name that clients ask for in TLS: the identity itself where that is a DNS name and no other is set.
+    pub(super) fn server_name(&self, own: &Identity) -> Result<Box<str>, ConfigError> {
+        match (self.identity("IDENTITY_SERVER_NAME")?, own) {
+            (Some(Identity::Dns(name)), _) => Ok((&*name).into()),
+            (Some(Identity::Uri(_)), _) => Err(invalid("IDENTITY_SERVER_NAME", "a DNS name")),
+            (None, Identity::Dns(name)) => Ok((&**name).into()),
+            (None, Identity::Uri(_)) => {
+                let expected = "the DNS name that clients ask for in TLS, because the identity is a URI";
+                Err(ConfigError::Missing { variable: format!("{PREFIX}IDENTITY_SERVER_NAME"), expected })
+            }
+        }
     }
 
     pub(super) fn log_json(&self) -> Result<bool, ConfigError> {
@@ -219,11 +233,33 @@ impl<'a> Env<'a> {
     }
 
     pub(super) fn require_redirect(&self) -> Result<bool, ConfigError> {
-        match (self.0)(REQUIRE_REDIRECT).filter(|value| !value.trim().is_empty()) {
-            None => Ok(false),
-            Some(value) => boolean(value.trim())
-                .ok_or(ConfigError::Invalid { variable: REQUIRE_REDIRECT.to_owned(), expected: "true or false" }),
-        }
+        Ok(self.parse_own("REQUIRE_REDIRECT", "true or false", boolean)?.unwrap_or(false))
+    }
+
+    pub(super) fn policy_timeout(&self) -> Result<Duration, ConfigError> {
+        let timeout = self.parse_own("INBOUND_POLICY_TIMEOUT", DURATION, duration)?;
+        Ok(timeout.unwrap_or(Duration::from_secs(10)))
+    }
+
+    pub(super) fn unanswered(&self) -> Result<Unanswered, ConfigError> {
+        let unanswered = self.parse_own("INBOUND_POLICY_UNANSWERED", "default or deny", |value| match value {
+            "default" => Some(Unanswered::Default),
+            "deny" => Some(Unanswered::Deny),
+            _ => None,
+        })?;
+        Ok(unanswered.unwrap_or(Unanswered::Default))
+    }
+
+    /// A setting that Linkerd does not have.
+    fn parse_own<T>(
+        &self,
+        name: &str,
+        expected: &'static str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let variable = format!("{OWN_PREFIX}{name}");
+        let Some(value) = (self.0)(&variable).filter(|value| !value.trim().is_empty()) else { return Ok(None) };
+        read(value.trim()).map(Some).ok_or(ConfigError::Invalid { variable, expected })
     }
 }
 

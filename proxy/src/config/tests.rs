@@ -41,6 +41,8 @@ fn defaults_are_linkerds() {
     assert_eq!(config.inbound.ports, vec![4191]);
     assert_eq!(config.http2.connection_window, 1 << 20);
     assert!(!config.require_redirect);
+    assert_eq!(config.inbound.policy_timeout, Duration::from_secs(10));
+    assert_eq!(config.inbound.unanswered, Unanswered::Default);
     assert!(!config.outbound.allow_loopback);
     assert!(config.policy.control.is_loopback());
 }
@@ -62,6 +64,8 @@ fn reads_what_the_injector_writes() {
             "linkerd-destination.linkerd.serviceaccount.identity.linkerd.cluster.local",
         ),
         ("WEFT_PROXY_REQUIRE_REDIRECT", "true"),
+        ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "0"),
+        ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "deny"),
     ])
     .unwrap();
     assert_eq!(config.outbound.listen.len(), 2);
@@ -73,6 +77,8 @@ fn reads_what_the_injector_writes() {
     assert_eq!(config.http2.inbound_keepalive.unwrap().timeout, Duration::from_secs(3));
     assert!(!config.destination.control.is_loopback());
     assert!(config.require_redirect);
+    assert_eq!(config.inbound.policy_timeout, Duration::ZERO);
+    assert_eq!(config.inbound.unanswered, Unanswered::Deny);
 }
 
 #[test]
@@ -98,6 +104,8 @@ fn errors_name_the_variable_and_never_the_value() {
         ("LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "127.0.0.1:1,127.0.0.2:2"),
         ("LINKERD2_PROXY_LOG_FORMAT", "xml"),
         ("WEFT_PROXY_REQUIRE_REDIRECT", "maybe"),
+        ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "soon"),
+        ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "allow"),
     ] {
         let message = parse(&[(variable, value)]).unwrap_err().to_string();
         assert!(message.starts_with(variable), "{variable}: {message}");
@@ -116,4 +124,24 @@ fn a_missing_name_is_an_error_only_off_loopback() {
 fn identity_cannot_be_disabled() {
     let error = parse(&[("LINKERD2_PROXY_IDENTITY_DISABLED", "1")]).unwrap_err();
     assert!(error.to_string().contains("mandatory"), "{error}");
+}
+
+#[test]
+fn a_uri_identity_needs_a_name_that_clients_ask_for() {
+    let own = minimal()["LINKERD2_PROXY_IDENTITY_LOCAL_NAME"].clone();
+    assert_eq!(*parse(&[]).unwrap().identity.server_name, *own);
+    let uri = [("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", ""), ("LINKERD2_PROXY_IDENTITY_SERVER_ID", "spiffe://mesh/web")];
+    let error = parse(&uri).unwrap_err();
+    assert!(error.to_string().starts_with("LINKERD2_PROXY_IDENTITY_SERVER_NAME is not set"), "{error}");
+    let named = [uri[0], uri[1], ("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "web.mesh")];
+    let identity = parse(&named).unwrap().identity;
+    assert_eq!((identity.local_name.as_str(), &*identity.server_name), ("spiffe://mesh/web", "web.mesh"));
+    let error = parse(&[("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "spiffe://mesh/web")]).unwrap_err();
+    assert!(error.to_string().starts_with("LINKERD2_PROXY_IDENTITY_SERVER_NAME is invalid"), "{error}");
+}
+
+#[test]
+fn spire_is_refused_rather_than_ignored() {
+    let error = parse(&[("LINKERD2_PROXY_IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "unix:///run/spire.sock")]).unwrap_err();
+    assert!(error.to_string().contains("SPIRE is not supported"), "{error}");
 }

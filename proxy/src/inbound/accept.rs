@@ -103,7 +103,7 @@ pub(super) async fn serve(
         return direct::serve(inbound, stream, peer, target).await;
     }
 
-    let policy = inbound.policies.port(target.port());
+    let policy = inbound.policies.port(target.port()).await;
     let is_opaque = matches!(policy.borrow().protocol, Protocol::Opaque);
     if is_opaque {
         let client = Client { addr: peer, tls: ClientTls::None(NoTls::PortSkipped) };
@@ -113,7 +113,7 @@ pub(super) async fn serve(
     let timeout = config.inbound.detect_timeout;
     let (name, stream) = detect::tls(stream, timeout).await?;
     match name {
-        Some(name) if inbound.tls.is_own_name(&config.identity.local_name, &name) => {
+        Some(name) if *name == *config.identity.server_name => {
             let handshake = inbound.tls.accept(stream, timeout).await?;
             let client = Client { addr: peer, tls: ClientTls::Established(handshake.identity) };
             dispatch(inbound, handshake.stream, client, target, policy).await

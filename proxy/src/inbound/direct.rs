@@ -24,7 +24,7 @@ pub(super) async fn serve(
     let timeout = config.inbound.detect_timeout;
     let (name, stream) = detect::tls(stream, timeout).await?;
     let name = name.ok_or(ConnectionError::NotMeshed("the client does not speak TLS"))?;
-    if !inbound.tls.is_own_name(&config.identity.local_name, &name) {
+    if *name != *config.identity.server_name {
         return Err(ConnectionError::NotMeshed("the client asks for another server"));
     }
     let handshake = inbound.tls.accept_direct(stream, timeout).await?;
@@ -45,7 +45,7 @@ pub(super) async fn serve(
         return Err(ConnectionError::Loop(target));
     }
     let client = Client { addr: peer, tls: ClientTls::Established(Some(identity)) };
-    let policy = inbound.policies.port(target.port());
+    let policy = inbound.policies.port(target.port()).await;
     match header.protocol {
         None => tcp::forward(inbound, stream, client, target, policy).await,
         Some(SessionProtocol::Http1) => http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await,

@@ -110,40 +110,32 @@ impl HttpConnection {
         }
 
         let policy = self.policy.borrow().clone();
-        let matched = match policy.http() {
-            // A peer says that it speaks HTTP to a port that policy calls opaque; then the port's own guards apply.
-            None => None,
-            Some(http) => match http.find(request) {
-                Some(matched) => Some(matched),
-                None => {
-                    self.counters.route_not_found(&self.inbound, &policy, &self.client, self.target.addr);
-                    return Err(Failure::NoRoute);
-                }
-            },
+        // A port that policy calls opaque has no routes, whatever a peer's transport header says.
+        let Some(matched) = policy.http().and_then(|http| http.find(request)) else {
+            self.counters.route_not_found(&self.inbound, &policy, &self.client, self.target.addr);
+            return Err(Failure::NoRoute);
         };
         let handles = self.authorize(&policy, matched)?;
-        for filter in matched.iter().flat_map(|matched| matched.filters) {
+        for filter in matched.filters {
             filter.apply(request)?;
         }
         self.check_limit(&policy)?;
         Ok(handles)
     }
 
-    fn authorize(&self, policy: &Arc<ServerPolicy>, matched: Option<Matched<'_>>) -> Result<Arc<Handles>, Failure> {
-        let authorizations = matched.map_or(&policy.authorizations, |matched| &matched.details.authorizations);
-        let route = matched.map(|matched| &matched.details.meta);
-        match authorize(authorizations, &self.client) {
+    fn authorize(&self, policy: &Arc<ServerPolicy>, matched: Matched<'_>) -> Result<Arc<Handles>, Failure> {
+        let route = &matched.details.meta;
+        match authorize(&matched.details.authorizations, &self.client) {
             Some(authz) => {
-                let index = matched.map(|matched| matched.index);
                 let handles =
-                    self.counters.handles(&self.inbound, policy, index, route, authz, &self.client, self.target.addr);
+                    self.counters.handles(&self.inbound, policy, matched, authz, &self.client, self.target.addr);
                 handles.allowed.inc();
                 Ok(handles)
             }
             None => {
                 tracing::info!(client.addr = %self.client.addr,
                     client.id = self.client.identity().map(|id| id.as_str()), orig_dst.addr = %self.target.addr,
-                    server = &*policy.meta.name, route = route.map(|route| &*route.name), "request denied");
+                    server = &*policy.meta.name, route = &*route.name, "request denied");
                 self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
                 Err(Failure::Unauthorized)
             }

@@ -10,7 +10,7 @@ use super::accept::ConnectionError;
 use crate::io::{Io, copy_bidirectional};
 use crate::metrics::{Counters, Labels, target_labels};
 use crate::policy::PortPolicy;
-use crate::policy::authz::{Client, Meta, authorize};
+use crate::policy::authz::{Client, Meta};
 use crate::policy::server::ServerPolicy;
 
 /// Forwards a connection to the application if policy allows, until it ends or policy no longer does.
@@ -29,7 +29,7 @@ where
     let metrics = &inbound.shared.metrics;
     let known = policy.borrow_and_update().clone();
     let mut stream = stream.with_metrics(inbound.source(&client, target, &known.meta));
-    let Some(authz) = authorize(&known.authorizations, &client) else {
+    let Some(authz) = known.authorize_bytes(&client) else {
         tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
             orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
         count(&metrics.inbound_tcp_deny, &known, None, &client, target);
@@ -53,7 +53,7 @@ where
     })
 }
 
-/// Waits for a policy that denies the client.
+/// Waits for a policy that denies the client, or that forwards no bytes any more.
 async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> {
     loop {
         if policy.changed().await.is_err() {
@@ -61,7 +61,7 @@ async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> 
             return std::future::pending().await;
         }
         let changed = policy.borrow_and_update().clone();
-        if authorize(&changed.authorizations, client).is_none() {
+        if changed.authorize_bytes(client).is_none() {
             return changed;
         }
     }

@@ -21,7 +21,7 @@ pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.l
 
 /// The settings of a sidecar whose control plane is on loopback.
 pub(crate) fn config() -> Config {
-    Config::parse(&|name| {
+    let mut config = Config::parse(&|name| {
         let value = match name.strip_prefix("LINKERD2_PROXY_")? {
             "DESTINATION_SVC_ADDR" | "POLICY_SVC_ADDR" | "IDENTITY_SVC_ADDR" => "127.0.0.1:9",
             "POLICY_WORKLOAD" => "demo:web-0",
@@ -33,7 +33,10 @@ pub(crate) fn config() -> Config {
         };
         Some(value.to_owned())
     })
-    .expect("the settings are complete")
+    .expect("the settings are complete");
+    // No policy controller answers; what waits for it is tested where it is asked for.
+    config.inbound.policy_timeout = Duration::ZERO;
+    config
 }
 
 /// A certificate authority for one test.

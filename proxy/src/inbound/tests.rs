@@ -2,6 +2,8 @@
 //!
 //! Clients on loopback are always let in, so that refusals are tested with a peer address that is not theirs.
 
+mod policy;
+
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -18,7 +20,8 @@ use weft_runtime::drain::Drain;
 
 use super::testing::{Mesh, OWN, config, shared};
 use super::*;
-use crate::policy::testing::{anybody, authz, detecting, only, opaque};
+use crate::config::Config;
+use crate::policy::testing::{anybody, authz, detecting, http_only, only, opaque};
 use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
 
 const CLIENT: &str = "client.demo.serviceaccount.identity.linkerd.cluster.local";
@@ -47,10 +50,15 @@ enum Via {
 
 impl World {
     async fn new(app: SocketAddr) -> Self {
+        Self::with(app, |_| {}).await
+    }
+
+    async fn with(app: SocketAddr, change: impl FnOnce(&mut Config)) -> Self {
         let mesh = Mesh::new();
         let mut settings = config();
         settings.inbound.detect_timeout = Duration::from_millis(300);
         settings.inbound.connect_timeout = Duration::from_secs(2);
+        change(&mut settings);
         let (shared, drain) = shared(settings.clone(), &mesh);
         let policies = Policies::unreachable(settings);
         let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies.clone()));
@@ -113,6 +121,15 @@ impl World {
         let (head, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         (head.status, head.headers, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// A ClientHello that asks for this name.
+    fn hello(&self, name: &'static str) -> Vec<u8> {
+        let config = self.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[]);
+        let name = rustls::pki_types::ServerName::try_from(name).unwrap();
+        let mut hello = Vec::new();
+        rustls::ClientConnection::new(config, name).unwrap().write_tls(&mut hello).unwrap();
+        hello
     }
 
     /// The value of a counter family, all labels summed that contain every one of `labels`.
@@ -402,11 +419,7 @@ async fn a_connection_ends_when_policy_no_longer_allows_it_and_goes_on_when_it_d
 async fn tls_for_others_passes_through_untouched() {
     let world = World::new(banner_app().await).await;
     let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
-    let config = world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[]);
-    let name = rustls::pki_types::ServerName::try_from("somebody.else").unwrap();
-    let mut tls = rustls::ClientConnection::new(config, name).unwrap();
-    let mut hello = Vec::new();
-    tls.write_tls(&mut hello).unwrap();
+    let hello = world.hello("somebody.else");
     stream.write_all(&hello).await.unwrap();
     let mut banner = [0; 5];
     stream.read_exact(&mut banner).await.unwrap();

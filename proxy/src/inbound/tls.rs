@@ -50,11 +50,6 @@ impl TlsServer {
         Self { credentials, configs: Mutex::new(None) }
     }
 
-    /// Whether a client that asks for this name wants this very proxy.
-    pub(super) fn is_own_name(&self, own: &Identity, name: &str) -> bool {
-        matches!(own, Identity::Dns(own) if **own == *name)
-    }
-
     /// Ends the client's TLS on a port of the application.
     pub(super) async fn accept(&self, stream: Io<TcpStream>, timeout: Duration) -> Result<Handshake, ConnectionError> {
         let config = self.configs()?.plain;

@@ -7,7 +7,7 @@
 //! Owns the decision. Refuses to know where authorizations come from and what is done with a denied client.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 
 use ipnet::IpNet;
@@ -91,10 +91,10 @@ pub(crate) enum Authentication {
     },
 }
 
-/// The end of a DNS-like name.
+/// The end of a DNS-like name. URIs (SPIFFE ids) are no DNS names, so that no suffix matches them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suffix {
-    /// Every identity.
+    /// Every DNS-like name.
     Any,
     /// What ends with this; it starts with a dot, so that `*.b` is not `ab` and not `b`.
     EndsWith(Box<str>),
@@ -102,15 +102,23 @@ pub(crate) enum Suffix {
 
 static LOCALHOST: LazyLock<Arc<Meta>> = LazyLock::new(|| Arc::new(Meta::built_in("localhost")));
 
-/// Finds what lets a client in; `None` denies. Clients in the pod itself are always let in, as Linkerd does.
+/// Finds what lets a client in; `None` denies.
 pub(crate) fn authorize<'a>(authorizations: &'a [Authorization], client: &Client) -> Option<&'a Arc<Meta>> {
-    if client.addr.ip().to_canonical().is_loopback() {
-        return Some(&LOCALHOST);
-    }
     authorizations.iter().find(|authorization| authorization.permits(client)).map(|authorization| &authorization.meta)
 }
 
 impl Authorization {
+    /// Lets in clients of the pod itself, which the proxy sees as 127.0.0.1 and ::1. Linkerd adds it to every server and route that
+    /// the controller sends, and to no default policy.
+    pub(crate) fn localhost() -> Self {
+        let networks = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        Self {
+            networks: networks.map(|ip| Network::from(IpNet::from(ip))).into(),
+            authentication: Authentication::Unauthenticated,
+            meta: Arc::clone(&LOCALHOST),
+        }
+    }
+
     /// Whether this one lets a client in.
     fn permits(&self, client: &Client) -> bool {
         let ip = client.addr.ip().to_canonical();
@@ -143,7 +151,7 @@ impl From<IpNet> for Network {
 }
 
 impl Suffix {
-    /// Joins labels, the first first: `["b", "c"]` is `*.b.c`. No labels are every identity.
+    /// Joins labels, the first first: `["b", "c"]` is `*.b.c`. No labels are every DNS-like name.
     pub(crate) fn from_labels(labels: &[String]) -> Self {
         if labels.is_empty() {
             return Self::Any;
@@ -158,9 +166,9 @@ impl Suffix {
 
     fn matches(&self, identity: &Identity) -> bool {
         match (self, identity) {
-            (Self::Any, _) => true,
+            (_, Identity::Uri(_)) => false,
+            (Self::Any, Identity::Dns(_)) => true,
             (Self::EndsWith(end), Identity::Dns(name)) => name.len() > end.len() && name.ends_with(&**end),
-            (Self::EndsWith(_), Identity::Uri(_)) => false,
         }
     }
 }
@@ -276,7 +284,7 @@ mod tests {
             ("suffix: half a label", &demo, meshed("webdemo.mesh"), false),
             ("suffix: a URI", &demo, meshed("spiffe://x.demo.mesh"), false),
             ("any identity: a name", &any_identity, meshed("a"), true),
-            ("any identity: a URI", &any_identity, meshed("spiffe://td/a"), true),
+            ("any identity: a URI", &any_identity, meshed("spiffe://td/a"), false),
             ("any identity: without certificate", &any_identity, anonymous(), false),
             ("nobody: a name", &nobody, meshed("a"), false),
         ] {
@@ -303,11 +311,12 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_itself_is_always_let_in_and_nobody_else_without_authorization() {
+    fn localhost_is_two_addresses_and_needs_its_authorization() {
         for (ip, expected) in
-            [("127.0.0.1", true), ("127.8.0.1", true), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
+            [("127.0.0.1", true), ("127.8.0.1", false), ("::1", true), ("::ffff:127.0.0.1", true), ("10.0.0.1", false)]
         {
-            assert_eq!(authorize(&[], &client(ip, PLAIN)).is_some(), expected, "{ip}");
+            assert_eq!(authorize(&[Authorization::localhost()], &client(ip, PLAIN)).is_some(), expected, "{ip}");
+            assert!(authorize(&[], &client(ip, PLAIN)).is_none(), "{ip}");
         }
     }
 

@@ -59,7 +59,8 @@ pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<
         Kind::Opaque(_) => Protocol::Opaque,
         Kind::Tls(_) => Protocol::Tls,
     };
-    Ok(ServerPolicy { meta: Arc::new(from_labels(&server.labels)), protocol, authorizations })
+    let meta = Arc::new(from_labels(&server.labels));
+    Ok(ServerPolicy { meta, protocol, authorizations: with_localhost(authorizations) })
 }
 
 fn http(
@@ -110,7 +111,7 @@ fn details(
     let mut all = authorizations(own)?;
     all.extend_from_slice(server);
     let meta = metadata.and_then(from_metadata).unwrap_or_else(|| Meta::built_in("default"));
-    Ok(RouteDetails { meta: Arc::new(meta), authorizations: all })
+    Ok(RouteDetails { meta: Arc::new(meta), authorizations: with_localhost(all) })
 }
 
 fn http_filter(filter: proto::http_route::Filter) -> Result<Filter, PolicyError> {
@@ -128,6 +129,11 @@ fn grpc_filter(filter: proto::grpc_route::Filter) -> Result<Filter, PolicyError>
         Kind::FailureInjector(message) => Filter::grpc_failure(message)?,
         Kind::RequestHeaderModifier(message) => Filter::request_headers(message)?,
     })
+}
+
+fn with_localhost(mut authorizations: Vec<Authorization>) -> Vec<Authorization> {
+    authorizations.insert(0, Authorization::localhost());
+    authorizations
 }
 
 /// Those without networks are left out: they let nobody in.
@@ -274,6 +280,23 @@ pub(crate) mod tests {
         proto::Server { protocol: Some(proto::ProxyProtocol { kind: Some(kind) }), ..detecting(authorizations) }
     }
 
+    /// The servers of HTTP/1, HTTP/2 and gRPC, whose protocol is not detected, with the routes of [`detecting`].
+    pub(crate) fn http_only(authorizations: Vec<proto::Authz>) -> [proto::Server; 3] {
+        use proto::proxy_protocol::{Detect, Grpc, Http1, Http2, Kind};
+        let whole = detecting(authorizations);
+        let Some(Kind::Detect(Detect { http_routes: routes, .. })) =
+            whole.protocol.clone().and_then(|protocol| protocol.kind)
+        else {
+            unreachable!("detecting() detects");
+        };
+        [
+            Kind::Http1(Http1 { routes: routes.clone(), local_rate_limit: None }),
+            Kind::Http2(Http2 { routes, local_rate_limit: None }),
+            Kind::Grpc(Grpc { routes: Vec::new() }),
+        ]
+        .map(|kind| proto::Server { protocol: Some(proto::ProxyProtocol { kind: Some(kind) }), ..whole.clone() })
+    }
+
     fn prost_duration<D: TryFrom<Duration>>(duration: Duration) -> D {
         D::try_from(duration).ok().expect("a short duration")
     }
@@ -291,10 +314,10 @@ pub(crate) mod tests {
             let matched = http.find(&request).unwrap();
             (matched.details.meta.name.to_string(), matched.details.authorizations.len())
         };
-        assert_eq!(found("GET", "/healthz"), ("probe".into(), 2));
-        assert_eq!(found("POST", "/healthz"), ("default".into(), 1));
-        assert_eq!(found("GET", "/"), ("default".into(), 1));
-        assert_eq!(policy.authorizations.len(), 1);
+        assert_eq!(found("GET", "/healthz"), ("probe".into(), 3));
+        assert_eq!(found("POST", "/healthz"), ("default".into(), 2));
+        assert_eq!(found("GET", "/"), ("default".into(), 2));
+        assert_eq!(policy.authorizations.len(), 2, "its own and localhost's");
         assert_eq!((&*policy.meta.kind, &*policy.meta.name), ("server", "web"));
     }
 
@@ -319,6 +342,6 @@ pub(crate) mod tests {
     fn an_authorization_without_networks_lets_nobody_in() {
         let mut message = detecting(vec![authz("a", anybody())]);
         message.authorizations[0].networks.clear();
-        assert!(convert(message).unwrap().authorizations.is_empty());
+        assert_eq!(convert(message).unwrap().authorizations, [Authorization::localhost()]);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::Request;
 use ipnet::IpNet;
 
-use super::authz::{Authentication, Authorization, Meta, Network, Suffix};
+use super::authz::{Authentication, Authorization, Client, Meta, Network, Suffix, authorize};
 use super::filter::Filter;
 use super::limit::RateLimit;
 use crate::config::{Config, DefaultPolicy};
@@ -89,7 +89,16 @@ impl ServerPolicy {
         }
     }
 
-    /// A port's policy until the controller answers, and for what no server selects.
+    /// Finds what lets a client in whose bytes are forwarded as they are. A port of HTTP takes none: its routes, filters and limits
+    /// would not see them (as Linkerd's `check_authorized`).
+    pub(crate) fn authorize_bytes(&self, client: &Client) -> Option<&Arc<Meta>> {
+        match &self.protocol {
+            Protocol::Detect { .. } | Protocol::Opaque | Protocol::Tls => authorize(&self.authorizations, client),
+            Protocol::Http1(_) | Protocol::Http2(_) | Protocol::Grpc(_) => None,
+        }
+    }
+
+    /// A port's policy where the controller has none to say.
     pub(crate) fn default_for(config: &Config, port: u16) -> Self {
         let (name, grant) = grant(config.inbound.default_policy);
         let meta = Arc::new(Meta::built_in(name));
@@ -113,10 +122,10 @@ impl ServerPolicy {
         Self { meta, protocol, authorizations }
     }
 
-    /// What is in force when the controller's answer cannot be read: nobody comes in.
-    pub(crate) fn invalid(detect_timeout: Duration) -> Self {
+    /// What is in force when there is no answer that could be used: every client is denied. `name` says why, for log and metrics.
+    pub(crate) fn denied(name: &str, detect_timeout: Duration) -> Self {
         let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&[]) };
-        Self { meta: Arc::new(Meta::built_in("invalid-policy")), protocol, authorizations: Vec::new() }
+        Self { meta: Arc::new(Meta::built_in(name)), protocol, authorizations: Vec::new() }
     }
 }
 
@@ -166,7 +175,7 @@ fn all_networks() -> Vec<Network> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::authz::{Client, ClientTls, NoTls, authorize};
+    use crate::policy::authz::{ClientTls, NoTls};
 
     #[test]
     fn each_default_policy_lets_in_whom_its_name_says() {
@@ -202,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_policy_denies_everybody_but_the_pod() {
-        let policy = ServerPolicy::invalid(Duration::from_secs(1));
+    fn an_unreadable_policy_denies_everybody() {
+        let policy = ServerPolicy::denied("invalid-policy", Duration::from_secs(1));
         let tls = ClientTls::Established(Some("web.demo".parse().unwrap()));
         let client = |addr: &str| Client { addr: addr.parse().unwrap(), tls: tls.clone() };
         assert!(authorize(&policy.authorizations, &client("10.0.0.1:1")).is_none());
         let http = policy.http().unwrap();
         assert!(authorize(&http.details[0].authorizations, &client("10.0.0.1:1")).is_none());
-        assert!(authorize(&policy.authorizations, &client("127.0.0.1:1")).is_some());
+        assert!(authorize(&policy.authorizations, &client("127.0.0.1:1")).is_none());
     }
 }

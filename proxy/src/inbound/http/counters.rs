@@ -11,7 +11,7 @@ use crate::inbound::Inbound;
 use crate::metrics::{Direction, HttpMetrics, Labels, label, target_labels};
 use crate::policy::authz::{Client, Meta};
 use crate::policy::limit::{RateLimit, Scope};
-use crate::policy::server::ServerPolicy;
+use crate::policy::server::{Matched, ServerPolicy};
 
 /// Entries kept per connection; more occur only when policy changes.
 const KEPT: usize = 16;
@@ -30,35 +30,30 @@ pub(super) struct Counters(Mutex<Vec<Entry>>);
 
 struct Entry {
     policy: Arc<ServerPolicy>,
-    route: Option<usize>,
+    route: usize,
     authz: Arc<Meta>,
     handles: Arc<Handles>,
 }
 
 impl Counters {
     /// The counters of requests on this route that this authorization lets in.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what a label set is made of; a struct would be filled and taken apart once"
-    )]
     pub(super) fn handles(
         &self,
         inbound: &Inbound,
         policy: &Arc<ServerPolicy>,
-        index: Option<usize>,
-        route: Option<&Arc<Meta>>,
+        matched: Matched<'_>,
         authz: &Arc<Meta>,
         client: &Client,
         target: SocketAddr,
     ) -> Arc<Handles> {
         let mut entries = self.0.lock();
         let known = entries.iter().find(|entry| {
-            Arc::ptr_eq(&entry.policy, policy) && entry.route == index && Arc::ptr_eq(&entry.authz, authz)
+            Arc::ptr_eq(&entry.policy, policy) && entry.route == matched.index && Arc::ptr_eq(&entry.authz, authz)
         });
         if let Some(entry) = known {
             return Arc::clone(&entry.handles);
         }
-        let mut labels = route_labels(policy, route, target);
+        let mut labels = route_labels(policy, Some(&matched.details.meta), target);
         authz.append_labels("authz", &mut labels);
         client.tls.append_labels(&mut labels);
         let metrics = &inbound.shared.metrics;
@@ -70,7 +65,7 @@ impl Counters {
             entries.clear();
         }
         let (policy, authz) = (Arc::clone(policy), Arc::clone(authz));
-        entries.push(Entry { policy, route: index, authz, handles: Arc::clone(&handles) });
+        entries.push(Entry { policy, route: matched.index, authz, handles: Arc::clone(&handles) });
         handles
     }
 
@@ -79,11 +74,11 @@ impl Counters {
         &self,
         inbound: &Inbound,
         policy: &ServerPolicy,
-        route: Option<&Arc<Meta>>,
+        route: &Arc<Meta>,
         client: &Client,
         target: SocketAddr,
     ) {
-        let mut labels = route_labels(policy, route, target);
+        let mut labels = route_labels(policy, Some(route), target);
         client.tls.append_labels(&mut labels);
         inbound.shared.metrics.inbound_http_deny.get_or_create(&labels).inc();
     }

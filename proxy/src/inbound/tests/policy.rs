@@ -1,0 +1,63 @@
+//! What policy lets through: no bytes where it says HTTP, and no HTTP where it says opaque.
+
+use super::*;
+
+#[tokio::test]
+async fn bytes_do_not_pass_where_policy_says_http() {
+    let world = World::new(banner_app().await).await;
+    for server in http_only(vec![authz("all", anybody())]) {
+        world.policies.publish(world.app.port(), server);
+        // A transport header without protocol, and the same from the pod itself.
+        for peer in [Some(ELSEWHERE), None] {
+            let mut stream = world.connect(Via::Direct(None), peer).await;
+            stream.write_all(b"GET /admin HTTP/1.1\r\nhost: web\r\nl5d-client-id: forged\r\n\r\n").await.unwrap();
+            expect_closed(&mut stream).await;
+        }
+        // TLS that the proxy does not terminate.
+        let mut stream = world.raw(Some(ELSEWHERE), world.app).await;
+        stream.write_all(&world.hello("somebody.else")).await.unwrap();
+        expect_closed(&mut (Box::new(stream) as Box<dyn Duplex>)).await;
+    }
+    // Not HTTP inside mesh TLS.
+    let [http1, ..] = http_only(vec![authz("all", anybody())]);
+    world.policies.publish(world.app.port(), http1);
+    let mut stream = world.connect(Via::Tls, Some(ELSEWHERE)).await;
+    stream.write_all(b"not HTTP, and long enough to tell").await.unwrap();
+    expect_closed(&mut stream).await;
+}
+
+#[tokio::test]
+async fn bytes_stop_when_policy_changes_to_http() {
+    let world = World::new(banner_app().await).await;
+    for server in http_only(vec![authz("all", anybody())]) {
+        world.policies.publish(world.app.port(), opaque(vec![authz("all", anybody())]));
+        let mut stream = world.connect(Via::Direct(None), Some(ELSEWHERE)).await;
+        expect_banner(&mut stream).await;
+        world.policies.publish(world.app.port(), server);
+        expect_closed(&mut stream).await;
+    }
+}
+
+#[tokio::test]
+async fn http_to_an_opaque_port_is_not_found() {
+    let world = World::new(http_app().await).await;
+    let via = Via::Direct(Some(SessionProtocol::Http1));
+    world.policies.publish(world.app.port(), opaque(vec![authz("all", anybody())]));
+    assert_eq!(world.get(via, Some(ELSEWHERE), "/").await.0, 404);
+    world.policies.publish(world.app.port(), detecting(vec![authz("all", anybody())]));
+    assert_eq!(world.get(via, Some(ELSEWHERE), "/").await.0, 200);
+}
+
+#[tokio::test]
+async fn the_first_connection_of_a_port_waits_for_its_policy() {
+    for via in [Via::Plain, Via::Tls, Via::Direct(Some(SessionProtocol::Http1))] {
+        let wait = |config: &mut Config| config.inbound.policy_timeout = Duration::from_secs(60);
+        let world = World::with(http_app().await, wait).await;
+        let answer = async {
+            tokio::task::yield_now().await;
+            world.policies.publish(world.app.port(), detecting(vec![authz("other", only(&["other.demo"]))]));
+        };
+        let (response, ()) = tokio::join!(world.get(via, Some(ELSEWHERE), "/"), answer);
+        assert_eq!(response.0, 403);
+    }
+}

@@ -1,0 +1,124 @@
+//! Tests of when a port has which policy, without a controller.
+
+use std::pin::pin;
+
+use tokio::time::Instant;
+
+use super::server::Protocol;
+use super::testing::{anybody, authz, detecting, opaque};
+use super::*;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Settings of a proxy that waits for the controller.
+fn waiting() -> Config {
+    let mut config = crate::inbound::testing::config();
+    config.inbound.policy_timeout = TIMEOUT;
+    config
+}
+
+fn name(port: &PortPolicy) -> String {
+    port.borrow().meta.name.to_string()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_waits_for_the_first_answer() {
+    let policies = Policies::unreachable(waiting());
+    let mut port = pin!(policies.port(8080));
+    assert!(tokio::time::timeout(TIMEOUT / 2, port.as_mut()).await.is_err(), "no answer, no policy");
+    policies.publish(8080, opaque(vec![authz("a", anybody())]));
+    let port = port.await;
+    assert!(matches!(port.borrow().protocol, Protocol::Opaque));
+    assert_eq!(name(&policies.port(8080).await), name(&port), "later connections do not wait");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_port_has_what_the_settings_say_when_no_answer_comes() {
+    for (unanswered, expected) in [(Unanswered::Default, "all-unauthenticated"), (Unanswered::Deny, "unanswered")] {
+        let mut config = waiting();
+        config.inbound.unanswered = unanswered;
+        let policies = Policies::unreachable(config);
+        let begin = Instant::now();
+        let port = policies.port(8080).await;
+        assert_eq!(name(&port), expected);
+        assert!(begin.elapsed() >= TIMEOUT && begin.elapsed() < TIMEOUT * 2, "{:?}", begin.elapsed());
+        assert_eq!(port.borrow().authorizations.is_empty(), unanswered == Unanswered::Deny);
+        let again = Instant::now();
+        policies.port(8080).await;
+        assert_eq!(again.elapsed(), Duration::ZERO, "the deadline is the port's");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn configured_ports_are_settled_when_all_have_answers() {
+    let mut config = waiting();
+    config.inbound.ports = vec![80, 81];
+    let policies = Policies::unreachable(config);
+    let mut settled = pin!(policies.settled());
+    policies.publish(80, detecting(Vec::new()));
+    assert!(tokio::time::timeout(TIMEOUT / 2, settled.as_mut()).await.is_err());
+    policies.publish(81, detecting(Vec::new()));
+    assert!(tokio::time::timeout(Duration::from_millis(1), settled).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_answer_outlives_the_idle_time() {
+    let policies = Policies::unreachable(waiting());
+    policies.publish(8080, detecting(Vec::new()));
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(200)).await;
+        assert!(policies.inner.ports.lock().watched.keys().all(|port| *port != 8080), "forgotten");
+        let begin = Instant::now();
+        let port = policies.port(8080).await;
+        assert_eq!(name(&port), "web", "the controller is gone, and its last answer stands");
+        assert!(begin.elapsed() >= TIMEOUT, "a newer one was waited for");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ports_of_a_scan_are_bounded() {
+    let mut config = crate::inbound::testing::config();
+    config.inbound.ports = vec![80];
+    let policies = Policies::unreachable(config);
+    let limit = u16::try_from(UNDECLARED_PORTS).unwrap();
+    let mut held = Vec::new();
+    for port in 1000..1000 + limit {
+        held.push(policies.port(port).await);
+    }
+    assert_eq!(name(&policies.port(5000).await), "too-many-ports");
+    assert_eq!(name(&policies.port(80).await), "all-unauthenticated", "configured ports have their place");
+    held.pop();
+    assert_eq!(name(&policies.port(5000).await), "all-unauthenticated", "an unused one gives way");
+    for port in 10_000..60_000 {
+        policies.port(port).await;
+    }
+    let ports = policies.inner.ports.lock();
+    assert!(ports.watched.len() <= UNDECLARED_PORTS + 1 && ports.last.len() <= UNDECLARED_PORTS);
+}
+
+#[tokio::test]
+async fn an_unreadable_answer_denies_and_a_readable_one_heals() {
+    let policies = Policies::unreachable(crate::inbound::testing::config());
+    let port = policies.port(8080).await;
+    let mut broken = detecting(vec![authz("a", anybody())]);
+    broken.protocol = None;
+    policies.publish(8080, broken);
+    assert!(port.borrow().authorizations.is_empty());
+    policies.publish(8080, detecting(vec![authz("a", anybody())]));
+    assert_eq!(port.borrow().authorizations.len(), 2, "its own and localhost's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_ports_are_forgotten_and_configured_ones_are_not() {
+    let mut config = crate::inbound::testing::config();
+    config.inbound.ports = vec![80];
+    config.inbound.discovery_idle_timeout = Duration::from_secs(90);
+    let policies = Policies::unreachable(config);
+    drop(policies.port(8080).await);
+    let held = policies.port(8081).await;
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    let mut known: Vec<u16> = policies.inner.ports.lock().watched.keys().copied().collect();
+    known.sort_unstable();
+    assert_eq!(known, [80, 8081]);
+    drop(held);
+}
