@@ -123,7 +123,7 @@ async fn supervise(
     let admin = admin::Admin { registry: registry.clone(), readiness: readiness.clone(), log, shutdown: shutdown_tx };
     tasks.spawn("admin", admin::run(Arc::clone(&shared), admin, admin_listener));
     if config.require_redirect {
-        tasks.spawn("attest", attest::run(readiness.gate("redirect")));
+        tasks.spawn("attest", attest::run(readiness.gate("redirect"), registry.clone(), shared.drain.clone()));
     }
     let certify =
         identity::Certifier { bootstrap, client: identity_client, credentials: credentials_tx, gate: identity_gate };

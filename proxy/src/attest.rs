@@ -1,4 +1,5 @@
-//! Asks the kernel whether both directions are redirected, so that the application starts only when they are.
+//! Asks the kernel whether both directions are redirected, so that the application starts only when they are, and the pod is ready only
+//! while they are.
 //!
 //! The question is a private socket option, answered by the node agent's programs in the pods that they know. Anybody else's kernel
 //! answers ENOPROTOOPT, which means "not redirected".
@@ -9,9 +10,13 @@ use nix::{
     errno::Errno,
     sys::socket::{GetSockOpt, sockopt::GetStruct},
 };
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
 use socket2::{Domain, Socket, Type};
 use tokio::time::Instant;
-use weft_runtime::readiness::Gate;
+use weft_runtime::{drain, metrics::Metrics, readiness::Gate};
 
 /// The level of Weft's private socket options: "WE".
 const LEVEL: libc::c_int = 0x5745;
@@ -30,6 +35,10 @@ const PATIENT: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often to ask with a new socket: on Linux 5.10 nobody answers for one that is older than the agent's programs.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// How often to ask once both directions were redirected: soon enough for a readiness probe, and two system calls each.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// How long the answer may be missing before it counts as lost, should an agent be replacing its programs at that moment.
+const GRACE: Duration = Duration::from_secs(1);
 /// How often to say in the log what is missing.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
@@ -47,16 +56,67 @@ struct Redirect;
 
 nix::getsockopt_impl!(Redirect, LEVEL, ATTESTATION, [u8; 16], GetStruct<[u8; 16]>);
 
-/// Opens the gate once both directions are redirected, and then idles.
+#[derive(Clone, Default)]
+struct RedirectMetrics {
+    attested: Gauge,
+    lost: Counter,
+}
+
+/// Keeps the gate open while both directions are redirected.
 ///
 /// # Errors
 /// When the process cannot have a socket.
-pub(crate) async fn run(gate: Gate) -> anyhow::Result<()> {
+pub(crate) async fn run(gate: Gate, registry: Metrics, drain: drain::Watch) -> anyhow::Result<()> {
+    let metrics = registry.register(RedirectMetrics::register);
     let mut asker = Asker { socket: socket()?, made: Instant::now() };
-    let Attestation { generation, netns_cookie, .. } = complete(|| asker.ask()).await;
-    tracing::info!(generation, netns_cookie, "kernel redirects both directions");
-    gate.open();
-    std::future::pending().await
+    tokio::select! {
+        followed = follow(|| asker.ask(), &gate, &metrics) => followed,
+        // A proxy that drains listens no more, and nothing is steered to it.
+        () = drain.signaled() => std::future::pending().await,
+    }
+}
+
+async fn follow(
+    mut ask: impl FnMut() -> Result<Attestation, Errno>,
+    gate: &Gate,
+    metrics: &RedirectMetrics,
+) -> anyhow::Result<()> {
+    loop {
+        let Attestation { generation, netns_cookie, .. } = complete(&mut ask).await;
+        tracing::info!(generation, netns_cookie, "kernel redirects both directions");
+        metrics.attested.set(1);
+        gate.open();
+        loop {
+            tokio::time::sleep(CHECK_EVERY).await;
+            if tokio::time::timeout(GRACE, complete(&mut ask)).await.is_err() {
+                break;
+            }
+        }
+        tracing::error!(
+            "the kernel no longer redirects this pod, connections bypass the proxy: was the agent unloaded?"
+        );
+        metrics.attested.set(0);
+        metrics.lost.inc();
+        gate.close();
+        gate.explain("the kernel no longer redirects this pod");
+    }
+}
+
+impl RedirectMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "weft_proxy_redirect_attested",
+            "Whether the kernel redirects both directions of the pod",
+            metrics.attested.clone(),
+        );
+        registry.register(
+            "weft_proxy_redirect_lost",
+            "How often the kernel stopped redirecting the pod",
+            metrics.lost.clone(),
+        );
+        metrics
+    }
 }
 
 /// Asks until both directions are redirected.
@@ -162,6 +222,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_gate_follows_the_redirect_for_life() {
+        const REDIRECTED: Result<u32, Errno> = Ok(OUTBOUND | INBOUND);
+        let readiness = Readiness::new();
+        let gate = readiness.gate("redirect");
+        let metrics = RedirectMetrics::default();
+        let kernel = std::cell::Cell::new(Err(Errno::ENOPROTOOPT));
+        let ask = || kernel.get().map(|flags| Attestation { flags, generation: 1, netns_cookie: 1 });
+        let observe = async {
+            // What the kernel answers, for how long, and whether the pod is ready at its end.
+            for (answer, seconds, ready, lost) in [
+                (Err(Errno::ENOPROTOOPT), 5, false, 0),
+                (REDIRECTED, 5, true, 0),
+                // The agent is replacing its programs.
+                (Err(Errno::ENOPROTOOPT), 1, true, 0),
+                (REDIRECTED, 5, true, 0),
+                (Ok(INBOUND), 5, false, 1),
+                (REDIRECTED, 5, true, 1),
+                (Err(Errno::ENOPROTOOPT), 5, false, 2),
+            ] {
+                kernel.set(answer);
+                tokio::time::sleep(Duration::from_millis(seconds * 1000 - 50)).await;
+                assert_eq!(readiness.pending().is_empty(), ready, "{answer:?}");
+                assert_eq!((metrics.attested.get() == 1, metrics.lost.get()), (ready, lost), "{answer:?}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::select! {
+            _ = follow(ask, &gate, &metrics) => unreachable!("it follows for life"),
+            () = observe => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn asks_with_a_new_socket_every_second() {
         let mut asker = Asker { socket: socket().unwrap(), made: Instant::now() };
         let made = asker.made;
@@ -177,7 +270,8 @@ mod tests {
     async fn a_kernel_without_our_programs_keeps_the_gate_shut() {
         let readiness = Readiness::new();
         let gate = readiness.gate("redirect");
-        let asked = tokio::time::timeout(Duration::from_secs(30), run(gate)).await;
+        let (_drain, watch) = drain::Drain::new();
+        let asked = tokio::time::timeout(Duration::from_secs(30), run(gate, Metrics::new(), watch)).await;
         assert!(asked.is_err());
         assert_eq!(readiness.pending(), ["redirect"]);
     }
