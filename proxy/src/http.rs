@@ -4,7 +4,6 @@
 
 pub(crate) mod body;
 pub(crate) mod headers;
-pub(crate) mod matching;
 pub(crate) mod orig_proto;
 pub(crate) mod respond;
 pub(crate) mod upgrade;

@@ -27,7 +27,8 @@ use crate::listen::{Accepted, Listener};
 use crate::metrics::{Direction, Peer, TransportMetrics, target_labels};
 use crate::orig_dst::original_dst;
 use crate::policy::Policies;
-use crate::policy::authz::{Client, ClientTls, Meta};
+use crate::policy::authz::{Client, ClientTls};
+use crate::route::Meta;
 use crate::shared::Shared;
 
 use accept::ConnectionError;

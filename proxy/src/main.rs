@@ -20,6 +20,7 @@ mod metrics;
 mod orig_dst;
 mod outbound;
 mod policy;
+mod route;
 mod shared;
 mod transport_header;
 

@@ -8,7 +8,6 @@
 //! [`serve_connection`] reads as that line. Everything here belongs to one worker; workers share discovery alone.
 
 pub(crate) mod endpoint;
-mod filter;
 mod h1;
 mod h2;
 mod http;

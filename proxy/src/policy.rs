@@ -11,7 +11,6 @@
 
 pub(crate) mod authz;
 mod convert;
-pub(crate) mod filter;
 pub(crate) mod limit;
 pub(crate) mod server;
 

@@ -9,13 +9,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::uri::Scheme;
-use http::{HeaderName, HeaderValue, StatusCode};
-use weft_proto::linkerd::meta::{Metadata, metadata};
-
 use super::endpoint::EndpointInfo;
-use crate::http::matching::{HostMatch, Route};
-use crate::metrics::{Labels, label};
+use crate::route::filter::Filter;
+use crate::route::matching::HostMatch;
+use crate::route::{Meta, Route};
 
 /// A destination's policy.
 #[derive(Clone, Debug)]
@@ -51,13 +48,13 @@ pub(crate) enum Protocol {
 }
 
 /// Routes of requests.
-pub(crate) type HttpRoutes = Arc<[Route<Rule>]>;
+pub(crate) type HttpRoutes = Arc<[Route<Action>]>;
 /// Routes of connections.
 pub(crate) type OpaqueRoutes = Arc<[OpaqueRoute]>;
 
 /// What happens with requests that match.
 #[derive(Clone, Debug)]
-pub(crate) struct Rule {
+pub(crate) struct Action {
     /// The route's name, for metrics.
     pub(crate) meta: Meta,
     /// Applied in order.
@@ -66,65 +63,6 @@ pub(crate) struct Rule {
     pub(crate) backends: Distribution,
     /// How long a request and its response may take together.
     pub(crate) request_timeout: Option<Duration>,
-}
-
-/// A change to a request or its response, or an answer in the server's place.
-#[derive(Clone, Debug)]
-pub(crate) enum Filter {
-    /// Changes the request's headers.
-    RequestHeaders(HeaderChange),
-    /// Changes the response's headers.
-    ResponseHeaders(HeaderChange),
-    /// Answers with a redirect.
-    Redirect(Redirect),
-    /// Answers with a failure, for a share of requests.
-    Fail {
-        /// The HTTP status or gRPC code.
-        code: u16,
-        /// Whether it is gRPC's.
-        grpc: bool,
-        /// The message.
-        message: String,
-        /// Numerator and denominator of the share.
-        ratio: (u32, u32),
-    },
-    /// The policy cannot be used.
-    Invalid,
-}
-
-/// Headers to remove, set and add.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HeaderChange {
-    /// Appended.
-    pub(crate) add: Vec<(HeaderName, HeaderValue)>,
-    /// Put in the place of what is there.
-    pub(crate) set: Vec<(HeaderName, HeaderValue)>,
-    /// Taken out.
-    pub(crate) remove: Vec<HeaderName>,
-}
-
-/// Parts of the location that a redirect replaces.
-#[derive(Clone, Debug)]
-pub(crate) struct Redirect {
-    /// The new scheme.
-    pub(crate) scheme: Option<Scheme>,
-    /// The new host.
-    pub(crate) host: Option<String>,
-    /// The new port.
-    pub(crate) port: Option<u16>,
-    /// The new path.
-    pub(crate) path: Option<RedirectPath>,
-    /// The response's status.
-    pub(crate) status: StatusCode,
-}
-
-/// How a redirect changes the path.
-#[derive(Clone, Debug)]
-pub(crate) enum RedirectPath {
-    /// All of it.
-    Full(String),
-    /// The part that the rule's prefix matched.
-    Prefix(String),
 }
 
 /// How one of several backends is picked.
@@ -201,23 +139,6 @@ pub(crate) enum RefuseOpaque {
     Invalid,
 }
 
-/// A resource, for metric labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Meta {
-    /// `core`, `policy.linkerd.io`, ...
-    pub(crate) group: String,
-    /// `Service`, `HTTPRoute`, `default`, ...
-    pub(crate) kind: String,
-    /// Its namespace.
-    pub(crate) namespace: String,
-    /// Its name.
-    pub(crate) name: String,
-    /// The port of a Service; 0 if it has none.
-    pub(crate) port: u16,
-    /// The section of a route.
-    pub(crate) section: String,
-}
-
 impl PeakEwma {
     /// What Linkerd uses when policy says nothing: 30 ms and 10 s.
     pub(crate) const DEFAULT: Self = Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
@@ -233,53 +154,15 @@ impl RefuseOpaque {
     }
 }
 
-impl Meta {
-    /// A default of the controller's or the proxy's own.
-    pub(crate) fn default_named(name: &str) -> Self {
-        Self { kind: "default".to_owned(), name: name.to_owned(), ..Self::default() }
-    }
-
-    fn read(message: Option<Metadata>) -> Self {
-        match message.and_then(|message| message.kind) {
-            Some(metadata::Kind::Default(name)) => Self::default_named(&name),
-            Some(metadata::Kind::Resource(resource)) => Self {
-                group: resource.group,
-                kind: resource.kind,
-                namespace: resource.namespace,
-                name: resource.name,
-                port: u16::try_from(resource.port).unwrap_or_default(),
-                section: resource.section,
-            },
-            None => Self::default(),
-        }
-    }
-
-    /// The labels `<role>_group`, `<role>_kind` and so on.
-    pub(crate) fn labels(&self, role: &'static str, with_port: bool) -> Labels {
-        let mut labels: Labels = vec![
-            label(format!("{role}_group"), self.group.clone()),
-            label(format!("{role}_kind"), self.kind.clone()),
-            label(format!("{role}_namespace"), self.namespace.clone()),
-            label(format!("{role}_name"), self.name.clone()),
-        ];
-        if with_port {
-            let port = if self.port == 0 { String::new() } else { self.port.to_string() };
-            labels.push(label(format!("{role}_port"), port));
-            labels.push(label(format!("{role}_section_name"), self.section.clone()));
-        }
-        labels
-    }
-}
-
 impl Backend {
     /// An endpoint of no named resource.
     pub(crate) fn forward(endpoint: Arc<EndpointInfo>) -> Self {
-        Self { meta: Meta::default_named("endpoint"), kind: BackendKind::Forward(endpoint) }
+        Self { meta: Meta::built_in("endpoint"), kind: BackendKind::Forward(endpoint) }
     }
 
     /// A service that is known by name alone.
     pub(crate) fn balance(path: String) -> Self {
-        Self { meta: Meta::default_named(&path), kind: BackendKind::Balance { path, load: PeakEwma::DEFAULT } }
+        Self { meta: Meta::built_in(&path), kind: BackendKind::Balance { path, load: PeakEwma::DEFAULT } }
     }
 }
 
@@ -293,9 +176,9 @@ impl Distribution {
 impl Policy {
     /// What holds for a destination without policy: detect, and send everything to `backends`.
     pub(crate) fn synthesize(backends: Distribution, opaque: bool, detect_timeout: Duration) -> Self {
-        let parent = Meta::default_named("endpoint");
+        let parent = Meta::built_in("endpoint");
         let routes: OpaqueRoutes = Arc::new([OpaqueRoute {
-            meta: Meta::default_named("opaq"),
+            meta: Meta::built_in("opaq"),
             server_names: Vec::new(),
             refuse: None,
             backends: backends.clone(),
@@ -311,15 +194,15 @@ impl Policy {
 
     /// What holds for a destination whose policy cannot be used: requests fail with 500, other connections are closed.
     pub(crate) fn invalid(detect_timeout: Duration) -> Self {
-        let http = http_default(vec![Filter::Invalid], Distribution::Empty);
+        let http = http_default(vec![Filter::Unknown], Distribution::Empty);
         let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {
-            meta: Meta::default_named("invalid"),
+            meta: Meta::built_in("invalid"),
             server_names: Vec::new(),
             refuse: Some(RefuseOpaque::Invalid),
             backends: Distribution::Empty,
         }]);
         Self {
-            parent: Meta::default_named("invalid"),
+            parent: Meta::built_in("invalid"),
             protocol: Protocol::Detect { timeout: detect_timeout, http1: Arc::clone(&http), http2: http, opaque },
         }
     }
@@ -338,7 +221,7 @@ impl Policy {
     pub(crate) fn overridden(&self, backends: &Distribution) -> Self {
         let http = http_default(Vec::new(), backends.clone());
         let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {
-            meta: Meta::default_named("profile"),
+            meta: Meta::built_in("profile"),
             server_names: Vec::new(),
             refuse: None,
             backends: backends.clone(),
@@ -357,8 +240,8 @@ impl Policy {
 }
 
 fn http_default(filters: Vec<Filter>, backends: Distribution) -> HttpRoutes {
-    let rule = Rule { meta: Meta::default_named("http"), filters, backends, request_timeout: None };
-    Arc::new([Route { hosts: Vec::new(), rules: vec![(Vec::new(), rule)] }])
+    let rule = Action { meta: Meta::built_in("http"), filters, backends, request_timeout: None };
+    Arc::new([Route::catch_all(rule)])
 }
 
 /// A plain endpoint as a distribution's only backend.

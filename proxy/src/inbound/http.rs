@@ -31,6 +31,7 @@ use crate::http::upgrade::{is_tunnel, spawn_tunnel, strip_connect_response};
 use crate::policy::PortPolicy;
 use crate::policy::authz::{Client, authorize};
 use crate::policy::server::{Matched, ServerPolicy};
+use crate::route::filter::apply_to_request;
 
 use counters::{Counters, Handles};
 
@@ -116,9 +117,7 @@ impl HttpConnection {
             return Err(Failure::NoRoute);
         };
         let handles = self.authorize(&policy, matched)?;
-        for filter in matched.filters {
-            filter.apply(request)?;
-        }
+        apply_to_request(matched.filters, matched.prefix, request).map_err(inbound_failure)?;
         self.check_limit(&policy)?;
         Ok(handles)
     }
@@ -245,6 +244,14 @@ fn observe(
     let (parts, body) = response.into_parts();
     let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers);
     Response::from_parts(parts, Observed::new(body, Finish { count, lease }))
+}
+
+/// Linkerd's inbound side answers every injected failure alike, whatever status or code the policy names.
+fn inbound_failure(failure: Failure) -> Failure {
+    match failure {
+        Failure::Injected { .. } => Failure::Internal("unexpected error"),
+        other => other,
+    }
 }
 
 /// A CONNECT names a host and port and nothing else; everything else names a path (RFC 9112 section 3.2).

@@ -10,8 +10,9 @@ use super::accept::ConnectionError;
 use crate::io::{Io, copy_bidirectional};
 use crate::metrics::{Counters, Labels, target_labels};
 use crate::policy::PortPolicy;
-use crate::policy::authz::{Client, Meta};
+use crate::policy::authz::Client;
 use crate::policy::server::ServerPolicy;
+use crate::route::Meta;
 
 /// Forwards a connection to the application if policy allows, until it ends or policy no longer does.
 ///

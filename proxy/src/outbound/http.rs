@@ -19,16 +19,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use weft_tls::identity::Identity;
 
 use super::Connection;
-use super::filter::{apply_to_request, apply_to_response};
 use super::target::Plan;
-use crate::discover::route::Rule;
+use crate::discover::route::Action;
 use crate::http::body::{Body, Observed};
 use crate::http::headers::{CLIENT_ID, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade};
-use crate::http::matching;
 use crate::http::respond::{Failure, RequestKind};
 use crate::http::upgrade;
 use crate::io::{Io, Stream};
 use crate::metrics::label;
+use crate::route::filter::{apply_to_request, apply_to_response};
+use crate::route::matching::{self, Found};
 
 use exchange::{Exchange, ExchangeError};
 use response::ResponseObserver;
@@ -66,6 +66,13 @@ impl std::error::Error for Reset {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.0)
     }
+}
+
+/// What the route of a request says.
+struct Routed<'a> {
+    action: &'a Action,
+    /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
+    prefix: Option<usize>,
 }
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
@@ -167,16 +174,17 @@ impl Connection {
         let plan = self.target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
         let http2 = request.version() == Version::HTTP_2;
         let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is not HTTP any more"))?;
-        let (route, rule_index) = matching::find(routes, &request).ok_or(Failure::NoRoute)?;
-        let rule = &routes[route].rules[rule_index].1;
+        let found = matching::find(routes, &request).ok_or(Failure::NoRoute)?;
+        let Found { route, rule, prefix } = found;
+        let routed = Routed { action: &routes[route].rules[rule].action, prefix };
 
-        let exchanged = self.exchange(&plan, rule, request, required, client_upgrade, arrived).await;
+        let exchanged = self.exchange(&plan, &routed, request, required, client_upgrade, arrived).await;
         let (status, error) = match &exchanged {
             Ok((response, _)) => (response.status().as_u16(), ""),
             Err(ExchangeError::Failure(failure)) => (failure.status().as_u16(), failure.label()),
             Err(ExchangeError::Reset(_)) => (0, "reset"),
         };
-        plan.count_status(&self.worker.shared, (http2, route, rule_index), rule, status, error);
+        plan.count_status(&self.worker.shared, (http2, route, rule), routed.action, status, error);
         let (response, mut observer) = exchanged?;
         observer.hold(permit);
         Ok(response.map(|body| Observed::new(body, observer)))
@@ -185,15 +193,16 @@ impl Connection {
     async fn exchange(
         &self,
         plan: &Plan,
-        rule: &Rule,
+        routed: &Routed<'_>,
         mut request: Request<Incoming>,
         required: Option<Identity>,
         client_upgrade: Option<hyper::upgrade::OnUpgrade>,
         arrived: Instant,
     ) -> Result<(Response<Body>, ResponseObserver), ExchangeError> {
-        apply_to_request(&rule.filters, &mut request)?;
-        let (backend, resolved) = plan.pick(&rule.backends).ok_or(Failure::Internal("the route has no backend"))?;
-        apply_to_request(&backend.filters, &mut request)?;
+        let Routed { action, prefix } = *routed;
+        apply_to_request(&action.filters, prefix, &mut request)?;
+        let (backend, resolved) = plan.pick(&action.backends).ok_or(Failure::Internal("the route has no backend"))?;
+        apply_to_request(&backend.filters, prefix, &mut request)?;
         let method = request.method().clone();
         let exchange = Exchange {
             connection: self,
@@ -202,7 +211,7 @@ impl Connection {
             upgrades: client_upgrade.is_some(),
             arrived,
         };
-        let exchanged = match rule.request_timeout {
+        let exchanged = match action.request_timeout {
             None => exchange.run(request.map(Body::Incoming)).await?,
             Some(timeout) => match tokio::time::timeout(timeout, exchange.run(request.map(Body::Incoming))).await {
                 Ok(exchanged) => exchanged?,
@@ -219,7 +228,7 @@ impl Connection {
             *response.body_mut() = Body::Empty;
         }
         apply_to_response(&backend.filters, response.headers_mut());
-        apply_to_response(&rule.filters, response.headers_mut());
+        apply_to_response(&action.filters, response.headers_mut());
         Ok((response, observer))
     }
 }

@@ -16,7 +16,7 @@ use crate::discover::Lookup;
 use crate::discover::policy::PolicyState;
 use crate::discover::profile::{Profile, ProfileState};
 use crate::discover::route::{
-    Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, Rule, forward_to,
+    Action, Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to,
 };
 use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
 use crate::shared::Shared;
@@ -161,8 +161,8 @@ impl Plan {
             Protocol::Http1(http) | Protocol::Http2(http) => (vec![http], None),
             Protocol::Opaque(opaque) | Protocol::Tls(opaque) => (vec![], Some(opaque)),
         };
-        for (_, rule) in http.iter().flat_map(|routes| routes.iter()).flat_map(|route| &route.rules) {
-            resolve(&rule.backends);
+        for rule in http.iter().flat_map(|routes| routes.iter()).flat_map(|route| &route.rules) {
+            resolve(&rule.action.backends);
         }
         for route in opaque.iter().flat_map(|routes| routes.iter()) {
             resolve(&route.backends);
@@ -212,7 +212,7 @@ impl Plan {
     }
 
     /// Counts a response under its route.
-    pub(super) fn count_status(&self, shared: &Shared, id: RuleId, rule: &Rule, status: u16, error: &'static str) {
+    pub(super) fn count_status(&self, shared: &Shared, id: RuleId, action: &Action, status: u16, error: &'static str) {
         let mut statuses = self.statuses.lock();
         // Errors are rare and their labels differ, so that only plain statuses are remembered.
         if let Some((.., counter)) =
@@ -221,8 +221,8 @@ impl Plan {
             counter.inc();
             return;
         }
-        let mut labels = self.policy.parent.labels("parent", true);
-        labels.extend(rule.meta.labels("route", false));
+        let mut labels = self.policy.parent.labels_with_port("parent");
+        labels.extend(action.meta.labels("route"));
         labels.push(label("hostname", ""));
         labels.push(label("http_status", status.to_string()));
         labels.push(label("error", error));

@@ -134,7 +134,7 @@ async fn connect(
 }
 
 fn labels(connection: &Connection, route: &OpaqueRoute) -> Labels {
-    let mut labels = route.meta.labels("route", false);
+    let mut labels = route.meta.labels("route");
     labels.extend(target_labels(connection.target.addr).into_iter().skip(1));
     labels
 }

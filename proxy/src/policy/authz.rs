@@ -14,17 +14,7 @@ use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
 use crate::metrics::{Labels, label};
-
-/// Which object of the cluster a server, route or authorization stands for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Meta {
-    /// Its API group; empty for built-in ones.
-    pub(crate) group: Box<str>,
-    /// Its kind, `default` when the control plane made it up.
-    pub(crate) kind: Box<str>,
-    /// Its name.
-    pub(crate) name: Box<str>,
-}
+use crate::route::Meta;
 
 /// Who is at the other end of an accepted connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,20 +160,6 @@ impl Suffix {
             (Self::Any, Identity::Dns(_)) => true,
             (Self::EndsWith(end), Identity::Dns(name)) => name.len() > end.len() && name.ends_with(&**end),
         }
-    }
-}
-
-impl Meta {
-    /// Names something that no object of the cluster stands for.
-    pub(crate) fn built_in(name: &str) -> Self {
-        Self { group: "".into(), kind: "default".into(), name: name.into() }
-    }
-
-    /// Appends the labels `<prefix>_group`, `<prefix>_kind` and `<prefix>_name`.
-    pub(crate) fn append_labels(&self, prefix: &str, labels: &mut Labels) {
-        labels.push(label(format!("{prefix}_group"), self.group.to_string()));
-        labels.push(label(format!("{prefix}_kind"), self.kind.to_string()));
-        labels.push(label(format!("{prefix}_name"), self.name.to_string()));
     }
 }
 

@@ -10,11 +10,12 @@ use ipnet::IpNet;
 use weft_proto::linkerd::inbound as proto;
 use weft_proto::linkerd::{meta, net};
 
-use super::authz::{Authentication, Authorization, Meta, Network, Suffix};
-use super::filter::{Filter, FilterError};
+use super::authz::{Authentication, Authorization, Network, Suffix};
 use super::limit::{Override, RateLimit};
 use super::server::{HttpPolicy, Protocol, RouteDetails, ServerPolicy};
-use crate::http::matching::{self, HostMatch, MatchError, RequestMatch};
+use crate::route::filter::Filter;
+use crate::route::proto::{self as routes, ReadRouteError};
+use crate::route::{Meta, Route};
 
 /// Why an answer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -22,21 +23,12 @@ pub(crate) enum PolicyError {
     /// A required part is absent.
     #[error("the policy's {0} is missing")]
     Missing(&'static str),
-    /// A network is none.
+    /// A network is malformed.
     #[error("the policy has an invalid network")]
     Network(#[from] net::InvalidIpNetwork),
-    /// A route's match cannot be used.
-    #[error("the policy has an unusable match")]
-    Match(#[from] MatchError),
-    /// A route's filter cannot be used.
-    #[error("the policy has an unusable filter")]
-    Filter(#[from] FilterError),
-    /// A rate limit of nothing.
-    #[error("the policy has a rate limit of zero")]
-    RateLimit,
-    /// The detection timeout is negative.
-    #[error("the policy has an invalid detection timeout")]
-    Timeout,
+    /// A route or a duration cannot be read.
+    #[error("the policy cannot be used")]
+    Route(#[from] ReadRouteError),
 }
 
 /// Reads one port's policy; `detect_timeout` applies where it names none.
@@ -47,10 +39,7 @@ pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<
     let kind = server.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
     let protocol = match kind {
         Kind::Detect(detect) => Protocol::Detect {
-            timeout: match detect.timeout {
-                None => detect_timeout,
-                Some(timeout) => Duration::try_from(timeout).map_err(|_| PolicyError::Timeout)?,
-            },
+            timeout: routes::duration(detect.timeout, "detection timeout")?.unwrap_or(detect_timeout),
             http: http(detect.http_routes, detect.http_local_rate_limit, all)?,
         },
         Kind::Http1(http1) => Protocol::Http1(http(http1.routes, http1.local_rate_limit, all)?),
@@ -73,11 +62,10 @@ fn http(
     for route in routes {
         let mut rules = Vec::new();
         for rule in route.rules {
-            let matches = rule.matches.into_iter().map(RequestMatch::read).collect::<Result<_, _>>()?;
             let filters = rule.filters.into_iter().map(http_filter).collect::<Result<_, _>>()?;
-            rules.push((matches, filters));
+            rules.push(routes::http_rule(rule.matches, filters)?);
         }
-        policy.routes.push(matching::Route { hosts: hosts(route.hosts)?, rules });
+        policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
         policy.details.push(details(route.metadata, route.authorizations, server)?);
     }
     Ok(policy)
@@ -88,18 +76,13 @@ fn grpc_routes(routes: Vec<proto::GrpcRoute>, server: &[Authorization]) -> Resul
     for route in routes {
         let mut rules = Vec::new();
         for rule in route.rules {
-            let matches = rule.matches.into_iter().map(RequestMatch::read_grpc).collect::<Result<_, _>>()?;
             let filters = rule.filters.into_iter().map(grpc_filter).collect::<Result<_, _>>()?;
-            rules.push((matches, filters));
+            rules.push(routes::grpc_rule(rule.matches, filters)?);
         }
-        policy.routes.push(matching::Route { hosts: hosts(route.hosts)?, rules });
+        policy.routes.push(Route { hosts: routes::hosts(route.hosts)?, rules });
         policy.details.push(details(route.metadata, route.authorizations, server)?);
     }
     Ok(policy)
-}
-
-fn hosts(hosts: Vec<weft_proto::linkerd::http_route::HostMatch>) -> Result<Vec<HostMatch>, PolicyError> {
-    Ok(hosts.into_iter().map(HostMatch::read).collect::<Result<_, _>>()?)
 }
 
 /// A route's authorizations add to the server's.
@@ -110,25 +93,27 @@ fn details(
 ) -> Result<RouteDetails, PolicyError> {
     let mut all = authorizations(own)?;
     all.extend_from_slice(server);
-    let meta = metadata.and_then(from_metadata).unwrap_or_else(|| Meta::built_in("default"));
+    let meta = routes::meta(metadata).unwrap_or_else(|| Meta::built_in("default"));
     Ok(RouteDetails { meta: Arc::new(meta), authorizations: with_localhost(all) })
 }
 
-fn http_filter(filter: proto::http_route::Filter) -> Result<Filter, PolicyError> {
+fn http_filter(filter: proto::http_route::Filter) -> Result<Filter, ReadRouteError> {
     use proto::http_route::filter::Kind;
-    Ok(match filter.kind.ok_or(FilterError::Empty)? {
-        Kind::FailureInjector(message) => Filter::http_failure(message)?,
-        Kind::RequestHeaderModifier(message) => Filter::request_headers(message)?,
-        Kind::Redirect(message) => Filter::redirect(message)?,
-    })
+    match filter.kind {
+        None => Ok(Filter::Unknown),
+        Some(Kind::FailureInjector(message)) => Filter::http_failure(message),
+        Some(Kind::RequestHeaderModifier(message)) => Filter::request_headers(message),
+        Some(Kind::Redirect(message)) => Filter::redirect(message),
+    }
 }
 
-fn grpc_filter(filter: proto::grpc_route::Filter) -> Result<Filter, PolicyError> {
+fn grpc_filter(filter: proto::grpc_route::Filter) -> Result<Filter, ReadRouteError> {
     use proto::grpc_route::filter::Kind;
-    Ok(match filter.kind.ok_or(FilterError::Empty)? {
-        Kind::FailureInjector(message) => Filter::grpc_failure(message)?,
-        Kind::RequestHeaderModifier(message) => Filter::request_headers(message)?,
-    })
+    match filter.kind {
+        None => Ok(Filter::Unknown),
+        Some(Kind::FailureInjector(message)) => Filter::grpc_failure(message),
+        Some(Kind::RequestHeaderModifier(message)) => Filter::request_headers(message),
+    }
 }
 
 fn with_localhost(mut authorizations: Vec<Authorization>) -> Vec<Authorization> {
@@ -143,7 +128,7 @@ fn authorizations(messages: Vec<proto::Authz>) -> Result<Vec<Authorization>, Pol
         if message.networks.is_empty() {
             continue;
         }
-        let named = message.metadata.and_then(from_metadata);
+        let named = routes::meta(message.metadata);
         all.push(Authorization {
             networks: message.networks.into_iter().map(network).collect::<Result<_, _>>()?,
             authentication: authentication(message.authentication)?,
@@ -178,41 +163,31 @@ fn identity(message: proto::Identity) -> Box<str> {
     if message.name.contains("://") { message.name.into() } else { message.name.to_ascii_lowercase().into() }
 }
 
+/// A rate of 0 does not limit, as in linkerd2-proxy.
 fn rate_limit(message: proto::HttpLocalRateLimit) -> Result<RateLimit, PolicyError> {
-    let rate = |limit: proto::http_local_rate_limit::Limit| {
-        NonZeroU32::new(limit.requests_per_second).ok_or(PolicyError::RateLimit)
-    };
-    let meta = message.metadata.and_then(from_metadata).unwrap_or_default();
+    let rate = |limit: proto::http_local_rate_limit::Limit| NonZeroU32::new(limit.requests_per_second);
+    let meta = routes::meta(message.metadata).unwrap_or_default();
     let mut overrides = Vec::new();
     for message in message.overrides {
-        let limit = rate(message.limit.ok_or(PolicyError::Missing("rate limit override"))?)?;
+        let Some(limit) = rate(message.limit.ok_or(PolicyError::Missing("rate limit override"))?) else { continue };
         let clients = message.clients.map(|clients| clients.identities).unwrap_or_default();
         overrides.push(Override::new(clients.into_iter().map(identity).collect(), limit));
     }
-    let (total, per_identity) = (message.total.map(rate).transpose()?, message.identity.map(rate).transpose()?);
+    let (total, per_identity) = (message.total.and_then(rate), message.identity.and_then(rate));
     Ok(RateLimit::new(Arc::new(meta), total, per_identity, overrides))
-}
-
-fn from_metadata(metadata: meta::Metadata) -> Option<Meta> {
-    Some(match metadata.kind? {
-        meta::metadata::Kind::Default(name) => Meta::built_in(&name),
-        meta::metadata::Kind::Resource(resource) => {
-            Meta { group: resource.group.into(), kind: resource.kind.into(), name: resource.name.into() }
-        }
-    })
 }
 
 fn from_labels(labels: &HashMap<String, String>) -> Meta {
     let get = |key: &str| labels.get(key).map(String::as_str).unwrap_or_default().into();
     let kind = labels.get("kind").map_or("default", String::as_str).into();
-    Meta { group: get("group"), kind, name: get("name") }
+    Meta { group: get("group"), kind, name: get("name"), ..Meta::default() }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use proto::authn::{self, Permit, PermitMeshTls, permit_mesh_tls};
-    use weft_proto::linkerd::http_route as routes;
+    use weft_proto::linkerd::http_route;
 
     fn all_networks() -> Vec<proto::Network> {
         ["0.0.0.0/0", "::/0"]
@@ -250,17 +225,18 @@ pub(crate) mod tests {
             hosts: Vec::new(),
             authorizations,
             rules: vec![proto::http_route::Rule {
-                matches: vec![routes::HttpRouteMatch {
-                    path: Some(routes::PathMatch { kind: Some(kind) }),
+                matches: vec![http_route::HttpRouteMatch {
+                    path: Some(http_route::PathMatch { kind: Some(kind) }),
                     method: method.map(Into::into),
                     ..Default::default()
                 }],
                 filters: Vec::new(),
             }],
         };
-        let everything = route("default", routes::path_match::Kind::Prefix("/".into()), None, Vec::new());
+        let everything = route("default", http_route::path_match::Kind::Prefix("/".into()), None, Vec::new());
         let probes = vec![authz("probe", anybody())];
-        let probe = route("probe", routes::path_match::Kind::Exact("/healthz".into()), Some(http::Method::GET), probes);
+        let probe =
+            route("probe", http_route::path_match::Kind::Exact("/healthz".into()), Some(http::Method::GET), probes);
         let detect = proto::proxy_protocol::Detect {
             timeout: Some(prost_duration(Duration::from_secs(10))),
             http_routes: vec![everything, probe],
@@ -343,5 +319,52 @@ pub(crate) mod tests {
         let mut message = detecting(vec![authz("a", anybody())]);
         message.authorizations[0].networks.clear();
         assert_eq!(convert(message).unwrap().authorizations, [Authorization::localhost()]);
+    }
+
+    #[test]
+    fn a_rate_of_zero_does_not_limit() {
+        use proto::http_local_rate_limit::{Limit, Override};
+        let none = || Some(Limit { requests_per_second: 0 });
+        let message = proto::HttpLocalRateLimit {
+            total: none(),
+            identity: none(),
+            overrides: vec![Override { limit: none(), clients: None }],
+            ..Default::default()
+        };
+        let limit = rate_limit(message.clone()).unwrap();
+        let now = std::time::Instant::now();
+        assert!((0..1000).all(|_| limit.check(None, now).is_ok()));
+        let limited = proto::HttpLocalRateLimit { total: Some(Limit { requests_per_second: 1 }), ..message };
+        let limit = rate_limit(limited).unwrap();
+        assert_eq!((0..1000).filter(|_| limit.check(None, now).is_ok()).count(), 1);
+    }
+
+    #[test]
+    fn an_unreadable_detection_timeout_is_an_error() {
+        let with = |nanos| {
+            let mut message = detecting(Vec::new());
+            let kind = message.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
+            let Some(proto::proxy_protocol::Kind::Detect(detect)) = kind else { panic!("not detecting") };
+            let mut timeout = detect.timeout.unwrap();
+            (timeout.seconds, timeout.nanos) = (0, nanos);
+            detect.timeout = Some(timeout);
+            convert(message)
+        };
+        assert!(with(1).is_ok());
+        assert!(with(-1).is_err());
+    }
+
+    #[test]
+    fn an_unknown_filter_fails_requests_and_leaves_the_other_rules_alone() {
+        let mut message = detecting(Vec::new());
+        let kind = message.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
+        let Some(proto::proxy_protocol::Kind::Detect(detect)) = kind else { panic!("not detecting") };
+        detect.http_routes[0].rules[0].filters.push(proto::http_route::Filter { kind: None });
+        let policy = convert(message).unwrap();
+        let filters = |path: &str| {
+            let request = http::Request::builder().uri(path).body(()).unwrap();
+            policy.http().unwrap().find(&request).unwrap().filters.len()
+        };
+        assert_eq!((filters("/"), filters("/healthz")), (1, 0));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use weft_tls::identity::Identity;
 
-use super::authz::Meta;
+use crate::route::Meta;
 
 /// Clients remembered at most; beyond it those that have not sent for a second are forgotten.
 const CLIENTS: usize = 1024;

@@ -8,11 +8,11 @@ use std::time::Duration;
 use http::Request;
 use ipnet::IpNet;
 
-use super::authz::{Authentication, Authorization, Client, Meta, Network, Suffix, authorize};
-use super::filter::Filter;
+use super::authz::{Authentication, Authorization, Client, Network, Suffix, authorize};
 use super::limit::RateLimit;
 use crate::config::{Config, DefaultPolicy};
-use crate::http::matching;
+use crate::route::filter::Filter;
+use crate::route::{Meta, Route, matching};
 
 /// One port's policy.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub(crate) enum Protocol {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpPolicy {
     /// How requests find their route.
-    pub(crate) routes: Vec<matching::Route<Vec<Filter>>>,
+    pub(crate) routes: Vec<Route<Vec<Filter>>>,
     /// What is known of each route, by the same index.
     pub(crate) details: Vec<RouteDetails>,
     /// How many requests are let through.
@@ -76,6 +76,8 @@ pub(crate) struct Matched<'a> {
     pub(crate) details: &'a RouteDetails,
     /// What its rule does to requests.
     pub(crate) filters: &'a [Filter],
+    /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
+    pub(crate) prefix: Option<usize>,
 }
 
 impl ServerPolicy {
@@ -134,15 +136,15 @@ impl HttpPolicy {
     pub(crate) fn one_route(authorizations: &[Authorization]) -> Self {
         let details =
             RouteDetails { meta: Arc::new(Meta::built_in("default")), authorizations: authorizations.to_vec() };
-        let route = matching::Route { hosts: Vec::new(), rules: vec![(Vec::new(), Vec::new())] };
-        Self { routes: vec![route], details: vec![details], limit: None }
+        Self { routes: vec![Route::catch_all(Vec::new())], details: vec![details], limit: None }
     }
 
     /// Finds the route of a request.
     pub(crate) fn find<B>(&self, request: &Request<B>) -> Option<Matched<'_>> {
-        let (route, rule) = matching::find(&self.routes, request)?;
-        let (_, filters) = self.routes.get(route)?.rules.get(rule)?;
-        Some(Matched { index: route, details: self.details.get(route)?, filters })
+        let found = matching::find(&self.routes, request)?;
+        let rule = self.routes.get(found.route)?.rules.get(found.rule)?;
+        let details = self.details.get(found.route)?;
+        Some(Matched { index: found.route, details, filters: &rule.action, prefix: found.prefix })
     }
 }
 

@@ -7,15 +7,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, StatusCode};
-use weft_proto::linkerd::{http_route, http_types, outbound, tls_route};
+use weft_proto::linkerd::{meta, outbound, tls_route};
 
 use super::{
-    Backend, BackendKind, Distribution, Filter, HeaderChange, HttpRoutes, Meta, OpaqueRoute, OpaqueRoutes, PeakEwma,
-    Policy, Protocol, Redirect, RedirectPath, RefuseOpaque, RouteBackend, Rule,
+    Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, OpaqueRoutes, PeakEwma, Policy, Protocol,
+    RefuseOpaque, RouteBackend,
 };
 use crate::discover::endpoint::{EndpointError, EndpointInfo};
-use crate::http::matching::{HostMatch, MatchError, RequestMatch, Route};
+use crate::route::filter::Filter;
+use crate::route::matching::HostMatch;
+use crate::route::proto::{self as routes, ReadRouteError};
+use crate::route::{Meta, Route};
 
 /// Detection's timeout when policy gives none: Linkerd's default.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,27 +28,12 @@ pub(crate) enum PolicyError {
     /// A part that must be there is not.
     #[error("the policy has no {0}")]
     Missing(&'static str),
-    /// A match cannot be read.
-    #[error("read a route's match")]
-    Match(#[from] MatchError),
+    /// A route or a duration cannot be read.
+    #[error("read a route")]
+    Route(#[from] ReadRouteError),
     /// A forward backend cannot be read.
     #[error("read a backend's endpoint")]
     Endpoint(#[from] EndpointError),
-    /// A header's name cannot be read.
-    #[error("read a filter's header name")]
-    HeaderName(#[from] http::header::InvalidHeaderName),
-    /// A header's value cannot be read.
-    #[error("read a filter's header value")]
-    HeaderValue(#[from] http::header::InvalidHeaderValue),
-    /// A status is none.
-    #[error("read a filter's status code")]
-    Status(#[from] http::status::InvalidStatusCode),
-    /// A number is out of its range.
-    #[error("a filter's {0} is out of range")]
-    Range(&'static str),
-    /// A scheme is none.
-    #[error("read a redirect's scheme")]
-    Scheme,
 }
 
 impl Policy {
@@ -59,7 +46,7 @@ impl Policy {
         let kind = message.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
         let protocol = match kind {
             Kind::Detect(detect) => Protocol::Detect {
-                timeout: duration(detect.timeout).unwrap_or(DETECT_TIMEOUT),
+                timeout: routes::duration(detect.timeout, "detection timeout")?.unwrap_or(DETECT_TIMEOUT),
                 http1: read_http(detect.http1.ok_or(PolicyError::Missing("HTTP/1 routes"))?.routes)?,
                 http2: read_http(detect.http2.ok_or(PolicyError::Missing("HTTP/2 routes"))?.routes)?,
                 opaque: read_opaque(detect.opaque.ok_or(PolicyError::Missing("opaque routes"))?.routes)?,
@@ -70,7 +57,7 @@ impl Policy {
             Kind::Opaque(opaque) => Protocol::Opaque(read_opaque(opaque.routes)?),
             Kind::Tls(tls) => Protocol::Tls(read_tls(tls.routes)?),
         };
-        Ok(Self { parent: Meta::read(message.metadata), protocol })
+        Ok(Self { parent: read_meta(message.metadata), protocol })
     }
 }
 
@@ -109,16 +96,17 @@ macro_rules! read_distribution {
 fn read_http(messages: Vec<outbound::HttpRoute>) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
-        let meta = Meta::read(message.metadata);
+        let meta = read_meta(message.metadata);
         let mut rules = Vec::with_capacity(message.rules.len());
         for rule in message.rules {
-            let matches = rule.matches.into_iter().map(RequestMatch::read).collect::<Result<_, _>>()?;
             let filters = rule.filters.into_iter().map(read_http_filter).collect::<Result<_, _>>()?;
             let backends = read_distribution!(http_route, rule.backends, read_http_filter);
-            let request_timeout = rule.timeouts.and_then(|timeouts| duration(timeouts.request));
-            rules.push((matches, Rule { meta: meta.clone(), filters, backends, request_timeout }));
+            let timeouts = rule.timeouts.unwrap_or_default();
+            let request_timeout = routes::duration(timeouts.request, "request timeout")?;
+            let action = Action { meta: meta.clone(), filters, backends, request_timeout };
+            rules.push(routes::http_rule(rule.matches, action)?);
         }
-        routes.push(Route { hosts: read_hosts(message.hosts)?, rules });
+        routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
     Ok(routes.into())
 }
@@ -126,16 +114,17 @@ fn read_http(messages: Vec<outbound::HttpRoute>) -> Result<HttpRoutes, PolicyErr
 fn read_grpc(messages: Vec<outbound::GrpcRoute>) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
-        let meta = Meta::read(message.metadata);
+        let meta = read_meta(message.metadata);
         let mut rules = Vec::with_capacity(message.rules.len());
         for rule in message.rules {
-            let matches = rule.matches.into_iter().map(RequestMatch::read_grpc).collect::<Result<_, _>>()?;
             let filters = rule.filters.into_iter().map(read_grpc_filter).collect::<Result<_, _>>()?;
             let backends = read_distribution!(grpc_route, rule.backends, read_grpc_filter);
-            let request_timeout = rule.timeouts.and_then(|timeouts| duration(timeouts.request));
-            rules.push((matches, Rule { meta: meta.clone(), filters, backends, request_timeout }));
+            let timeouts = rule.timeouts.unwrap_or_default();
+            let request_timeout = routes::duration(timeouts.request, "request timeout")?;
+            let action = Action { meta: meta.clone(), filters, backends, request_timeout };
+            rules.push(routes::grpc_rule(rule.matches, action)?);
         }
-        routes.push(Route { hosts: read_hosts(message.hosts)?, rules });
+        routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
     Ok(routes.into())
 }
@@ -149,7 +138,7 @@ macro_rules! read_connection_rules {
                 Some(outbound::$module::filter::Kind::Invalid(_)) | None => RefuseOpaque::Invalid,
             });
             let refuse = refuse.last();
-            let no_filters = |_: outbound::$module::Filter| Ok::<_, PolicyError>(Filter::Invalid);
+            let no_filters = |_: outbound::$module::Filter| Ok::<_, ReadRouteError>(Filter::Unknown);
             let backends = match rule.backends {
                 // A forbidden route leads nowhere, and the controller then leaves its backends out.
                 None if refuse.is_some() => Distribution::Empty,
@@ -163,7 +152,7 @@ macro_rules! read_connection_rules {
 fn read_opaque(messages: Vec<outbound::OpaqueRoute>) -> Result<OpaqueRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
-        let (meta, names) = (Meta::read(message.metadata), Vec::<HostMatch>::new());
+        let (meta, names) = (read_meta(message.metadata), Vec::<HostMatch>::new());
         read_connection_rules!(opaque_route, meta, names, message.rules, routes);
     }
     Ok(routes.into())
@@ -172,11 +161,15 @@ fn read_opaque(messages: Vec<outbound::OpaqueRoute>) -> Result<OpaqueRoutes, Pol
 fn read_tls(messages: Vec<outbound::TlsRoute>) -> Result<OpaqueRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
-        let meta = Meta::read(message.metadata);
+        let meta = read_meta(message.metadata);
         let names = message.snis.into_iter().map(read_sni).collect::<Result<Vec<_>, _>>()?;
         read_connection_rules!(tls_route, meta, names, message.rules, routes);
     }
     Ok(routes.into())
+}
+
+fn read_meta(message: Option<meta::Metadata>) -> Meta {
+    routes::meta(message).unwrap_or_default()
 }
 
 fn read_sni(message: tls_route::SniMatch) -> Result<HostMatch, PolicyError> {
@@ -184,10 +177,6 @@ fn read_sni(message: tls_route::SniMatch) -> Result<HostMatch, PolicyError> {
         tls_route::sni_match::Match::Exact(name) => Ok(HostMatch::Exact(name)),
         tls_route::sni_match::Match::Suffix(suffix) => Ok(HostMatch::Suffix(suffix.reverse_labels)),
     }
-}
-
-fn read_hosts(messages: Vec<http_route::HostMatch>) -> Result<Vec<HostMatch>, PolicyError> {
-    messages.into_iter().map(|host| HostMatch::read(host).map_err(PolicyError::from)).collect()
 }
 
 fn read_backend(message: outbound::Backend) -> Result<Backend, PolicyError> {
@@ -198,10 +187,12 @@ fn read_backend(message: outbound::Backend) -> Result<Backend, PolicyError> {
             let discovery = balancer.discovery.and_then(|discovery| discovery.kind);
             let endpoint_discovery::Kind::Dst(dst) = discovery.ok_or(PolicyError::Missing("discovery"))?;
             let (default_rtt, decay) = match balancer.load {
-                Some(balance_p2c::Load::PeakEwma(load)) => (duration(load.default_rtt), duration(load.decay)),
-                Some(balance_p2c::Load::PenaltyPeakEwma(load)) => (duration(load.default_rtt), duration(load.decay)),
+                Some(balance_p2c::Load::PeakEwma(load)) => (load.default_rtt, load.decay),
+                Some(balance_p2c::Load::PenaltyPeakEwma(load)) => (load.default_rtt, load.decay),
                 None => (None, None),
             };
+            let default_rtt = routes::duration(default_rtt, "default round trip time")?;
+            let decay = routes::duration(decay, "decay of load")?;
             let load = PeakEwma {
                 default_rtt: default_rtt.unwrap_or(PeakEwma::DEFAULT.default_rtt),
                 decay: decay.filter(|decay| !decay.is_zero()).unwrap_or(PeakEwma::DEFAULT.decay),
@@ -209,97 +200,27 @@ fn read_backend(message: outbound::Backend) -> Result<Backend, PolicyError> {
             BackendKind::Balance { path: dst.path, load }
         }
     };
-    Ok(Backend { meta: Meta::read(message.metadata), kind })
+    Ok(Backend { meta: read_meta(message.metadata), kind })
 }
 
-fn read_http_filter(message: outbound::http_route::Filter) -> Result<Filter, PolicyError> {
+fn read_http_filter(message: outbound::http_route::Filter) -> Result<Filter, ReadRouteError> {
     use outbound::http_route::filter::Kind;
-    Ok(match message.kind {
-        None => Filter::Invalid,
-        Some(Kind::RequestHeaderModifier(change)) => {
-            Filter::RequestHeaders(read_headers(change.add, change.set, change.remove)?)
-        }
-        Some(Kind::ResponseHeaderModifier(change)) => {
-            Filter::ResponseHeaders(read_headers(change.add, change.set, change.remove)?)
-        }
-        Some(Kind::Redirect(redirect)) => Filter::Redirect(read_redirect(redirect)?),
-        Some(Kind::FailureInjector(failure)) => Filter::Fail {
-            code: status(failure.status)?.as_u16(),
-            grpc: false,
-            message: failure.message,
-            ratio: read_ratio(failure.ratio),
-        },
-    })
-}
-
-fn read_grpc_filter(message: outbound::grpc_route::Filter) -> Result<Filter, PolicyError> {
-    use outbound::grpc_route::filter::Kind;
-    Ok(match message.kind {
-        None => Filter::Invalid,
-        Some(Kind::RequestHeaderModifier(change)) => {
-            Filter::RequestHeaders(read_headers(change.add, change.set, change.remove)?)
-        }
-        Some(Kind::FailureInjector(failure)) => Filter::Fail {
-            code: u16::try_from(failure.code).map_err(|_| PolicyError::Range("gRPC code"))?,
-            grpc: true,
-            message: failure.message,
-            ratio: read_ratio(failure.ratio),
-        },
-    })
-}
-
-/// Without a ratio, or with a senseless one, every request fails.
-fn read_ratio(ratio: Option<http_route::Ratio>) -> (u32, u32) {
-    ratio
-        .map(|ratio| (ratio.numerator, ratio.denominator))
-        .filter(|(_, denominator)| *denominator > 0)
-        .unwrap_or((1, 1))
-}
-
-fn read_redirect(message: http_route::RequestRedirect) -> Result<Redirect, PolicyError> {
-    let scheme = match message.scheme {
-        None => None,
-        Some(scheme) => Some(scheme.try_into().map_err(|_| PolicyError::Scheme)?),
-    };
-    let path = message.path.and_then(|path| path.replace).map(|replace| match replace {
-        http_route::path_modifier::Replace::Full(path) => RedirectPath::Full(path),
-        http_route::path_modifier::Replace::Prefix(prefix) => RedirectPath::Prefix(prefix),
-    });
-    Ok(Redirect {
-        scheme,
-        host: Some(message.host).filter(|host| !host.is_empty()),
-        port: Some(u16::try_from(message.port).map_err(|_| PolicyError::Range("port"))?).filter(|port| *port != 0),
-        path,
-        status: if message.status == 0 { StatusCode::FOUND } else { status(message.status)? },
-    })
-}
-
-fn read_headers(
-    add: Option<http_types::Headers>,
-    set: Option<http_types::Headers>,
-    remove: Vec<String>,
-) -> Result<HeaderChange, PolicyError> {
-    let read = |headers: Option<http_types::Headers>| -> Result<Vec<(HeaderName, HeaderValue)>, PolicyError> {
-        let mut list = Vec::new();
-        for header in headers.unwrap_or_default().headers {
-            list.push((HeaderName::from_bytes(header.name.as_bytes())?, HeaderValue::from_bytes(&header.value)?));
-        }
-        Ok(list)
-    };
-    let mut removed = Vec::with_capacity(remove.len());
-    for name in remove {
-        removed.push(HeaderName::from_bytes(name.as_bytes())?);
+    match message.kind {
+        None => Ok(Filter::Unknown),
+        Some(Kind::RequestHeaderModifier(change)) => Filter::request_headers(change),
+        Some(Kind::ResponseHeaderModifier(change)) => Filter::response_headers(change),
+        Some(Kind::Redirect(redirect)) => Filter::redirect(redirect),
+        Some(Kind::FailureInjector(failure)) => Filter::http_failure(failure),
     }
-    Ok(HeaderChange { add: read(add)?, set: read(set)?, remove: removed })
 }
 
-fn status(code: u32) -> Result<StatusCode, PolicyError> {
-    let code = u16::try_from(code).map_err(|_| PolicyError::Range("status code"))?;
-    Ok(StatusCode::from_u16(code)?)
-}
-
-fn duration(message: Option<impl TryInto<Duration>>) -> Option<Duration> {
-    message.and_then(|message| message.try_into().ok())
+fn read_grpc_filter(message: outbound::grpc_route::Filter) -> Result<Filter, ReadRouteError> {
+    use outbound::grpc_route::filter::Kind;
+    match message.kind {
+        None => Ok(Filter::Unknown),
+        Some(Kind::RequestHeaderModifier(change)) => Filter::request_headers(change),
+        Some(Kind::FailureInjector(failure)) => Filter::grpc_failure(failure),
+    }
 }
 
 #[cfg(test)]
@@ -339,7 +260,7 @@ mod tests {
         let rule = outbound::http_route::Rule { backends: first(balancer("web.demo:80")), ..Default::default() };
         let policy = Policy::read(http1(rule)).unwrap();
         let Protocol::Http1(routes) = policy.protocol else { panic!("not HTTP/1") };
-        let Distribution::FirstAvailable(backends) = &routes[0].rules[0].1.backends else { panic!("not first") };
+        let Distribution::FirstAvailable(backends) = &routes[0].rules[0].action.backends else { panic!("not first") };
         let expected = BackendKind::Balance { path: "web.demo:80".to_owned(), load: PeakEwma::DEFAULT };
         assert_eq!(backends[0].backend.kind, expected);
     }
@@ -353,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_filter_is_invalid_and_not_ignored() {
+    fn an_unknown_filter_fails_requests_and_is_not_ignored() {
         let rule = outbound::http_route::Rule {
             backends: first(balancer("web.demo:80")),
             filters: vec![outbound::http_route::Filter { kind: None }],
             ..Default::default()
         };
         let Protocol::Http1(routes) = Policy::read(http1(rule)).unwrap().protocol else { panic!("not HTTP/1") };
-        assert!(matches!(routes[0].rules[0].1.filters[..], [Filter::Invalid]));
+        assert!(matches!(routes[0].rules[0].action.filters[..], [Filter::Unknown]));
     }
 
     #[test]
@@ -372,5 +293,44 @@ mod tests {
         assert_eq!(read_opaque(routes).unwrap()[0].refuse, Some(RefuseOpaque::Forbidden));
         let routes = vec![outbound::OpaqueRoute { rules: vec![Rule::default()], ..Default::default() }];
         assert!(read_opaque(routes).is_err());
+    }
+
+    #[test]
+    fn a_duration_that_cannot_be_read_is_an_error() {
+        use weft_proto::linkerd::http_route::Timeouts;
+        let policy = |nanos| {
+            let mut timeouts = Timeouts { request: Duration::ZERO.try_into().ok(), ..Default::default() };
+            timeouts.request.as_mut().unwrap().nanos = nanos;
+            let (backends, timeouts) = (first(balancer("web.demo:80")), Some(timeouts));
+            Policy::read(http1(outbound::http_route::Rule { backends, timeouts, ..Default::default() }))
+        };
+        let Protocol::Http1(routes) = policy(1).unwrap().protocol else { panic!("not HTTP/1") };
+        assert_eq!(routes[0].rules[0].action.request_timeout, Some(Duration::from_nanos(1)));
+        assert!(policy(-1).is_err());
+
+        let detect = |nanos| {
+            let mut detect = outbound::proxy_protocol::Detect {
+                timeout: Duration::ZERO.try_into().ok(),
+                opaque: Some(Default::default()),
+                http1: Some(Default::default()),
+                http2: Some(Default::default()),
+            };
+            detect.timeout.as_mut().unwrap().nanos = nanos;
+            let kind = Some(outbound::proxy_protocol::Kind::Detect(detect));
+            Policy::read(outbound::OutboundPolicy { protocol: Some(outbound::ProxyProtocol { kind }), metadata: None })
+        };
+        assert!(detect(1).is_ok());
+        assert!(detect(-1).is_err());
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_read_is_an_error() {
+        use weft_proto::linkerd::http_route::{HttpFailureInjector, Ratio};
+        let ratio = Some(Ratio { numerator: 1, denominator: 0 });
+        let failure = HttpFailureInjector { status: 500, message: String::new(), ratio };
+        let filter = outbound::http_route::filter::Kind::FailureInjector(failure);
+        let filters = vec![outbound::http_route::Filter { kind: Some(filter) }];
+        let backends = first(balancer("web.demo:80"));
+        assert!(Policy::read(http1(outbound::http_route::Rule { backends, filters, ..Default::default() })).is_err());
     }
 }

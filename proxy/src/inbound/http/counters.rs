@@ -9,9 +9,10 @@ use prometheus_client::metrics::counter::Counter;
 use crate::http::respond::Failure;
 use crate::inbound::Inbound;
 use crate::metrics::{Direction, HttpMetrics, Labels, label, target_labels};
-use crate::policy::authz::{Client, Meta};
+use crate::policy::authz::Client;
 use crate::policy::limit::{RateLimit, Scope};
 use crate::policy::server::{Matched, ServerPolicy};
+use crate::route::Meta;
 
 /// Entries kept per connection; more occur only when policy changes.
 const KEPT: usize = 16;

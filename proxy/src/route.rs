@@ -1,0 +1,92 @@
+//! Routes of HTTP requests: what policy messages become, and what a request meets on its way, whichever direction it goes.
+//!
+//! ```text
+//! message -> proto -> Route { hosts, rules { matches, R } }      matching::find(request) -> Found
+//!                     Filter                                     filter::apply_to_request(Found, request)
+//! ```
+//!
+//! Inbound and outbound policy differ in what a rule leads to (`R`): authorizations there, backends here. Everything else is
+//! in this folder once. Refuses to know authorizations, backends and connections.
+
+pub(crate) mod filter;
+pub(crate) mod matching;
+pub(crate) mod proto;
+pub(crate) mod redirect;
+
+use crate::metrics::{Labels, label};
+use matching::{HostMatch, RequestMatch};
+
+/// A route: the hosts it is for, and its rules.
+#[derive(Clone, Debug)]
+pub(crate) struct Route<R> {
+    /// Hosts; an empty list matches every request.
+    pub(crate) hosts: Vec<HostMatch>,
+    /// Rules in the order of the policy.
+    pub(crate) rules: Vec<Rule<R>>,
+}
+
+/// A rule of a route.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule<R> {
+    /// Alternatives, one of which must match. An empty list matches every request, as a path prefix `/` does.
+    pub(crate) matches: Vec<RequestMatch>,
+    /// What happens to requests that match.
+    pub(crate) action: R,
+}
+
+impl<R> Route<R> {
+    /// A route of one rule that takes every request.
+    pub(crate) fn catch_all(action: R) -> Self {
+        Self { hosts: Vec::new(), rules: vec![Rule { matches: Vec::new(), action }] }
+    }
+}
+
+/// The resource that a policy, route, authorization or backend comes from, for metric labels and logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Meta {
+    /// API group: `core`, `policy.linkerd.io`, ...; empty for defaults.
+    pub(crate) group: Box<str>,
+    /// Kind: `Service`, `HTTPRoute`, ...; `default` for what the control plane or the proxy made up.
+    pub(crate) kind: Box<str>,
+    /// Namespace; empty for defaults.
+    pub(crate) namespace: Box<str>,
+    /// Name.
+    pub(crate) name: Box<str>,
+    /// Port of a Service; 0 if there is none.
+    pub(crate) port: u16,
+    /// Section of a route.
+    pub(crate) section: Box<str>,
+}
+
+impl Meta {
+    /// A default that no resource stands for.
+    pub(crate) fn built_in(name: &str) -> Self {
+        Self { kind: "default".into(), name: name.into(), ..Self::default() }
+    }
+
+    /// Appends the labels `<role>_group`, `<role>_kind` and `<role>_name`.
+    pub(crate) fn append_labels(&self, role: &str, labels: &mut Labels) {
+        labels.push(label(format!("{role}_group"), self.group.to_string()));
+        labels.push(label(format!("{role}_kind"), self.kind.to_string()));
+        labels.push(label(format!("{role}_name"), self.name.to_string()));
+    }
+
+    /// Labels of outbound families: `<role>_group`, `_kind`, `_namespace`, `_name`.
+    pub(crate) fn labels(&self, role: &str) -> Labels {
+        vec![
+            label(format!("{role}_group"), self.group.to_string()),
+            label(format!("{role}_kind"), self.kind.to_string()),
+            label(format!("{role}_namespace"), self.namespace.to_string()),
+            label(format!("{role}_name"), self.name.to_string()),
+        ]
+    }
+
+    /// [`Self::labels`] and `<role>_port`, `<role>_section_name`.
+    pub(crate) fn labels_with_port(&self, role: &str) -> Labels {
+        let mut labels = self.labels(role);
+        let port = if self.port == 0 { String::new() } else { self.port.to_string() };
+        labels.push(label(format!("{role}_port"), port));
+        labels.push(label(format!("{role}_section_name"), self.section.to_string()));
+        labels
+    }
+}

@@ -1,0 +1,309 @@
+//! The order of matches, by examples and against a naive specification.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::route::Rule;
+
+fn path(path: PathMatch) -> RequestMatch {
+    RequestMatch { path: Some(path), ..RequestMatch::default() }
+}
+
+fn prefix(prefix: &str) -> RequestMatch {
+    path(PathMatch::Prefix(prefix.into()))
+}
+
+fn exact(exact: &str) -> RequestMatch {
+    path(PathMatch::Exact(exact.into()))
+}
+
+fn regex(regex: &str) -> RequestMatch {
+    path(PathMatch::Regex(whole(regex).unwrap()))
+}
+
+fn request(uri: &str) -> Request<()> {
+    Request::builder().uri(uri).header("host", "web.demo:80").body(()).unwrap()
+}
+
+fn route(hosts: Vec<HostMatch>, rules: Vec<Vec<RequestMatch>>) -> Route<()> {
+    Route { hosts, rules: rules.into_iter().map(|matches| Rule { matches, action: () }).collect() }
+}
+
+/// Route and rule that take a request.
+fn taken<B>(routes: &[Route<()>], request: &Request<B>) -> Option<(usize, usize)> {
+    find(routes, request).map(|found| (found.route, found.rule))
+}
+
+#[test]
+fn the_most_specific_match_wins() {
+    let routes = [
+        route(vec![], vec![vec![], vec![prefix("/a")], vec![prefix("/a/b"), exact("/z")]]),
+        route(vec![HostMatch::Exact("web.demo".into())], vec![vec![exact("/only-here")]]),
+        route(vec![HostMatch::Suffix(vec!["demo".into()])], vec![vec![prefix("/s")]]),
+    ];
+    for (uri, expected) in [
+        ("/", Some((0, 0))),
+        ("/a", Some((0, 1))),
+        ("/ab", Some((0, 0))),
+        ("/a/b/c", Some((0, 2))),
+        ("/z", Some((0, 2))),
+        ("/only-here", Some((1, 0))),
+        ("/s/x", Some((2, 0))),
+    ] {
+        assert_eq!(taken(&routes, &request(uri)), expected, "{uri}");
+    }
+}
+
+#[test]
+fn paths_are_ranked_by_how_much_of_them_matched() {
+    let by_header = RequestMatch {
+        headers: vec![(HOST, ValueMatch::Exact(HeaderValue::from_static("web.demo:80")))],
+        ..prefix("/")
+    };
+    for (name, worse, better, uri) in [
+        ("a regular expression counts the whole path", prefix("/"), regex("/admin/.*"), "/admin/x"),
+        ("a longer prefix than a short expression's path", prefix("/"), prefix("/admin"), "/admin/x"),
+        ("no path is the prefix /", RequestMatch::default(), by_header.clone(), "/"),
+        ("exact before a prefix of the same length", prefix("/a"), exact("/a"), "/a"),
+        ("path before headers", by_header, prefix("/a"), "/a"),
+    ] {
+        for (routes, expected) in [([worse.clone(), better.clone()], (1, 0)), ([better, worse], (0, 0))] {
+            let routes = routes.map(|one| route(vec![], vec![vec![one]]));
+            assert_eq!(taken(&routes, &request(uri)), Some(expected), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_method_counts_before_headers_and_headers_before_query() {
+    let header = || (HOST, ValueMatch::Exact(HeaderValue::from_static("web.demo:80")));
+    let param = |name: &str| (name.to_owned(), QueryMatch::Exact("1".into()));
+    let method = RequestMatch { method: Some(Method::GET), ..RequestMatch::default() };
+    let headers = RequestMatch { headers: vec![header()], ..RequestMatch::default() };
+    let query = RequestMatch { query: vec![param("a"), param("b")], ..RequestMatch::default() };
+    let routes = [query, headers, method].map(|one| route(vec![], vec![vec![one]]));
+    let request = request("/?a=1&b=1");
+    assert_eq!(taken(&routes, &request), Some((2, 0)));
+    assert_eq!(taken(&routes[..2], &request), Some((1, 0)));
+}
+
+#[test]
+fn the_first_of_equals_wins() {
+    let twice = [prefix("/a"), prefix("/a/")].map(|one| route(vec![], vec![vec![one.clone()], vec![one]]));
+    assert_eq!(taken(&twice, &request("/a")), Some((0, 0)));
+}
+
+#[test]
+fn a_prefix_says_how_much_it_matched() {
+    for (one, expected) in [
+        (prefix("/a"), Some(2)),
+        (prefix("/a/"), Some(2)),
+        (prefix("/"), Some(1)),
+        (RequestMatch::default(), Some(1)),
+        (exact("/a/b"), None),
+        (regex("/a/."), None),
+    ] {
+        let routes = [route(vec![], vec![vec![one.clone()]])];
+        assert_eq!(find(&routes, &request("/a/b")).unwrap().prefix, expected, "{one:?}");
+    }
+}
+
+#[test]
+fn no_route_is_no_match() {
+    let routes = [route(vec![HostMatch::Exact("other.demo".into())], vec![vec![]])];
+    assert_eq!(taken(&routes, &request("/")), None);
+    assert_eq!(taken(&[], &request("/")), None);
+}
+
+#[test]
+fn hosts_match_without_case_and_suffixes_need_a_label_before_them() {
+    let suffix = HostMatch::Suffix(vec!["mesh".into(), "Demo".into()]);
+    let name = HostMatch::Exact("Web.Demo".into());
+    let rooted = HostMatch::Exact("web.demo.".into());
+    for (one, host, expected) in [
+        (&name, "web.demo", Some(HostRank::Exact(8))),
+        (&name, "WEB.demo.", Some(HostRank::Exact(8))),
+        (&name, "web.demos", None),
+        (&rooted, "web.demo.", Some(HostRank::Exact(9))),
+        (&rooted, "web.demo", None),
+        (&suffix, "web.demo.mesh", Some(HostRank::Suffix(10))),
+        (&suffix, "a.b.DEMO.mesh.", Some(HostRank::Suffix(10))),
+        (&suffix, "demo.mesh", None),
+        (&suffix, "webdemo.mesh", None),
+    ] {
+        assert_eq!(one.rank(host), expected, "{one:?} {host}");
+    }
+    assert!(HostRank::Exact(1) > HostRank::Suffix(9));
+}
+
+#[test]
+fn query_parameters_compare_decoded() {
+    let one = |value| RequestMatch { query: vec![("role".into(), value)], ..RequestMatch::default() };
+    let admin = one(QueryMatch::Exact("admin now".into()));
+    let path = one(QueryMatch::Regex(whole("bar/.+").unwrap()));
+    let empty = one(QueryMatch::Exact(String::new()));
+    for (one, uri, expected) in [
+        (&admin, "/?role=%61dmin%20now", true),
+        (&admin, "/?role=admin+now", true),
+        (&admin, "/?%72ole=admin+now", true),
+        (&admin, "/?a&role=admin+now&b", true),
+        (&admin, "/?role=admin%2Bnow", false),
+        (&admin, "/", false),
+        (&path, "/?role=bar%2Fhi", true),
+        (&path, "/?role=xbar%2Fhi", false),
+        (&empty, "/?role", true),
+        (&empty, "/?role=x", false),
+    ] {
+        let routes = [route(vec![], vec![vec![one.clone()]])];
+        assert_eq!(find(&routes, &request(uri)).is_some(), expected, "{one:?} {uri}");
+    }
+}
+
+#[test]
+fn grpc_calls_are_posts_to_a_service_and_a_method() {
+    let rpc = |service: &str, method: &str| {
+        let some = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+        path(PathMatch::Rpc { service: some(service), method: some(method) })
+    };
+    let call = |method: Method, uri: &str| Request::builder().method(method).uri(uri).body(()).unwrap();
+    for (service, method, expected) in [
+        ("echo.Echo", "Say", true),
+        ("echo.Echo", "", true),
+        ("", "Say", true),
+        ("", "", true),
+        ("echo", "Say", false),
+        ("echo.Echo", "Sing", false),
+    ] {
+        let routes = [route(vec![], vec![vec![rpc(service, method)]])];
+        assert_eq!(find(&routes, &call(Method::POST, "/echo.Echo/Say")).is_some(), expected, "{service}/{method}");
+        assert_eq!(find(&routes, &call(Method::GET, "/echo.Echo/Say")), None);
+        assert_eq!(find(&routes, &call(Method::POST, "/echo.Echo")), None);
+    }
+    // The service counts before the method, and a rule without matches comes last.
+    let rules = [path(PathMatch::Any), rpc("", "Say"), rpc("echo.Echo", ""), rpc("echo.Echo", "Say")];
+    let routes = rules.map(|one| route(vec![], vec![vec![one]]));
+    for count in 1..=4 {
+        assert_eq!(taken(&routes[..count], &call(Method::POST, "/echo.Echo/Say")), Some((count - 1, 0)));
+    }
+    assert_eq!(taken(&routes, &call(Method::GET, "/other")), Some((0, 0)));
+}
+
+#[test]
+fn an_expression_matches_whole_values_and_cannot_leave_its_anchors() {
+    assert!(whole("a|ab").unwrap().is_match("ab"));
+    assert!(!whole("a|b").unwrap().is_match("ab"));
+    assert!(whole("a)|(b").is_err());
+    assert!(whole("(").is_err());
+}
+
+/// One match of the specification: what it demands, in plain data.
+#[derive(Clone, Debug)]
+struct Spec {
+    path: Option<(Kind, &'static str)>,
+    header: bool,
+    query: bool,
+    method: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Exact,
+    Prefix,
+    Regex,
+}
+
+/// Path segments of length 1 make every expression `/.../...` one with a plain meaning: a dot is any segment.
+const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/b", "/./b", "/a/."];
+
+impl Spec {
+    fn to_match(&self) -> RequestMatch {
+        RequestMatch {
+            path: self.path.map(|(kind, path)| match kind {
+                Kind::Exact => PathMatch::Exact(path.into()),
+                Kind::Prefix => PathMatch::Prefix(path.into()),
+                Kind::Regex => PathMatch::Regex(whole(path).unwrap()),
+            }),
+            headers: self
+                .header
+                .then(|| (HeaderName::from_static("x-a"), ValueMatch::Exact(HeaderValue::from_static("1"))))
+                .into_iter()
+                .collect(),
+            query: self.query.then(|| ("q".to_owned(), QueryMatch::Exact("1".into()))).into_iter().collect(),
+            method: self.method.map(|method| method.parse().unwrap()),
+        }
+    }
+
+    /// Says how specific the match is as a list of numbers, or that it does not match; segment by segment.
+    fn judge(&self, path: &str, header: bool, query: bool, method: &str) -> Option<[usize; 5]> {
+        let segments = |path: &str| -> Vec<String> {
+            path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect()
+        };
+        let (sent, mut length, mut is_exact) = (segments(path), 1, 0);
+        if let Some((kind, wanted)) = self.path {
+            let of = segments(wanted);
+            let same = |dots: bool| of.iter().zip(&sent).all(|(of, sent)| of == sent || (dots && of == "."));
+            let fits = match kind {
+                Kind::Exact => wanted == path,
+                Kind::Prefix => of.len() <= sent.len() && same(false),
+                Kind::Regex => of.len() == sent.len() && same(true),
+            };
+            if !fits {
+                return None;
+            }
+            is_exact = usize::from(kind == Kind::Exact);
+            length = if kind == Kind::Prefix { wanted.len() } else { path.len() };
+        }
+        let fits = (!self.header || header) && (!self.query || query) && self.method.is_none_or(|of| of == method);
+        let rest = [self.method.is_some(), self.header, self.query].map(usize::from);
+        fits.then_some([length, is_exact, rest[0], rest[1], rest[2]])
+    }
+}
+
+fn specs() -> impl Strategy<Value = Spec> {
+    let kind = prop_oneof![Just(Kind::Exact), Just(Kind::Prefix), Just(Kind::Regex)];
+    let path = (kind, proptest::sample::select(&PATHS[..]));
+    let method = proptest::sample::select(&["GET", "POST"][..]);
+    (proptest::option::of(path), any::<bool>(), any::<bool>(), proptest::option::of(method))
+        .prop_map(|(path, header, query, method)| Spec { path, header, query, method })
+}
+
+proptest! {
+    /// The rule that is found is the first of those that the specification ranks highest.
+    #[test]
+    fn finds_what_the_specification_finds(
+        // Routes of rules of matches.
+        policy in proptest::collection::vec(
+            proptest::collection::vec(proptest::collection::vec(specs(), 0..3), 0..3), 0..4),
+        path in proptest::sample::select(&PATHS[..]),
+        header in any::<bool>(),
+        query in any::<bool>(),
+        method in proptest::sample::select(&["GET", "POST", "PUT"][..]),
+    ) {
+        let mut expected: Option<([usize; 5], (usize, usize))> = None;
+        for (at_route, rules) in policy.iter().enumerate() {
+            for (at_rule, matches) in rules.iter().enumerate() {
+                let judged = if matches.is_empty() {
+                    Some([1, 0, 0, 0, 0])
+                } else {
+                    matches.iter().filter_map(|spec| spec.judge(path, header, query, method)).max()
+                };
+                if let Some(judged) = judged && expected.is_none_or(|(best, _)| judged > best) {
+                    expected = Some((judged, (at_route, at_rule)));
+                }
+            }
+        }
+        let routes: Vec<Route<()>> = policy
+            .iter()
+            .map(|rules| {
+                route(vec![], rules.iter().map(|specs| specs.iter().map(Spec::to_match).collect()).collect())
+            })
+            .collect();
+        let uri = if query { format!("{path}?q=%31") } else { path.to_owned() };
+        let mut request = Request::builder().method(method).uri(uri);
+        if header {
+            request = request.header("x-a", "1");
+        }
+        let found = taken(&routes, &request.body(()).unwrap());
+        prop_assert_eq!(found, expected.map(|(_, place)| place));
+    }
+}
