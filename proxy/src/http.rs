@@ -1,9 +1,12 @@
-//! HTTP that both directions share: bodies, headers between proxies, upgrades, errors as responses.
+//! HTTP that both directions share: serving clients, bodies, headers between proxies, upgrades, errors as responses.
 //!
 //! Refuses to know routes, policies and endpoints.
 
 pub(crate) mod body;
+pub(crate) mod form;
 pub(crate) mod headers;
+pub(crate) mod in_flight;
 pub(crate) mod orig_proto;
 pub(crate) mod respond;
+pub(crate) mod serve;
 pub(crate) mod upgrade;

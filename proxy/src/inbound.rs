@@ -19,10 +19,10 @@ mod tls;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 
+use crate::http::in_flight::RequestLimit;
 use crate::listen::{Accepted, Listener};
 use crate::metrics::{Direction, Peer, TransportMetrics, target_labels};
 use crate::orig_dst::original_dst;
@@ -45,7 +45,7 @@ pub(crate) struct Inbound {
     tls: TlsServer,
     targets: Targets,
     /// Requests that are being answered.
-    in_flight: AtomicUsize,
+    limit: RequestLimit,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
 }
 
@@ -80,7 +80,7 @@ impl Inbound {
             tls: TlsServer::new(shared.credentials.clone()),
             targets: Targets::new(Arc::clone(&shared)),
             policies,
-            in_flight: AtomicUsize::new(0),
+            limit: RequestLimit::new(shared.config.inbound.max_in_flight),
             sources: Mutex::new(HashMap::new()),
             shared,
         }

@@ -24,13 +24,13 @@ use futures::future::join_all;
 use crate::detect::{self, DetectError, Detected};
 use crate::discover::Discover;
 use crate::discover::route::{OpaqueRoutes, Protocol};
+use crate::http::serve::HttpVersion;
 use crate::io::{Io, Stream};
 use crate::listen::{Accepted, Listener};
 use crate::metrics::label;
 use crate::orig_dst::{self, OrigDstError};
 use crate::shared::Shared;
 
-use http::HttpVersion;
 use target::{Target, TargetError};
 use worker::Worker;
 

@@ -1,7 +1,7 @@
 //! Headers that belong to one hop, and headers that belong to the mesh.
 
 use http::header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderValue, Method, Request, Version};
+use http::{HeaderMap, Method, Request, Version};
 
 /// The client's identity, as the inbound proxy tells its application.
 pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static("l5d-client-id");
@@ -17,25 +17,38 @@ pub(crate) const PROXY_ERROR: HeaderName = HeaderName::from_static("l5d-proxy-er
 pub(crate) const PROXY_CONNECTION_L5D: HeaderName = HeaderName::from_static("l5d-proxy-connection");
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Removes what concerns one connection alone: what `Connection` lists, and the well-known ones (RFC 9110 section 7.6.1).
+/// Removes what concerns one connection alone: what all `Connection` fields list, and the well-known ones (RFC 9110 section
+/// 7.6.1).
 ///
-/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1.
+/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1. So do headers that belong to the message or the mesh, whatever
+/// `Connection` says of them: a client must not be able to take off its `l5d-client-id`.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    if let Some(connection) = headers.remove(CONNECTION) {
-        for name in connection.to_str().unwrap_or_default().split(',') {
-            // A header that is named here and still belongs to the message must survive.
-            if let Ok(name) = name.trim().parse::<HeaderName>()
-                && !matches!(name.as_str(), "host" | "content-length" | "transfer-encoding" | "te" | "")
-            {
-                headers.remove(name);
-            }
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> =
+            tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).filter(is_hop_by_hop).collect();
+        for name in named {
+            headers.remove(name);
         }
+        headers.remove(CONNECTION);
     }
-    for name in [UPGRADE, KEEP_ALIVE, PROXY_CONNECTION] {
+    for name in [UPGRADE, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS] {
         headers.remove(name);
     }
+}
+
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    !matches!(name, "host" | "content-length" | "transfer-encoding" | "te") && !name.starts_with("l5d-")
+}
+
+/// The elements of a list header, over all its fields.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+    let fields = headers.get_all(name).into_iter();
+    let elements = fields.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    elements.map(str::trim).filter(|token| !token.is_empty())
 }
 
 /// Makes headers fit for HTTP/2, which forbids those of HTTP/1 connections (RFC 9113 section 8.2.2).
@@ -47,7 +60,8 @@ pub(crate) fn strip_for_http2(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether an HTTP/1.1 request asks for another protocol. `h2c` does not count: it is never upgraded.
+/// Whether an HTTP/1.1 request asks for another protocol. One that names `h2c` among others does not count: it is never
+/// upgraded, since what follows would pass without policy.
 pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
     if request.version() != Version::HTTP_11 {
         return false;
@@ -55,11 +69,15 @@ pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
     if request.method() == Method::CONNECT {
         return true;
     }
-    let upgrade = request.headers().get(UPGRADE).map(HeaderValue::as_bytes);
-    let connection = request.headers().get_all(CONNECTION).iter().any(|value| {
-        value.to_str().unwrap_or_default().split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
-    });
-    connection && upgrade.is_some_and(|protocol| !protocol.eq_ignore_ascii_case(b"h2c"))
+    let headers = request.headers();
+    if !tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
+        return false;
+    }
+    // A protocol may have a version: h2c, h2c/1.
+    let is_h2c =
+        |protocol: &str| protocol.split('/').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("h2c"));
+    let mut protocols = tokens(headers, &UPGRADE).peekable();
+    protocols.peek().is_some() && !protocols.any(is_h2c)
 }
 
 /// Whether a request is gRPC.
@@ -72,6 +90,8 @@ pub(crate) fn is_grpc(version: Version, headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -97,6 +117,22 @@ mod tests {
     }
 
     #[test]
+    fn every_connection_field_counts_and_mesh_headers_stay() {
+        let mut map = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close"),
+            ("connection", "x-private, , L5d-Client-Id"),
+            ("x-private", "1"),
+            ("http2-settings", "AAMAAABk"),
+            ("l5d-client-id", "web.demo"),
+        ] {
+            map.append(name, HeaderValue::from_static(value));
+        }
+        strip_hop_by_hop(&mut map);
+        assert_eq!(map, headers(&[("l5d-client-id", "web.demo")]));
+    }
+
+    #[test]
     fn only_trailers_survive_in_te() {
         let mut map = headers(&[("te", "trailers"), ("transfer-encoding", "chunked")]);
         strip_for_http2(&mut map);
@@ -111,7 +147,9 @@ mod tests {
         let request = |version, pairs: &[(&'static str, &'static str)]| {
             let mut request = Request::new(());
             *request.version_mut() = version;
-            *request.headers_mut() = headers(pairs);
+            for (name, value) in pairs {
+                request.headers_mut().append(*name, HeaderValue::from_static(value));
+            }
             wants_upgrade(&request)
         };
         let both = [("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")];
@@ -119,6 +157,16 @@ mod tests {
         assert!(!request(Version::HTTP_10, &both));
         assert!(!request(Version::HTTP_2, &both));
         assert!(!request(Version::HTTP_11, &both[1..]));
-        assert!(!request(Version::HTTP_11, &[("connection", "upgrade"), ("upgrade", "h2c")]));
+        assert!(request(Version::HTTP_11, &[("connection", "close"), both[0], ("upgrade", "foo/2, bar")]));
+        assert!(!request(Version::HTTP_11, &[("connection", "upgrade"), ("upgrade", "")]));
+        let upgrade = ("connection", "upgrade");
+        for h2c in [
+            &[upgrade, ("upgrade", "h2c")][..],
+            &[upgrade, ("upgrade", "websocket, H2C")],
+            &[upgrade, ("upgrade", "websocket"), ("upgrade", "h2c")],
+            &[upgrade, ("upgrade", "h2c/1, websocket")],
+        ] {
+            assert!(!request(Version::HTTP_11, h2c), "{h2c:?}");
+        }
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::http::HttpVersion;
 use super::target::ConnectError;
 use super::{Inbound, direct, http, tcp};
 use crate::detect::{self, DetectError, Detected};
+use crate::http::serve::HttpVersion;
 use crate::io::Io;
 use crate::metrics::{label, target_labels};
 use crate::orig_dst::canonical;

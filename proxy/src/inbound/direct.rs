@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::accept::ConnectionError;
-use super::http::HttpVersion;
 use super::{Inbound, http, tcp};
 use crate::detect;
+use crate::http::serve::HttpVersion;
 use crate::metrics::label;
 use crate::policy::authz::{Client, ClientTls};
 use crate::transport_header::{SessionProtocol, TransportHeader};

@@ -12,21 +12,23 @@ mod counters;
 
 use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use ::http::header::{HOST, HeaderMap};
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
-pub(super) use connection::{HttpVersion, serve};
+pub(super) use connection::serve;
 
 use super::Inbound;
 use super::target::{Lease, SendError, Target};
 use crate::http::body::{Body, CountResponse, Interrupted, Observed, Observer};
-use crate::http::headers::{CLIENT_ID, strip_hop_by_hop, wants_upgrade};
+use crate::http::form;
+use crate::http::headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade};
+use crate::http::in_flight::Permit;
 use crate::http::orig_proto::{downgrade_request, to_absolute_form, upgrade_response};
 use crate::http::respond::{Failure, RequestKind};
+use crate::http::serve::Reset;
 use crate::http::upgrade::{is_tunnel, spawn_tunnel, strip_connect_response};
 use crate::policy::PortPolicy;
 use crate::policy::authz::{Client, authorize};
@@ -38,16 +40,13 @@ use counters::{Counters, Handles};
 /// What clients get.
 pub(super) type ResponseBody = Observed<Finish>;
 
-/// A response of which only a reset of the HTTP/2 stream is left.
-#[derive(Debug, thiserror::Error)]
-#[error("the application reset the stream")]
-pub(super) struct Reset(#[source] h2::Error);
-
 /// What happens at a response's end.
 pub(super) struct Finish {
     count: CountResponse,
     /// Given back when the response was read to its end.
     lease: Option<Lease>,
+    /// The request's place among those in flight.
+    _permit: Option<Permit>,
 }
 
 /// What all requests of one connection have in common.
@@ -69,9 +68,6 @@ struct Passing {
     arrived: Instant,
 }
 
-/// Counts a request as in flight while it lives.
-struct InFlight<'a>(&'a AtomicUsize);
-
 impl HttpConnection {
     /// Answers one request.
     ///
@@ -83,6 +79,8 @@ impl HttpConnection {
     ) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
+        // Of HTTP/1 the header means nothing; it never reaches the application.
+        request.headers_mut().remove(ORIG_PROTO);
         let kind = RequestKind::new(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
         let mut response = match self.judge(&mut request) {
@@ -93,6 +91,7 @@ impl HttpConnection {
                 self.forward(passing).await?
             }
         };
+        response.headers_mut().remove(ORIG_PROTO);
         if is_carried {
             upgrade_response(&mut response);
         }
@@ -101,9 +100,7 @@ impl HttpConnection {
 
     /// Everything that can keep a request from the application before it is sent, and what policy changes of it.
     fn judge(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
-        if !is_well_formed(request) {
-            return Err(Failure::BadRequest);
-        }
+        form::normalize(request)?;
         // Whoever the client says it is, only its certificate counts.
         request.headers_mut().remove(CLIENT_ID);
         if let Some(id) = &self.client_id {
@@ -151,9 +148,7 @@ impl HttpConnection {
 
     async fn forward(&self, passing: Passing) -> Result<Response<ResponseBody>, Reset> {
         let Passing { request, kind, handles, arrived } = passing;
-        let Some(_in_flight) =
-            InFlight::enter(&self.inbound.in_flight, self.inbound.shared.config.inbound.max_in_flight)
-        else {
+        let Some(permit) = self.inbound.limit.admit() else {
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(&handles), arrived));
         };
         let sent = if kind.version == Version::HTTP_2 {
@@ -162,7 +157,7 @@ impl HttpConnection {
             self.send_http1(request, kind).await
         };
         match sent {
-            Ok((response, lease)) => Ok(observe(response, lease, &handles, arrived)),
+            Ok((response, lease)) => Ok(observe(response, lease, Some(permit), &handles, arrived)),
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
@@ -229,7 +224,7 @@ impl HttpConnection {
         self.counters.failed(&self.inbound, failure, self.target.addr);
         let response = failure.respond(kind);
         match handles {
-            Some(handles) => observe(response, None, handles, arrived),
+            Some(handles) => observe(response, None, None, handles, arrived),
             None => response.map(Observed::unwatched),
         }
     }
@@ -238,12 +233,13 @@ impl HttpConnection {
 fn observe(
     response: Response<Body>,
     lease: Option<Lease>,
+    permit: Option<Permit>,
     handles: &Arc<Handles>,
     arrived: Instant,
 ) -> Response<ResponseBody> {
     let (parts, body) = response.into_parts();
     let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers);
-    Response::from_parts(parts, Observed::new(body, Finish { count, lease }))
+    Response::from_parts(parts, Observed::new(body, Finish { count, lease, _permit: permit }))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, whatever status or code the policy names.
@@ -251,22 +247,6 @@ fn inbound_failure(failure: Failure) -> Failure {
     match failure {
         Failure::Injected { .. } => Failure::Internal("unexpected error"),
         other => other,
-    }
-}
-
-/// A CONNECT names a host and port and nothing else; everything else names a path (RFC 9112 section 3.2).
-fn is_well_formed<B>(request: &Request<B>) -> bool {
-    if request.version() == Version::HTTP_2 {
-        return true;
-    }
-    let uri = request.uri();
-    if request.method() == Method::CONNECT {
-        request.version() == Version::HTTP_11
-            && uri.scheme().is_none()
-            && uri.authority().is_some()
-            && uri.path_and_query().is_none_or(|path| path.as_str().is_empty())
-    } else {
-        uri.scheme().is_some() || uri.path_and_query().is_some()
     }
 }
 
@@ -280,51 +260,5 @@ impl Observer for Finish {
             lease.give_back();
         }
         self.count.ended(end);
-    }
-}
-
-impl<'a> InFlight<'a> {
-    fn enter(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
-        let guard = Self(count);
-        (count.fetch_add(1, Ordering::Relaxed) < limit).then_some(guard)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn request_targets_must_fit_their_method() {
-        for (method, target, version, expected) in [
-            (Method::GET, "/a", Version::HTTP_11, true),
-            (Method::GET, "http://a/b", Version::HTTP_11, true),
-            (Method::OPTIONS, "*", Version::HTTP_11, true),
-            (Method::GET, "example.com", Version::HTTP_11, false),
-            (Method::CONNECT, "example.com:443", Version::HTTP_11, true),
-            (Method::CONNECT, "example.com:443", Version::HTTP_10, false),
-            (Method::CONNECT, "http://example.com/", Version::HTTP_11, false),
-            (Method::CONNECT, "/a", Version::HTTP_11, false),
-        ] {
-            let request = Request::builder().method(&method).uri(target).version(version).body(()).unwrap();
-            assert_eq!(is_well_formed(&request), expected, "{method} {target} {version:?}");
-        }
-    }
-
-    #[test]
-    fn no_more_are_in_flight_than_allowed() {
-        let count = AtomicUsize::new(0);
-        let first = InFlight::enter(&count, 1);
-        assert!(first.is_some());
-        assert!(InFlight::enter(&count, 1).is_none());
-        drop(first);
-        assert!(InFlight::enter(&count, 1).is_some());
-        assert_eq!(count.load(Ordering::Relaxed), 0);
     }
 }

@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 
 use crate::http::body::Body;
 use crate::http::respond::Failure;
+use crate::http::serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES};
 use crate::io::Io;
 use crate::listen::set_options;
 use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
@@ -184,7 +185,7 @@ impl Target {
     async fn connect_http1(&self) -> Result<Http1Sender, ConnectError> {
         let stream = self.connect().await?;
         let addr = self.addr;
-        let handshake = http1::Builder::new().handshake(TokioIo::new(stream)).await;
+        let handshake = http1::Builder::new().max_header_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream)).await;
         let (sender, connection) =
             handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
         tokio::spawn(async move {
@@ -209,6 +210,7 @@ impl Target {
             .timer(TokioTimer::new())
             .initial_stream_window_size(settings.stream_window)
             .initial_connection_window_size(settings.connection_window)
+            .max_header_list_size(MAX_HEADER_LIST_BYTES)
             .handshake(TokioIo::new(stream))
             .await;
         let (sender, connection) =

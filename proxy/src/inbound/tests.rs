@@ -3,6 +3,7 @@
 //! Clients on loopback are always let in, so that refusals are tested with a peer address that is not theirs.
 
 mod policy;
+mod requests;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -183,12 +184,13 @@ async fn answer(
     }
     let ids: Vec<&str> = request.headers().get_all("l5d-client-id").iter().map(|id| id.to_str().unwrap()).collect();
     let seen = format!(
-        "{:?} {} {} id={} proto={} connection={connection}",
+        "{:?} {} {} id={} proto={} host={} connection={connection}",
         request.version(),
         request.method(),
         request.uri(),
         ids.join(","),
         request.headers().contains_key("l5d-orig-proto"),
+        request.headers().get("host").map_or("", |host| host.to_str().unwrap()),
     );
     Ok(::http::Response::new(Full::new(Bytes::from(seen))))
 }

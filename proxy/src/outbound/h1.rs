@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::http::body::Body;
+use crate::http::serve::MAX_HEAD_BYTES;
 use crate::transport_header::SessionProtocol;
 
 /// Idle connections of an endpoint, the freshest last.
@@ -89,6 +90,7 @@ async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError>
     let stream = endpoint.connect(Some(SessionProtocol::Http1)).await?;
     let addr = endpoint.info.addr;
     let (sender, connection) = http1::Builder::new()
+        .max_header_size(MAX_HEAD_BYTES)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|source| ConnectError::Http1 { addr, source })?;

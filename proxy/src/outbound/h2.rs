@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::endpoint::{ConnectError, Endpoint};
 use crate::config::Keepalive;
 use crate::http::body::Body;
+use crate::http::serve::MAX_HEADER_LIST_BYTES;
 use crate::transport_header::SessionProtocol;
 
 use pump::Pump;
@@ -134,6 +135,7 @@ async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, Connect
     let (sender, mut connection) = client::Builder::new()
         .initial_window_size(config.stream_window)
         .initial_connection_window_size(config.connection_window)
+        .max_header_list_size(MAX_HEADER_LIST_BYTES)
         .initial_max_send_streams(INITIAL_STREAMS)
         .max_send_buffer_size(SEND_BUFFER)
         .enable_push(false)

@@ -6,24 +6,21 @@
 mod exchange;
 mod response;
 
-use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use weft_tls::identity::Identity;
 
 use super::Connection;
 use super::target::Plan;
 use crate::discover::route::Action;
 use crate::http::body::{Body, Observed};
+use crate::http::form;
 use crate::http::headers::{CLIENT_ID, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade};
 use crate::http::respond::{Failure, RequestKind};
+use crate::http::serve::{HttpVersion, Reset, ServerSettings, serve as serve_http};
 use crate::http::upgrade;
 use crate::io::{Io, Stream};
 use crate::metrics::label;
@@ -32,41 +29,6 @@ use crate::route::matching::{self, Found};
 
 use exchange::{Exchange, ExchangeError};
 use response::ResponseObserver;
-
-/// The version that a client speaks on a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HttpVersion {
-    /// HTTP/1.0 or 1.1.
-    Http1,
-    /// HTTP/2.
-    Http2,
-}
-
-impl HttpVersion {
-    /// The value of the metric label `protocol`.
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Http1 => "http/1",
-            Self::Http2 => "http/2",
-        }
-    }
-}
-
-/// The endpoint reset the request's stream; the client's is reset with the same reason.
-#[derive(Debug)]
-pub(super) struct Reset(::h2::Error);
-
-impl fmt::Display for Reset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the endpoint reset the stream")
-    }
-}
-
-impl std::error::Error for Reset {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.0)
-    }
-}
 
 /// What the route of a request says.
 struct Routed<'a> {
@@ -77,69 +39,27 @@ struct Routed<'a> {
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
 
+/// Most HTTP/2 requests of one connection of the application at once: hyper's default.
+const MAX_STREAMS: u32 = 200;
+
 /// Serves one connection to its end. A drain lets requests in flight finish.
 pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
     let shared = Arc::clone(&connection.worker.shared);
     let orig_dst = connection.target.addr;
-    let ended = match version {
-        HttpVersion::Http1 => {
-            let service = service_fn(move |request| {
-                let connection = Arc::clone(&connection);
-                async move { Ok::<_, Infallible>(connection.respond(request).await.unwrap_or_else(bad_gateway)) }
-            });
-            let server = http1::Builder::new()
-                .auto_date_header(false)
-                .half_close(true)
-                .pipeline_flush(true)
-                .timer(TokioTimer::new())
-                .header_read_timeout(None)
-                .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades();
-            tokio::pin!(server);
-            tokio::select! {
-                ended = &mut server => ended,
-                () = shared.drain.signaled() => {
-                    server.as_mut().graceful_shutdown();
-                    server.await
-                }
-            }
-        }
-        HttpVersion::Http2 => {
-            let service = service_fn(move |request| {
-                let connection = Arc::clone(&connection);
-                async move { connection.respond(request).await }
-            });
-            let config = &shared.config.http2;
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder
-                .auto_date_header(false)
-                .timer(TokioTimer::new())
-                .initial_stream_window_size(config.stream_window)
-                .initial_connection_window_size(config.connection_window);
-            if let Some(keepalive) = config.outbound_keepalive {
-                builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
-            }
-            let server = builder.serve_connection(TokioIo::new(stream), service);
-            tokio::pin!(server);
-            tokio::select! {
-                ended = &mut server => ended,
-                () = shared.drain.signaled() => {
-                    server.as_mut().graceful_shutdown();
-                    server.await
-                }
-            }
-        }
+    let http2 = shared.config.http2;
+    let settings = ServerSettings {
+        stream_window: http2.stream_window,
+        connection_window: http2.connection_window,
+        keepalive: http2.outbound_keepalive,
+        max_streams: Some(MAX_STREAMS),
     };
-    if let Err(error) = ended {
+    let answer = move |request| {
+        let connection = Arc::clone(&connection);
+        async move { connection.respond(request).await }
+    };
+    if let Err(error) = serve_http(stream, version, settings, &shared.drain, answer).await {
         tracing::debug!(%error, orig_dst.addr = %orig_dst, "HTTP connection ended");
     }
-}
-
-/// HTTP/1 has no resets to pass on.
-fn bad_gateway(_reset: Reset) -> ObservedResponse {
-    let mut response = Response::new(Observed::unwatched(Body::Empty));
-    *response.status_mut() = http::StatusCode::BAD_GATEWAY;
-    response
 }
 
 impl Connection {
@@ -162,8 +82,8 @@ impl Connection {
     /// One request: check, match, filter, pick, exchange, filter.
     async fn route(&self, mut request: Request<Incoming>) -> Result<ObservedResponse, ExchangeError> {
         let arrived = Instant::now();
-        let permit = self.worker.admit().ok_or(Failure::LoadShed)?;
-        check_form(&request)?;
+        let permit = self.worker.limit.admit().ok_or(Failure::LoadShed)?;
+        form::normalize(&mut request)?;
         let required = take_mesh_headers(&mut request)?;
         let upgrades = wants_upgrade(&request);
         let client_upgrade = upgrades.then(|| hyper::upgrade::on(&mut request));
@@ -233,21 +153,6 @@ impl Connection {
     }
 }
 
-/// Refuses targets that do not fit their method (RFC 9112 section 3.2).
-fn check_form<B>(request: &Request<B>) -> Result<(), Failure> {
-    let uri = request.uri();
-    if request.version() == Version::HTTP_2 {
-        return Ok(());
-    }
-    let fits = if request.method() == Method::CONNECT {
-        let authority_alone = uri.scheme().is_none() && uri.path_and_query().is_none() && uri.authority().is_some();
-        request.version() == Version::HTTP_11 && authority_alone
-    } else {
-        uri.scheme().is_some() || uri.path_and_query().is_some()
-    };
-    if fits { Ok(()) } else { Err(Failure::BadRequest) }
-}
-
 /// Takes off what applications must not send to the mesh; answers the identity that the application demands of its server.
 fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Failure> {
     let headers = request.headers_mut();
@@ -269,22 +174,6 @@ mod tests {
         *request.uri_mut() = target.parse().unwrap();
         *request.version_mut() = version;
         request
-    }
-
-    #[test]
-    fn targets_have_to_fit_their_method() {
-        for (method, target, version, fits) in [
-            ("GET", "/", Version::HTTP_11, true),
-            ("GET", "http://web/", Version::HTTP_11, true),
-            ("GET", "example.com", Version::HTTP_11, false),
-            ("OPTIONS", "*", Version::HTTP_11, true),
-            ("CONNECT", "example.com:443", Version::HTTP_11, true),
-            ("CONNECT", "example.com:443", Version::HTTP_10, false),
-            ("CONNECT", "http://example.com:443/", Version::HTTP_11, false),
-            ("CONNECT", "/", Version::HTTP_11, false),
-        ] {
-            assert_eq!(check_form(&request(method, target, version)).is_ok(), fits, "{method} {target} {version:?}");
-        }
     }
 
     #[test]

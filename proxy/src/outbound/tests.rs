@@ -174,6 +174,20 @@ async fn a_server_that_speaks_first_is_heard_when_its_port_is_opaque() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_cancels_its_request() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(listener.local_addr().unwrap(), Control::default()).await;
+    let mut client = proxy.connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    let mut head = [0; 64];
+    assert!(server.read(&mut head).await.unwrap() > 0);
+    drop(client);
+    let ended = tokio::time::timeout(Duration::from_secs(5), server.read_to_end(&mut Vec::new())).await;
+    assert!(ended.is_ok(), "the server never notices");
+}
+
+#[tokio::test]
 async fn requests_are_balanced_and_a_dead_endpoint_is_passed_over() {
     let (a, b, dead) = (application("a").await, application("b").await, nobody().await);
     let control = Control::default();

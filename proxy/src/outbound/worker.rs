@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -16,6 +15,7 @@ use crate::balance::Balancer;
 use crate::discover::Discover;
 use crate::discover::endpoint::EndpointInfo;
 use crate::discover::route::{Backend, BackendKind, PeakEwma};
+use crate::http::in_flight::RequestLimit;
 use crate::shared::Shared;
 
 /// One worker's outbound state.
@@ -25,7 +25,8 @@ pub(super) struct Worker {
     targets: Mutex<HashMap<SocketAddr, Cached>>,
     balancers: Mutex<HashMap<String, BalancersOfPath>>,
     endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
-    in_flight: Arc<AtomicUsize>,
+    /// Requests that are being answered.
+    pub(super) limit: RequestLimit,
     #[cfg(test)]
     pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
 }
@@ -38,24 +39,15 @@ struct Cached {
     used: Instant,
 }
 
-/// A request's place among those in flight.
-pub(super) struct Permit(Arc<AtomicUsize>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Worker {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Arc<Self> {
         Arc::new(Self {
+            limit: RequestLimit::new(shared.config.outbound.max_in_flight),
             shared,
             discover,
             targets: Mutex::default(),
             balancers: Mutex::default(),
             endpoints: Mutex::default(),
-            in_flight: Arc::default(),
             #[cfg(test)]
             pretended_dst: Mutex::default(),
         })
@@ -105,13 +97,6 @@ impl Worker {
         of_path.retain(|(_, balancer)| balancer.strong_count() > 0);
         of_path.push((load, Arc::downgrade(&balancer)));
         balancer
-    }
-
-    /// A place for a request; `None` when there are too many.
-    pub(super) fn admit(&self) -> Option<Permit> {
-        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let permit = Permit(Arc::clone(&self.in_flight));
-        (before < self.shared.config.outbound.max_in_flight).then_some(permit)
     }
 
     /// Forgets what is not used any more.

@@ -9,7 +9,7 @@ use weft_tls::identity::Identity;
 use super::response::ResponseObserver;
 use crate::balance::InFlight;
 use crate::http::body::{Body, CountResponse};
-use crate::http::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop};
+use crate::http::headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop};
 use crate::http::orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request};
 use crate::http::respond::Failure;
 use crate::http::upgrade::is_tunnel;
@@ -173,6 +173,7 @@ impl Exchange<'_> {
         if carried {
             downgrade_response(&mut response);
         }
+        response.headers_mut().remove(ORIG_PROTO);
         if let Some(reason) = response.headers_mut().remove(PROXY_ERROR) {
             tracing::debug!(?reason, dst.addr = %endpoint.info.addr, "the endpoint's proxy answered in its place");
         }

@@ -4,8 +4,8 @@ use http::HeaderMap;
 
 use crate::balance::InFlight;
 use crate::http::body::{CountResponse, Interrupted, Observer};
+use crate::http::in_flight::Permit;
 use crate::outbound::h1::Lease;
-use crate::outbound::worker::Permit;
 
 /// Goes with a response's body.
 pub(super) struct ResponseObserver {

@@ -177,3 +177,11 @@ async fn opaque_bytes_pass_and_both_ends_close_in_turn() {
     client.read_to_end(&mut answer).await.unwrap();
     assert_eq!(answer, b"\0\x01\x02 binary and longer than a header");
 }
+
+#[tokio::test]
+async fn a_large_head_that_passes_one_proxy_passes_the_other() {
+    let proxy = in_front_of(echo().await).await;
+    let mut request = get("/");
+    request.headers_mut().insert("cookie", "c".repeat(40 * 1024).parse().unwrap());
+    assert_eq!(proxy.http1().await.send_request(request).await.unwrap().status(), StatusCode::OK);
+}

@@ -1,0 +1,130 @@
+//! Serves one client's HTTP connection: hyper's server, the limits of heads, and an orderly end.
+
+use std::convert::Infallible;
+use std::pin::pin;
+
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use weft_runtime::drain;
+
+use super::body::{Body, Observed, Observer};
+use crate::config::Keepalive;
+
+/// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Largest head of an HTTP/2 message, in bytes as RFC 9113 section 6.5.2 counts them: 32 for each field on top. hyper takes 100
+/// fields of HTTP/1, and the proxies add some; so what passes as HTTP/1 at one proxy passes the next as HTTP/2.
+pub(crate) const MAX_HEADER_LIST_BYTES: u32 = MAX_HEAD_BYTES as u32 + 8 * 1024;
+
+/// The version that a client speaks on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HttpVersion {
+    /// HTTP/1.0 or 1.1.
+    Http1,
+    /// HTTP/2 with prior knowledge.
+    Http2,
+}
+
+impl HttpVersion {
+    /// The value of the metric label `protocol`.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Http1 => "http/1",
+            Self::Http2 => "http/2",
+        }
+    }
+}
+
+/// The server reset a request's HTTP/2 stream; the client's is reset with the same reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the server reset the stream")]
+pub(crate) struct Reset(#[source] pub(crate) h2::Error);
+
+/// Settings of HTTP/2 towards a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerSettings {
+    /// Initial stream window in bytes.
+    pub(crate) stream_window: u32,
+    /// Initial connection window in bytes.
+    pub(crate) connection_window: u32,
+    /// Pings to clients that are silent.
+    pub(crate) keepalive: Option<Keepalive>,
+    /// Most streams at once; `None` leaves it to the limit of requests in flight.
+    pub(crate) max_streams: Option<u32>,
+}
+
+/// Serves a connection until the client ends it, or the proxy drains and its requests are answered.
+///
+/// # Errors
+/// When the connection failed; requests of it have got their answers or cannot get any.
+pub(crate) async fn serve<S, A, F, O>(
+    stream: S,
+    version: HttpVersion,
+    settings: ServerSettings,
+    drain: &drain::Watch,
+    answer: A,
+) -> Result<(), hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<Incoming>) -> F,
+    F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
+    O: Observer + Unpin + Send + 'static,
+{
+    let stream = TokioIo::new(stream);
+    match version {
+        HttpVersion::Http1 => {
+            let service = service_fn(move |request| {
+                let answer = answer(request);
+                async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(bad_gateway)) }
+            });
+            let mut server = pin!(
+                http1::Builder::new()
+                    .auto_date_header(false)
+                    .pipeline_flush(true)
+                    .max_header_size(MAX_HEAD_BYTES)
+                    .timer(TokioTimer::new())
+                    // Clients keep connections for as long as they like, as with Linkerd.
+                    .header_read_timeout(None)
+                    .serve_connection(stream, service)
+                    .with_upgrades()
+            );
+            tokio::select! {
+                served = server.as_mut() => return served,
+                () = drain.signaled() => {}
+            }
+            server.as_mut().graceful_shutdown();
+            server.await
+        }
+        HttpVersion::Http2 => {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .auto_date_header(false)
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(settings.stream_window)
+                .initial_connection_window_size(settings.connection_window)
+                .max_concurrent_streams(settings.max_streams)
+                .max_header_list_size(MAX_HEADER_LIST_BYTES);
+            if let Some(keepalive) = settings.keepalive {
+                builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
+            }
+            let mut server = pin!(builder.serve_connection(stream, service_fn(answer)));
+            tokio::select! {
+                served = server.as_mut() => return served,
+                () = drain.signaled() => {}
+            }
+            server.as_mut().graceful_shutdown();
+            server.await
+        }
+    }
+}
+
+/// HTTP/1 has no resets to pass on.
+fn bad_gateway<O: Observer>(_reset: Reset) -> Response<Observed<O>> {
+    let mut response = Response::new(Observed::unwatched(Body::Empty));
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
+}

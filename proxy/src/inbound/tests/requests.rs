@@ -1,0 +1,67 @@
+//! What may be in a request from anywhere: forms, hosts, headers of the mesh, filters of its route.
+
+use super::*;
+
+/// Sends bytes as a client outside the mesh and reads until the connection ends.
+async fn exchange(world: &World, request: &str) -> String {
+    let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn routes_and_the_application_see_the_same_host() {
+    let world = World::new(http_app().await).await;
+    let twice = "GET / HTTP/1.1\r\nhost: allowed\r\nhost: secret\r\nconnection: close\r\n\r\n";
+    let answer = exchange(&world, twice).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let absolute = "GET http://allowed/ HTTP/1.1\r\nhost: secret\r\nconnection: close\r\n\r\n";
+    let answer = exchange(&world, absolute).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("host=allowed "), "{answer}");
+    for (host, expected) in [("secret", 400), ("allowed", 200)] {
+        let request = Request::get("http://allowed/").header("host", host).body(()).unwrap();
+        assert_eq!(world.get_http2(Via::Plain, Some(ELSEWHERE), request).await.0, expected, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn the_header_of_carried_http1_never_reaches_the_application() {
+    let world = World::new(http_app().await).await;
+    let request = "GET / HTTP/1.1\r\nhost: a\r\nl5d-orig-proto: HTTP/1.1\r\nconnection: close\r\n\r\n";
+    let answer = exchange(&world, request).await;
+    assert!(answer.contains("proto=false"), "{answer}");
+    let request = Request::get("http://a/").header("l5d-orig-proto", "unknown").body(()).unwrap();
+    let (_, _, body) = world.get_http2(Via::Plain, Some(ELSEWHERE), request).await;
+    assert!(body.contains("proto=false"), "{body}");
+}
+
+#[tokio::test]
+async fn http2_is_not_smuggled_through_an_upgrade() {
+    let world = World::new(http_app().await).await;
+    for upgrade in ["h2c", "mirror, h2c", "mirror\r\nupgrade: h2c"] {
+        let request = format!(
+            "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings, close\r\n\
+             upgrade: {upgrade}\r\nhttp2-settings: AAMAAABk\r\n\r\n"
+        );
+        let answer = exchange(&world, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{upgrade}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn injected_failures_are_internal_errors_as_with_linkerd() {
+    use weft_proto::linkerd::http_route::HttpFailureInjector;
+    use weft_proto::linkerd::inbound::{http_route, proxy_protocol};
+    let world = World::new(http_app().await).await;
+    let mut server = detecting(vec![authz("all", anybody())]);
+    let kind = server.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
+    let Some(proxy_protocol::Kind::Detect(detect)) = kind else { panic!("not detecting") };
+    let failure = HttpFailureInjector { status: 418, message: "tea".to_owned(), ratio: None };
+    let filter = http_route::filter::Kind::FailureInjector(failure);
+    detect.http_routes[0].rules[0].filters.push(http_route::Filter { kind: Some(filter) });
+    world.policies.publish(world.app.port(), server);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 500);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/healthz").await.0, 200);
+}
