@@ -53,6 +53,10 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
     weft_tls::install_crypto_provider();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
     let log = telemetry::init(&config.log, format).map_err(|error| unusable("LINKERD2_PROXY_LOG", &error))?;
+    if !config.without_effect.is_empty() {
+        let variables = config.without_effect.join(", ");
+        tracing::warn!(variables, "these settings of linkerd2-proxy have no effect on this proxy");
+    }
     let anchors = TrustAnchors::from_pem(&config.identity.trust_anchors)
         .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
     let (key, csr) = IdentityKey::load_or_create(&config.identity.dir, &config.identity.local_name)

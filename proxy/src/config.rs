@@ -5,6 +5,7 @@
 //! variable and what was expected, and never repeats a value, because some of them are secrets.
 
 mod env;
+mod ignored;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -41,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) log: String,
     /// Whether log lines are JSON.
     pub(crate) log_json: bool,
+    /// Variables of linkerd2-proxy that are set and have no effect here, by their full names.
+    pub(crate) without_effect: Vec<String>,
     /// Whether readiness waits until the kernel attests that both directions are redirected (`WEFT_PROXY_REQUIRE_REDIRECT`).
     pub(crate) require_redirect: bool,
 }
@@ -67,7 +70,7 @@ pub(crate) struct OutboundConfig {
     pub(crate) accept: SocketConfig,
     /// Sockets to endpoints.
     pub(crate) connect: SocketConfig,
-    /// Smallest pause after a failed connection attempt.
+    /// Smallest pause after a failed connection attempt; above 0 and at most `backoff_max`.
     pub(crate) backoff_min: Duration,
     /// Largest pause after failed connection attempts.
     pub(crate) backoff_max: Duration,
@@ -263,6 +266,7 @@ impl Config {
             env.refuse(name, "SPIRE is not supported; unset it and use the identity controller")?;
         }
         let local_name = env.local_name()?;
+        let (backoff_min, backoff_max) = env.outbound_backoff()?;
         let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
         Ok(Self {
             cores: env.cores()?,
@@ -272,8 +276,8 @@ impl Config {
                 connect_timeout: env.duration("OUTBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_secs(1)),
                 accept: env.socket("OUTBOUND_ACCEPT")?,
                 connect: env.socket("OUTBOUND_CONNECT")?,
-                backoff_min: env.duration("OUTBOUND_CONNECT_EXP_BACKOFF_MIN")?.unwrap_or(Duration::from_millis(100)),
-                backoff_max: env.duration("OUTBOUND_CONNECT_EXP_BACKOFF_MAX")?.unwrap_or(Duration::from_secs(60)),
+                backoff_min,
+                backoff_max,
                 failfast_timeout: env.duration("OUTBOUND_HTTP_FAILFAST_TIMEOUT")?.unwrap_or(Duration::from_secs(3)),
                 discovery_idle_timeout: env
                     .duration("OUTBOUND_DISCOVERY_IDLE_TIMEOUT")?
@@ -344,6 +348,7 @@ impl Config {
                 .string("LOG")
                 .unwrap_or_else(|| "warn,linkerd=info,weft=info,weft_proxy=info,hickory=error".to_owned()),
             log_json: env.log_json()?,
+            without_effect: ignored::set_without_effect(&env),
             require_redirect: env.require_redirect()?,
         })
     }

@@ -75,6 +75,8 @@ pub(crate) struct ProxyMetrics {
     pub(crate) outbound_backend_requests: Counters,
     /// `outbound_http_balancer_endpoints`, by `endpoint_state`.
     pub(crate) outbound_balancer_endpoints: Family<Labels, Gauge>,
+    /// `weft_proxy_policy_fields_unsupported_total`, by `field`.
+    pub(crate) unsupported_fields: Counters,
     /// `control_dns_resolutions_total`.
     pub(crate) dns_resolutions: Counters,
 }
@@ -189,6 +191,11 @@ impl ProxyMetrics {
             "outbound_http_route_backend_requests",
             "Requests sent to a route's backends",
             &metrics.outbound_backend_requests,
+        );
+        counters(
+            "weft_proxy_policy_fields_unsupported",
+            "Fields of policies that the proxy does not support",
+            &metrics.unsupported_fields,
         );
         counters("control_dns_resolutions", "DNS lookups of control-plane services", &metrics.dns_resolutions);
         registry.register("tcp_open_connections", "Open connections", metrics.tcp_open_connections.clone());

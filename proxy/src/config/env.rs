@@ -119,6 +119,17 @@ impl<'a> Env<'a> {
         self.parse(name, "networks such as 10.0.0.0/8,fd00::/8", list).map(Option::unwrap_or_default)
     }
 
+    /// Shortest and longest pause between connection attempts to an endpoint.
+    pub(super) fn outbound_backoff(&self) -> Result<(Duration, Duration), ConfigError> {
+        const MIN: &str = "OUTBOUND_CONNECT_EXP_BACKOFF_MIN";
+        let min = self.duration(MIN)?.unwrap_or(Duration::from_millis(100));
+        let max = self.duration("OUTBOUND_CONNECT_EXP_BACKOFF_MAX")?.unwrap_or(Duration::from_secs(60));
+        if min.is_zero() || min > max {
+            return Err(invalid(MIN, "a duration above 0 and at most LINKERD2_PROXY_OUTBOUND_CONNECT_EXP_BACKOFF_MAX"));
+        }
+        Ok((min, max))
+    }
+
     pub(super) fn socket(&self, group: &str) -> Result<SocketConfig, ConfigError> {
         Ok(SocketConfig {
             keepalive: self.duration(&format!("{group}_KEEPALIVE"))?.filter(|d| !d.is_zero()),

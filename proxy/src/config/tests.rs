@@ -145,3 +145,30 @@ fn spire_is_refused_rather_than_ignored() {
     let error = parse(&[("LINKERD2_PROXY_IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "unix:///run/spire.sock")]).unwrap_err();
     assert!(error.to_string().contains("SPIRE is not supported"), "{error}");
 }
+
+#[test]
+fn the_shortest_backoff_is_above_zero_and_not_above_the_longest() {
+    let backoff = |min, max| {
+        let min = ("LINKERD2_PROXY_OUTBOUND_CONNECT_EXP_BACKOFF_MIN", min);
+        let max = ("LINKERD2_PROXY_OUTBOUND_CONNECT_EXP_BACKOFF_MAX", max);
+        parse(&[min, max]).map(|config| (config.outbound.backoff_min, config.outbound.backoff_max))
+    };
+    assert_eq!(backoff("1s", "1s").unwrap(), (Duration::from_secs(1), Duration::from_secs(1)));
+    for (min, max) in [("10s", "1s"), ("0", "1s"), ("0", "0"), ("", "50ms")] {
+        let message = backoff(min, max).unwrap_err().to_string();
+        assert!(message.starts_with("LINKERD2_PROXY_OUTBOUND_CONNECT_EXP_BACKOFF_MIN is invalid"), "{message}");
+    }
+}
+
+#[test]
+fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
+    assert!(parse(&[]).unwrap().without_effect.is_empty());
+    let config = parse(&[
+        ("LINKERD2_PROXY_ACCESS_LOG", "apache"),
+        ("LINKERD2_PROXY_INGRESS_MODE", "true"),
+        ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "false"),
+        ("LINKERD2_PROXY_TAP_SVC_NAME", ""),
+        ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
+    ]);
+    assert_eq!(config.unwrap().without_effect, ["LINKERD2_PROXY_ACCESS_LOG", "LINKERD2_PROXY_INGRESS_MODE"]);
+}

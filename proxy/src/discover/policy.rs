@@ -10,6 +10,7 @@ use weft_proto::linkerd::outbound::outbound_policies_client::OutboundPoliciesCli
 use weft_proto::linkerd::outbound::{TrafficSpec, traffic_spec};
 
 use super::route::Policy;
+use super::unsupported::{self, UnsupportedFields};
 use crate::control::{Backoff, ControlClient};
 
 /// How long detection may take before a connection fails anyway.
@@ -33,6 +34,7 @@ pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,
     source_workload: String,
+    unsupported: UnsupportedFields,
     state: watch::Sender<PolicyState>,
 ) {
     let request = TrafficSpec { source_workload, target: Some(traffic_spec::Target::Addr(addr.into())) };
@@ -47,8 +49,12 @@ pub(super) async fn watch(
                     match stream.message().await {
                         Ok(Some(message)) => {
                             backoff.reset();
+                            let fields = unsupported::find_in_policy(&message);
                             state.send_replace(match Policy::read(message) {
-                                Ok(policy) => PolicyState::Known(Arc::new(policy)),
+                                Ok(policy) => {
+                                    unsupported.report(&policy.parent, fields);
+                                    PolicyState::Known(Arc::new(policy))
+                                }
                                 Err(error) => {
                                     tracing::warn!(%error, orig_dst.addr = %addr, "policy is unusable, requests fail");
                                     PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))

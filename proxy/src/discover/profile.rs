@@ -10,7 +10,9 @@ use weft_proto::linkerd::destination::destination_client::DestinationClient;
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination};
 
 use super::endpoint::{EndpointError, EndpointInfo};
+use super::unsupported::{self, UnsupportedFields};
 use crate::control::{Backoff, ControlClient};
+use crate::route::Meta;
 
 /// What is known of a destination's profile.
 #[derive(Clone, Debug)]
@@ -56,6 +58,7 @@ pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,
     context_token: String,
+    unsupported: UnsupportedFields,
     state: watch::Sender<ProfileState>,
 ) {
     let request = GetDestination { scheme: String::new(), path: addr.to_string(), context_token };
@@ -70,8 +73,12 @@ pub(super) async fn watch(
                     match stream.message().await {
                         Ok(Some(message)) => {
                             backoff.reset();
+                            let fields = unsupported::find_in_profile(&message);
                             match Profile::read(message) {
                                 Ok(profile) => {
+                                    let name = profile.name.as_deref().unwrap_or_default().into();
+                                    let meta = Meta { kind: "ServiceProfile".into(), name, ..Meta::default() };
+                                    unsupported.report(&meta, fields);
                                     state.send_replace(ProfileState::Known(Arc::new(profile)));
                                 }
                                 // The last profile stays: none at all could mean plaintext to a meshed endpoint.
