@@ -5,7 +5,6 @@
 mod admin;
 mod app;
 mod attest;
-mod balance;
 mod config;
 mod control;
 mod detect;

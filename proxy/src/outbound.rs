@@ -7,7 +7,9 @@
 //!
 //! [`serve_connection`] reads as that line. Everything here belongs to one worker; workers share discovery alone.
 
-pub(crate) mod endpoint;
+mod backends;
+mod balance;
+mod endpoint;
 mod h1;
 mod h2;
 mod http;

@@ -17,7 +17,6 @@ use weft_tls::identity::Identity;
 
 use super::{h1, h2};
 use crate::discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint};
-use crate::http::respond::Failure;
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
 use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
@@ -84,14 +83,6 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
-    /// The failure that a request sees.
-    pub(crate) fn failure(&self) -> Failure {
-        match self {
-            Self::Timeout(_) => Failure::ConnectTimeout,
-            other => Failure::BadGateway(other.to_string()),
-        }
-    }
-
     /// The value of the metric label `error`.
     pub(crate) fn label(&self) -> &'static str {
         match self {

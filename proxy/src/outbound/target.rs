@@ -1,7 +1,7 @@
 //! One original destination as a worker uses it: the plan that follows from profile and policy, made anew when either changes.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -9,9 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use rand::Rng as _;
 use tokio::sync::watch;
 
-use super::endpoint::Endpoint;
-use super::worker::Worker;
-use crate::balance::Balancer;
+use super::backends::{Backends, Resolved};
 use crate::discover::Lookup;
 use crate::discover::policy::PolicyState;
 use crate::discover::profile::{Profile, ProfileState};
@@ -50,7 +48,7 @@ pub(super) struct Target {
     /// Its address.
     pub(super) addr: SocketAddr,
     shared: Arc<Shared>,
-    worker: Weak<Worker>,
+    backends: Arc<Backends>,
     lookup: Arc<Lookup>,
     current: Mutex<Current>,
     source_metrics: OnceLock<Arc<TransportMetrics>>,
@@ -70,15 +68,6 @@ pub(super) struct Plan {
     statuses: RuleStatuses,
 }
 
-/// What a backend leads to.
-#[derive(Clone)]
-pub(super) enum Resolved {
-    /// One endpoint.
-    Forward(Arc<Endpoint>),
-    /// A service.
-    Balance(Arc<Balancer>),
-}
-
 /// `outbound_http_route_request_statuses_total`, per rule and status; few, so that a scan is fastest.
 type RuleStatuses = Mutex<Vec<(RuleId, u16, Counter)>>;
 
@@ -87,16 +76,9 @@ pub(super) type RuleId = (bool, usize, usize);
 
 impl Target {
     /// Makes a destination of what is being looked up.
-    pub(super) fn new(worker: &Arc<Worker>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, backends: Arc<Backends>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
         let current = Current { profile: lookup.profile.clone(), policy: lookup.policy.clone(), plan: None };
-        Self {
-            addr,
-            shared: Arc::clone(&worker.shared),
-            worker: Arc::downgrade(worker),
-            lookup,
-            current: Mutex::new(current),
-            source_metrics: OnceLock::new(),
-        }
+        Self { addr, shared, backends, lookup, current: Mutex::new(current), source_metrics: OnceLock::new() }
     }
 
     /// The plan, once the control plane has answered.
@@ -127,9 +109,8 @@ impl Target {
             let policy = current.policy.borrow_and_update().clone();
             let detect_timeout = self.shared.config.outbound.detect_timeout;
             let policy = decide(&profile, &policy, self.addr, detect_timeout)?;
-            let worker = self.worker.upgrade()?;
             // The old plan is dropped only afterwards, so that what both name stays alive.
-            current.plan = Some(Arc::new(Plan::new(policy, &worker)));
+            current.plan = Some(Arc::new(Plan::new(policy, &self.backends)));
         }
         current.plan.clone()
     }
@@ -147,12 +128,12 @@ impl Target {
 }
 
 impl Plan {
-    fn new(policy: Policy, worker: &Worker) -> Self {
+    fn new(policy: Policy, known: &Backends) -> Self {
         let mut backends: Vec<(Arc<Backend>, Resolved)> = Vec::new();
         let mut resolve = |distribution: &Distribution| {
             for backend in distribution.backends() {
-                if !backends.iter().any(|(known, _)| Arc::ptr_eq(known, &backend.backend)) {
-                    backends.push((Arc::clone(&backend.backend), worker.resolve(&backend.backend)));
+                if !backends.iter().any(|(named, _)| Arc::ptr_eq(named, &backend.backend)) {
+                    backends.push((Arc::clone(&backend.backend), known.resolve(&backend.backend)));
                 }
             }
         };
@@ -270,7 +251,8 @@ pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&st
             let rank = route.server_names.iter().filter_map(|host| host.rank(name)).max();
             rank.map(|rank| (rank, route))
         });
-        ranked.max_by_key(|(rank, _)| *rank).map(|(_, route)| route)
+        // The first of equals, as with requests.
+        ranked.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, route)| route)
     });
     named.or_else(|| routes.iter().find(|route| route.server_names.is_empty()))
 }

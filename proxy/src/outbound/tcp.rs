@@ -7,9 +7,10 @@ use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Connection;
+use super::backends::Resolved;
+use super::balance::{FailFast, InFlight};
 use super::endpoint::{ConnectError, Endpoint};
-use super::target::{Resolved, find_opaque};
-use crate::balance::{FailFast, InFlight};
+use super::target::find_opaque;
 use crate::discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque};
 use crate::io::{Io, Stream, copy_bidirectional};
 use crate::metrics::{Labels, label, target_labels};
@@ -87,9 +88,11 @@ where
     let backend = match picked {
         Some(backend) => backend,
         // The plan changed since the connection was accepted; its route still names backends, just not this plan's.
-        None => {
-            route.backends.first().map(|backend| connection.worker.resolve(backend)).ok_or(ForwardError::NoBackend)?
-        }
+        None => route
+            .backends
+            .first()
+            .map(|backend| connection.worker.backends.resolve(backend))
+            .ok_or(ForwardError::NoBackend)?,
     };
     let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
     tracing::debug!(orig_dst.addr = %connection.target.addr, dst.addr = %endpoint.info.addr, "forwarding");

@@ -1,20 +1,15 @@
-//! What one worker remembers between connections: destinations, balancers, single endpoints.
-//!
-//! Entries live while they are used, destinations for the idle timeout longer.
+//! What one worker remembers between connections: destinations, for the idle timeout longer than they are used.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::endpoint::Endpoint;
-use super::target::{Resolved, Target};
-use crate::balance::Balancer;
+use super::backends::Backends;
+use super::target::Target;
 use crate::discover::Discover;
-use crate::discover::endpoint::EndpointInfo;
-use crate::discover::route::{Backend, BackendKind, PeakEwma};
 use crate::http::in_flight::RequestLimit;
 use crate::shared::Shared;
 
@@ -23,16 +18,13 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     discover: Discover,
     targets: Mutex<HashMap<SocketAddr, Cached>>,
-    balancers: Mutex<HashMap<String, BalancersOfPath>>,
-    endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
+    /// What the destinations' backends lead to.
+    pub(super) backends: Arc<Backends>,
     /// Requests that are being answered.
     pub(super) limit: RequestLimit,
     #[cfg(test)]
     pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
 }
-
-/// The balancers of one service; several only where routes estimate load differently.
-type BalancersOfPath = Vec<(PeakEwma, Weak<Balancer>)>;
 
 struct Cached {
     target: Arc<Target>,
@@ -43,60 +35,28 @@ impl Worker {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Arc<Self> {
         Arc::new(Self {
             limit: RequestLimit::new(shared.config.outbound.max_in_flight),
+            backends: Arc::new(Backends::new(Arc::clone(&shared), discover.clone())),
             shared,
             discover,
             targets: Mutex::default(),
-            balancers: Mutex::default(),
-            endpoints: Mutex::default(),
             #[cfg(test)]
             pretended_dst: Mutex::default(),
         })
     }
 
     /// The destination with this address, remembered or looked up.
-    pub(super) fn target(self: &Arc<Self>, addr: SocketAddr) -> Arc<Target> {
+    pub(super) fn target(&self, addr: SocketAddr) -> Arc<Target> {
         let mut targets = self.targets.lock();
         let now = Instant::now();
         let cached = targets.entry(addr).or_insert_with(|| {
             let lookup = self.discover.look_up(addr);
-            Cached { target: Arc::new(Target::new(self, addr, lookup)), used: now }
+            Cached {
+                target: Arc::new(Target::new(Arc::clone(&self.shared), Arc::clone(&self.backends), addr, lookup)),
+                used: now,
+            }
         });
         cached.used = now;
         Arc::clone(&cached.target)
-    }
-
-    /// What a backend leads to. Backends that say the same share it.
-    pub(super) fn resolve(&self, backend: &Backend) -> Resolved {
-        match &backend.kind {
-            BackendKind::Forward(info) => Resolved::Forward(self.endpoint(info)),
-            BackendKind::Balance { path, load } => Resolved::Balance(self.balancer(path, *load)),
-        }
-    }
-
-    fn endpoint(&self, info: &Arc<EndpointInfo>) -> Arc<Endpoint> {
-        let mut endpoints = self.endpoints.lock();
-        if let Some(known) = endpoints.get(&info.addr).and_then(Weak::upgrade)
-            && *known.info == **info
-        {
-            return known;
-        }
-        let endpoint = Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info)));
-        endpoints.insert(info.addr, Arc::downgrade(&endpoint));
-        endpoint
-    }
-
-    fn balancer(&self, path: &str, load: PeakEwma) -> Arc<Balancer> {
-        let mut balancers = self.balancers.lock();
-        let of_path = balancers.entry(path.to_owned()).or_default();
-        let known = of_path.iter().find(|(of, _)| *of == load).and_then(|(_, balancer)| balancer.upgrade());
-        if let Some(known) = known {
-            return known;
-        }
-        let discovered = self.discover.endpoints(path);
-        let balancer = Arc::new(Balancer::new(Arc::clone(&self.shared), path, discovered, load));
-        of_path.retain(|(_, balancer)| balancer.strong_count() > 0);
-        of_path.push((load, Arc::downgrade(&balancer)));
-        balancer
     }
 
     /// Forgets what is not used any more.
@@ -115,10 +75,6 @@ impl Worker {
                 .collect()
         };
         drop(unused);
-        self.balancers.lock().retain(|_, of_path| {
-            of_path.retain(|(_, balancer)| balancer.upgrade().inspect(|balancer| balancer.purge_idle()).is_some());
-            !of_path.is_empty()
-        });
-        self.endpoints.lock().retain(|_, endpoint| endpoint.upgrade().inspect(|known| known.purge_idle()).is_some());
+        self.backends.sweep();
     }
 }

@@ -7,14 +7,14 @@ use http::{HeaderValue, Request, Response, Version, header};
 use weft_tls::identity::Identity;
 
 use super::response::ResponseObserver;
-use crate::balance::InFlight;
 use crate::http::body::{Body, CountResponse};
 use crate::http::headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop};
 use crate::http::orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request};
 use crate::http::respond::Failure;
 use crate::http::upgrade::is_tunnel;
+use crate::outbound::backends::Resolved;
+use crate::outbound::balance::InFlight;
 use crate::outbound::endpoint::{ConnectError, Endpoint};
-use crate::outbound::target::Resolved;
 use crate::outbound::{Connection, h1, h2};
 
 /// How often a request is tried again because the connection it was to use had just ended.
@@ -86,7 +86,7 @@ impl Exchange<'_> {
                     tracing::debug!(%error, "endpoint is passed over");
                     balanced.failed();
                 }
-                (Some(error), _) => return Err(error.failure().into()),
+                (Some(error), _) => return Err(connect_failure(&error).into()),
                 (None, _) if stale < STALE_ATTEMPTS => stale += 1,
                 (None, _) => return Err(Failure::BadGateway("the endpoint keeps closing connections".into()).into()),
             }
@@ -182,6 +182,14 @@ impl Exchange<'_> {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+}
+
+/// The answer to a request whose endpoint cannot be reached.
+fn connect_failure(error: &ConnectError) -> Failure {
+    match error {
+        ConnectError::Timeout(_) => Failure::ConnectTimeout,
+        other => Failure::BadGateway(other.to_string()),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use http::HeaderMap;
 
-use crate::balance::InFlight;
 use crate::http::body::{CountResponse, Interrupted, Observer};
 use crate::http::in_flight::Permit;
+use crate::outbound::balance::InFlight;
 use crate::outbound::h1::Lease;
 
 /// Goes with a response's body.

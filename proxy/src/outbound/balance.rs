@@ -14,11 +14,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use rand::Rng as _;
 use tokio::sync::watch;
 
+use super::endpoint::Endpoint;
 use crate::discover::Endpoints;
 use crate::discover::endpoints::EndpointsState;
 use crate::discover::route::PeakEwma;
 use crate::metrics::label;
-use crate::outbound::endpoint::Endpoint;
 use crate::shared::Shared;
 
 use ewma::Ewma;
