@@ -21,8 +21,8 @@ use crate::{
     build,
     command::{self, step},
     ebpf,
-    kube::tools::Tools,
     setup::{self, Scope},
+    tools::Tools,
     workspace::Workspace,
 };
 

@@ -7,7 +7,7 @@
 
 mod image;
 mod machine;
-mod packages;
+pub(crate) mod packages;
 mod processor;
 
 use std::{path::PathBuf, time::Duration};
@@ -51,8 +51,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
     timeout: u64,
     /// How to emulate
-    #[arg(long, value_enum, default_value_t = machine::Accelerator::Tcg)]
-    accelerator: machine::Accelerator,
+    #[arg(long, value_enum, default_value_t = processor::Accelerator::Tcg)]
+    accelerator: processor::Accelerator,
 }
 
 /// A kernel and where it comes from.

@@ -6,11 +6,9 @@
 
 mod cgroup;
 mod cluster;
-mod go;
 mod network;
 mod node;
 mod pki;
-pub(crate) mod tools;
 
 use std::{fs, path::Path, time::Instant};
 
@@ -25,13 +23,13 @@ use crate::{
         image::{Files, Image, Layer},
     },
     setup,
+    tools::Tools,
     workspace::Workspace,
 };
 use cgroup::Cgroup;
 pub(crate) use cluster::{Cluster, Kind};
 use cluster::{DATA, STATE, find, lock, names, parse_name, scope};
 use node::Node;
-use tools::Tools;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:

@@ -2,10 +2,11 @@
 //!
 //! Everything that a person or a machine does to this repository goes through here, so that the two commands of the
 //! README are the whole set-up: [`setup`] installs what is missing, [`ebpf`] builds the kernel programs, [`demo`],
-//! [`mod@test`] and [`mod@bench`] build and run, [`kernels`] runs on other kernels, [`kube`] is a cluster to run in, [`dist`] is what is shipped, [`lint`]
-//! checks. It shells out and depends on none of our packages, so it
-//! builds fast and works when they do not compile.
+//! [`mod@test`] and [`mod@bench`] build and run, [`kernels`] runs on other kernels, [`bare`] on a new machine, [`kube`] is a
+//! cluster to run in, [`dist`] is what is shipped, [`lint`] checks. It shells out and depends on none of our packages, so
+//! it builds fast and works when they do not compile.
 
+mod bare;
 mod bench;
 mod build;
 mod codegen;
@@ -18,6 +19,7 @@ mod kube;
 mod lint;
 mod setup;
 mod test;
+mod tools;
 mod workspace;
 
 use std::process::ExitCode;
@@ -40,6 +42,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
   cargo xtask dist                      container images and charts
+  cargo xtask bare --run demo           the same as on a new Debian with nothing but Rust
   cargo xtask lint                      what has to pass before a push
   cargo xtask setup --check             say what is missing, change nothing
 
@@ -68,6 +71,8 @@ enum Command {
     Kube(kube::Args),
     /// Writes container images and packaged charts
     Dist(dist::Args),
+    /// Runs the demo or the tests in the root file system of a new machine
+    Bare(bare::Args),
     /// Checks formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
     Lint(lint::Args),
     /// Writes the files that are generated from code, or checks that they are current
@@ -99,6 +104,7 @@ fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Kube(args) => kube::run(&args),
         Command::Dist(args) => dist::run(&args),
+        Command::Bare(args) => bare::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Codegen(args) => codegen::run(&args),
         Command::Completions { shell } => {

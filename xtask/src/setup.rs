@@ -4,10 +4,10 @@
 //! machine prepared in any other way is accepted. Installing is by apt and cargo; without apt or root it is a message
 //! that says what to run. Nothing is written into the checkout.
 
+pub(crate) mod cargo_tools;
 pub(crate) mod kernel;
 pub(crate) mod packages;
 pub(crate) mod toolchain;
-pub(crate) mod tools;
 
 use anyhow::{Result, bail};
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     ensure(Scope::Build)?;
     install_packages(Scope::Kube)?;
-    tools::ensure(&tools::CARGO_DENY)?;
+    cargo_tools::ensure(&cargo_tools::CARGO_DENY)?;
     let problems = kernel::problems();
     if !problems.is_empty() {
         bail!("everything is installed, but nothing can run here: {}", problems.join("; "));
@@ -97,9 +97,9 @@ fn report() -> Result<()> {
             println!("missing  eBPF toolchain: {problem:#}");
         }
     }
-    if tools::find(&tools::CARGO_DENY)?.is_none() {
+    if cargo_tools::find(&cargo_tools::CARGO_DENY)?.is_none() {
         missing += 1;
-        println!("missing  cargo-deny: {} (cargo install)", tools::CARGO_DENY.why);
+        println!("missing  cargo-deny: {} (cargo install)", cargo_tools::CARGO_DENY.why);
     }
     for problem in kernel::problems() {
         missing += 1;

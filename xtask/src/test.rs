@@ -17,8 +17,9 @@ use crate::{
     build::{self, Profile, Snapshot},
     command::{self, step},
     dist, ebpf,
-    kube::{self, Images, Kind, tools::Tools},
+    kube::{self, Images, Kind},
     setup::{self, Scope},
+    tools::Tools,
     workspace::Workspace,
 };
 

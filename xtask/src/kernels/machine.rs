@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::processor::Processor;
+use super::processor::{Accelerator, Processor};
 
 /// What the kernel says.
 const CONSOLE: &str = "console.log";
@@ -31,15 +31,6 @@ pub(super) struct Machine<'a> {
     pub(super) cpu: &'a str,
     pub(super) timeout: Duration,
     pub(super) accelerator: Accelerator,
-}
-
-/// How the machine's instructions are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Accelerator {
-    /// Translated, on any machine
-    Tcg,
-    /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
-    Kvm,
 }
 
 /// The emulator, ended when dropped.

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Debian's keys, installed with `setup`.
-const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Ubuntu's keys, in a package that Debian has as well.
 const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
@@ -74,7 +74,7 @@ pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
     if refresh || find(&unpacked).is_err() {
         let keys = match kernel.archive {
             Archive::Debian | Archive::DebianSecurity => PathBuf::from(DEBIAN_KEYS),
-            Archive::Ubuntu => ubuntu_keys(&cache)?,
+            Archive::Ubuntu => ubuntu_keys()?,
         };
         step(&format!("fetch {} of {}", kernel.package, kernel.suite));
         let apt =
@@ -118,7 +118,12 @@ fn debian(directory: &Path, processor: Processor) -> Result<Apt> {
     Apt::new(directory, Archive::Debian, "trixie", processor, Path::new(DEBIAN_KEYS))
 }
 
-fn ubuntu_keys(cache: &Path) -> Result<PathBuf> {
+/// Ubuntu's keys, out of Debian's package of them.
+///
+/// # Errors
+/// When Debian's archive is out of reach.
+pub(crate) fn ubuntu_keys() -> Result<PathBuf> {
+    let cache = workspace::cache_directory()?.join("kernels");
     let unpacked = cache.join("ubuntu-keyring");
     let keys = unpacked.join(UBUNTU_KEYS);
     if !keys.is_file() {

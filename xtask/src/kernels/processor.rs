@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, Result};
 
-use super::machine::Accelerator;
 use crate::command::{self, step};
 
 /// A processor that Weft is built for.
@@ -11,6 +10,15 @@ pub(super) enum Processor {
     X86_64,
     /// On an x86_64 machine, by a cross compiler and an emulator.
     Aarch64,
+}
+
+/// How the machine's instructions are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Accelerator {
+    /// Translated, on any machine
+    Tcg,
+    /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
+    Kvm,
 }
 
 impl Processor {

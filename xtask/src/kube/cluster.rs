@@ -9,8 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::tools::Tools;
-use crate::{command, workspace};
+use crate::{command, tools::Tools, workspace};
 
 /// What a reader of a running cluster wants: kubeconfig, logs, audit log, sockets.
 pub(super) const STATE: &str = "/run/weft-kube";

@@ -15,8 +15,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Cluster, cgroup::Cgroup, pki::Pki, tools::Tools};
-use crate::command;
+use super::{Cluster, cgroup::Cgroup, pki::Pki};
+use crate::{command, tools::Tools};
 
 /// Where the components' settings are, seen from inside.
 const CONFIG: &str = "/var/lib/config";

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use super::Finding;
 use crate::{
     command::{self, step},
+    setup::packages,
     workspace::Workspace,
 };
 
@@ -24,6 +25,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         step("commit subjects: not checked, this is no git checkout");
         return Ok(Vec::new());
     }
+    packages::ensure(&[packages::GIT])?;
     let mut git = Command::new("git");
     // The owner of the checkout may be another user than root, who runs this in CI.
     git.args(["-c", "safe.directory=*", "log", "--no-merges", "--format=%h %s"]).arg(format!("{BASE}..HEAD"));

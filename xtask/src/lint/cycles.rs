@@ -15,7 +15,7 @@ use super::{
 };
 
 /// Where modules still use each other: the crate and the parent. This list only shrinks.
-const KNOWN: [(&str, &str); 14] = [
+const KNOWN: [(&str, &str); 12] = [
     ("weft-agent", "crate"),
     ("weft-agent", "datapath"),
     ("weft-cli", "check"),
@@ -28,8 +28,6 @@ const KNOWN: [(&str, &str); 14] = [
     ("weft-proxy", "inbound"),
     ("weft-proxy", "outbound"),
     ("weft-sandbox", "host"),
-    ("weft-xtask", "crate"),
-    ("weft-xtask", "kernels"),
 ];
 
 /// The absolute path of a module in its crate.

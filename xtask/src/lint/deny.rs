@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     command::{self, step},
-    setup::tools,
+    setup::cargo_tools,
     workspace::Workspace,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 /// # Errors
 /// When cargo-deny is not there and cannot be built, or when it finds something.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let deny = tools::ensure(&tools::CARGO_DENY)?;
+    let deny = cargo_tools::ensure(&cargo_tools::CARGO_DENY)?;
     let configuration = workspace.root.join("deny.toml");
     let run = |directory: &Path, options: &[&str], checks: &[&str]| {
         let mut command = Command::new(&deny);

@@ -63,13 +63,14 @@ const RUN: [Need; 5] = [
 ];
 
 /// What a Kubernetes node takes besides the programs that `kube` builds.
-const KUBE: [Need; 6] = [
+const KUBE: [Need; 7] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
     need(Probe::Program("openssl"), "openssl", "makes the certificates of the test cluster"),
     need(Probe::Program("strip"), "binutils", "takes the symbols out of programs in images"),
     need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
+    need(Probe::Program("kill"), "procps", "ends processes of the control plane in its tests"),
 ];
 
 /// What booting other kernels takes. `ip` goes into the machine.
@@ -99,6 +100,22 @@ const ARM64: [Need; 3] = [
     need(Probe::Program("qemu-system-aarch64"), "qemu-system-arm", "boots kernels for arm64"),
 ];
 
+/// What reading the history takes, where there is one.
+pub(crate) const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
+
+/// What making a bare root file system takes.
+pub(crate) const BARE: [Need; 5] = [
+    need(Probe::Program("debootstrap"), "debootstrap", "makes the root file system of a new machine"),
+    need(Probe::Program("unshare"), "util-linux", "gives it mounts of its own"),
+    need(Probe::Program("pivot_root"), "util-linux", "makes it the root"),
+    need(Probe::Program("mount"), "mount", "mounts what a machine has in it"),
+    need(
+        Probe::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
+        "debian-archive-keyring",
+        "shows that the packages are Debian's",
+    ),
+];
+
 /// One of the plugins, where distributions have them.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 
@@ -124,6 +141,14 @@ fn is_there(probe: &Probe) -> bool {
         Probe::File(path) => Path::new(path).exists(),
         Probe::OneOf(paths) => paths.iter().any(|path| Path::new(path).exists()),
     }
+}
+
+/// Installs those of these that are missing.
+///
+/// # Errors
+/// As [`install`].
+pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
+    install(&missing_among(needs.iter(), is_there))
 }
 
 /// Installs what is missing.

@@ -3,6 +3,8 @@
 //! Each tool is a directory such as `kube/kubernetes-v1.36.3`. It is built under another name and renamed when it is
 //! complete, so what is there is whole; a lock keeps two runs from building the same thing.
 
+mod go;
+
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -12,12 +14,12 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::go::{self, Go};
 use crate::{
     command::{self, step},
     setup::packages,
     workspace,
 };
+use go::Go;
 
 const KUBERNETES: &str = "v1.36.3";
 const COREDNS: &str = "v1.15.0";

