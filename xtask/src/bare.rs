@@ -193,8 +193,8 @@ impl Root {
         let archives = cache.join(format!("archives-{}", release.name()));
         fs::create_dir_all(&archives)?;
         let mut debootstrap = Command::new("debootstrap");
-        // What rustup's installer needs on any machine is curl, or wget, and certificates to trust.
-        debootstrap.args(["--variant=minbase", "--include=ca-certificates"]);
+        // What rustup asks for before it installs Rust: certificates to trust and a linker.
+        debootstrap.args(["--variant=minbase", "--include=ca-certificates,gcc,libc6-dev"]);
         debootstrap.arg(format!("--cache-dir={}", archives.display()));
         let keys = match release {
             Release::Bookworm | Release::Trixie => PathBuf::from(DEBIAN_KEYS),
@@ -246,7 +246,12 @@ impl Root {
         }
         enter.args(["cargo", "xtask"]).args(arguments);
         enter.env("RUSTUP_HOME", rustup_home()?).env("CARGO_BIN", cargo_home()?.join("bin"));
-        command::run_inheriting(&mut enter)
+        // The command line would be the whole script.
+        let status = enter.status().context("start setpriv")?;
+        if !status.success() {
+            bail!("`cargo xtask {}` failed in {} ({status})", arguments.join(" "), self.path.display());
+        }
+        Ok(())
     }
 }
 
