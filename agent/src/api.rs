@@ -196,6 +196,7 @@ impl StatusService {
             bypassed: datapath.bypassed()?,
             bind_failures: datapath.counter(counter::BIND_FAILURES)?,
             listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
+            admissions_refused: datapath.counter(counter::ADMISSIONS_REFUSED)?,
             host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
             last_errors: self.recent.lines().into_iter().map(log_line).collect(),
             features: self.features.iter().map(Into::into).collect(),

@@ -27,7 +27,7 @@ use aya::{
 use weft_ebpf_abi::{
     address::Address,
     counter, map,
-    pod::{self, Pod, PortBlock, PortBlockKey, Subnet},
+    pod::{self, AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
     socket::{Flow, FlowKey},
     switch,
     verdict::{Direction, Verdict},
@@ -43,6 +43,8 @@ use crate::{
     rules::{PodName, Rules},
 };
 
+mod leftovers;
+
 /// What the agent holds in the kernel.
 pub(crate) struct Datapath {
     pins: Pins,
@@ -55,6 +57,7 @@ pub(crate) struct Datapath {
     switches: Array<MapData, u32>,
     listeners: Listeners,
     flows: HashMap<MapData, FlowKey, Flow>,
+    admissions: HashMap<MapData, AdmissionKey, u64>,
     /// Whether a pod left since the flows were looked through.
     flows_may_be_stale: bool,
     names: BTreeMap<u64, PodName>,
@@ -208,6 +211,7 @@ impl Datapath {
                 cgroup.to_path_buf(),
             ),
             flows: open_map(&pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
+            admissions: open_map(&pins, map::ADMISSIONS, |data| HashMap::try_from(Map::HashMap(data)))?,
             flows_may_be_stale: true,
             names: BTreeMap::new(),
             self_enrolled: BTreeMap::new(),
@@ -260,6 +264,10 @@ impl Datapath {
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
         if unchanged.is_none() {
+            // Whoever is the proxy by these rules has its listeners known before they are in force.
+            if old.is_some_and(|old| old.has(pod::INBOUND) && old.proxy() != entry.proxy()) {
+                self.listeners.adopt(netns, &entry)?;
+            }
             // The inbound bit of a pod that already had it stays: its link reads the new entry at once.
             entry.flags |= pod::OUTBOUND | old.map_or(0, |old| old.flags & pod::INBOUND);
             let written = self
@@ -313,6 +321,15 @@ impl Datapath {
                 cookies.insert(cookie);
             }
         }
+        let admissions: Result<Vec<(AdmissionKey, u64)>, MapError> = self.admissions.iter().collect();
+        let admissions = admissions.map_err(reading(map::ADMISSIONS))?;
+        for (_, cookie) in &admissions {
+            // A proxy that bound its inbound port alone has no entry, and its namespace may end without one.
+            if self.entry(*cookie)?.is_none() {
+                let first_seen = self.self_enrolled.get(cookie).copied();
+                self_enrolled.insert(*cookie, first_seen.unwrap_or_else(Instant::now));
+            }
+        }
         self.self_enrolled = self_enrolled;
         let mut removed = Vec::new();
         for cookie in cookies {
@@ -335,6 +352,7 @@ impl Datapath {
                 removed.push(cookie);
             }
         }
+        self.remove_admissions(admissions, &removed)?;
         self.listeners.collect_garbage()?;
         self.remove_stale_flows()?;
         Ok(removed)
@@ -356,7 +374,7 @@ impl Datapath {
                 bypassed: entry.has(pod::BYPASSED),
                 self_enrolled: entry.has(pod::SELF_ENROLLED),
                 strict: entry.has(pod::EXEMPTS_CGROUP),
-                listening: proxies.contains(&proxy_key(cookie, &entry)),
+                listening: proxies.contains_key(&proxy_key(cookie, &entry, entry.inbound_port)),
             });
         }
         pods.sort_by(|a, b| a.name.cmp(&b.name).then(a.cookie.cmp(&b.cookie)));
@@ -415,9 +433,9 @@ impl Datapath {
         }
     }
 
-    /// Whether a pod's inbound connections have a listener to go to.
-    pub(crate) fn listens(&self, cookie: u64, entry: &Pod) -> Result<bool, DatapathError> {
-        Ok(self.listeners.living()?.contains(&proxy_key(cookie, entry)))
+    /// Whether a pod's proxy has a listener on a port, to which connections are given.
+    pub(crate) fn listens(&self, cookie: u64, entry: &Pod, port: u16) -> Result<bool, DatapathError> {
+        Ok(self.listeners.living()?.contains_key(&proxy_key(cookie, entry, port)))
     }
 
     /// How often a verdict was given since the maps were made.
@@ -518,22 +536,6 @@ impl Datapath {
         self.names.remove(&cookie);
         self.self_enrolled.remove(&cookie);
         self.flows_may_be_stale = true;
-        Ok(())
-    }
-
-    /// Removes what connections left that never came to be, of pods that are gone: one pass for all that left since the
-    /// last time, as the map has room for thousands.
-    fn remove_stale_flows(&mut self) -> Result<(), DatapathError> {
-        if !std::mem::take(&mut self.flows_may_be_stale) {
-            return Ok(());
-        }
-        // Flows first: a pod is there before its flows are. Entries that come and go meanwhile are the kernel's business.
-        let flows: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
-        let pods: Result<BTreeSet<u64>, MapError> = self.entries.keys().collect();
-        let pods = pods.map_err(reading(map::PODS))?;
-        for key in flows.into_iter().filter(|key| !pods.contains(&key.netns_cookie)) {
-            absent_is_fine(self.flows.remove(&key)).map_err(writing(map::FLOWS))?;
-        }
         Ok(())
     }
 

@@ -1,12 +1,13 @@
-//! What the kernel would decide about a connection, and why: the programs' own verdict functions, run on the live maps.
+//! What the kernel would decide about a connection, and why: the programs' own decision functions, run on the live maps.
 //! Owns the sentences. Refuses to send anything.
 
 use std::net::{IpAddr, SocketAddr};
 
 use weft_ebpf_abi::{
     address::Address,
+    decision::{Arrival, Caller, Connect, decide_connect, decide_inbound},
     pod::{self, Pod},
-    verdict::{Caller, Direction, Verdict, verdict_inbound, verdict_outbound},
+    verdict::{Direction, Verdict},
 };
 use weft_k8s_api::labels;
 use weft_proto::agent::{self, ExplainRequest};
@@ -89,34 +90,59 @@ pub(crate) fn explain(datapath: &Datapath, question: &Question) -> Result<Answer
         return Ok(answer(question, None, question.destination, Verdict::PassNotMeshed));
     };
     let destination = own_end(question, &entry);
-    if question.not_tcp {
-        return Ok(answer(question, Some(&entry), destination, Verdict::PassNotTcp));
-    }
-    let node_bypassed = datapath.bypassed()?;
-    let address = Address::from(destination.ip());
-    let skips_port = entry.has(match question.direction {
-        Direction::Outbound => pod::SKIPS_OUTBOUND_PORTS,
-        Direction::Inbound => pod::SKIPS_INBOUND_PORTS,
-    }) && datapath.skips_port(cookie, &entry, question.direction, destination.port())?;
     let verdict = match question.direction {
-        Direction::Outbound if !entry.has(pod::OUTBOUND) => Verdict::PassNotMeshed,
-        Direction::Outbound => {
-            let caller = caller(question, &entry);
-            match verdict_outbound(&entry, node_bypassed, &caller, &address, || skips_port) {
-                Verdict::Redirect if question.device_bound => Verdict::DenyDevice,
-                verdict => verdict,
-            }
-        }
-        // Before the link is there, nobody looks.
-        Direction::Inbound if !entry.has(pod::INBOUND) => Verdict::PassNotMeshed,
-        Direction::Inbound => {
-            let client = question.source.map_or_else(|| stranger(&address), Address::from);
-            let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.skips_subnet(cookie, &entry, &client)?;
-            let listens = datapath.listens(cookie, &entry)?;
-            verdict_inbound(&entry, node_bypassed, &client, &address, || skips_port, || skips_subnet, || listens)
-        }
+        Direction::Outbound => connect_verdict(datapath, question, cookie, &entry, destination)?,
+        Direction::Inbound => inbound_verdict(datapath, question, cookie, &entry, destination)?,
     };
     Ok(answer(question, Some(&entry), destination, verdict))
+}
+
+fn connect_verdict(
+    datapath: &Datapath,
+    question: &Question,
+    cookie: u64,
+    entry: &Pod,
+    destination: SocketAddr,
+) -> Result<Verdict, DatapathError> {
+    let skips_port = entry.has(pod::SKIPS_OUTBOUND_PORTS)
+        && datapath.skips_port(cookie, entry, Direction::Outbound, destination.port())?;
+    let connect = Connect {
+        node_bypassed: datapath.bypassed()?,
+        caller: caller(question, entry),
+        bound_to_device: question.device_bound,
+    };
+    let address = Address::from(destination.ip());
+    let decision = decide_connect(!question.not_tcp, Some(entry), &address, || connect, || skips_port);
+    // The caller in question has no CAP_NET_RAW.
+    Ok(if decision.release { Verdict::DenyDevice } else { decision.verdict })
+}
+
+fn inbound_verdict(
+    datapath: &Datapath,
+    question: &Question,
+    cookie: u64,
+    entry: &Pod,
+    destination: SocketAddr,
+) -> Result<Verdict, DatapathError> {
+    if question.not_tcp {
+        return Ok(Verdict::PassNotTcp);
+    }
+    // Before the link is there, no program runs.
+    if !entry.has(pod::INBOUND) {
+        return Ok(Verdict::PassNotMeshed);
+    }
+    let (local, port) = (Address::from(destination.ip()), destination.port());
+    let client = question.source.map_or_else(|| stranger(&local), Address::from);
+    let skips_port =
+        entry.has(pod::SKIPS_INBOUND_PORTS) && datapath.skips_port(cookie, entry, Direction::Inbound, port)?;
+    let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.skips_subnet(cookie, entry, &client)?;
+    let controls = datapath.listens(cookie, entry, entry.control_port)?;
+    let arrival = Arrival { node_bypassed: datapath.bypassed()?, client: &client, local: &local, port };
+    let decision = decide_inbound(Some(entry), &arrival, |_| controls, || skips_port, || skips_subnet);
+    match decision.steer_to {
+        Some(port) if !datapath.listens(cookie, entry, port)? => Ok(Verdict::DenyNoListener),
+        _ => Ok(decision.verdict),
+    }
 }
 
 /// The destination, with the pod's own address in place of an unspecified one inbound.

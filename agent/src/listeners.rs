@@ -14,8 +14,9 @@
 //! A proxy that starts later is none of this file's business. Refuses to replace what the programs recorded.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
+    net::SocketAddr,
     os::{
         fd::{AsRawFd as _, OwnedFd},
         unix::fs::MetadataExt as _,
@@ -32,7 +33,7 @@ use rustix::{
 use weft_ebpf_abi::{
     map,
     pod::{EXEMPTS_CGROUP, Owner, Pod},
-    socket::{LISTENER_SLOTS, ListenerKey, ProxyKey},
+    socket::{LISTENER_SLOTS, ListenerKey, ProxyKey, Slots},
 };
 
 use crate::{cgroup, cookies::Namespaces, netns::Netns, sock_diag::Listening};
@@ -47,7 +48,7 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// The proxies' listeners, as the programs know them.
 pub(crate) struct Listeners {
     map: SockHash<MapData, ListenerKey>,
-    proxies: HashMap<MapData, ProxyKey, u8>,
+    proxies: HashMap<MapData, ProxyKey, Slots>,
     /// Where sockets carry the cookie of their namespace.
     namespaces: Option<Namespaces>,
     /// The namespaces whose proxy's listeners are known to.
@@ -56,7 +57,7 @@ pub(crate) struct Listeners {
     cgroup: PathBuf,
     proc: PathBuf,
     /// Who listened when somebody looked last.
-    seen: Option<(Instant, BTreeSet<ProxyKey>)>,
+    seen: Option<(Instant, BTreeMap<ProxyKey, Slots>)>,
 }
 
 /// Why a listener could not be taken over.
@@ -84,23 +85,26 @@ impl Listeners {
     /// Looks for processes in /proc.
     pub(crate) fn new(
         map: SockHash<MapData, ListenerKey>,
-        proxies: HashMap<MapData, ProxyKey, u8>,
+        proxies: HashMap<MapData, ProxyKey, Slots>,
         namespaces: Option<Namespaces>,
         cgroup: PathBuf,
     ) -> Self {
         Self { map, proxies, namespaces, carrying: BTreeSet::new(), cgroup, proc: PathBuf::from("/proc"), seen: None }
     }
 
-    /// The proxies that have a listener now: sockets leave the kernel's map by themselves when they are closed.
+    /// The proxies that have a listener now, and in which slots: sockets leave the kernel's map by themselves when they are
+    /// closed.
     ///
     /// # Errors
     /// See [`ListenersError`].
-    pub(crate) fn living(&self) -> Result<BTreeSet<ProxyKey>, ListenersError> {
-        let keys = self.map.keys().map(|key| {
-            let ListenerKey { netns_cookie, owner, port, .. } = key?;
-            Ok(ProxyKey { netns_cookie, owner, port: port.into(), pad: 0 })
-        });
-        keys.collect::<Result<_, MapError>>().map_err(|source| ListenersError::Read { name: map::LISTENERS, source })
+    pub(crate) fn living(&self) -> Result<BTreeMap<ProxyKey, Slots>, ListenersError> {
+        let mut living = BTreeMap::new();
+        for key in self.map.keys() {
+            let key = key.map_err(|source| ListenersError::Read { name: map::LISTENERS, source })?;
+            let ListenerKey { netns_cookie, owner, port, slot, .. } = key;
+            *living.entry(ProxyKey { netns_cookie, owner, port: port.into(), pad: 0 }).or_default() |= 1 << slot;
+        }
+        Ok(living)
     }
 
     /// Takes the notes of proxies whose listeners are gone out of the kernel's map: those do not go by themselves.
@@ -109,7 +113,7 @@ impl Listeners {
     /// See [`ListenersError`].
     pub(crate) fn collect_garbage(&mut self) -> Result<(), ListenersError> {
         if !self.carrying.is_empty() {
-            let living: BTreeSet<u64> = self.living()?.into_iter().map(|proxy| proxy.netns_cookie).collect();
+            let living: BTreeSet<u64> = self.living()?.into_keys().map(|proxy| proxy.netns_cookie).collect();
             // A proxy that starts anew has listeners that are younger than the programs.
             self.carrying.retain(|cookie| living.contains(cookie));
         }
@@ -117,7 +121,7 @@ impl Listeners {
         let notes: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
         let notes = notes.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
         let living = self.living()?;
-        let dead: Vec<ProxyKey> = notes.into_iter().filter(|note| !living.contains(note)).collect();
+        let dead: Vec<ProxyKey> = notes.into_iter().filter(|note| !living.contains_key(note)).collect();
         for note in &dead {
             match self.proxies.remove(note) {
                 Ok(()) | Err(MapError::KeyNotFound) => {}
@@ -126,12 +130,12 @@ impl Listeners {
             }
         }
         // A successor may have begun to listen meanwhile.
-        let living = if dead.is_empty() { BTreeSet::new() } else { self.living()? };
-        dead.iter().filter(|note| living.contains(note)).try_for_each(|note| self.note(*note))
+        let living = if dead.is_empty() { BTreeMap::new() } else { self.living()? };
+        dead.iter().filter_map(|note| living.get_key_value(note)).try_for_each(|(note, slots)| self.note(*note, *slots))
     }
 
-    fn note(&mut self, proxy: ProxyKey) -> Result<(), ListenersError> {
-        self.proxies.insert(proxy, 1, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
+    fn note(&mut self, proxy: ProxyKey, slots: Slots) -> Result<(), ListenersError> {
+        self.proxies.insert(proxy, slots, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
     }
 
     /// Lets the programs know the listeners of a pod's proxy, unless they know one already. Returns how many were taken.
@@ -139,29 +143,78 @@ impl Listeners {
     /// # Errors
     /// See [`ListenersError`]. That a process ends meanwhile is none.
     pub(crate) fn adopt(&mut self, netns: &Netns, pod: &Pod) -> Result<usize, ListenersError> {
-        let (owner, port) = (pod.proxy(), pod.inbound_port);
-        let key = proxy_key(netns.cookie, pod);
-        // Without a note there is no listener, with one there was.
-        let known = self.is_noted(&key)? && self.was_seen_listening(&key)?;
+        let inbound_known = self.is_known(netns.cookie, pod, pod.inbound_port)?;
+        // Elsewhere the kernel finds the outbound listener by itself.
+        let outbound_known = !pod.has(EXEMPTS_CGROUP) || self.is_known(netns.cookie, pod, pod.outbound_port)?;
         let carry = self.namespaces.is_none() || self.carrying.contains(&netns.cookie);
-        let mut adopted = 0;
-        if !known || !carry {
-            let listening = netns.listening().map_err(ListenersError::Ask)?;
-            let inbound = self.take(netns, pod, port, &listening)?;
-            if !carry {
-                let outbound = self.take(netns, pod, pod.outbound_port, &listening)?;
-                self.have_carry(netns.cookie, &inbound, &outbound)?;
-            }
-            if !known {
-                for (family, socket) in &inbound {
-                    adopted += usize::from(self.record(netns.cookie, owner, port, *family, socket)?);
-                }
-            }
+        if inbound_known && outbound_known && carry {
+            return Ok(0);
         }
-        if known || adopted > 0 {
-            self.note(key)?;
+        let listening = netns.listening().map_err(ListenersError::Ask)?;
+        let inbound = self.take(netns, pod, pod.inbound_port, &listening)?;
+        let outbound =
+            if outbound_known && carry { Vec::new() } else { self.take(netns, pod, pod.outbound_port, &listening)? };
+        if !carry {
+            self.have_carry(netns.cookie, &inbound, &outbound)?;
+        }
+        let mut adopted = 0;
+        if !inbound_known {
+            adopted += self.record_all(netns.cookie, pod, pod.inbound_port, &inbound)?;
+            let control = self.take_control(netns, pod, &listening)?;
+            adopted += self.record_all(netns.cookie, pod, pod.control_port, &control)?;
+        }
+        if !outbound_known {
+            adopted += self.record_all(netns.cookie, pod, pod.outbound_port, &outbound)?;
         }
         Ok(adopted)
+    }
+
+    /// Whether the programs know a listener of a pod's proxy: without a note there is none, with one there was.
+    fn is_known(&mut self, netns_cookie: u64, pod: &Pod, port: u16) -> Result<bool, ListenersError> {
+        let key = proxy_key(netns_cookie, pod, port);
+        Ok(self.is_noted(&key)? && self.was_seen_listening(&key)?)
+    }
+
+    /// What a proxy serves beside its two ports, if it does so on all addresses.
+    fn take_control(
+        &self,
+        netns: &Netns,
+        pod: &Pod,
+        listening: &[Listening],
+    ) -> Result<Vec<(u8, OwnedFd)>, ListenersError> {
+        let mut control = match self.take(netns, pod, pod.control_port, listening) {
+            // Then the port is intercepted like any other.
+            Err(ListenersError::Missing { .. }) => Vec::new(),
+            taken => taken?,
+        };
+        control.retain(|(_, socket)| {
+            rustix::net::getsockname(socket)
+                .ok()
+                .and_then(|address| SocketAddr::try_from(address).ok())
+                .is_some_and(|address| address.ip().is_unspecified())
+        });
+        Ok(control)
+    }
+
+    /// Records listeners of a pod's proxy on one port, and that it has them. Returns how many were recorded.
+    fn record_all(
+        &mut self,
+        netns_cookie: u64,
+        pod: &Pod,
+        port: u16,
+        sockets: &[(u8, OwnedFd)],
+    ) -> Result<usize, ListenersError> {
+        let (mut slots, mut recorded) = (0, 0);
+        for (family, socket) in sockets {
+            if let Some(slot) = self.record(netns_cookie, pod.proxy(), port, *family, socket)? {
+                slots |= 1 << slot;
+                recorded += 1;
+            }
+        }
+        if recorded > 0 {
+            self.note(proxy_key(netns_cookie, pod, port), slots)?;
+        }
+        Ok(recorded)
     }
 
     /// Has a proxy's listeners carry the cookie of their namespace: they may be older than the programs, and what they
@@ -187,12 +240,12 @@ impl Listeners {
 
     /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have seen that.
     fn was_seen_listening(&mut self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
-        let stale = self.seen.as_ref().is_none_or(|(at, seen)| at.elapsed() > MOMENT || !seen.contains(proxy));
+        let stale = self.seen.as_ref().is_none_or(|(at, seen)| at.elapsed() > MOMENT || !seen.contains_key(proxy));
         if stale {
             // Walking the map takes a system call for each listener: not for each of a hundred pods that start at once.
             self.seen = Some((Instant::now(), self.living()?));
         }
-        Ok(self.seen.as_ref().is_some_and(|(_, seen)| seen.contains(proxy)))
+        Ok(self.seen.as_ref().is_some_and(|(_, seen)| seen.contains_key(proxy)))
     }
 
     fn is_noted(&self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
@@ -203,7 +256,8 @@ impl Listeners {
         }
     }
 
-    /// Puts a listener into a free slot. False if there is none: then other members of its group stand for it.
+    /// Puts a listener into a free slot, and returns which. None if all are taken: then other members of its group stand
+    /// for it.
     fn record(
         &mut self,
         netns_cookie: u64,
@@ -211,16 +265,16 @@ impl Listeners {
         port: u16,
         family: u8,
         socket: &OwnedFd,
-    ) -> Result<bool, ListenersError> {
+    ) -> Result<Option<u8>, ListenersError> {
         for slot in 0..LISTENER_SLOTS {
             let key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
             match self.map.insert(key, socket.as_raw_fd(), BPF_NOEXIST) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(Some(slot)),
                 Err(error) if is(&error, io::ErrorKind::AlreadyExists) => {}
                 Err(source) => return Err(ListenersError::Write { name: map::LISTENERS, source }),
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Descriptors of the proxy's listeners on a port, each once.
@@ -272,9 +326,9 @@ impl Listeners {
     }
 }
 
-/// What a pod's proxy is noted by.
-pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod) -> ProxyKey {
-    ProxyKey { netns_cookie, owner: pod.proxy(), port: pod.inbound_port.into(), pad: 0 }
+/// What a listener of a pod's proxy is noted by.
+pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod, port: u16) -> ProxyKey {
+    ProxyKey { netns_cookie, owner: pod.proxy(), port: port.into(), pad: 0 }
 }
 
 /// Which listeners may be a proxy's: its user's, on its port, and somebody has a descriptor.

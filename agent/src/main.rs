@@ -61,7 +61,7 @@ use crate::{
 
 const SOCKET: &str = "/run/weft/agent.sock";
 /// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node changes over.
-const PIN_DIR: &str = "/sys/fs/bpf/weft/v2";
+const PIN_DIR: &str = "/sys/fs/bpf/weft/v3";
 
 #[derive(Debug, Parser)]
 #[command(

@@ -120,6 +120,11 @@ impl Collector for Datapath {
                 sample.bind_failures,
             ),
             ("weft_agent_listeners_lost", "Listeners of proxies that could not be recorded", sample.listeners_lost),
+            (
+                "weft_agent_admissions_refused",
+                "Binds of proxies for which the kernel had no room to admit their network namespace by itself",
+                sample.admissions_refused,
+            ),
         ] {
             let metric = ConstCounter::new(count);
             let metric_encoder = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
@@ -149,6 +154,7 @@ struct Sample {
     flow_misses: u64,
     bind_failures: u64,
     listeners_lost: u64,
+    admissions_refused: u64,
     pods: i64,
     bypassed: i64,
     self_enrolled: i64,
@@ -174,6 +180,7 @@ impl Datapath {
             flow_misses: datapath.counter(counter::FLOW_MISSES)?,
             bind_failures: datapath.counter(counter::BIND_FAILURES)?,
             listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
+            admissions_refused: datapath.counter(counter::ADMISSIONS_REFUSED)?,
             pods: count(|_| true),
             bypassed: count(|pod| pod.bypassed),
             self_enrolled: count(|pod| pod.self_enrolled),

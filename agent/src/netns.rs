@@ -18,6 +18,7 @@ use std::{
 
 use nix::{
     ifaddrs::getifaddrs,
+    net::if_::InterfaceFlags,
     sched::{CloneFlags, setns},
 };
 
@@ -98,14 +99,25 @@ impl Netns {
 
 /// The addresses of the interfaces of this thread's namespace but loopback's, link-local ones last.
 fn addresses() -> nix::Result<Vec<IpAddr>> {
-    let ips = getifaddrs()?.filter_map(|interface| {
+    let interfaces = getifaddrs()?.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    let addresses = interfaces.filter_map(|interface| {
         let address = interface.address?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())));
+        Some((interface.interface_name, interface.flags.contains(InterfaceFlags::IFF_UP), ip))
     });
-    let mut ips: Vec<IpAddr> = ips.filter(is_unicast).collect();
+    Ok(own_addresses(addresses.collect()))
+}
+
+/// Which addresses are the namespace's own whatever interface a connection takes: by interface, whether that is up, and
+/// address, if it has one. An IPv6 link-local address is its own on one interface only, and another host's on the others.
+fn own_addresses(addresses: Vec<(String, bool, Option<IpAddr>)>) -> Vec<IpAddr> {
+    let links: BTreeSet<&str> =
+        addresses.iter().filter(|(_, is_up, _)| *is_up).map(|(name, _, _)| name.as_str()).collect();
+    let is_own = |ip: &IpAddr| is_unicast(ip) && (links.len() < 2 || ip.is_ipv4() || !is_link_local(ip));
+    let mut ips: Vec<IpAddr> = addresses.iter().filter_map(|(_, _, ip)| *ip).filter(is_own).collect();
     ips.sort_by_key(is_link_local);
-    Ok(ips)
+    ips
 }
 
 /// Asks in a namespace.
@@ -156,5 +168,30 @@ pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_local_address_is_own_where_there_is_one_link() {
+        let row = |name: &str, is_up, ip: &str| (name.to_owned(), is_up, ip.parse().ok());
+        let eth0 = [row("eth0", true, ""), row("eth0", true, "fe80::5"), row("eth0", true, "10.0.0.5")];
+        for (what, more, expected) in [
+            ("one link", vec![], "10.0.0.5 fe80::5"),
+            ("another that is down", vec![row("tunl0", false, "")], "10.0.0.5 fe80::5"),
+            ("another without addresses", vec![row("net1", true, "")], "10.0.0.5"),
+            (
+                "another with addresses, IPv4's link-local ones among them",
+                vec![row("net1", true, "fe80::6"), row("net1", true, "169.254.1.6"), row("net1", true, "fd00::6")],
+                "10.0.0.5 fd00::6 169.254.1.6",
+            ),
+        ] {
+            let own = own_addresses(eth0.iter().cloned().chain(more).collect());
+            let own: Vec<String> = own.iter().map(ToString::to_string).collect();
+            assert_eq!(own.join(" "), expected, "{what}");
+        }
     }
 }

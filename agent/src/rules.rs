@@ -14,6 +14,7 @@ use crate::netns::is_link_local;
 /// Linkerd's default ports.
 const OUTBOUND_PORT: u16 = 4140;
 const INBOUND_PORT: u16 = 4143;
+const CONTROL_PORT: u16 = weft_ebpf_abi::socket::DEFAULT_CONTROL_PORT;
 /// Bounds the longest-prefix map's share of one pod.
 const MAX_SUBNETS: usize = 256;
 
@@ -37,6 +38,7 @@ pub(crate) struct Rules {
     bypass: bool,
     outbound_port: u16,
     inbound_port: u16,
+    control_port: u16,
     /// Skipped outbound ports by block.
     pub(crate) outbound: BTreeMap<u16, PortBlock>,
     /// Skipped inbound ports by block.
@@ -131,6 +133,10 @@ impl Rules {
         if outbound_port == inbound_port {
             return Err(invalid("inbound_port", "the same as outbound_port"));
         }
+        let control_port = port("control_port", request.control_port, CONTROL_PORT)?;
+        if [outbound_port, inbound_port].contains(&control_port) {
+            return Err(invalid("control_port", "the same as outbound_port or inbound_port"));
+        }
         Ok(Self {
             pod,
             ips,
@@ -140,6 +146,7 @@ impl Rules {
             bypass: request.bypass,
             outbound_port,
             inbound_port,
+            control_port,
             outbound: blocks("skip_outbound_ports", &request.skip_outbound_ports)?,
             inbound: blocks("skip_inbound_ports", &request.skip_inbound_ports)?,
             subnets,
@@ -188,6 +195,7 @@ impl Rules {
             proxy_gid: self.proxy_gid,
             outbound_port: self.outbound_port,
             inbound_port: self.inbound_port,
+            control_port: self.control_port,
             pad: 0,
         }
     }
@@ -209,6 +217,7 @@ impl Rules {
         feed(&[u8::from(self.bypass)]);
         feed(&self.outbound_port.to_le_bytes());
         feed(&self.inbound_port.to_le_bytes());
+        feed(&self.control_port.to_le_bytes());
         for (mark, blocks) in [(b"out", &self.outbound), (b"in ", &self.inbound)] {
             feed(mark);
             for (block, ports) in blocks {
@@ -264,7 +273,7 @@ mod tests {
             outbound_port: 0,
             inbound_port: 0,
             skip_outbound_ports: vec![PortRange { first: 25, last: 25 }],
-            skip_inbound_ports: vec![PortRange { first: 4190, last: 4191 }, PortRange { first: 510, last: 513 }],
+            skip_inbound_ports: vec![PortRange { first: 4191, last: 4192 }, PortRange { first: 510, last: 513 }],
             skip_subnets: vec!["10.9.1.2/16".into(), "fd99::/16".into()],
             ..EnrolRequest::default()
         }
@@ -274,6 +283,7 @@ mod tests {
     fn becomes_an_entry() {
         let entry = Rules::parse(request()).unwrap().entry(3);
         assert_eq!((entry.outbound_port, entry.inbound_port, entry.generation), (4140, 4143, 3));
+        assert_eq!(entry.control_port, 4190);
         assert_eq!(IpAddr::from(entry.source_v4).to_string(), "10.244.0.5");
         assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
         assert_eq!(entry.flags, pod::SKIPS_OUTBOUND_PORTS | pod::SKIPS_INBOUND_PORTS | pod::SKIPS_SUBNETS);
@@ -314,8 +324,13 @@ mod tests {
         reordered.skip_inbound_ports.reverse();
         assert_eq!(Rules::parse(reordered).unwrap().entry(9).rules, first.rules);
         type Change = fn(&mut EnrolRequest);
-        let changes: [Change; 4] =
-            [|r| r.skip_outbound_ports.clear(), |r| r.proxy_gid = 7, |r| r.proxy_cgroup = 7, |r| r.bypass = true];
+        let changes: [Change; 5] = [
+            |r| r.skip_outbound_ports.clear(),
+            |r| r.proxy_gid = 7,
+            |r| r.proxy_cgroup = 7,
+            |r| r.bypass = true,
+            |r| r.control_port = 7,
+        ];
         for (row, change) in changes.into_iter().enumerate() {
             let mut other = request();
             change(&mut other);
@@ -326,7 +341,7 @@ mod tests {
     #[test]
     fn names_the_field_that_cannot_be_used() {
         type Change = fn(&mut EnrolRequest);
-        let rows: [(&str, Change); 10] = [
+        let rows: [(&str, Change); 11] = [
             ("pod", |r| r.pod = None),
             ("pod.name", |r| r.pod = Some(PodRef { namespace: "a".into(), name: String::new() })),
             ("pod.namespace", |r| r.pod = Some(PodRef { namespace: "a/b".into(), name: "c".into() })),
@@ -337,6 +352,7 @@ mod tests {
             ("skip_outbound_ports", |r| r.skip_outbound_ports = vec![PortRange { first: 0, last: 5 }]),
             ("skip_inbound_ports", |r| r.skip_inbound_ports = vec![PortRange { first: 9, last: 70000 }]),
             ("inbound_port", |r| r.inbound_port = 4140),
+            ("control_port", |r| r.control_port = 4143),
         ];
         for (field, change) in rows {
             let mut request = request();

@@ -93,6 +93,7 @@ fn json(status: &StatusResponse) -> Value {
         "pods": pods, "verdicts": verdicts, "events_dropped": status.events_dropped,
         "flow_misses": status.flow_misses, "node": status.node, "mode": status.mode,
         "bypassed": status.bypassed, "bind_failures": status.bind_failures, "listeners_lost": status.listeners_lost,
+        "admissions_refused": status.admissions_refused,
         "cgroup_reason": status.cgroup_reason, "cgroup_is_root": status.cgroup_is_root,
         "last_errors": status.last_errors.iter().map(|line| json!({
             "at_unix_ms": line.at_unix_ms, "level": line.level, "message": line.text, "times": line.times,

@@ -11,7 +11,6 @@
 
 #[path = "datapath/enrolment.rs"]
 mod enrolment;
-#[expect(dead_code, reason = "the truth table has other commands")]
 #[path = "datapath/pod.rs"]
 mod pod;
 #[expect(dead_code, reason = "the truth table makes worlds of its own")]
@@ -34,7 +33,7 @@ const APP: u32 = 1000;
 type Check = (&'static str, fn(&mut World));
 
 /// In this order, because a later check finds what an earlier one left.
-const CHECKS: [Check; 26] = [
+const CHECKS: [Check; 29] = [
     ("an unenrolled namespace notices nothing", unenrolled_notices_nothing),
     ("a request that cannot be used names its field", bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment_is_attested_and_idempotent),
@@ -45,6 +44,8 @@ const CHECKS: [Check; 26] = [
     ("a socket used again forgets its first destination", reused_sockets_forget),
     ("the application's own source address stays", chosen_source_stays),
     ("a socket bound to a device is redirected or refused", device_bound_is_redirected),
+    ("a link-local address is one link's", link_local_addresses_are_one_links),
+    ("the control port is the proxy's alone", control_port_is_the_proxys),
     ("traces tell who, where from, where to and why", traces_tell),
     ("a filter leaves out the rest", traces_filter),
     ("a group of listeners outlives its members", listener_group_outlives_members),
@@ -58,6 +59,7 @@ const CHECKS: [Check; 26] = [
     ("without an agent the kernel enrols a pod when its proxy listens", enrolment::kernel_enrols_by_itself),
     ("inbound is attested when the proxy listens", enrolment::attestation_wants_a_listener),
     ("a proxy is known by its group, or by its cgroup alone", enrolment::proxies_are_known_by_group_or_cgroup),
+    ("a strict pod's ports are its proxy's alone", enrolment::strict_pods_have_no_impostors),
     ("bypass of a pod and of the node is complete and told", enrolment::bypass_is_complete_and_told),
     ("an accepted connection finds its verdict", enrolment::acceptance_is_matched),
     ("what is explained is what happens", enrolment::explanations_come_true),
@@ -272,6 +274,54 @@ fn device_bound_is_redirected(world: &mut World) {
     // The kernel frees a socket from its device only for processes with CAP_NET_RAW; the others are refused.
     let mut app = world.pod("a", APP);
     assert!(app.say("connect-by to99 10.99.0.2:8080").starts_with("error"));
+    // An own address is not the pod's own beyond a device that does not have it: here a answers instead.
+    world.ip("a", "addr add fd98::2/128 dev to99 nodad");
+    world.ip("b", "-6 route add fd98::2/128 dev to99");
+    let target = "[fd98::2]:8080";
+    let answer = world.pod("b", 0).answer(&format!("connect-by to99 {target}"));
+    reaches(&answer, 4140);
+    assert_eq!(answer.field("orig"), target);
+    assert!(world.pod("b", APP).say(&format!("connect-by to99 {target}")).starts_with("error"));
+    world.ip("b", "-6 route del fd98::2/128 dev to99");
+    world.ip("a", "addr del fd98::2/128 dev to99");
+}
+
+/// A link-local address belongs to one link: on another, it is another host's.
+fn link_local_addresses_are_one_links(world: &mut World) {
+    world.ip("b", "addr add fe80::99/64 dev to99 nodad");
+    world.ip("b", "addr add fe80::98/64 dev to98 nodad");
+    world.enrol(world.request("b")).unwrap();
+    world.ip("c", "-6 addr flush dev to98 scope link");
+    world.ip("c", "addr add fe80::99/64 dev to98 nodad");
+    let answer = world.pod("c", 0).answer("connect-by to98 [fe80::98]:8080");
+    reaches(&answer, 4143);
+    assert!(answer.field("accepted-peer").contains("fe80::99"), "{answer:?}");
+    world.ip("c", "addr del fe80::99/64 dev to98");
+    world.ip("b", "addr del fe80::98/64 dev to98");
+    world.ip("b", "addr del fe80::99/64 dev to99");
+}
+
+/// Tap's port passes by only to the proxy: an application could serve on it around proxy and policy.
+fn control_port_is_the_proxys(world: &mut World) {
+    let mut app = world.pod("b", APP);
+    app.ok("serve 4190");
+    let mut client = world.pod("c", APP);
+    for target in ["10.98.0.2:4190", "[fd98::2]:4190"] {
+        reaches(&client.connect(target), 4143);
+    }
+    drop(app);
+    let mut tap = world.pod("b", PROXY);
+    tap.ok("serve 4190");
+    for target in ["10.98.0.2:4190", "[fd98::2]:4190"] {
+        let answer = client.connect(target);
+        reaches(&answer, 4190);
+        assert_eq!(answer.field("accepted-local"), target);
+    }
+    drop(tap);
+    // A proxy that serves tap to its own pod alone does not open it to others.
+    let mut local = world.pod("b", PROXY);
+    local.ok("serve-at 127.0.0.1:4190");
+    assert!(!client.say("connect 10.98.0.2:4190").contains("listener=4190"));
 }
 
 fn traces_tell(world: &mut World) {

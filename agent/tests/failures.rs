@@ -51,7 +51,7 @@ const APP: u32 = 1000;
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 29] = [
+const CHECKS: [Check; 34] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -72,6 +72,11 @@ const CHECKS: [Check; 29] = [
     ("map full: PODS", full::pods),
     ("map full: PORTS", full::ports),
     ("map full: FLOWS", full::flows),
+    ("map full: FLOWS, while a connection waits for its proxy", full::flows_while_waiting),
+    ("map full: LISTENERS", full::listeners),
+    ("map full: PROXIES", full::proxies),
+    ("map full: ADMISSIONS", full::admissions),
+    ("map full: one container fills none", full::one_container),
     ("ring buffer full: connections go on and the loss is told", full::events),
     ("pod: a proxy that crashes again and again is back with its listener", pods::proxy_crash_loop),
     ("pod: a source port used again has its own destination", pods::source_port_reuse),

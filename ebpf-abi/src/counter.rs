@@ -10,8 +10,11 @@ pub const FLOW_MISSES: u32 = EVENTS_DROPPED + 1;
 pub const BIND_FAILURES: u32 = EVENTS_DROPPED + 2;
 /// Listeners of a proxy that could not be recorded.
 pub const LISTENERS_LOST: u32 = EVENTS_DROPPED + 3;
+/// Network namespaces that the kernel did not enrol by itself, or whose proxy's listeners it did not record, for want of
+/// room: in [`crate::map::PODS`], or among what one cgroup or the node may have ([`crate::pod::MAX_ADMISSIONS`]).
+pub const ADMISSIONS_REFUSED: u32 = EVENTS_DROPPED + 4;
 /// How many counters there are.
-pub const COUNT: u32 = EVENTS_DROPPED + 4;
+pub const COUNT: u32 = EVENTS_DROPPED + 5;
 
 /// The counter of a verdict.
 #[inline(always)]

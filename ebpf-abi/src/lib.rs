@@ -1,8 +1,8 @@
 //! What Weft's kernel programs and user space share.
 //!
 //! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`], [`switch`]) and the decision about a
-//! connection ([`verdict`]), which is one pure function per direction: the kernel programs call it, and so may anybody
-//! who wants to know what would happen. Refuses to use `std`, to allocate, and to know about maps or programs.
+//! connection ([`decision`]), which is one pure function per direction: the kernel programs call it, and so does
+//! `weft explain`. Refuses to use `std`, to allocate, and to know about maps or programs.
 //!
 //! Layouts are `repr(C)` with explicit padding, little-endian hosts only (x86-64, arm64). They only ever grow new maps:
 //! a changed layout gets a new [`LAYOUT`] and with it a new pin directory.
@@ -10,6 +10,7 @@
 
 pub mod address;
 pub mod counter;
+pub mod decision;
 pub mod event;
 pub mod pod;
 pub mod socket;
@@ -20,7 +21,7 @@ pub mod verdict;
 mod user;
 
 /// The version of all layouts in this crate together with the names of maps and pins.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// Names of the maps, which are the names of their pins too.
 pub mod map {
@@ -43,14 +44,17 @@ pub mod map {
     pub const EVENTS: &str = "EVENTS";
     /// Per-CPU array of u64, indexed by [`crate::counter`].
     pub const STATS: &str = "STATS";
-    /// Hash: [`crate::socket::ProxyKey`] to u8 (unused): proxies with a listener in [`LISTENERS`].
+    /// Hash: [`crate::socket::ProxyKey`] to [`crate::socket::Slots`]: proxies with a listener in [`LISTENERS`].
     pub const PROXIES: &str = "PROXIES";
+    /// Hash: [`crate::pod::AdmissionKey`] to the cookie of a network namespace (u64) that a cgroup's processes had admitted.
+    pub const ADMISSIONS: &str = "ADMISSIONS";
     /// Array of u32, indexed by [`crate::switch`].
     pub const SWITCHES: &str = "SWITCHES";
     /// Ring buffer of aya-log's records.
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 12] =
-        [PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, FLOWS, LISTENERS, PROXIES, EVENTS, STATS, SWITCHES, LOGS];
+    pub const ALL: [&str; 13] = [
+        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, FLOWS, LISTENERS, PROXIES, ADMISSIONS, EVENTS, STATS, SWITCHES, LOGS,
+    ];
 }

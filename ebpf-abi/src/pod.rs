@@ -8,6 +8,30 @@ pub const ADDRESSES: usize = 16;
 /// Pods per node. Kubernetes' own limit is 110 by default; large nodes run some hundreds.
 pub const MAX_PODS: u32 = 4096;
 
+/// Network namespaces on one node that the kernel may admit by itself: those of proxies that bind their ports before an
+/// agent enrols them. Less than [`MAX_PODS`], so that there is always room for those that an agent enrols.
+pub const MAX_ADMISSIONS: u32 = 1024;
+
+/// Network namespaces that the processes of one cgroup, which is a container, may have admitted at a time: the pod's, and
+/// one more while a sandbox is replaced. The agent removes an admission when the namespace is enrolled or gone.
+pub const ADMISSION_SLOTS: u32 = 2;
+
+/// The slot of a namespace whose containers have no cgroups of their own; the key has the namespace's cookie in place of
+/// the cgroup.
+pub const SHARED_CGROUP: u32 = u32::MAX;
+
+/// One network namespace that the kernel admitted by itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdmissionKey {
+    /// The cgroup of the process that bound a proxy's port.
+    pub cgroup: u64,
+    /// Below [`ADMISSION_SLOTS`], or [`SHARED_CGROUP`].
+    pub slot: u32,
+    /// Unused.
+    pub pad: u32,
+}
+
 /// Outbound connections are redirected.
 pub const OUTBOUND: u32 = 1 << 0;
 /// Inbound connections are steered: the sk_lookup program is attached to the pod's namespace.
@@ -54,8 +78,10 @@ pub struct Pod {
     pub outbound_port: u16,
     /// Where the proxy accepts connections to the pod.
     pub inbound_port: u16,
+    /// Where the proxy may serve something of its own, such as tap: skipped inbound while it listens there. 0 for none.
+    pub control_port: u16,
     /// Unused.
-    pub pad: u32,
+    pub pad: u16,
 }
 
 impl Pod {
@@ -90,7 +116,7 @@ impl Pod {
 
 /// Whose a listener is: a user's, or of the processes of a cgroup.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(u64);
 
 impl Owner {

@@ -3,8 +3,11 @@
 
 use crate::{address::Address, event::COMMAND_BYTES, pod::Owner};
 
-/// Where the proxy of a pod that nobody enrolled yet listens: Linkerd's default inbound port.
+/// Where the proxy of a pod that is not enrolled yet listens: Linkerd's default inbound port.
 pub const DEFAULT_INBOUND_PORT: u16 = 4143;
+
+/// Where it may serve tap: Linkerd's default control port.
+pub const DEFAULT_CONTROL_PORT: u16 = 4190;
 
 /// What a socket is to us.
 pub mod kind {
@@ -12,7 +15,7 @@ pub mod kind {
     pub const CLIENT: u8 = 1;
     /// Accepted by the proxy; the original destination came from the client's socket.
     pub const ACCEPTED: u8 = 2;
-    /// Bound to a proxy's inbound port by `uid` in `cgroup`, about to listen.
+    /// Bound to one of a proxy's ports by the proxy `owner`, about to listen.
     pub const BOUND: u8 = 3;
     /// A client of the pod's own whose connection was left alone.
     pub const PASSED: u8 = 4;
@@ -24,8 +27,8 @@ pub mod kind {
 pub struct SocketState {
     /// The original destination: what SO_ORIGINAL_DST answers.
     pub destination: Address,
-    /// The calling process's cgroup by its id in the cgroup2 tree, filled only for [`kind::BOUND`].
-    pub cgroup: u64,
+    /// The proxy, filled only for [`kind::BOUND`].
+    pub owner: Owner,
     /// The original destination's port.
     pub port: u16,
     /// One of [`kind`].
@@ -67,9 +70,14 @@ pub struct Flow {
 /// Connections between SYN and accept on one node at a time; each takes a few microseconds.
 pub const MAX_FLOWS: u32 = 16384;
 
-/// How many sockets of one SO_REUSEPORT group are remembered. The kernel spreads connections over the whole group
-/// whichever member it is given, so this only has to outlast members that close one by one.
+/// How many sockets of one SO_REUSEPORT group are remembered. In a pod that trusts its proxy's user, the kernel spreads
+/// connections over the whole group whichever member it is given, so this only has to outlast members that close one by
+/// one. In a pod that exempts by cgroup only these get connections.
 pub const LISTENER_SLOTS: u8 = 8;
+
+/// Which slots a proxy's listeners have taken, of either family: bit `n` is slot `n`. A hint: a listener that is closed
+/// leaves its bit, and of two that begin to listen at the same instant one bit may be lost.
+pub type Slots = u8;
 
 /// Listening sockets on one node.
 pub const MAX_LISTENERS: u32 = 16384;
@@ -80,8 +88,7 @@ pub const MAX_LISTENERS: u32 = 16384;
 pub struct ListenerKey {
     /// The pod.
     pub netns_cookie: u64,
-    /// Who bound it, so that an application cannot take the proxy's place. Each listener is there twice: by user and by
-    /// cgroup, as a pod's rules may name its proxy by either.
+    /// Who bound it, so that an application cannot take the proxy's place.
     pub owner: Owner,
     /// The port it listens on.
     pub port: u16,
@@ -101,7 +108,7 @@ pub struct ProxyKey {
     pub netns_cookie: u64,
     /// The proxy.
     pub owner: Owner,
-    /// Its inbound port.
+    /// The port on which it listens.
     pub port: u32,
     /// Unused.
     pub pad: u32,

@@ -1,7 +1,7 @@
 //! Lets aya read and write the map types.
 
 use crate::{
-    pod::{Pod, PortBlock, PortBlockKey, Subnet},
+    pod::{AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
     socket::{Flow, FlowKey, ListenerKey, ProxyKey},
 };
 
@@ -9,6 +9,8 @@ use crate::{
 unsafe impl aya::Pod for Pod {}
 // SAFETY: as above.
 unsafe impl aya::Pod for PortBlockKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for AdmissionKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for PortBlock {}
 // SAFETY: as above.

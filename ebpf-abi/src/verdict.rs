@@ -1,14 +1,5 @@
-//! The decision about a connection: pure, one function per direction, called by the kernel programs and by whoever
-//! wants to know what they would say. The words of [`Verdict`] are those of traces, metrics and documentation.
-//!
-//! The rules and their order are linkerd-init's iptables rules (linkerd2-proxy-init, pkg/iptables), except that what a
-//! rule matches on `-o lo` is told by addresses, because the decision falls before routing. Lookups are passed as
-//! closures so that they only happen when an earlier rule has not decided.
-
-use crate::{
-    address::Address,
-    pod::{self, Pod},
-};
+//! The outcomes of a decision about a connection ([`crate::decision`]). The words of [`Verdict`] are those of traces,
+//! metrics and documentation.
 
 /// Which way a connection goes, seen from the pod.
 #[repr(u8)]
@@ -149,102 +140,31 @@ impl Verdict {
     }
 }
 
-/// Who calls connect(2), as the host sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The effective user.
-    pub uid: u32,
-    /// The effective group.
-    pub gid: u32,
-    /// The cgroup's id in the cgroup2 tree; looked at with [`pod::EXEMPTS_CGROUP`] only.
-    pub cgroup: u64,
-}
-
-/// Decides about a TCP connect by a process in a meshed pod.
-///
-/// `destination` is what the caller passed to connect(2), before any translation. `skips_port` says whether the
-/// destination's port is among the pod's skipped outbound ports.
-#[inline(always)]
-#[must_use]
-pub fn verdict_outbound(
-    pod: &Pod,
-    node_bypassed: bool,
-    caller: &Caller,
-    destination: &Address,
-    skips_port: impl FnOnce() -> bool,
-) -> Verdict {
-    if let Some(verdict) = bypass(pod, node_bypassed) {
-        return verdict;
-    }
-    if pod.has(pod::EXEMPTS_CGROUP) {
-        if caller.cgroup == pod.proxy_cgroup {
-            return Verdict::PassProxyCgroup;
-        }
-    } else if caller.uid == pod.proxy_uid {
-        return Verdict::PassProxy;
-    } else if pod.has(pod::EXEMPTS_GROUP) && caller.gid == pod.proxy_gid {
-        return Verdict::PassProxyGroup;
-    }
-    // Connecting to 0.0.0.0 or :: means connecting to this host.
-    if destination.is_loopback() || destination.is_unspecified() {
-        return Verdict::PassLoopback;
-    }
-    if pod.owns(destination) {
-        return Verdict::PassOwnAddress;
-    }
-    if skips_port() {
-        return Verdict::PassSkipPort;
-    }
-    Verdict::Redirect
-}
-
-/// Decides about a new TCP connection that arrives in a meshed pod's network namespace.
-///
-/// `skips_port` says whether the local port is skipped, `skips_subnet` whether the client is, `steer` gives the
-/// connection to the proxy's listener and says whether there was one.
-#[inline(always)]
-#[must_use]
-pub fn verdict_inbound(
-    pod: &Pod,
-    node_bypassed: bool,
-    client: &Address,
-    local: &Address,
-    skips_port: impl FnOnce() -> bool,
-    skips_subnet: impl FnOnce() -> bool,
-    steer: impl FnOnce() -> bool,
-) -> Verdict {
-    // A loopback client with another local address: a late segment of a connection between a redirected application and
-    // its proxy, after the application's end is gone.
-    if local.is_loopback() || client.is_loopback() {
-        return Verdict::PassLoopback;
-    }
-    // Nobody else can complete a handshake with one of the pod's own addresses as source.
-    if client == local || pod.owns(client) {
-        return Verdict::PassOwnAddress;
-    }
-    if let Some(verdict) = bypass(pod, node_bypassed) {
-        return verdict;
-    }
-    if skips_port() {
-        return Verdict::PassSkipPort;
-    }
-    if skips_subnet() {
-        return Verdict::PassSkipSubnet;
-    }
-    if steer() { Verdict::Redirect } else { Verdict::DenyNoListener }
-}
-
-/// Whether somebody switched redirection off. The node's switch comes first: it is the wider one.
-#[inline(always)]
-fn bypass(pod: &Pod, node_bypassed: bool) -> Option<Verdict> {
-    if node_bypassed {
-        Some(Verdict::PassNodeBypassed)
-    } else if pod.has(pod::BYPASSED) {
-        Some(Verdict::PassPodBypassed)
-    } else {
-        None
-    }
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn refusals_are_those_called_so() {
+        for verdict in Verdict::ALL {
+            assert_eq!(verdict.is_refusal(), verdict.label().starts_with("deny_"), "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_labels_name_exactly_one_verdict() {
+        let labels: BTreeSet<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
+        assert_eq!(labels.len(), Verdict::ALL.len());
+        for (index, verdict) in Verdict::ALL.into_iter().enumerate() {
+            assert_eq!(verdict as usize, index);
+            assert_eq!(Verdict::from_index(index as u8), Some(verdict));
+            assert_eq!(Verdict::from_label(verdict.label()), Some(verdict));
+        }
+        assert_eq!(Verdict::from_index(Verdict::ALL.len() as u8), None);
+        assert_eq!(Verdict::from_label("nonsense"), None);
+    }
+}

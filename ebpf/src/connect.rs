@@ -1,11 +1,9 @@
 //! connect4 and connect6: where a meshed pod's connections go. On any failure the connection is refused (EPERM) or goes
 //! to the proxy, never around it; a caller whose namespace is not enrolled passes after one failed lookup.
 
-use core::ptr::{read_volatile, write_volatile};
-
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{bpf_sock, bpf_sock_addr, sockaddr},
+    bindings::{bpf_sock, sockaddr},
     helpers::{
         bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
         generated::{bpf_bind, bpf_get_current_cgroup_id, bpf_get_netns_cookie, bpf_setsockopt},
@@ -17,29 +15,25 @@ use aya_log_ebpf::debug;
 use weft_ebpf_abi::{
     address::Address,
     counter,
+    decision::{Caller, Connect, Decision, Remember, decide_connect, remembered},
     event::COMMAND_BYTES,
-    pod::{EXEMPTS_CGROUP, OUTBOUND, Pod},
-    socket::{SocketState, kind},
+    pod::{EXEMPTS_CGROUP, Pod},
+    socket::SocketState,
     switch,
-    verdict::{Caller, Direction, Verdict, verdict_outbound},
+    verdict::{Direction, Verdict},
 };
 
 use crate::{
+    context::{self, AF_INET, AF_INET6, End},
     maps, namespace,
-    trace::{self, End, Process},
+    trace::{self, Process},
 };
 
 const REFUSE: i32 = 0;
 const PROCEED: i32 = 1;
 
-const SOCK_STREAM: u32 = 1;
-const IPPROTO_TCP: u32 = 6;
-/// Multipath TCP; its subflows are TCP sockets like any other (include/uapi/linux/in.h).
-const IPPROTO_MPTCP: u32 = 262;
 const SOL_SOCKET: i32 = 1;
 const SO_BINDTODEVICE: i32 = 25;
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
 /// The same in every network namespace (include/net/flow.h).
 const LOOPBACK_IFINDEX: u32 = 1;
 
@@ -53,19 +47,11 @@ enum Outcome {
 
 #[cgroup_sock_addr(connect4)]
 pub fn weft_connect4(ctx: SockAddrContext) -> i32 {
-    let context = ctx.sock_addr;
-    // SAFETY: the verifier checks every access to the context. It accepts single words only and LLVM likes to merge
-    // neighbours, hence volatile here and everywhere else.
-    let destination = Address::v4(unsafe { read_volatile(&raw const (*context).user_ip4) });
-    match connect(&ctx, &destination) {
+    match connect(&ctx, &context::user_ip4(ctx.sock_addr)) {
         Outcome::Proceed => PROCEED,
         Outcome::Refuse => REFUSE,
         Outcome::Redirect(port) => {
-            // SAFETY: as above.
-            unsafe {
-                write_volatile(&raw mut (*context).user_ip4, Address::LOCALHOST_V4.words[3]);
-                write_volatile(&raw mut (*context).user_port, u32::from(port.to_be()));
-            }
+            context::set_user_v4(ctx.sock_addr, &Address::LOCALHOST_V4, port);
             PROCEED
         }
     }
@@ -73,121 +59,47 @@ pub fn weft_connect4(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(connect6)]
 pub fn weft_connect6(ctx: SockAddrContext) -> i32 {
-    let context = ctx.sock_addr;
-    let destination = read_user_ip6(context);
+    let destination = context::user_ip6(ctx.sock_addr);
     match connect(&ctx, &destination) {
         Outcome::Proceed => PROCEED,
         Outcome::Refuse => REFUSE,
         Outcome::Redirect(port) => {
             // A v4-mapped destination stays IPv4: the proxy's [::1] may not exist, and the answer's family must match.
             let proxy = if destination.is_v4() { Address::LOCALHOST_V4 } else { Address::LOCALHOST_V6 };
-            write_user_ip6(context, &proxy);
-            // SAFETY: as in `weft_connect4`.
-            unsafe { write_volatile(&raw mut (*context).user_port, u32::from(port.to_be())) };
+            context::set_user_v6(ctx.sock_addr, &proxy, port);
             PROCEED
         }
     }
 }
 
-/// Reads the four words of an IPv6 context's address.
-#[inline(always)]
-pub(crate) fn read_user_ip6(context: *mut bpf_sock_addr) -> Address {
-    // SAFETY: as in `weft_connect4`.
-    unsafe {
-        Address {
-            words: [
-                read_volatile(&raw const (*context).user_ip6[0]),
-                read_volatile(&raw const (*context).user_ip6[1]),
-                read_volatile(&raw const (*context).user_ip6[2]),
-                read_volatile(&raw const (*context).user_ip6[3]),
-            ],
-        }
-    }
-}
-
-/// Writes the four words of an IPv6 context's address.
-#[inline(always)]
-pub(crate) fn write_user_ip6(context: *mut bpf_sock_addr, address: &Address) {
-    // SAFETY: as in `weft_connect4`.
-    unsafe {
-        write_volatile(&raw mut (*context).user_ip6[0], address.words[0]);
-        write_volatile(&raw mut (*context).user_ip6[1], address.words[1]);
-        write_volatile(&raw mut (*context).user_ip6[2], address.words[2]);
-        write_volatile(&raw mut (*context).user_ip6[3], address.words[3]);
-    }
-}
-
 #[inline(always)]
 fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
-    let context = ctx.sock_addr;
-    // SAFETY: as in `weft_connect4`.
-    let (socket_type, protocol) =
-        unsafe { (read_volatile(&raw const (*context).type_), read_volatile(&raw const (*context).protocol)) };
-    if socket_type != SOCK_STREAM || (protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP) {
-        return Outcome::Proceed;
-    }
-    // SAFETY: the helper takes this kind of context.
-    let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
-    let Some(pod) = maps::pod(netns_cookie) else { return Outcome::Proceed };
-    if !pod.has(OUTBOUND) {
-        return Outcome::Proceed;
-    }
-    // SAFETY: as in `weft_connect4`.
-    let (port, sk) = unsafe {
-        let port = u16::from_be(read_volatile(&raw const (*context).user_port) as u16);
-        (port, read_volatile(&raw const (*context).__bindgen_anon_1.sk))
+    let is_tcp = context::is_tcp(ctx.sock_addr);
+    let (netns_cookie, pod) = if is_tcp {
+        // SAFETY: the helper takes this kind of context.
+        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
+        (netns_cookie, maps::pod(netns_cookie))
+    } else {
+        (0, None)
     };
+    let (port, sk) = (context::user_port(ctx.sock_addr), context::socket(ctx.sock_addr));
+    let decision = decide_connect(
+        is_tcp,
+        pod,
+        destination,
+        || facts(pod, sk),
+        || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Outbound, port)),
+    );
+    let Some(pod) = pod.filter(|_| decision.verdict.is_counted()) else { return Outcome::Proceed };
     namespace::carry(sk, netns_cookie);
-    let uid_gid = bpf_get_current_uid_gid();
-    let uid = uid_gid as u32;
-    // SAFETY: the helper takes no context.
-    let cgroup = if pod.has(EXEMPTS_CGROUP) { unsafe { bpf_get_current_cgroup_id() } } else { 0 };
-    let caller = Caller { uid, gid: (uid_gid >> 32) as u32, cgroup };
-    let mut verdict = verdict_outbound(pod, maps::switch(switch::BYPASS) != 0, &caller, destination, || {
-        maps::skips_port(pod, netns_cookie, Direction::Outbound, port)
-    });
     let watched = maps::watched();
-    let mut process = Process { uid, ..Process::NONE };
-    if watched {
-        process.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-        process.command = bpf_get_current_comm().unwrap_or([0; COMMAND_BYTES]);
-    }
-    if verdict == Verdict::Redirect && !release_from_device(ctx, sk) {
-        verdict = Verdict::DenyDevice;
-    }
-    let state = SocketState {
-        destination: *destination,
-        port,
-        uid,
-        pid: process.pid,
-        command: process.command,
-        ..SocketState::default()
-    };
-    match verdict {
-        Verdict::Redirect => {
-            if !maps::remember(sk, &SocketState { kind: kind::CLIENT, ..state }) {
-                verdict = Verdict::DenyNoMemory;
-            }
-        }
-        // The socket may have been redirected before and disconnected since (connect to AF_UNSPEC). A proxy's sockets
-        // are many, and nobody asks them where they were going.
-        Verdict::PassProxy | Verdict::PassProxyGroup | Verdict::PassProxyCgroup => maps::forget(sk),
-        // What connection tracking would answer. Without memory the socket has at least no wrong answer left.
-        _ => {
-            let destination = match destination.is_unspecified() {
-                true if destination.is_v4() => Address::LOCALHOST_V4,
-                true => Address::LOCALHOST_V6,
-                false => *destination,
-            };
-            if !maps::remember(sk, &SocketState { destination, kind: kind::PASSED, ..state }) {
-                maps::forget(sk);
-            }
-        }
-    }
+    let process = process(watched);
+    let decision = act(ctx, sk, decision, destination, port, &process);
+    let verdict = decision.verdict;
     maps::count(Direction::Outbound, verdict);
-    debug!(ctx, "connect netns {} uid {} port {} verdict {}", netns_cookie, uid, port, verdict as u32);
+    debug!(ctx, "connect netns {} uid {} port {} verdict {}", netns_cookie, process.uid, port, verdict as u32);
     if verdict == Verdict::Redirect {
-        // The event follows when the source port is known (sockops).
+        // The event follows when the source port is known (sock_ops).
         bind_source(ctx, sk, pod, destination);
         return Outcome::Redirect(pod.outbound_port);
     }
@@ -199,16 +111,75 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
     if verdict.is_refusal() { Outcome::Refuse } else { Outcome::Proceed }
 }
 
+/// What the decision depends on besides the destination.
+#[inline(always)]
+fn facts(pod: Option<&Pod>, sk: *mut bpf_sock) -> Connect {
+    let uid_gid = bpf_get_current_uid_gid();
+    let is_strict = pod.is_some_and(|pod| pod.has(EXEMPTS_CGROUP));
+    // SAFETY: the helper takes no context.
+    let cgroup = if is_strict { unsafe { bpf_get_current_cgroup_id() } } else { 0 };
+    let device = context::bound_device(sk);
+    Connect {
+        node_bypassed: maps::switch(switch::BYPASS) != 0,
+        caller: Caller { uid: uid_gid as u32, gid: (uid_gid >> 32) as u32, cgroup },
+        bound_to_device: device != 0 && device != LOOPBACK_IFINDEX,
+    }
+}
+
+/// The calling process; its id and name only for those who watch.
+#[inline(always)]
+fn process(watched: bool) -> Process {
+    let mut process = Process { uid: bpf_get_current_uid_gid() as u32, ..Process::NONE };
+    if watched {
+        process.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+        process.command = bpf_get_current_comm().unwrap_or([0; COMMAND_BYTES]);
+    }
+    process
+}
+
+/// Does what a decision asks for. What cannot be done for a redirect becomes a refusal.
+#[inline(always)]
+fn act(
+    ctx: &SockAddrContext,
+    sk: *mut bpf_sock,
+    mut decision: Decision,
+    destination: &Address,
+    port: u16,
+    process: &Process,
+) -> Decision {
+    if decision.release && !release_from_device(ctx) {
+        decision = Decision::of(Verdict::DenyDevice);
+    }
+    match decision.remember {
+        Remember::Unchanged => {}
+        Remember::Nothing => maps::forget(sk),
+        Remember::Destination(kind) => {
+            let state = SocketState {
+                destination: remembered(destination),
+                port,
+                kind,
+                uid: process.uid,
+                pid: process.pid,
+                command: process.command,
+                ..SocketState::default()
+            };
+            if !maps::remember(sk, &state) {
+                // Without memory the socket has at least no wrong answer left.
+                maps::forget(sk);
+                if decision.verdict == Verdict::Redirect {
+                    decision = Decision::of(Verdict::DenyNoMemory);
+                }
+            }
+        }
+    }
+    decision
+}
+
 /// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback. The kernel frees it from
 /// the device only for a caller with CAP_NET_RAW (sock_bindtoindex). False for any other: such a connection would time
 /// out, as it does under iptables, so it is better refused at once.
 #[inline(always)]
-fn release_from_device(ctx: &SockAddrContext, sk: *mut bpf_sock) -> bool {
-    // SAFETY: as in `weft_connect4`.
-    match unsafe { read_volatile(&raw const (*sk).bound_dev_if) } {
-        0 | LOOPBACK_IFINDEX => return true,
-        _ => {}
-    }
+fn release_from_device(ctx: &SockAddrContext) -> bool {
     let mut name = [0u8; 4];
     // SAFETY: the buffer outlives the call; an empty name unbinds.
     let result = unsafe {
@@ -239,37 +210,26 @@ struct SockaddrIn6 {
 /// A source that the application chose stays. A failure leaves a loopback source, which works too.
 #[inline(always)]
 fn bind_source(ctx: &SockAddrContext, sk: *mut bpf_sock, pod: &Pod, destination: &Address) {
-    // SAFETY: as in `weft_connect4`.
-    let (family, bound_v4, bound_v6) = unsafe {
-        let words = [
-            read_volatile(&raw const (*sk).src_ip6[0]),
-            read_volatile(&raw const (*sk).src_ip6[1]),
-            read_volatile(&raw const (*sk).src_ip6[2]),
-            read_volatile(&raw const (*sk).src_ip6[3]),
-        ];
-        (
-            read_volatile(&raw const (*sk).family),
-            read_volatile(&raw const (*sk).src_ip4),
-            words[0] | words[1] | words[2] | words[3],
-        )
-    };
+    // SAFETY: the verifier checks the access.
+    let family = unsafe { core::ptr::read_volatile(&raw const (*sk).family) };
+    let (bound_v4, bound_v6) = (context::source_v4(sk), context::source_v6(sk));
     let source = if destination.is_v4() { pod.source_v4 } else { pod.source_v6 };
     if source.is_unspecified() {
         return;
     }
-    let result = if family == u32::from(AF_INET) {
+    let result = if family == AF_INET {
         if bound_v4 != 0 {
             return;
         }
-        let mut address = SockaddrIn { family: AF_INET, port: 0, address: source.words[3], zero: [0; 8] };
+        let mut address = SockaddrIn { family: AF_INET as u16, port: 0, address: source.words[3], zero: [0; 8] };
         // SAFETY: the address outlives the call.
         unsafe { bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn>() as i32) }
     } else {
-        if bound_v6 != 0 {
+        if bound_v6 != Address::UNSPECIFIED {
             return;
         }
         // A mapped source for a mapped destination: the kernel keeps both forms in step.
-        let mut address = SockaddrIn6 { family: AF_INET6, port: 0, flow_info: 0, address: source, scope: 0 };
+        let mut address = SockaddrIn6 { family: AF_INET6 as u16, port: 0, flow_info: 0, address: source, scope: 0 };
         // SAFETY: the address outlives the call.
         unsafe { bpf_bind(ctx.sock_addr, (&raw mut address).cast::<sockaddr>(), size_of::<SockaddrIn6>() as i32) }
     };

@@ -10,20 +10,23 @@
 //! Linux 5.10 sock_create: the cookie of the namespace into the socket's storage, for sock_ops and getsockopt
 //! ```
 //!
-//! Owns the mechanics: contexts, maps, helpers. Refuses to decide: the verdicts are `weft_ebpf_abi::verdict`'s. Each
+//! Owns the mechanics: contexts, maps, helpers; a program is in the file of its hook. Refuses to decide: the decisions are
+//! `weft_ebpf_abi::decision`'s. Each
 //! program says what it does when something fails; the rule is that a pod's connection is refused rather than let
 //! around the proxy, and that whoever is not enrolled never notices.
 #![no_std]
 #![no_main]
 
-mod bind;
 mod connect;
-mod inbound;
+mod context;
+mod getpeername;
+mod getsockopt;
 mod maps;
 mod namespace;
-mod original;
-mod peer;
-mod sockops;
+mod post_bind;
+mod sk_lookup;
+mod sock_create;
+mod sock_ops;
 mod trace;
 
 #[panic_handler]

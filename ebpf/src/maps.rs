@@ -15,8 +15,11 @@ use weft_ebpf_abi::{
     address::Address,
     counter,
     event::RING_BYTES,
-    pod::{self, BLOCK_PORTS, Owner, Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey, SocketState},
+    pod::{
+        self, ADMISSION_SLOTS, AdmissionKey, BLOCK_PORTS, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey,
+        SHARED_CGROUP, Subnet,
+    },
+    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey, Slots, SocketState},
     switch,
     verdict::{Direction, Verdict},
 };
@@ -36,13 +39,18 @@ pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entrie
 #[map]
 pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
 #[map]
-static PROXIES: HashMap<ProxyKey, u8> = HashMap::with_max_entries(MAX_LISTENERS, BPF_F_NO_PREALLOC);
+static PROXIES: HashMap<ProxyKey, Slots> = HashMap::with_max_entries(MAX_LISTENERS, BPF_F_NO_PREALLOC);
+#[map]
+static ADMISSIONS: HashMap<AdmissionKey, u64> = HashMap::with_max_entries(MAX_ADMISSIONS, BPF_F_NO_PREALLOC);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 #[map]
 static STATS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 #[map]
 static SWITCHES: Array<u32> = Array::with_max_entries(switch::COUNT, 0);
+
+/// Only where there is no entry (include/uapi/linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
 
 /// Socket storage that an accepted socket has from its listener, which aya's has not. The fields are types alone: the
 /// loader reads them from the BTF (libbpf's map definitions).
@@ -138,22 +146,64 @@ pub(crate) fn switch(index: u32) -> u32 {
 /// Enrols a network namespace, unless it is enrolled already. Without room it is not: then no proxy becomes ready.
 #[inline(always)]
 pub(crate) fn enrol(netns_cookie: u64, pod: &Pod) {
-    const BPF_NOEXIST: u64 = 1;
-    let _ = PODS.insert(netns_cookie, pod, BPF_NOEXIST);
+    if PODS.insert(netns_cookie, pod, BPF_NOEXIST).is_err() && self::pod(netns_cookie).is_none() {
+        count_at(counter::ADMISSIONS_REFUSED);
+    }
 }
 
-/// Whether a proxy has a listener in [`LISTENERS`].
+/// Admits a network namespace that no agent has enrolled yet, so that a proxy in it leaves notes in maps that the whole
+/// node shares. Bounded by cgroup, because namespaces cost an application nothing; and in all, because where containers
+/// have no cgroups of their own (`is_shared`) one stands for the whole node.
 #[inline(always)]
-pub(crate) fn listens(netns_cookie: u64, pod: &Pod) -> bool {
-    PROXIES.get_ptr(proxy_key(netns_cookie, pod.proxy(), pod.inbound_port)).is_some()
+pub(crate) fn admit(netns_cookie: u64, cgroup: u64, is_shared: bool) -> bool {
+    let key = |slot| AdmissionKey { cgroup, slot, pad: 0 };
+    if is_shared {
+        let key = AdmissionKey { cgroup: netns_cookie, slot: SHARED_CGROUP, pad: 0 };
+        if ADMISSIONS.get_ptr(key).is_some() || ADMISSIONS.insert(key, netns_cookie, 0).is_ok() {
+            return true;
+        }
+    } else {
+        for slot in 0..ADMISSION_SLOTS {
+            // SAFETY: as in `pod`.
+            if ADMISSIONS.get_ptr(key(slot)).is_some_and(|admitted| unsafe { *admitted } == netns_cookie) {
+                return true;
+            }
+        }
+        for slot in 0..ADMISSION_SLOTS {
+            if ADMISSIONS.insert(key(slot), netns_cookie, BPF_NOEXIST).is_ok() {
+                return true;
+            }
+        }
+    }
+    count_at(counter::ADMISSIONS_REFUSED);
+    false
 }
 
-/// Notes that it has, or that it has not.
+/// Whether a pod's proxy has, or lately had, a listener on a port in [`LISTENERS`].
 #[inline(always)]
-pub(crate) fn set_listens(netns_cookie: u64, owner: Owner, port: u16, listens: bool) {
+pub(crate) fn listens(netns_cookie: u64, pod: &Pod, port: u16) -> bool {
+    PROXIES.get_ptr(proxy_key(netns_cookie, pod.proxy(), port)).is_some()
+}
+
+/// Which slots such listeners have taken.
+#[inline(always)]
+pub(crate) fn slots(netns_cookie: u64, pod: &Pod, port: u16) -> Slots {
+    slots_of(proxy_key(netns_cookie, pod.proxy(), port))
+}
+
+#[inline(always)]
+fn slots_of(key: ProxyKey) -> Slots {
+    // SAFETY: as in `pod`.
+    PROXIES.get_ptr(key).map_or(0, |slots| unsafe { *slots })
+}
+
+/// Notes that a proxy has a listener. Without room it is never attested, and so never ready.
+#[inline(always)]
+pub(crate) fn set_listens(netns_cookie: u64, owner: Owner, port: u16, slot: u8) {
     let key = proxy_key(netns_cookie, owner, port);
-    // Without room the proxy is never attested, and so never ready.
-    let _ = if listens { PROXIES.insert(key, 1, 0) } else { PROXIES.remove(key) };
+    if PROXIES.insert(key, slots_of(key) | 1 << slot, 0).is_err() {
+        count_at(counter::LISTENERS_LOST);
+    }
 }
 
 #[inline(always)]

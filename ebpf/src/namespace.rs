@@ -7,31 +7,14 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{
-    EbpfContext as _, Global, bindings::bpf_sock, helpers::generated::bpf_get_netns_cookie, macros::cgroup_sock,
-    programs::SockContext,
-};
+use aya_ebpf::{Global, bindings::bpf_sock, helpers::generated::bpf_get_netns_cookie};
 
 use crate::maps;
-
-const SOCK_STREAM: u32 = 1;
 
 /// Whether sockets carry the cookie; the loader sets it. To the verifier it is a constant: it does not see what a kernel
 /// without the helper would refuse.
 #[unsafe(no_mangle)]
 static COOKIES_IN_SOCKETS: Global<u8> = Global::new(0);
-
-/// Attached only where sockets carry the cookie.
-#[cgroup_sock(sock_create)]
-pub fn weft_sock_create(ctx: SockContext) -> i32 {
-    // SAFETY: the verifier checks every access to the context.
-    if unsafe { core::ptr::read_volatile(&raw const (*ctx.sock).type_) } == SOCK_STREAM {
-        // SAFETY: the helper takes this kind of context on every kernel.
-        let netns_cookie = unsafe { bpf_get_netns_cookie(ctx.as_ptr()) };
-        maps::set_namespace(ctx.sock, netns_cookie);
-    }
-    1
-}
 
 /// Has a socket carry the cookie that the kernel told, if sockets do. It may be older than the programs.
 #[inline(always)]

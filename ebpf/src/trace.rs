@@ -2,20 +2,12 @@
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use weft_ebpf_abi::{
-    address::Address,
     counter,
     event::{self, COMMAND_BYTES, Event},
     verdict::{Direction, Verdict},
 };
 
-use crate::maps;
-
-/// One end of a connection.
-#[derive(Clone, Copy)]
-pub(crate) struct End {
-    pub(crate) address: Address,
-    pub(crate) port: u16,
-}
+use crate::{context::End, maps};
 
 /// Which process is calling; none inbound.
 #[derive(Clone, Copy)]

@@ -95,6 +95,7 @@ pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpA
         bypass: rules.bypass,
         outbound_port: rules.outbound_port.into(),
         inbound_port: rules.inbound_port.into(),
+        control_port: rules.control_port.into(),
         skip_outbound_ports: ranges(&rules.skip_outbound_ports),
         skip_inbound_ports: ranges(&rules.skip_inbound_ports),
         skip_subnets: rules.skip_subnets.iter().map(ToString::to_string).collect(),
@@ -179,7 +180,8 @@ pub(super) mod tests {
             request.skip_outbound_ports,
             [PortRange { first: 25, last: 25 }, PortRange { first: 8000, last: 8002 }]
         );
-        assert!(request.skip_inbound_ports.contains(&PortRange { first: 4190, last: 4191 }), "{request:?}");
+        assert!(request.skip_inbound_ports.contains(&PortRange { first: 4191, last: 4191 }), "{request:?}");
+        assert_eq!(request.control_port, 4190);
     }
 
     #[test]

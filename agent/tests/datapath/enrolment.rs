@@ -1,6 +1,6 @@
 //! Checks of enrolment by the kernel alone, of who counts as the proxy, of switching it all off, and of explanations.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use weft_proto::agent::{Direction, EventKind, ExplainRequest, PodRef, PodStatus, WatchRequest};
 
@@ -69,9 +69,9 @@ pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
     strict.proxy_gid = GROUP;
     strict.proxy_cgroup = world.cgroup_id("proxy");
     world.enrol(strict.clone()).unwrap();
-    // Neither user nor group help, and the listener of a proxy outside that cgroup is nobody's.
-    reaches(&app.connect("10.98.0.2:8080"), 4140);
-    reaches(&world.pod("c", PROXY).connect("10.98.0.2:8080"), 4140);
+    // Neither user nor group help, and the listeners of a proxy outside that cgroup are not the proxy's.
+    assert_eq!(app.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    assert_eq!(world.pod("c", PROXY).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
     let mut peer = world.pod("b", PROXY);
     assert_eq!(peer.say("connect 10.98.0.3:8080"), "error ConnectionRefused");
     assert!(app.say("attest").starts_with("flags=1 "));
@@ -81,12 +81,66 @@ pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
     let mut proxy = world.pod_in("proxy", "c", PROXY);
     proxy.ok("proxy");
     assert!(app.say("attest").starts_with("flags=3 "));
+    reaches(&app.connect("10.98.0.2:8080"), 4140);
+    reaches(&world.pod("c", PROXY).connect("10.98.0.2:8080"), 4140);
     reaches(&peer.connect("10.98.0.3:8080"), 4143);
     reaches(&world.pod_in("proxy", "c", APP).connect("10.98.0.2:8080"), 4143);
     drop(proxy);
     world.enrol(world.request("c")).unwrap();
     world.keep("c proxy", |world| world.proxy("c"));
     reaches(&world.pod("c", PROXY).connect("10.98.0.2:8080"), 4143);
+}
+
+/// A pod that exempts by cgroup does not trust its proxy's user, so a process of that user must not share the proxy's
+/// ports either: SO_REUSEPORT lets every socket of one user in.
+pub(crate) fn strict_pods_have_no_impostors(world: &mut World) {
+    const CONNECTIONS: usize = 200;
+    world.drop_kept("c proxy");
+    let mut strict = world.request("c");
+    strict.proxy_cgroup = world.cgroup_id("proxy");
+    world.enrol(strict.clone()).unwrap();
+    let mut proxy = world.pod_in("proxy", "c", PROXY);
+    proxy.ok("proxy");
+    proxy.ok("proxy");
+    let mut impostor = world.pod_in("application", "c", PROXY);
+    impostor.ok("proxy");
+    let (mut app, mut peer) = (world.pod("c", APP), world.pod("b", PROXY));
+    let own = proxy.id().to_string();
+    let routes =
+        [("10.98.0.3:8080", 4143), ("[fd98::3]:8080", 4143), ("192.0.2.7:80", 4140), ("[2001:db8::7]:80", 4140)];
+    let mut ask = |target: &str, port| {
+        let client = if port == 4143 { &mut peer } else { &mut app };
+        client.say(&format!("connect {target}"))
+    };
+    for (target, port) in routes {
+        let mut answers = BTreeMap::<String, usize>::new();
+        for _ in 0..CONNECTIONS {
+            let answer = ask(target, port);
+            let pid = answer.split_once(" pid=").unwrap_or_else(|| panic!("{target}: {answer}")).1;
+            *answers.entry(pid.to_owned()).or_default() += 1;
+        }
+        assert_eq!(answers, BTreeMap::from([(own.clone(), CONNECTIONS)]), "{target}");
+    }
+    // Both of the proxy's listeners are used.
+    let counts = proxy.say("accepted 4143");
+    assert!(counts.split(' ').all(|count| count.parse::<usize>().unwrap() > CONNECTIONS / 4), "{counts}");
+    // Without the proxy the impostor is alone on its ports, and gets nothing.
+    drop(proxy);
+    for (target, port) in routes {
+        assert_eq!(ask(target, port), "error ConnectionRefused", "{target}");
+    }
+    // A proxy that listens before its pod is strict is found, too.
+    world.enrol(world.request("c")).unwrap();
+    let mut proxy = world.pod_in("proxy", "c", PROXY);
+    proxy.ok("proxy");
+    world.enrol(strict).unwrap();
+    let own = format!("pid={}", proxy.id());
+    for (target, port) in routes {
+        assert!((0..20).all(|_| ask(target, port).ends_with(&own)), "{target}");
+    }
+    drop((proxy, impostor));
+    world.enrol(world.request("c")).unwrap();
+    world.keep("c proxy", |world| world.proxy("c"));
 }
 
 pub(crate) fn bypass_is_complete_and_told(world: &mut World) {

@@ -7,6 +7,10 @@ use std::{
     os::fd::AsFd,
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -14,10 +18,10 @@ use std::{
 use nix::{
     errno::Errno,
     getsockopt_impl,
-    sched::{CloneFlags, setns},
+    sched::{CloneFlags, setns, unshare},
     sockopt_impl,
     sys::socket::getsockopt,
-    unistd::{Gid, Uid, setgid, setuid},
+    unistd::{Gid, Uid, setgid, setresuid, setuid},
 };
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -139,12 +143,20 @@ pub(crate) fn main(arguments: &[String], mut special: impl FnMut(&[&str]) -> Opt
         let answer = match words[..] {
             ["proxy"] => proxy(),
             ["serve", port] => listen(&format!("[::]:{port}"), false),
+            ["halt", address] => kept.halt(address),
+            ["resume"] => kept.resume(),
+            ["start", target] => kept.start(target),
+            ["finish"] => kept.finish(),
+            ["serve-at", address] => listen(address, false),
+            ["namespaces", count] => kept.fill_namespaces(count.parse().unwrap()),
+            ["users", count] => kept.fill_users(count.parse().unwrap()),
             ["connect", target] => connect(target, None),
             ["connect-by", device, target] => connect_by(device, target),
             ["connect", target, source] => connect(target, Some(source.parse().unwrap())),
             ["reuse", first, second] => reuse(first, second),
             ["load", target, count] => load(target, count.parse().unwrap()),
             ["attest"] => attest(),
+            ["accepted", port] => Ok(accepted(port.parse().unwrap())),
             ["echo", port] => serve_echo(&format!("[::]:{port}")),
             ["echo-proxy"] => echo_proxy(),
             ["open", target] => kept.open(target),
@@ -168,9 +180,24 @@ fn proxy() -> std::io::Result<String> {
     listen("[::]:4143", true)
 }
 
+/// How many connections each listener of this process accepted, with its port.
+static ACCEPTED: Mutex<Vec<(u16, Arc<AtomicUsize>)>> = Mutex::new(Vec::new());
+
+/// How many connections each listener on a port accepted.
+fn accepted(port: u16) -> String {
+    let listeners = ACCEPTED.lock().unwrap();
+    let counts = listeners.iter().filter(|(own, _)| *own == port).map(|(_, count)| count.load(Ordering::Relaxed));
+    counts.map(|count| count.to_string()).collect::<Vec<_>>().join(" ")
+}
+
 /// Serves an address in a thread: tells each client what the accepted socket knows.
 fn listen(address: &str, group: bool) -> std::io::Result<String> {
     let address: SocketAddr = address.parse().unwrap();
+    serve(address.port(), listener(address, group, 64)?);
+    Ok("ok".into())
+}
+
+fn listener(address: SocketAddr, group: bool, backlog: i32) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(group)?;
@@ -178,11 +205,18 @@ fn listen(address: &str, group: bool) -> std::io::Result<String> {
         socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
-    socket.listen(64)?;
+    socket.listen(backlog)?;
+    Ok(socket)
+}
+
+fn serve(port: u16, socket: Socket) {
     let listener = TcpListener::from(socket);
+    let accepted = Arc::new(AtomicUsize::new(0));
+    ACCEPTED.lock().unwrap().push((port, accepted.clone()));
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
+            accepted.fetch_add(1, Ordering::Relaxed);
             // A client that is gone again has no address any more.
             let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { continue };
             let (local, peer) = (canonical(local), canonical(peer));
@@ -194,13 +228,11 @@ fn listen(address: &str, group: bool) -> std::io::Result<String> {
             };
             let _ = writeln!(
                 stream,
-                "listener={} orig={original} accepted-local={local} accepted-peer={peer} pid={}",
-                address.port(),
+                "listener={port} orig={original} accepted-local={local} accepted-peer={peer} pid={}",
                 std::process::id()
             );
         }
     });
-    Ok("ok".into())
 }
 
 fn canonical(address: SocketAddr) -> SocketAddr {
@@ -286,9 +318,74 @@ pub(crate) const CHILD: &str = "pod-process-child";
 struct Kept {
     stream: Option<BufReader<TcpStream>>,
     socket: Option<Socket>,
+    listeners: Vec<Socket>,
+    halted: Vec<(u16, Socket)>,
+    started: Vec<Socket>,
 }
 
 impl Kept {
+    /// Listens with room for two connections, and accepts none.
+    fn halt(&mut self, address: &str) -> std::io::Result<String> {
+        let address: SocketAddr = address.parse().unwrap();
+        self.halted.push((address.port(), listener(address, false, 1)?));
+        Ok("ok".into())
+    }
+
+    fn resume(&mut self) -> std::io::Result<String> {
+        self.halted.drain(..).for_each(|(port, socket)| serve(port, socket));
+        Ok("ok".into())
+    }
+
+    /// Begins to connect.
+    fn start(&mut self, target: &str) -> std::io::Result<String> {
+        let target: SocketAddr = target.parse().unwrap();
+        let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&target.into()) {
+            Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => return Err(error),
+            _ => socket.set_nonblocking(false)?,
+        }
+        socket.set_read_timeout(Some(PATIENCE))?;
+        self.started.push(socket);
+        Ok("ok".into())
+    }
+
+    /// Waits for the oldest connection that was begun.
+    fn finish(&mut self) -> std::io::Result<String> {
+        let (socket, begin) = (self.started.remove(0), Instant::now());
+        while socket.peer_addr().is_err() && begin.elapsed() < PATIENCE {
+            thread::yield_now();
+        }
+        describe(socket)
+    }
+
+    /// Makes network namespaces, in each of which a proxy seems to bind its ports.
+    fn fill_namespaces(&mut self, count: usize) -> std::io::Result<String> {
+        for _ in 0..count {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            let up = Command::new("ip").args(["link", "set", "lo", "up"]).status()?;
+            assert!(up.success());
+            setresuid(Uid::from_raw(2102), Uid::from_raw(0), Uid::from_raw(0))?;
+            for address in ["127.0.0.1:4140", "0.0.0.0:4143"] {
+                self.listeners.push(listener(address.parse().unwrap(), true, 1)?);
+            }
+            setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0))?;
+        }
+        Ok("ok".into())
+    }
+
+    /// Listens on a proxy's inbound port as many users, in groups as large as are recorded.
+    fn fill_users(&mut self, count: u32) -> std::io::Result<String> {
+        for uid in 5000..5000 + count {
+            // The effective user decides who may join a group, the real one is who binds.
+            setresuid(Uid::from_raw(uid), Uid::from_raw(0), Uid::from_raw(0))?;
+            for _ in 0..8 {
+                self.listeners.push(listener("0.0.0.0:4143".parse().unwrap(), true, 1)?);
+            }
+        }
+        Ok("ok".into())
+    }
+
     /// Opens a connection to an `echo` and keeps it.
     fn open(&mut self, target: &str) -> std::io::Result<String> {
         let target: SocketAddr = target.parse().unwrap();

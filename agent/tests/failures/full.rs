@@ -3,28 +3,33 @@
 use std::{
     collections::BTreeSet,
     mem::offset_of,
+    os::fd::AsRawFd as _,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData, SockHash};
 use nix::sys::signal::{Signal, kill};
 use tonic::Code;
 use weft_ebpf_abi::{
     map,
-    pod::{MAX_PODS, PortBlock, PortBlockKey},
-    socket::{Flow, FlowKey, MAX_FLOWS},
+    pod::{ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, MAX_PODS, PortBlock, PortBlockKey},
+    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey},
 };
 use weft_proto::agent::{PortRange, WatchRequest};
 
-use crate::{APP, Mesh, kernel, load::Load, reaches, world::World};
+use crate::{APP, Mesh, PROXY, kernel, load::Load, reaches, world::World};
 
 /// Cookies that no namespace has: the kernel counts from 1.
 const NOBODY: u64 = 1 << 60;
 
 /// The map of hand-overs, whose entries only programs write otherwise.
 type Flows = HashMap<MapData, [u8; size_of::<FlowKey>()], [u8; size_of::<Flow>()]>;
+
+type Listeners = SockHash<MapData, [u8; size_of::<ListenerKey>()]>;
+type Admissions = HashMap<MapData, [u8; size_of::<AdmissionKey>()], u64>;
+type Proxies = HashMap<MapData, [u8; size_of::<ProxyKey>()], u8>;
 
 fn ports_of_pods(pins: &Path) -> BTreeSet<(u64, u32, u16, u16)> {
     let keys = kernel::ports(pins).keys().map(Result::unwrap).collect::<Vec<_>>();
@@ -122,6 +127,140 @@ pub(crate) fn flows(world: &mut World) {
     load.all_well();
     assert_eq!(world.status().flow_misses, 0);
     mesh.is_meshed(world);
+}
+
+/// A connection whose SYN waits for a full accept queue is announced again when it is sent again, whatever other pods'
+/// connections did to the map meanwhile.
+pub(crate) fn flows_while_waiting(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let mut flows: Flows = HashMap::try_from(Map::LruHashMap(kernel::data(&world.pins(), map::FLOWS))).unwrap();
+    let mut proxy = world.pod("c", PROXY);
+    // Room for one connection in the queue: the kernel counts from zero.
+    proxy.ok("halt 127.0.0.1:4140");
+    world.enrol(world.request("c")).unwrap();
+    let mut app = world.pod("c", APP);
+    (0..3).for_each(|_| app.ok("start 192.0.2.7:80"));
+    app.ok("start 192.0.2.8:80");
+    for other in 0..4 * MAX_FLOWS {
+        let mut key = [0; size_of::<FlowKey>()];
+        key[..8].copy_from_slice(&NOBODY.to_ne_bytes());
+        key[offset_of!(FlowKey, port)..][..4].copy_from_slice(&other.to_ne_bytes());
+        flows.insert(key, [0; size_of::<Flow>()], 0).unwrap();
+    }
+    proxy.ok("resume");
+    for expected in ["192.0.2.7:80", "192.0.2.7:80", "192.0.2.7:80", "192.0.2.8:80"] {
+        assert_eq!(app.answer("finish").field("orig"), expected);
+    }
+    assert_eq!(world.status().flow_misses, 0);
+}
+
+pub(crate) fn listeners(world: &mut World) {
+    let Mesh { a: _a, _b: b, _servers } = Mesh::new(world);
+    let load = Load::of(world, &[("a", "10.99.0.2:8080", 4140)]);
+    drop(b);
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut listeners: Listeners =
+        SockHash::try_from(Map::SockHash(kernel::data(&world.pins(), map::LISTENERS))).unwrap();
+    let key = |nobody: u64| {
+        let mut key = [0; size_of::<ListenerKey>()];
+        key[..8].copy_from_slice(&(NOBODY + nobody).to_ne_bytes());
+        key
+    };
+    let full = (0..).take_while(|nobody| listeners.insert(key(*nobody), socket.as_raw_fd(), 0).is_ok()).count();
+    assert!(full > 1000, "{full}");
+    // A proxy that starts now has no inbound, is not attested, and the loss is counted.
+    let b = world.proxy_of("b");
+    assert!(world.status().listeners_lost > 0);
+    assert_eq!(world.pod("c", APP).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    load.goes_on(world);
+    load.all_well();
+    drop(b);
+    (0..full as u64).for_each(|nobody| drop(listeners.remove(&key(nobody))));
+    let _b = world.proxy_of("b");
+    reaches(&world.pod("c", APP).connect("10.98.0.2:8080"), 4143);
+    assert!(world.pod("b", APP).say("attest").starts_with("flags=3 "));
+}
+
+pub(crate) fn proxies(world: &mut World) {
+    let Mesh { a: _a, _b: b, _servers } = Mesh::new(world);
+    drop(b);
+    let mut proxies: Proxies = HashMap::try_from(Map::HashMap(kernel::data(&world.pins(), map::PROXIES))).unwrap();
+    let key = |nobody: u64| {
+        let mut key = [0; size_of::<ProxyKey>()];
+        key[..8].copy_from_slice(&(NOBODY + nobody).to_ne_bytes());
+        key
+    };
+    // The agent removes notes of proxies that do not listen, these among them, every few seconds.
+    let _b = world.eventually("a full map", |world| {
+        let notes: Vec<_> = proxies.keys().map(Result::unwrap).collect();
+        notes.iter().for_each(|note| drop(proxies.remove(note)));
+        (0..).take_while(|nobody| proxies.insert(key(*nobody), 1, 0).is_ok()).for_each(drop);
+        let lost = world.status().listeners_lost;
+        let b = world.proxy_of("b");
+        (world.status().listeners_lost > lost).then_some(b)
+    });
+    assert!(world.pod("b", APP).say("attest").starts_with("flags=1 "));
+    (0..u64::from(MAX_LISTENERS)).for_each(|nobody| drop(proxies.remove(&key(nobody))));
+    // Its listener is there; the next enrolment notes it.
+    world.enrol(world.request("b")).unwrap();
+    assert!(world.pod("b", APP).say("attest").starts_with("flags=3 "));
+    reaches(&world.pod("c", APP).connect("10.98.0.2:8080"), 4143);
+}
+
+pub(crate) fn admissions(world: &mut World) {
+    world.kill_agent();
+    world.start_agent(&["--self-enrol-uid", "2102"]);
+    let mut admissions: Admissions =
+        HashMap::try_from(Map::HashMap(kernel::data(&world.pins(), map::ADMISSIONS))).unwrap();
+    for nobody in 0..u64::from(MAX_ADMISSIONS) {
+        let mut key = [0; size_of::<AdmissionKey>()];
+        key[..8].copy_from_slice(&(NOBODY + nobody).to_ne_bytes());
+        admissions.insert(key, NOBODY + nobody, 0).unwrap();
+    }
+    // The kernel enrols no more by itself, and says so; the agent does.
+    let mesh = Mesh::unmeshed(world);
+    assert!(world.pod("a", APP).say("attest").starts_with("error E"));
+    assert!(world.status().admissions_refused > 0);
+    world.enrol(world.request("a")).unwrap();
+    world.enrol(world.request("b")).unwrap();
+    mesh.is_meshed(world);
+}
+
+/// Entries in PODS, LISTENERS, PROXIES and ADMISSIONS.
+fn recorded(world: &World) -> [usize; 4] {
+    let data = |name| kernel::data(&world.pins(), name);
+    let listeners: Listeners = SockHash::try_from(Map::SockHash(data(map::LISTENERS))).unwrap();
+    let proxies: Proxies = HashMap::try_from(Map::HashMap(data(map::PROXIES))).unwrap();
+    let admissions: Admissions = HashMap::try_from(Map::HashMap(data(map::ADMISSIONS))).unwrap();
+    let pods = kernel::pods(&world.pins()).keys().count();
+    [pods, listeners.keys().count(), proxies.keys().count(), admissions.keys().count()]
+}
+
+/// However many users and network namespaces a container has.
+pub(crate) fn one_container(world: &mut World) {
+    world.kill_agent();
+    world.start_agent(&["--self-enrol-uid", "2102"]);
+    let mut tenant = world.pod_in("tenant", "c", 0);
+    tenant.ok("users 50");
+    assert_eq!(recorded(world), [0; 4], "no user but the proxy's leaves anything");
+    drop(tenant);
+    let mut tenant = world.pod_in("tenant", "c", 0);
+    tenant.ok("namespaces 20");
+    let slots = ADMISSION_SLOTS as usize;
+    assert_eq!(recorded(world), [slots; 4]);
+    assert!(world.status().admissions_refused >= 20 - slots as u64);
+    // Others start as ever, and are enrolled by the kernel.
+    let mut a = world.pod_in("other", "a", PROXY);
+    a.ok("proxy");
+    assert!(world.pod("a", APP).say("attest").starts_with("flags=1 "));
+    let mut b = world.pod_in("another", "b", PROXY);
+    b.ok("proxy");
+    let mut servers = world.pod("b", APP);
+    servers.ok("serve 9090");
+    world.enrol(world.request("a")).unwrap();
+    world.enrol(world.request("b")).unwrap();
+    reaches(&world.pod("a", APP).connect("10.99.0.2:8080"), 4140);
+    reaches(&world.pod("c", APP).connect("10.98.0.2:8080"), 4143);
 }
 
 pub(crate) fn events(world: &mut World) {

@@ -17,8 +17,9 @@ pub(crate) const NESTED: &str = "nested";
 pub(crate) const PROXY_UID: u32 = 2102;
 pub(crate) const OUTBOUND_PORT: u16 = 4140;
 pub(crate) const INBOUND_PORT: u16 = 4143;
-/// What the proxy serves beside them.
-pub(crate) const SKIPPED_INBOUND: [u16; 4] = [4190, 4191, 4567, 4568];
+/// What the proxy serves beside them: tap, which Weft skips inbound while the proxy listens there, and its admin port.
+pub(crate) const CONTROL_PORT: u16 = 4190;
+pub(crate) const SKIPPED_INBOUND: [u16; 3] = [4191, 4567, 4568];
 pub(crate) const SKIPPED_OUTBOUND: [u16; 2] = [4567, 4568];
 /// Networks from which connections come in directly; the peer's second addresses are in them.
 pub(crate) const SKIPPED_SUBNETS: [&str; 2] = ["10.99.0.64/27", "fd99::77/128"];

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    case::{INBOUND_PORT, OUTBOUND_PORT, SKIPPED_INBOUND, SKIPPED_OUTBOUND, SKIPPED_SUBNETS},
+    case::{CONTROL_PORT, INBOUND_PORT, OUTBOUND_PORT, SKIPPED_INBOUND, SKIPPED_OUTBOUND, SKIPPED_SUBNETS},
     stage::Rules,
 };
 
@@ -55,7 +55,10 @@ fn table(rules: &Rules, v6: bool) -> String {
     let mut rule = |rule: &str| {
         let _ = writeln!(text, "-A {rule}");
     };
-    rule(&format!("PROXY_INIT_REDIRECT -p tcp -m multiport --dports {} -j RETURN", ports(&SKIPPED_INBOUND)));
+    rule(&format!(
+        "PROXY_INIT_REDIRECT -p tcp -m multiport --dports {} -j RETURN",
+        ports(&[&[CONTROL_PORT], SKIPPED_INBOUND.as_slice()].concat())
+    ));
     for subnet in SKIPPED_SUBNETS.iter().filter(|subnet| subnet.contains(':') == v6) {
         rule(&format!("PROXY_INIT_REDIRECT -s {subnet} -j RETURN"));
     }

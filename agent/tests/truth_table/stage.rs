@@ -387,6 +387,7 @@ impl Stage {
             // A cgroup's id is its directory's inode number.
             proxy_cgroup: if rules.strict { fs::metadata(self.cgroup(Place::Proxy)).unwrap().ino() } else { 0 },
             bypass: rules.bypass,
+            control_port: 0,
         }
     }
 

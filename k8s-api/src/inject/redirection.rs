@@ -18,6 +18,8 @@ pub struct Redirection {
     pub outbound_port: u16,
     /// Where inbound connections go.
     pub inbound_port: u16,
+    /// Where the proxy may serve tap: inbound connections pass by while it listens there.
+    pub control_port: u16,
     /// User id in the pod whose outbound connections are the proxy's own.
     pub proxy_uid: i64,
     /// Group id in the pod whose outbound connections are the proxy's own, too.
@@ -26,7 +28,7 @@ pub struct Redirection {
     pub exemption: Exemption,
     /// Whether nothing is redirected, by its owner's wish.
     pub bypass: bool,
-    /// Inbound ports that pass by, the proxy's own control and admin ports among them.
+    /// Inbound ports that pass by, the proxy's own admin port among them.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that pass by.
     pub skip_outbound_ports: PortSet,
@@ -108,12 +110,12 @@ impl Redirection {
         }
         let mut skip_inbound_ports = settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone());
         let ports = defaults.ports;
-        for own in [settings.control_port.unwrap_or(ports.control), settings.admin_port.unwrap_or(ports.admin)] {
-            skip_inbound_ports.insert(own..=own);
-        }
+        let admin = settings.admin_port.unwrap_or(ports.admin);
+        skip_inbound_ports.insert(admin..=admin);
         Ok(Self {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
+            control_port: settings.control_port.unwrap_or(ports.control),
             proxy_uid: settings.uid.unwrap_or(defaults.proxy_uid),
             // Linkerd's rule: group 0, which many are in, exempts nobody.
             proxy_gid: settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0),

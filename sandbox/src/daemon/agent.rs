@@ -194,6 +194,7 @@ impl Agent {
             proxy_gid: redirection.proxy_gid.map_or(0, |gid| u32::try_from(gid).unwrap_or(u32::MAX)),
             proxy_cgroup: 0,
             bypass: redirection.bypass,
+            control_port: redirection.control_port.into(),
         };
         let mut client = PodsClient::new(self.channel.clone());
         let refused = |status: String| AgentError::Refused { pod: name.clone(), status };

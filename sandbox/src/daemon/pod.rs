@@ -496,11 +496,14 @@ fn init_rules(redirection: &Redirection) -> iptables::InitRules {
             })
             .collect()
     };
+    // linkerd-init skips the control port whether the proxy listens there or not.
+    let mut skip_inbound = redirection.skip_inbound_ports.clone();
+    skip_inbound.insert(redirection.control_port..=redirection.control_port);
     iptables::InitRules {
         proxy_uid: u32::try_from(redirection.proxy_uid).unwrap_or(u32::MAX),
         inbound_port: redirection.inbound_port,
         outbound_port: redirection.outbound_port,
-        skip_inbound: ranges(&redirection.skip_inbound_ports),
+        skip_inbound: ranges(&skip_inbound),
         skip_outbound: ranges(&redirection.skip_outbound_ports),
         skip_subnets: redirection.skip_subnets.iter().map(ToString::to_string).collect(),
         ipv6: false,

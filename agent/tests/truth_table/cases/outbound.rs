@@ -207,8 +207,11 @@ pub(crate) const CASES: &[Case] = &[
         what: "an own link-local address",
         to: &["[fe80::2%to99]:8080"],
         outcome: seen(&[("listener", "8080"), ("same-source", "true")]),
-        verdicts: PASS_OWN,
-        ..UNTOUCHED
+        differs: differs(
+            OUTBOUND,
+            "a pod with several interfaces: the address alone does not say on which of them it is the pod's own",
+        ),
+        ..REDIRECTED
     },
     Case {
         ids: &["O20"],

@@ -10,17 +10,15 @@ use weft_ebpf_abi::{
     socket::{attest, kind},
 };
 
-use crate::{maps, namespace};
+use crate::{
+    context::{AF_INET, AF_INET6, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_STREAM},
+    maps, namespace,
+};
 
 const SOL_IP: i32 = 0;
 const SOL_IPV6: i32 = 41;
 /// The same number at both levels (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
 const SO_ORIGINAL_DST: i32 = 80;
-const AF_INET: u32 = 2;
-const AF_INET6: u32 = 10;
-const SOCK_STREAM: u32 = 1;
-const IPPROTO_TCP: u32 = 6;
-const IPPROTO_MPTCP: u32 = 262;
 
 #[cgroup_sockopt(getsockopt)]
 pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
@@ -154,7 +152,7 @@ fn attestation(ctx: &SockoptContext) -> bool {
     let Some(value) = buffer::<{ attest::BYTES }>(context) else { return false };
     let mut flags = pod.flags & (OUTBOUND | INBOUND);
     // Steering to nobody is refusing.
-    if !maps::listens(netns_cookie, pod) {
+    if !maps::listens(netns_cookie, pod, pod.inbound_port) {
         flags &= !INBOUND;
     }
     // SAFETY: the buffer has these bytes.

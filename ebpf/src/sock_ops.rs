@@ -6,14 +6,13 @@ use core::ptr::read_volatile;
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{bpf_sock, bpf_sock_ops},
-    helpers::generated::bpf_sock_hash_update,
+    bindings::bpf_sock,
+    helpers::generated::{bpf_sock_hash_update, bpf_sock_ops_cb_flags_set},
     macros::sock_ops,
     programs::SockOpsContext,
 };
 use aya_log_ebpf::debug;
 use weft_ebpf_abi::{
-    address::Address,
     counter,
     pod::Owner,
     socket::{Flow, FlowKey, LISTENER_SLOTS, ListenerKey, SocketState, kind},
@@ -21,32 +20,42 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
+    context::{AF_INET, End, ends},
     maps, namespace,
-    trace::{self, End, Process},
+    trace::{self, Process},
 };
 
 // include/uapi/linux/bpf.h
 const TCP_CONNECT: u32 = 3;
 const PASSIVE_ESTABLISHED: u32 = 5;
+const RETRANSMISSION_TIMEOUT: u32 = 8;
 const TCP_LISTEN: u32 = 11;
+/// Asks for calls at `RETRANSMISSION_TIMEOUT`.
+const RTO_CB_FLAG: u32 = 1;
 
-const AF_INET: u32 = 2;
 const BPF_NOEXIST: u64 = 1;
 const EEXIST: i64 = 17;
 
 #[sock_ops]
 pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
+    // Most calls, of any socket of any pod, are of no interest: they return before anything is looked up.
+    match ctx.op() {
+        TCP_CONNECT => with_socket(&ctx, announce),
+        PASSIVE_ESTABLISHED => with_socket(&ctx, take_over),
+        RETRANSMISSION_TIMEOUT => with_socket(&ctx, announce_again),
+        TCP_LISTEN => with_socket(&ctx, record_listener),
+        _ => {}
+    }
+    1
+}
+
+#[inline(always)]
+fn with_socket(ctx: &SockOpsContext, handle: impl FnOnce(&SockOpsContext, *mut bpf_sock)) {
     // SAFETY: the verifier checks every access to the context.
     let sk = unsafe { read_volatile(&raw const (*ctx.ops).__bindgen_anon_2.sk) };
     if !sk.is_null() {
-        match ctx.op() {
-            TCP_CONNECT => announce(&ctx, sk),
-            PASSIVE_ESTABLISHED => take_over(&ctx, sk),
-            TCP_LISTEN => record_listener(&ctx, sk),
-            _ => {}
-        }
+        handle(ctx, sk);
     }
-    1
 }
 
 /// The SYN is about to leave: the source port is known, so the proxy's end of the connection can be told in advance.
@@ -57,6 +66,7 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         Some(client) if client.kind == kind::CLIENT => {
             let original = End { address: client.destination, port: client.port };
             let netns_cookie = hand_over(ctx, sk, local, original);
+            call_again(ctx);
             if maps::watched() {
                 let process = Process { pid: client.pid, uid: client.uid, command: client.command };
                 let generation = maps::pod(netns_cookie).map_or(0, |pod| pod.generation);
@@ -73,6 +83,25 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
             }
         }
         _ => {}
+    }
+}
+
+/// Has the kernel call at every retransmission, too: an announcement that waits that long may have been evicted.
+#[inline(always)]
+fn call_again(ctx: &SockOpsContext) {
+    // SAFETY: the verifier checks every access to the context. Flags of programs before this one stay.
+    let flags = unsafe { read_volatile(&raw const (*ctx.ops).bpf_sock_ops_cb_flags) };
+    // SAFETY: the helper takes this kind of context. It refuses flags that it does not know, and these it does.
+    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, (flags | RTO_CB_FLAG) as i32) };
+}
+
+/// The SYN, or what follows a handshake that the proxy's end has not completed, is about to leave again. Announcements
+/// share one map, from which other pods' may have evicted this one.
+#[inline(always)]
+fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    let (local, _) = ends(ctx.ops);
+    if let Some(client) = maps::socket(sk).filter(|state| state.kind == kind::CLIENT) {
+        hand_over(ctx, sk, local, End { address: client.destination, port: client.port });
     }
 }
 
@@ -125,24 +154,21 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// A socket bound to a proxy's inbound port listens now. Every member of an SO_REUSEPORT group takes a slot of its own.
+/// A socket that a proxy bound to one of its ports listens now. Every member of an SO_REUSEPORT group takes a slot of its
+/// own.
 #[inline(always)]
 fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    let Some(bound) = maps::socket(sk) else { return };
-    if bound.kind != kind::BOUND {
-        return;
-    }
+    let Some(bound) = maps::socket(sk).filter(|state| state.kind == kind::BOUND) else { return };
+    let (owner, port) = (bound.owner, bound.port);
     let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let family = if ctx.family() == AF_INET { 4 } else { 6 };
-    let (user, cgroup, port) = (Owner::user(bound.uid), Owner::cgroup(bound.cgroup), bound.port);
-    record(ctx, netns_cookie, user, port, family);
-    record(ctx, netns_cookie, cgroup, port, family);
+    record(ctx, netns_cookie, owner, port, family);
 }
 
-/// Records the socket as a listener of one owner.
+/// Records the socket as a listener of its owner. Without a free slot other members of its SO_REUSEPORT group stand for
+/// it; without room in the map the proxy is not noted, and so never attested.
 #[inline(always)]
 fn record(ctx: &SockOpsContext, netns_cookie: u64, owner: Owner, port: u16, family: u8) {
-    let mut has_listener = false;
     // Counting in the key itself would hide the count from the verifier, which then sees an endless loop.
     for slot in 0..LISTENER_SLOTS {
         let mut key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
@@ -157,42 +183,13 @@ fn record(ctx: &SockOpsContext, netns_cookie: u64, owner: Owner, port: u16, fami
         };
         if result == 0 {
             debug!(ctx, "listener netns {} port {} family {} slot {}", netns_cookie, port, family, slot);
-            maps::set_listens(netns_cookie, owner, port, true);
+            maps::set_listens(netns_cookie, owner, port, slot);
             return;
         }
-        // Another member of its SO_REUSEPORT group stands for it.
-        has_listener |= result == -EEXIST;
+        // Anything but a slot that is taken is a map without room: no other slot has any.
+        if result != -EEXIST {
+            break;
+        }
     }
-    maps::set_listens(netns_cookie, owner, port, has_listener);
     maps::count_at(counter::LISTENERS_LOST);
-}
-
-/// The local and the remote end of a TCP socket. All fields are read before any branch, see `inbound::ends`.
-#[inline(always)]
-fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
-    // SAFETY: the verifier checks every access to the context.
-    unsafe {
-        // The local port is in host order, the remote one in the upper half of a network-order word.
-        let local_port = read_volatile(&raw const (*ops).local_port) as u16;
-        let remote_port = u32::from_be(read_volatile(&raw const (*ops).remote_port)) as u16;
-        let family = read_volatile(&raw const (*ops).family);
-        let local_v4 = Address::v4(read_volatile(&raw const (*ops).local_ip4));
-        let remote_v4 = Address::v4(read_volatile(&raw const (*ops).remote_ip4));
-        let remote_v6 = [
-            read_volatile(&raw const (*ops).remote_ip6[0]),
-            read_volatile(&raw const (*ops).remote_ip6[1]),
-            read_volatile(&raw const (*ops).remote_ip6[2]),
-            read_volatile(&raw const (*ops).remote_ip6[3]),
-        ];
-        let local_v6 = [
-            read_volatile(&raw const (*ops).local_ip6[0]),
-            read_volatile(&raw const (*ops).local_ip6[1]),
-            read_volatile(&raw const (*ops).local_ip6[2]),
-            read_volatile(&raw const (*ops).local_ip6[3]),
-        ];
-        let remote = if family == AF_INET { remote_v4 } else { Address { words: remote_v6 } };
-        // On a v4-mapped connection the IPv4 form is the one that is always filled.
-        let local = if remote.is_v4() { local_v4 } else { Address { words: local_v6 } };
-        (End { address: local, port: local_port }, End { address: remote, port: remote_port })
-    }
 }

@@ -3,20 +3,22 @@
 extern crate std;
 
 use core::net::IpAddr;
-use std::collections::BTreeSet;
 
-use super::{Verdict::*, *};
-use crate::pod::{ADDRESSES, Owner};
+use super::*;
+use crate::{
+    pod::{ADDRESSES, Owner},
+    verdict::Verdict::*,
+};
 
-const PROXY: u32 = 2102;
-const APP: u32 = 1000;
+pub(super) const PROXY: u32 = 2102;
+pub(super) const APP: u32 = 1000;
 
-fn address(text: &str) -> Address {
+pub(super) fn address(text: &str) -> Address {
     text.parse::<IpAddr>().unwrap().into()
 }
 
 /// A dual-stack pod with a secondary address.
-fn pod() -> Pod {
+pub(super) fn pod() -> Pod {
     let mut addresses = [Address::UNSPECIFIED; ADDRESSES];
     addresses[0] = address("10.244.0.5");
     addresses[1] = address("fd00:10:244::5");
@@ -27,12 +29,13 @@ fn pod() -> Pod {
         source_v6: addresses[1],
         rules: 0,
         generation: 1,
-        flags: 0,
-        proxy_cgroup: 0,
+        flags: pod::OUTBOUND | pod::INBOUND,
+        proxy_cgroup: 99,
         proxy_uid: PROXY,
         proxy_gid: 0,
         outbound_port: 4140,
         inbound_port: 4143,
+        control_port: 4190,
         pad: 0,
     }
 }
@@ -42,17 +45,32 @@ fn user(uid: u32) -> Caller {
     Caller { uid, gid: uid, cgroup: 17 }
 }
 
-fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
-    let skipped = [4567, 4568, 25];
-    verdict_outbound(&pod(), false, &user(uid), &address(destination), || skipped.contains(&port))
+/// Of a TCP socket that is bound to no device.
+fn connect(
+    pod: &Pod,
+    node_bypassed: bool,
+    caller: Caller,
+    destination: &str,
+    skips: impl FnOnce() -> bool,
+) -> Decision {
+    let facts = || Connect { node_bypassed, caller, bound_to_device: false };
+    decide_connect(true, Some(pod), &address(destination), facts, skips)
 }
 
+fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
+    let skipped = [4567, 4568, 25];
+    connect(&pod(), false, user(uid), destination, || skipped.contains(&port)).verdict
+}
+
+/// What becomes of a connection that arrives: `listening` on any port that it may be steered to.
 fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
-    let skipped = [4190, 4191, 4567, 4568];
-    let client = address(client);
+    let skipped = [4191, 4567, 4568];
+    let (client, local) = (address(client), address(local));
     let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
+    let arrival = Arrival { node_bypassed: false, client: &client, local: &local, port };
     let skips_port = || skipped.contains(&port);
-    verdict_inbound(&pod(), false, &client, &address(local), skips_port, || from_skipped_subnet, || listening)
+    let decision = decide_inbound(Some(&pod()), &arrival, |_| listening, skips_port, || from_skipped_subnet);
+    if decision.steer_to.is_some() && !listening { DenyNoListener } else { decision.verdict }
 }
 
 #[test]
@@ -109,7 +127,8 @@ fn inbound_truth_table() {
         ("proxy down, ipv6", "fd00:10:244::9", "fd00:10:244::5", 8080, false, DenyNoListener),
         ("proxy down, its own port", "10.244.0.9", "10.244.0.5", 4143, false, DenyNoListener),
         ("admin port", "10.244.0.9", "10.244.0.5", 4191, true, PassSkipPort),
-        ("tap port", "10.244.0.9", "10.244.0.5", 4190, true, PassSkipPort),
+        ("control port of a proxy with tap", "10.244.0.9", "10.244.0.5", 4190, true, PassSkipPort),
+        ("control port where no proxy listens", "10.244.0.9", "10.244.0.5", 4190, false, DenyNoListener),
         ("skipped port while the proxy is down", "10.244.0.9", "10.244.0.5", 4567, false, PassSkipPort),
         ("skipped subnet", "10.9.0.7", "10.244.0.5", 8080, true, PassSkipSubnet),
         ("skipped ipv6 subnet", "fd99::7", "fd00:10:244::5", 8080, true, PassSkipSubnet),
@@ -138,16 +157,18 @@ fn a_pod_without_ipv6_owns_no_unspecified_address() {
 #[test]
 fn a_decided_connection_costs_no_lookup() {
     let never = || unreachable!("the rules before have decided");
-    let _ = verdict_outbound(&pod(), false, &user(PROXY), &address("10.244.0.9"), never);
-    let _ = verdict_outbound(&pod(), false, &user(APP), &address("127.0.0.1"), || unreachable!("loopback has decided"));
+    let _ = connect(&pod(), false, user(PROXY), "10.244.0.9", never);
+    let _ = connect(&pod(), false, user(APP), "127.0.0.1", || unreachable!("loopback has decided"));
+    let facts = || unreachable!("no pod is concerned");
+    let _ = decide_connect(false, Some(&pod()), &address("10.244.0.9"), facts, never);
+    let _ = decide_connect(true, None, &address("10.244.0.9"), facts, never);
 }
 
 #[test]
 fn a_pod_says_who_its_proxy_is() {
-    let to = address("10.244.0.9");
     let decide = |flags: u32, caller: Caller| {
-        let pod = Pod { flags, proxy_gid: 2103, proxy_cgroup: 99, ..pod() };
-        verdict_outbound(&pod, false, &caller, &to, || false)
+        let pod = Pod { flags: pod::OUTBOUND | flags, proxy_gid: 2103, ..pod() };
+        connect(&pod, false, caller, "10.244.0.9", || false).verdict
     };
     let group = Caller { uid: APP, gid: 2103, cgroup: 17 };
     let cgroup = Caller { uid: APP, gid: APP, cgroup: 99 };
@@ -167,19 +188,38 @@ fn a_pod_says_who_its_proxy_is() {
 
 #[test]
 fn bypass_is_told_apart_and_leaves_loopback_its_word_inbound() {
-    let bypassed = Pod { flags: pod::BYPASSED, ..pod() };
-    let out = |pod: &Pod, node: bool| verdict_outbound(pod, node, &user(APP), &address("10.244.0.9"), || false);
+    let bypassed = Pod { flags: pod::OUTBOUND | pod::BYPASSED, ..pod() };
+    let out = |pod: &Pod, node: bool| connect(pod, node, user(APP), "10.244.0.9", || false).verdict;
     assert_eq!(out(&pod(), false), Redirect);
     assert_eq!(out(&bypassed, false), PassPodBypassed);
     assert_eq!(out(&pod(), true), PassNodeBypassed);
     assert_eq!(out(&bypassed, true), PassNodeBypassed);
     let arriving = |pod: &Pod, node: bool, client: &str| {
-        verdict_inbound(pod, node, &address(client), &address("10.244.0.5"), || false, || false, || false)
+        let (client, local) = (address(client), address("10.244.0.5"));
+        let arrival = Arrival { node_bypassed: node, client: &client, local: &local, port: 8080 };
+        decide_inbound(Some(pod), &arrival, |_| false, || false, || false).verdict
     };
-    assert_eq!(arriving(&pod(), false, "10.244.0.9"), DenyNoListener);
+    assert_eq!(arriving(&pod(), false, "10.244.0.9"), Redirect);
     assert_eq!(arriving(&bypassed, false, "10.244.0.9"), PassPodBypassed);
     assert_eq!(arriving(&pod(), true, "10.244.0.9"), PassNodeBypassed);
     assert_eq!(arriving(&bypassed, false, "10.244.0.5"), PassOwnAddress);
+}
+
+#[test]
+fn what_is_remembered_follows_from_the_verdict() {
+    for (verdict, expected) in [
+        (Redirect, Remember::Destination(kind::CLIENT)),
+        (PassSkipPort, Remember::Destination(kind::PASSED)),
+        (DenyDevice, Remember::Destination(kind::PASSED)),
+        (PassProxy, Remember::Nothing),
+        (PassNotMeshed, Remember::Unchanged),
+        (PassNotTcp, Remember::Unchanged),
+    ] {
+        assert_eq!(Decision::of(verdict).remember, expected, "{verdict:?}");
+    }
+    for (dialled, expected) in [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.244.0.9", "10.244.0.9")] {
+        assert_eq!(remembered(&address(dialled)), address(expected));
+    }
 }
 
 #[test]
@@ -187,24 +227,4 @@ fn users_and_cgroups_are_different_owners() {
     assert_ne!(Owner::user(7), Owner::cgroup(7));
     assert_eq!(pod().proxy(), Owner::user(PROXY));
     assert_eq!(Pod { flags: pod::EXEMPTS_CGROUP, proxy_cgroup: 7, ..pod() }.proxy(), Owner::cgroup(7));
-}
-
-#[test]
-fn refusals_are_those_called_so() {
-    for verdict in Verdict::ALL {
-        assert_eq!(verdict.is_refusal(), verdict.label().starts_with("deny_"), "{verdict:?}");
-    }
-}
-
-#[test]
-fn numbers_and_labels_name_exactly_one_verdict() {
-    let labels: BTreeSet<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
-    assert_eq!(labels.len(), Verdict::ALL.len());
-    for (index, verdict) in Verdict::ALL.into_iter().enumerate() {
-        assert_eq!(verdict as usize, index);
-        assert_eq!(Verdict::from_index(index as u8), Some(verdict));
-        assert_eq!(Verdict::from_label(verdict.label()), Some(verdict));
-    }
-    assert_eq!(Verdict::from_index(Verdict::ALL.len() as u8), None);
-    assert_eq!(Verdict::from_label("nonsense"), None);
 }

@@ -1,0 +1,128 @@
+//! sk_lookup: steers new connections of one pod to its proxy. One instance per pod, because the program cannot ask
+//! which namespace it runs in. Without a listener, and without the pod's entry, connections are refused.
+
+use core::ptr::read_volatile;
+
+use aya_ebpf::{Global, bindings::sk_action, macros::sk_lookup, programs::SkLookupContext};
+use weft_ebpf_abi::{
+    decision::{Arrival, Decision, decide_inbound},
+    pod::{EXEMPTS_CGROUP, Pod},
+    socket::{LISTENER_SLOTS, ListenerKey, Slots},
+    switch,
+    verdict::{Direction, Verdict},
+};
+
+use crate::{
+    context::{self, End, IPPROTO_TCP},
+    maps,
+    trace::{self, Process},
+};
+
+/// This program decides last, also while an older layout's, which runs before it, has chosen already.
+const BPF_SK_LOOKUP_F_REPLACE: u64 = 1 << 0;
+/// The listener that is assigned gets the connection, not another of its SO_REUSEPORT group.
+const BPF_SK_LOOKUP_F_NO_REUSEPORT: u64 = 1 << 1;
+
+/// The pod of this instance; the loader sets it.
+#[unsafe(no_mangle)]
+static NETNS_COOKIE: Global<u64> = Global::new(0);
+
+#[sk_lookup]
+pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
+    let context = ctx.lookup;
+    // SAFETY: the verifier checks every access to the context, here and below.
+    if unsafe { read_volatile(&raw const (*context).protocol) } != IPPROTO_TCP {
+        return sk_action::SK_PASS;
+    }
+    let netns_cookie = NETNS_COOKIE.load();
+    let (client, local) = context::arrival(context);
+    let pod = maps::pod(netns_cookie);
+    let arrival = Arrival {
+        node_bypassed: maps::switch(switch::BYPASS) != 0,
+        client: &client.address,
+        local: &local.address,
+        port: local.port,
+    };
+    let decision = decide_inbound(
+        pod,
+        &arrival,
+        |port| pod.is_some_and(|pod| maps::listens(netns_cookie, pod, port)),
+        || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Inbound, local.port)),
+        || pod.is_some_and(|pod| maps::skips_subnet(pod, netns_cookie, &client.address)),
+    );
+    let verdict = steer(&ctx, netns_cookie, pod, decision, &client, &local);
+    if verdict == Verdict::PassLoopback || verdict == Verdict::PassOwnAddress {
+        // The connect program has reported the other end.
+        return sk_action::SK_PASS;
+    }
+    maps::count(Direction::Inbound, verdict);
+    if maps::watched() {
+        let port = match pod {
+            Some(pod) if verdict == Verdict::Redirect => pod.inbound_port,
+            _ => local.port,
+        };
+        let new = End { address: local.address, port };
+        let generation = pod.map_or(0, |pod| pod.generation);
+        trace::verdict(netns_cookie, generation, Direction::Inbound, verdict, &Process::NONE, client, local, new);
+    }
+    if verdict.is_refusal() { sk_action::SK_DROP } else { sk_action::SK_PASS }
+}
+
+/// Gives the connection to a listener of the proxy where the decision asks for it. Returns what becomes of it.
+#[inline(always)]
+fn steer(
+    ctx: &SkLookupContext,
+    netns_cookie: u64,
+    pod: Option<&Pod>,
+    decision: Decision,
+    client: &End,
+    local: &End,
+) -> Verdict {
+    let (Some(pod), Some(port)) = (pod, decision.steer_to) else { return decision.verdict };
+    let key = |family| ListenerKey { netns_cookie, owner: pod.proxy(), port, family, slot: 0, pad: 0 };
+    // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of one user into an SO_REUSEPORT
+    // group: the choice is this program's, among the listeners that were recorded.
+    let (first, flags) = if pod.has(EXEMPTS_CGROUP) {
+        let spread = u32::from(client.port) ^ client.address.words[3] ^ client.address.words[1];
+        let slots = maps::slots(netns_cookie, pod, port);
+        (choose(slots, spread), BPF_SK_LOOKUP_F_REPLACE | BPF_SK_LOOKUP_F_NO_REUSEPORT)
+    } else {
+        (0, BPF_SK_LOOKUP_F_REPLACE)
+    };
+    // A dual-stack listener serves IPv4 as well; the kernel refuses it if it is IPv6 only.
+    if local.address.is_v4() && assign(ctx, key(4), first, flags) || assign(ctx, key(6), first, flags) {
+        decision.verdict
+    } else {
+        Verdict::DenyNoListener
+    }
+}
+
+/// One of the slots that are taken, by a number that differs from client to client.
+#[inline(always)]
+fn choose(slots: Slots, spread: u32) -> u8 {
+    let taken = slots.count_ones();
+    // Multiplication by a large odd constant moves every bit into the upper half (Knuth, TAOCP 3, 6.4).
+    let hash = spread.wrapping_mul(0x9e37_79b1) >> 16;
+    let mut left = if taken == 0 { 0 } else { hash % taken };
+    for slot in 0..LISTENER_SLOTS {
+        if slots >> slot & 1 == 1 {
+            if left == 0 {
+                return slot;
+            }
+            left -= 1;
+        }
+    }
+    0
+}
+
+/// Tries all slots, from one on: those of listeners that are closed are empty.
+#[inline(always)]
+fn assign(ctx: &SkLookupContext, key: ListenerKey, first: u8, flags: u64) -> bool {
+    for step in 0..LISTENER_SLOTS {
+        let key = ListenerKey { slot: (first + step) % LISTENER_SLOTS, ..key };
+        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, flags).is_ok() {
+            return true;
+        }
+    }
+    false
+}
