@@ -21,7 +21,7 @@ use weft_k8s_api::policy::{
 
 use super::{
     Cluster, Key,
-    records::{PodDefaultPolicy, ServerRecord},
+    records::{DefaultPolicyAnnotation, ServerRecord},
     selection,
     store::{Authz, Store},
     subject::Subject,
@@ -77,7 +77,8 @@ pub(crate) enum ServerProtocol {
 pub(crate) struct Authorization {
     /// Where it comes from.
     pub(crate) origin: Origin,
-    /// A client must come from one of these.
+    /// A client must come from one of these; never empty: stock proxies refuse a whole Server that has an authorization
+    /// without networks.
     pub(crate) networks: Vec<Network>,
     /// And be this.
     pub(crate) authentication: Authentication,
@@ -142,9 +143,9 @@ fn declared(store: &Store, cluster: &Cluster, subject: Subject<'_>, server: &Ser
 
 fn default(cluster: &Cluster, subject: Subject<'_>, port: u16) -> InboundServer {
     let policy = match subject.default_policy() {
-        PodDefaultPolicy::Inherit => cluster.default_policy,
-        PodDefaultPolicy::Policy(policy) => policy,
-        PodDefaultPolicy::Unreadable => DefaultPolicy::Deny,
+        DefaultPolicyAnnotation::Inherit => cluster.default_policy,
+        DefaultPolicyAnnotation::Policy(policy) => policy,
+        DefaultPolicyAnnotation::Unreadable => DefaultPolicy::Deny,
     };
     let policy = match policy {
         DefaultPolicy::AllUnauthenticated if subject.requires_identity(port) => DefaultPolicy::AllAuthenticated,
@@ -172,6 +173,10 @@ fn default_authorization(cluster: &Cluster, policy: DefaultPolicy) -> Option<Aut
         DefaultPolicy::ClusterAuthenticated => (cluster_networks(), meshed()),
         DefaultPolicy::Deny => return None,
     };
+    // A mesh without cluster networks: there is no client from there.
+    if networks.is_empty() {
+        return None;
+    }
     Some(Authorization { origin: Origin::Default(policy.label()), networks, authentication })
 }
 
@@ -188,7 +193,12 @@ fn server_authorizations(store: &Store, cluster: &Cluster, server: &ServerRecord
     let found = policies.server_authorizations.iter().filter(|(_, spec)| means(&spec.server));
     let resolved = found.filter_map(|(name, spec)| {
         let origin = Origin::ServerAuthorization(name.clone());
-        let networks = spec.client.networks.clone().unwrap_or_else(|| cluster_networks(cluster));
+        // An empty list means the same as none, as in Linkerd.
+        let networks = spec.client.networks.clone().filter(|networks| !networks.is_empty());
+        let networks = networks.unwrap_or_else(|| cluster_networks(cluster));
+        if networks.is_empty() {
+            return None;
+        }
         Some(Authorization { origin, networks, authentication: client(cluster, namespace, &spec.client)? })
     });
     resolved.collect()
@@ -245,6 +255,10 @@ fn resolve(
         let target_namespace = reference.namespace.as_deref().unwrap_or(namespace);
         if reference.is(policy::GROUP, "NetworkAuthentication") {
             let found = store.policies(target_namespace)?.networks.get(&reference.name)?;
+            // No network at all is no valid requirement, and nothing that a proxy could enforce.
+            if found.is_empty() {
+                return None;
+            }
             set_once(&mut networks, found.clone())?;
         } else if reference.is(policy::GROUP, "MeshTLSAuthentication") {
             let (named, refs) = store.policies(target_namespace)?.mesh_tls.get(&reference.name)?;

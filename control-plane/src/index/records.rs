@@ -115,16 +115,16 @@ pub(crate) struct PodRecord {
     pub(crate) owner: Option<(String, String)>,
     pub(crate) skip_inbound: PortSet,
     pub(crate) require_identity: PortSet,
-    pub(crate) default_policy: PodDefaultPolicy,
+    pub(crate) default_policy: DefaultPolicyAnnotation,
     pub(crate) proxy: Option<ProxyPorts>,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, Vec<u16>>,
     probes: Vec<(IntOrString, String)>,
 }
 
-/// What a pod says about ports that no Server selects.
+/// What a workload's annotation says about ports that no Server selects.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum PodDefaultPolicy {
+pub(crate) enum DefaultPolicyAnnotation {
     /// Nothing.
     Inherit,
     /// A policy.
@@ -293,11 +293,6 @@ impl PodRecord {
                 host_ports.push((SocketAddr::new(ip, host_port), number));
             }
         }
-        let default_policy = match annotation(&pod.metadata, labels::DEFAULT_INBOUND_POLICY).map(str::parse) {
-            None => PodDefaultPolicy::Inherit,
-            Some(Ok(policy)) => PodDefaultPolicy::Policy(policy),
-            Some(Err(_)) => PodDefaultPolicy::Unreadable,
-        };
         Self {
             key: Key::of(&pod.metadata),
             ips,
@@ -314,7 +309,7 @@ impl PodRecord {
             owner: single_owner(&pod.metadata),
             skip_inbound: optional(&pod.metadata, labels::SKIP_INBOUND_PORTS).unwrap_or_default(),
             require_identity: optional(&pod.metadata, labels::REQUIRE_IDENTITY_PORTS).unwrap_or_default(),
-            default_policy,
+            default_policy: DefaultPolicyAnnotation::read(&pod.metadata),
             proxy: serving().find(|container| container.name == labels::PROXY_CONTAINER).and_then(proxy_ports),
             opaque_ports: optional(&pod.metadata, labels::OPAQUE_PORTS),
             named_ports,
@@ -350,6 +345,17 @@ impl PodRecord {
         paths.sort_unstable();
         paths.dedup();
         paths
+    }
+}
+
+impl DefaultPolicyAnnotation {
+    /// Reads `config.linkerd.io/default-inbound-policy`.
+    pub(super) fn read(metadata: &ObjectMeta) -> Self {
+        match annotation(metadata, labels::DEFAULT_INBOUND_POLICY).map(str::parse) {
+            None => Self::Inherit,
+            Some(Ok(policy)) => Self::Policy(policy),
+            Some(Err(_)) => Self::Unreadable,
+        }
     }
 }
 
@@ -415,7 +421,13 @@ fn proxy_ports(container: &Container) -> Option<ProxyPorts> {
 fn probes(container: &Container) -> impl Iterator<Item = (IntOrString, String)> {
     let all: [&Option<Probe>; 3] = [&container.liveness_probe, &container.readiness_probe, &container.startup_probe];
     let http = all.into_iter().flatten().filter_map(|probe| probe.http_get.as_ref());
-    http.map(|get| (get.port.clone(), get.path.clone().unwrap_or_else(|| "/".to_owned())))
+    http.map(|get| (get.port.clone(), request_path(get.path.as_deref().unwrap_or_default())))
         .collect::<Vec<_>>()
         .into_iter()
+}
+
+/// The path of the request that the kubelet sends: it reads the probe's path as a URL, so that it may have a query.
+fn request_path(probe: &str) -> String {
+    let path = probe.split(['?', '#']).next().unwrap_or_default();
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }

@@ -14,7 +14,7 @@ use weft_k8s_api::{
 
 use super::{
     Key,
-    records::{PodDefaultPolicy, PodRecord, optional, single_owner},
+    records::{DefaultPolicyAnnotation, PodRecord, optional, single_owner},
 };
 
 /// An ExternalWorkload.
@@ -28,6 +28,10 @@ pub(crate) struct WorkloadRecord {
     pub(crate) server_name: String,
     /// Port of its proxy.
     pub(crate) inbound_port: u16,
+    /// Ports that it serves.
+    pub(crate) ports: Vec<u16>,
+    require_identity: PortSet,
+    default_policy: DefaultPolicyAnnotation,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, u16>,
 }
@@ -43,8 +47,12 @@ impl WorkloadRecord {
     pub(super) fn new(external: &ExternalWorkload) -> Self {
         let spec = &external.spec;
         let tcp = spec.ports.iter().flatten().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));
-        let named = tcp.filter_map(|port| Some((port.name.clone()?, u16::try_from(port.port).ok()?)));
-        let named_ports: HashMap<_, _> = named.collect();
+        let listed = tcp.filter_map(|port| Some((port.name.clone(), u16::try_from(port.port).ok()?)));
+        let (mut ports, mut named_ports) = (Vec::new(), HashMap::new());
+        for (name, number) in listed {
+            ports.push(number);
+            named_ports.extend(name.map(|name| (name, number)));
+        }
         Self {
             key: Key::of(&external.metadata),
             ips: external.ips().collect(),
@@ -53,6 +61,9 @@ impl WorkloadRecord {
             identity: spec.mesh_tls.identity.clone(),
             server_name: spec.mesh_tls.server_name.clone(),
             inbound_port: named_ports.get(workload::PROXY_PORT_NAME).copied().unwrap_or(labels::INBOUND_PORT),
+            ports,
+            require_identity: optional(&external.metadata, labels::REQUIRE_IDENTITY_PORTS).unwrap_or_default(),
+            default_policy: DefaultPolicyAnnotation::read(&external.metadata),
             opaque_ports: optional(&external.metadata, labels::OPAQUE_PORTS),
             named_ports,
         }
@@ -100,10 +111,10 @@ impl<'a> Subject<'a> {
     }
 
     /// What the workload says about ports that no Server selects.
-    pub(super) fn default_policy(self) -> PodDefaultPolicy {
+    pub(super) fn default_policy(self) -> DefaultPolicyAnnotation {
         match self {
             Self::Pod(pod) => pod.default_policy,
-            Self::External(_) => PodDefaultPolicy::Inherit,
+            Self::External(workload) => workload.default_policy,
         }
     }
 
@@ -111,7 +122,7 @@ impl<'a> Subject<'a> {
     pub(super) fn requires_identity(self, port: u16) -> bool {
         match self {
             Self::Pod(pod) => pod.require_identity.contains(port),
-            Self::External(_) => false,
+            Self::External(workload) => workload.require_identity.contains(port),
         }
     }
 }

@@ -57,7 +57,7 @@ fn http_routes(server: &InboundServer, authorizations: &[Authz]) -> Vec<HttpRout
         }],
         hosts: Vec::new(),
     };
-    if server.probe_paths.is_empty() {
+    if server.probe_paths.is_empty() || server.probe_networks.is_empty() {
         return vec![all];
     }
     let get = HttpMethod { r#type: Some(http_method::Type::Registered(http_method::Registered::Get.into())) };
@@ -161,5 +161,41 @@ fn origin_metadata(origin: &Origin) -> Metadata {
         Origin::Server(name) => resource("server", name),
         Origin::ServerAuthorization(name) => resource("serverauthorization", name),
         Origin::AuthorizationPolicy(name) => resource("authorizationpolicy", name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use ipnet::IpNet;
+
+    use super::*;
+
+    /// Names of the routes of a port with a probe.
+    fn routes(probe_networks: Vec<IpNet>) -> Vec<String> {
+        let answer = server(&InboundServer {
+            origin: Origin::Default("deny"),
+            protocol: ServerProtocol::Http1,
+            authorizations: Vec::new(),
+            probe_paths: vec!["/live".to_owned()],
+            probe_networks,
+        });
+        let Some(Kind::Http1(http)) = answer.protocol.unwrap().kind else { panic!("the port speaks HTTP/1") };
+        for authz in http.routes.iter().flat_map(|route| &route.authorizations) {
+            assert!(!authz.networks.is_empty(), "stock proxies refuse an authorization without networks");
+        }
+        let name = |metadata: Option<Metadata>| match metadata.and_then(|metadata| metadata.kind) {
+            Some(weft_proto::linkerd::meta::metadata::Kind::Default(name)) => name,
+            other => panic!("{other:?}"),
+        };
+        http.routes.into_iter().map(|route| name(route.metadata)).collect()
+    }
+
+    #[test]
+    fn probes_are_admitted_from_probe_networks_where_there_are_any() {
+        let anywhere = IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0);
+        assert_eq!(routes(vec![anywhere]), ["default", "probe"]);
+        assert_eq!(routes(Vec::new()), ["default"]);
     }
 }

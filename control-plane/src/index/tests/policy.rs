@@ -202,6 +202,12 @@ fn server_authorizations_grant_what_their_clients_say() {
             Some("a: anyone from 10.1.0.0/16".to_owned()),
         ),
         (
+            "an empty list of networks",
+            s.clone(),
+            json!({"unauthenticated": true, "networks": []}),
+            Some(format!("a: anyone from {cluster}")),
+        ),
+        (
             "TLS",
             s.clone(),
             json!({"meshTLS": {"unauthenticatedTLS": true}}),
@@ -281,6 +287,66 @@ fn policies_grant_what_their_authentications_say() {
 }
 
 #[test]
+fn an_authentication_without_networks_grants_nothing() {
+    let value = rule("NetworkAuthentication", "v1alpha1", "n", json!({"networks": []}));
+    let unreadable = manifest::from_api("policy.linkerd.io", "NetworkAuthentication", value).unwrap_err();
+    let world = world([server("s", json!({})), authorization("p", target("s"), json!([network("n")]))]);
+    world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
+    check(&world, &[]);
+}
+
+#[test]
+fn a_mesh_without_cluster_networks_has_no_clients_there() {
+    let saz = rule(
+        "ServerAuthorization",
+        "v1beta1",
+        "a",
+        json!({"server": {"name": "s"}, "client": {"unauthenticated": true}}),
+    );
+    let world = World::with(|cluster| {
+        cluster.networks.clear();
+        cluster.default_policy = DefaultPolicy::ClusterUnauthenticated;
+    });
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    check(&world, &[]);
+    world.apply_all([server("s", json!({})), saz]);
+    check(&world, &[]);
+}
+
+#[test]
+fn external_workloads_choose_their_default_policy_as_pods_do() {
+    let vm = |annotations: Value| {
+        json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+            "metadata": {"name": "vm", "namespace": "shop", "annotations": annotations},
+            "spec": {"meshTLS": {"identity": "spiffe://root/vm", "serverName": "vm"},
+                "ports": [{"port": 8080}], "workloadIPs": [{"ip": "192.0.2.1"}]}})
+    };
+    for (annotations, expected) in [
+        (json!({}), vec![format!("all-unauthenticated: anyone from {ANYWHERE}")]),
+        (json!({"config.linkerd.io/default-inbound-policy": "deny"}), vec![]),
+        (json!({"config.linkerd.io/default-inbound-policy": "everybody"}), vec![]),
+        (
+            json!({"config.linkerd.io/default-inbound-policy": "all-authenticated"}),
+            vec![format!("all-authenticated: * from {ANYWHERE}")],
+        ),
+        (
+            json!({"config.linkerd.io/proxy-require-identity-inbound-ports": "8080"}),
+            vec![format!("all-authenticated: * from {ANYWHERE}")],
+        ),
+        (
+            json!({"config.linkerd.io/proxy-require-identity-inbound-ports": "8081"}),
+            vec![format!("all-unauthenticated: anyone from {ANYWHERE}")],
+        ),
+    ] {
+        let object: weft_k8s_api::workload::ExternalWorkload = serde_json::from_value(vm(annotations.clone())).unwrap();
+        let world = World::new();
+        world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ExternalWorkload(object)))]);
+        let server = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().clone().unwrap();
+        assert_eq!(show(&server), expected, "{annotations}");
+    }
+}
+
+#[test]
 fn a_policy_for_another_target_grants_nothing() {
     for reference in [target("other"), json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"})] {
         check(&world([server("s", json!({})), authorization("p", reference, json!([]))]), &[]);
@@ -335,6 +401,17 @@ fn probes_are_known_by_port() {
     let paths = |port| world.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths(8080), ["/live", "/ready"]);
     assert!(paths(8081).is_empty());
+}
+
+/// The kubelet reads the path as a URL: what it requests is a path and a query.
+#[test]
+fn a_probes_path_is_that_of_its_request() {
+    let world = World::new();
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": 8080}});
+    world.apply(pod("web-1", "10.244.0.1", json!({"spec": {"containers": [{"name": "app",
+        "livenessProbe": probe("/live?verbose=1"), "readinessProbe": probe("ready#now"), "startupProbe": probe("?x")}]}})));
+    let paths = world.index.watch_inbound(&web_1(), 8080).borrow().as_ref().unwrap().probe_paths.clone();
+    assert_eq!(paths, ["/", "/live", "/ready"]);
 }
 
 /// The outbound policy towards an address, in a word.
