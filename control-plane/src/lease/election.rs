@@ -1,11 +1,15 @@
 //! Who should hold a lease: decided from what was observed, by the local clock alone.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use tokio::time::Instant;
 
 use super::{DURATION, PERIOD, RENEW_DEADLINE};
+
+/// How many replaced versions are remembered: the renewals of more than two lease durations, far more than a watch that is
+/// alive lags behind.
+const MAX_REPLACED: usize = 32;
 
 /// What to do about the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,9 @@ pub(super) struct Election {
     /// Whether anything was observed yet.
     informed: bool,
     seen: Option<Seen>,
+    /// Resource versions that newer ones replaced, the oldest first. The watch repeats this replica's writes after their
+    /// answers; versions are opaque, and the times in a lease are its writer's wall clock, which may be set back.
+    replaced: VecDeque<String>,
     /// When this replica last wrote the lease in its own name, while nobody else did since.
     renewed: Option<Instant>,
     /// Whether what was seen is known to be old, so that nothing can be written before it is seen anew.
@@ -40,7 +47,7 @@ struct Seen {
 
 impl Election {
     pub(super) fn new(me: String) -> Self {
-        Self { me, informed: false, seen: None, renewed: None, outdated: false }
+        Self { me, informed: false, seen: None, replaced: VecDeque::new(), renewed: None, outdated: false }
     }
 
     /// Takes in what the API says of the lease.
@@ -50,15 +57,17 @@ impl Election {
             (self.seen, self.renewed, self.outdated) = (None, None, false);
             return;
         };
-        let version = |lease: &Lease| lease.metadata.resource_version.clone();
-        if self.seen.as_ref().is_some_and(|seen| version(&seen.lease) == version(&lease)) {
+        let version = |lease: &Lease| lease.metadata.resource_version.clone().unwrap_or_default();
+        let new = version(&lease);
+        if self.seen.as_ref().is_some_and(|seen| version(&seen.lease) == new) || self.replaced.contains(&new) {
             return;
         }
-        // An own write may come back after the next one was sent; what it says of the holder is still true.
-        if self.renewed.is_some() && is_older(&lease, self.seen.as_ref().map(|seen| &seen.lease)) {
-            return;
+        if let Some(old) = self.seen.replace(Seen { lease, since: now }) {
+            self.replaced.push_back(version(&old.lease));
+            if self.replaced.len() > MAX_REPLACED {
+                self.replaced.pop_front();
+            }
         }
-        self.seen = Some(Seen { lease, since: now });
         self.outdated = false;
         if self.holder() != Some(&self.me) {
             self.renewed = None;
@@ -109,19 +118,6 @@ impl Election {
     pub(super) fn lease(&self) -> Option<&Lease> {
         self.seen.as_ref().map(|seen| &seen.lease)
     }
-}
-
-/// Whether a lease is older than another, by the transitions and the renewals that their holders counted.
-fn is_older(lease: &Lease, than: Option<&Lease>) -> bool {
-    let age = |lease: &Lease| {
-        let spec = lease.spec.clone().unwrap_or_default();
-        (spec.lease_transitions, spec.renew_time.map(|time| time.0))
-    };
-    let same_holder = |a: &Lease, b: &Lease| {
-        let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
-        holder(a) == holder(b)
-    };
-    than.is_some_and(|than| same_holder(lease, than) && age(lease) < age(than))
 }
 
 /// How long the lease holds, as its holder says.
@@ -180,6 +176,35 @@ mod tests {
         assert_eq!(election.lease(), Some(&lease(3, Some("a"))));
         assert!(election.holds(now + secs(11)));
         assert!(!election.holds(now + secs(13)), "the renewal deadline is over");
+    }
+
+    /// The wall clock is set back between two renewals, so that the newer one names the older time.
+    #[test]
+    fn a_wall_clock_that_goes_back_does_not_end_the_lease() {
+        let now = Instant::now();
+        let at = |version: u32, time: &str| {
+            let mut lease = lease(version, Some("a"));
+            let renewed = serde_json::from_value(json!(format!("2026-01-01T{time}.000000Z"))).unwrap();
+            lease.spec.as_mut().unwrap().renew_time = Some(renewed);
+            lease
+        };
+        let mut election = Election::new("a".to_owned());
+        election.observe(Some(lease(1, None)), now);
+        election.wrote(at(2, "12:00:00"), now);
+        election.observe(Some(at(2, "12:00:00")), now);
+        election.wrote(at(3, "11:00:00"), now + secs(2));
+        assert_eq!(election.lease(), Some(&at(3, "11:00:00")));
+        // The watch is one renewal behind, and what it repeats is not taken for new.
+        election.wrote(at(4, "11:00:02"), now + secs(4));
+        election.observe(Some(at(3, "11:00:00")), now + secs(4));
+        election.observe(Some(at(4, "11:00:02")), now + secs(4));
+        assert_eq!(election.lease(), Some(&at(4, "11:00:02")));
+        assert!(election.holds(now + secs(13)));
+        assert_eq!(election.decide(now + secs(6)), Action::Renew);
+        // Another writer's version is taken in, whatever time it names.
+        election.outdated();
+        election.observe(Some(lease(5, Some("b"))), now + secs(6));
+        assert_eq!((election.holder(), election.holds(now + secs(6))), (Some("b"), false));
     }
 
     #[test]
