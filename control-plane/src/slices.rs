@@ -13,20 +13,18 @@ mod plan;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use crate::{api::explain, index::Key, source::Event};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     Api, Client,
     api::{DeleteParams, PostParams, Preconditions},
 };
 use parking_lot::Mutex;
+use plan::{Action, Slices};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-use weft_k8s_api::manifest::Object;
-
-use crate::{api::explain, index::Key, source::Event};
-use plan::{Action, Slices};
 
 /// How often a Service's slices are written in vain before only a change of the Service leads to the next attempt.
 const MAX_ATTEMPTS: u32 = 15;
@@ -130,16 +128,17 @@ impl SliceWriter {
         let api = Api::<EndpointSlice>::namespaced(client.clone(), &service.namespace);
         let mut worked = true;
         for action in actions {
-            let name = action.name().to_owned();
+            let (name, replaced) = (action.name().to_owned(), action.version().map(str::to_owned));
             let done = tokio::time::timeout(REQUEST_TIMEOUT, perform(&api, action)).await;
             match done {
                 Ok(Ok(Some(slice))) => {
                     tracing::debug!(%service, slice = slice.metadata.name, "wrote endpoint slice");
-                    self.0.slices.lock().apply(&Object::EndpointSlice(slice));
+                    self.0.slices.lock().wrote(replaced.as_deref(), slice);
                 }
                 Ok(Ok(None)) => {
                     tracing::debug!(%service, slice = name, "deleted endpoint slice");
-                    self.0.slices.lock().forget(&Key::new(service.namespace.clone(), name));
+                    let key = Key::new(service.namespace.clone(), name);
+                    self.0.slices.lock().deleted(&key, replaced.as_deref());
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(%service, slice = name, error = explain(&error), "endpoint slice cannot be written, retrying");

@@ -33,7 +33,7 @@ const EXCLUDED_NAMESPACE: &str = "kube-system";
 /// A write.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// Creates a slice, under a name of the API's choice.
+    /// Creates a slice under a name that the API chooses.
     Create(Box<EndpointSlice>),
     /// Replaces a slice, unless it changed meanwhile.
     Update(Box<EndpointSlice>),
@@ -53,6 +53,15 @@ impl Action {
             Self::Create(slice) => slice.metadata.generate_name.as_deref().unwrap_or_default(),
             Self::Update(slice) => slice.metadata.name.as_deref().unwrap_or_default(),
             Self::Delete { name, .. } => name,
+        }
+    }
+
+    /// Resource version of the slice that it replaces or deletes.
+    pub(super) fn version(&self) -> Option<&str> {
+        match self {
+            Self::Create(_) => None,
+            Self::Update(slice) => slice.metadata.resource_version.as_deref(),
+            Self::Delete { version, .. } => version.as_deref(),
         }
     }
 }
@@ -128,8 +137,27 @@ impl Slices {
         self.synced = true;
     }
 
+    /// Takes in the answer to a write, unless the watch said something newer of the slice meanwhile: `replaced` is the
+    /// version on which the write was based, `None` for a slice that was created.
+    pub(super) fn wrote(&mut self, replaced: Option<&str>, slice: EndpointSlice) {
+        if self.version(&Key::of(&slice.metadata)) == replaced {
+            self.apply(&Object::EndpointSlice(slice));
+        }
+    }
+
+    /// Takes in that a slice was deleted in this version, unless the watch said something newer of it meanwhile.
+    pub(super) fn deleted(&mut self, key: &Key, version: Option<&str>) {
+        if self.version(key) == version {
+            self.forget(key);
+        }
+    }
+
+    fn version(&self, key: &Key) -> Option<&str> {
+        self.slices.get(key).and_then(|(_, slice)| slice.metadata.resource_version.as_deref())
+    }
+
     /// Forgets a slice, and says whose it was.
-    pub(super) fn forget(&mut self, key: &Key) -> Option<Key> {
+    fn forget(&mut self, key: &Key) -> Option<Key> {
         let (service, _) = self.slices.remove(key)?;
         if let Some(slices) = self.slices_of_service.get_mut(&service) {
             slices.remove(key);
@@ -175,6 +203,8 @@ impl Slices {
             workload.metadata.namespace.as_ref() == Some(&key.namespace) && selects(service, workload)
         });
         let mut wanted = endpoints::wanted(service, selected);
+        // Slices of a former Service of the same name are about to be collected as garbage, with what is written to them.
+        let (existing, former): (Vec<_>, Vec<_>) = existing.into_iter().partition(|slice| is_owned_by(slice, service));
         let mut actions = Vec::new();
         // Slices keep what they have as far as it is still wanted, so that a change touches as few of them as possible.
         let mut kept: Vec<(&EndpointSlice, Group, Vec<Endpoint>)> = Vec::new();
@@ -217,6 +247,7 @@ impl Slices {
                 actions.push(Action::Create(Box::new(create(key, service, &group, endpoints))));
             }
         }
+        actions.extend(former.into_iter().map(delete));
         actions
     }
 }
@@ -238,6 +269,11 @@ fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let ours = labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
     let name = labels.get(labels::SERVICE_NAME).filter(|_| ours)?;
     Some(Key::new(slice.metadata.namespace.clone().unwrap_or_default(), name.clone()))
+}
+
+fn is_owned_by(slice: &EndpointSlice, service: &Service) -> bool {
+    let mut owners = slice.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Service");
+    owners.any(|owner| Some(&owner.uid) == service.metadata.uid.as_ref())
 }
 
 fn delete(slice: &EndpointSlice) -> Action {

@@ -62,26 +62,29 @@ impl World {
             for action in self.slices.plan(&service) {
                 self.version += 1;
                 let count = |slice: &EndpointSlice| slice.endpoints.as_ref().map_or(0, Vec::len);
+                let replaced;
                 let mut written = match action {
                     Action::Create(mut slice) => {
+                        replaced = None;
                         done.push(format!("+{} {}", slice.address_type, count(&slice)));
                         let prefix = slice.metadata.generate_name.take().unwrap();
                         slice.metadata.name = Some(format!("{prefix}{:03}", self.version));
                         slice
                     }
                     Action::Update(slice) => {
+                        replaced = slice.metadata.resource_version.clone();
                         done.push(format!("~{} {}", slice.address_type, count(&slice)));
                         slice
                     }
                     Action::Delete { name, version } => {
                         assert!(version.is_some());
                         done.push("-".to_owned());
-                        self.slices.forget(&Key::new("shop", name));
+                        self.slices.deleted(&Key::new("shop", name), version.as_deref());
                         continue;
                     }
                 };
                 written.metadata.resource_version = Some(self.version.to_string());
-                self.slices.apply(&Object::EndpointSlice(*written));
+                self.slices.wrote(replaced.as_deref(), *written);
             }
         }
         // What was written is what was wanted.
@@ -188,6 +191,50 @@ fn slices_are_full_and_a_change_touches_one() {
     assert_eq!(world.settle(), [""; 0]);
     world.apply(&workload("odd", &["198.51.100.1"], json!([{"name": "http", "port": 9}]), true));
     assert_eq!(world.settle(), ["+IPv4 1"]);
+}
+
+/// The watch may be faster than the answer to a write, and what it says is then newer.
+#[test]
+fn an_answer_that_arrives_late_does_not_put_an_old_slice_back() {
+    let mut world = World::new();
+    world.apply(&service("web", json!({})));
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    world.settle();
+    let first = world.only().clone();
+    let at = |version: &str| {
+        let mut slice = first.clone();
+        slice.metadata.resource_version = Some(version.to_owned());
+        slice
+    };
+    let version = |world: &World| world.only().metadata.resource_version.clone().unwrap();
+    let base = first.metadata.resource_version.as_deref();
+    world.slices.wrote(base, at("8"));
+    assert_eq!(version(&world), "8");
+    world.slices.apply(&Object::EndpointSlice(at("10")));
+    world.slices.wrote(Some("8"), at("9"));
+    assert_eq!(version(&world), "10");
+    world.slices.wrote(None, at("7"));
+    assert_eq!(version(&world), "10");
+    let key = Key::of(&first.metadata);
+    world.slices.deleted(&key, Some("9"));
+    assert_eq!(version(&world), "10");
+    world.slices.deleted(&key, Some("10"));
+    assert!(world.slices.slices.is_empty());
+}
+
+#[test]
+fn slices_of_a_former_service_are_replaced() {
+    let mut world = World::new();
+    world.apply(&workload("vm", &["192.0.2.1"], http(), true));
+    world.apply(&service("web", json!({})));
+    assert_eq!(world.settle(), ["+IPv4 1"]);
+    world.delete("Service", "web");
+    let mut again = service("web", json!({}));
+    again["metadata"]["uid"] = json!("uid-web-again");
+    world.apply(&again);
+    assert_eq!(world.settle(), ["+IPv4 1", "-"]);
+    let owner = &world.only().metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!(owner.uid, "uid-web-again");
 }
 
 #[test]
