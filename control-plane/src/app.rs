@@ -223,7 +223,7 @@ impl Parts {
                 let owners = if interest.policy { Events::new(client.clone(), "policy") } else { Events::none() };
                 let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
                 self.tasks.spawn("source", source.run(batch_tx));
-                let slices = destination.map(|destination| self.slices(client, cluster, destination));
+                let slices = destination.map(|destination| self.slices(client, cluster, destination)).transpose()?;
                 (gate, "caches synced", slices)
             }
         };
@@ -241,18 +241,19 @@ impl Parts {
     }
 
     /// Takes part in the election of the writer of EndpointSlices, and writes while elected.
-    fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) -> SliceWriter {
+    fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) -> anyhow::Result<SliceWriter> {
+        let identity = args.lease_identity()?;
         let config = LeaseConfig {
             namespace: cluster.controller_namespace.clone(),
             name: ENDPOINT_WRITE_LEASE.to_owned(),
-            identity: args.lease_identity.clone(),
+            identity,
         };
         let (held_tx, held_rx) = watch::channel(false);
         let holding = lease::hold(client.clone(), config, held_tx, self.watch.clone());
         self.tasks.spawn("lease", self.watch.track(holding));
         let writer = SliceWriter::default();
         self.tasks.spawn("slices", writer.clone().run(client, held_rx));
-        writer
+        Ok(writer)
     }
 
     async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use anyhow::Context;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use weft_k8s_api::{inject, policy::DefaultPolicy, ports};
@@ -204,8 +205,19 @@ pub(crate) struct DestinationArgs {
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_ipv6: bool,
     /// Who this replica is among those that want the lease of the EndpointSlice writer; a pod's own name.
-    #[arg(long, env = "HOSTNAME", value_name = "NAME", default_value = "weft-control-plane")]
-    pub(crate) lease_identity: String,
+    #[arg(long, env = "HOSTNAME", value_name = "NAME")]
+    lease_identity: Option<String>,
+}
+
+impl DestinationArgs {
+    /// The name of this replica.
+    ///
+    /// # Errors
+    /// When there is none: two replicas of one name would both take themselves for the holder of the lease.
+    pub(crate) fn lease_identity(&self) -> anyhow::Result<String> {
+        let identity = self.lease_identity.clone().filter(|identity| !identity.is_empty());
+        identity.context("--lease-identity: no name, pass the pod's own (the environment has no HOSTNAME)")
+    }
 }
 
 /// Names of [`TransportMode`].
@@ -389,6 +401,18 @@ mod tests {
         assert_eq!(parse(&["--source", "file", "--dir", "d"]), Some(Source::File("d".into())));
         assert_eq!(parse(&["--source", "file"]), None);
         assert_eq!(parse(&["--source", "kube", "--dir", "d"]), None);
+    }
+
+    #[test]
+    fn a_replica_without_a_name_cannot_want_the_lease() {
+        let parse = |name: &str| {
+            let parsed = Args::try_parse_from(["weft-control-plane", "destination", "--lease-identity", name]).unwrap();
+            let Command::Run(command) = parsed.command else { panic!("a process runs") };
+            let RunCommand::Destination { destination, .. } = *command else { panic!("it is the destination service") };
+            destination.lease_identity().map_err(|error| error.to_string())
+        };
+        assert_eq!(parse("linkerd-destination-0"), Ok("linkerd-destination-0".to_owned()));
+        assert!(parse("").unwrap_err().contains("--lease-identity"));
     }
 
     #[test]
