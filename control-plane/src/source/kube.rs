@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A watch starts with a streamed list, goes on with bookmarks, resumes where it was interrupted, and lists again only when
-//! the API has forgotten where that was; nothing is polled. What vanished meanwhile is deleted. Nodes, ReplicaSets and Jobs
+//! the API has forgotten where that was, then in pages of what is newest; nothing is polled. What vanished meanwhile is deleted. Nodes, ReplicaSets and Jobs
 //! are watched by their metadata alone.
 
 mod caches;

@@ -62,17 +62,84 @@ const FORBIDDEN: u16 = 403;
 const GONE: u16 = 410;
 const UNPROCESSABLE: u16 = 422;
 
+/// How a watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// With a streamed list. The API server may answer from a cache that lags behind.
+    Stream,
+    /// With a list, in pages, of what is newest.
+    List,
+}
+
+/// Where a watch is, and how it begins next time.
+struct Course {
+    /// Which of the kind's versions.
+    version: usize,
+    start: Start,
+    /// Whether the last answer was that the watch is too old.
+    gone: bool,
+}
+
+/// What follows from an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The watch resumes where it was, after a wait.
+    Resume,
+    /// It begins anew, after a wait.
+    Restart,
+    /// It begins anew at once: that is how it is meant to be.
+    RestartNow,
+}
+
+impl Course {
+    fn new() -> Self {
+        Self { version: 0, start: Start::Stream, gone: false }
+    }
+
+    fn succeeded(&mut self, update: &Update) {
+        self.gone = false;
+        // A later list deletes what it lacks, and must not show what was true before.
+        if matches!(update, Update::ListEnds) {
+            self.start = Start::List;
+        }
+    }
+
+    /// Decides after an error. kube's watcher resumes by itself; where the API has forgotten the position it begins anew
+    /// only if a watch event says so, not if the request to resume is refused, and then always with a streamed list.
+    fn failed(&mut self, versions: usize, error: &watcher::Error) -> Next {
+        match status(error) {
+            // The API server is older than streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
+            Some(UNPROCESSABLE) if self.start == Start::Stream => {
+                self.start = Start::List;
+                Next::RestartNow
+            }
+            Some(GONE) if !std::mem::replace(&mut self.gone, true) => Next::RestartNow,
+            Some(GONE) => Next::Restart,
+            Some(NOT_FOUND) if self.version + 1 < versions => {
+                self.version += 1;
+                Next::RestartNow
+            }
+            Some(NOT_FOUND) => {
+                self.version = 0;
+                Next::Restart
+            }
+            _ if matches!(error, watcher::Error::NoResourceVersion) => Next::Restart,
+            _ => Next::Resume,
+        }
+    }
+}
+
 /// Follows a kind and hands on what is heard, until `send` says that nobody listens.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
     let mut backoff = DefaultBackoff::default();
-    let (mut version, mut streaming, mut gone) = (0, true, false);
+    let mut course = Course::new();
     loop {
-        let mut events = pin!(events(&client, kind, kind.versions[version], streaming));
+        let mut events = pin!(events(&client, kind, kind.versions[course.version], course.start));
         while let Some(event) = events.next().await {
             let error = match event {
                 Ok(update) => {
                     backoff.reset();
-                    gone = false;
+                    course.succeeded(&update);
                     if !send(update).await {
                         return;
                     }
@@ -80,32 +147,17 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                 }
                 Err(error) => error,
             };
-            match status(&error) {
-                // The API server is older than streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
-                Some(UNPROCESSABLE) if streaming => {
-                    tracing::debug!(kind = kind.kind, "no streamed lists, listing in pages");
-                    streaming = false;
-                    break;
-                }
-                // The API has forgotten where the watch was: it lists again at once, unless that leads to the same answer.
-                Some(GONE) if !gone => {
-                    tracing::debug!(kind = kind.kind, "watch is too old, listing again");
-                    gone = true;
-                }
-                Some(NOT_FOUND) if version + 1 < kind.versions.len() => {
-                    version += 1;
-                    break;
-                }
-                code => {
-                    if !send(Update::Trouble(explain(kind, code, &error))).await {
-                        return;
-                    }
-                    tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
-                    if code == Some(NOT_FOUND) {
-                        version = 0;
-                        break;
-                    }
-                }
+            let next = course.failed(kind.versions.len(), &error);
+            if next == Next::RestartNow {
+                tracing::debug!(kind = kind.kind, error = explain_watch(&error), "watch begins anew");
+                break;
+            }
+            if !send(Update::Trouble(explain(kind, status(&error), &error))).await {
+                return;
+            }
+            tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
+            if next == Next::Restart {
+                break;
             }
         }
     }
@@ -148,14 +200,14 @@ fn events(
     client: &Client,
     kind: Watched,
     version: &str,
-    streaming: bool,
+    start: Start,
 ) -> std::pin::Pin<Box<dyn Stream<Item = Result<Update, watcher::Error>> + Send>> {
     let resource = kind.resource(version);
     let mut config = Config::default();
     if let Some(label) = kind.label {
         config = config.labels(label);
     }
-    if streaming {
+    if start == Start::Stream {
         config = config.streaming_lists();
     }
     if kind.metadata_only {
@@ -251,6 +303,55 @@ mod tests {
         let spec = serde_json::json!({"spec": {"podSelector": {"matchLabels": 7}, "port": 80}});
         let bad = read(kind("servers"), metadata(meta), Some(spec)).object.unwrap_err();
         assert_eq!(bad.problems[0].field, "spec.podSelector.matchLabels");
+    }
+
+    /// Answers a watch that begins with a streamed list, is refused when it resumes, and lists then.
+    fn answer(query: &str) -> http::Response<kube::client::Body> {
+        let server = serde_json::json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
+            "metadata": {"name": "a", "namespace": "shop", "resourceVersion": "4"}, "spec": {"podSelector": {}, "port": 80}});
+        let bookmark = serde_json::json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
+            "metadata": {"name": "", "resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}});
+        let (code, body) = if query.contains("sendInitialEvents=true") {
+            let events = [("ADDED", server), ("BOOKMARK", bookmark)];
+            let lines = events.map(|(kind, object)| serde_json::json!({"type": kind, "object": object}).to_string());
+            (200, lines.join("\n"))
+        } else if query.contains("resourceVersion=5") {
+            let status = serde_json::json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": 410,
+                "reason": "Expired", "message": "too old resource version: 5 (8)"});
+            (410, status.to_string())
+        } else {
+            let list = serde_json::json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "ServerList",
+                "metadata": {"resourceVersion": "9"}, "items": []});
+            (200, list.to_string())
+        };
+        http::Response::builder().status(code).body(kube::client::Body::from(body.into_bytes())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_may_not_resume_lists_what_is_newest() {
+        let queries = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let asked = queries.clone();
+        let api = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            asked.lock().push(query.clone());
+            async move { Ok::<_, std::convert::Infallible>(answer(&query)) }
+        });
+        let updates = parking_lot::Mutex::new(Vec::new());
+        follow(Client::new(api, "default"), kind("servers"), |update| {
+            let mut updates = updates.lock();
+            updates.push(match &update {
+                Update::Listed(read) => format!("listed {}", read.reference.name),
+                other => format!("{other:?}"),
+            });
+            let lists = updates.iter().filter(|update| *update == "ListEnds").count();
+            std::future::ready(lists < 2)
+        })
+        .await;
+        assert_eq!(*updates.lock(), ["ListBegins", "listed a", "ListEnds", "ListBegins", "ListEnds"]);
+        let queries = queries.lock();
+        assert_eq!(queries.len(), 3, "{queries:?}");
+        // Without a version, a list is what is newest; version 0 would allow an older state than was already seen.
+        assert!(!queries[2].contains("resourceVersion") && !queries[2].contains("watch=true"), "{queries:?}");
     }
 
     #[test]
