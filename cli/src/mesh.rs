@@ -26,8 +26,6 @@ use crate::{
     cluster::{ANSWER, Cluster, within},
 };
 
-/// The Lease whose holder writes EndpointSlices of ExternalWorkloads.
-pub(crate) const LEASE: &str = "linkerd-destination-endpoint-write";
 /// The Deployments of the control plane.
 pub(crate) const DEPLOYMENTS: [&str; 3] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"];
 
@@ -91,7 +89,7 @@ impl Mesh {
             list(Api::<Deployment>::namespaced(client(), control), &component),
             within(ANSWER, daemon_sets.get_opt(agent::DAEMON_SET)),
             with_agents,
-            within(ANSWER, leases.get_opt(LEASE)),
+            within(ANSWER, leases.get_opt(labels::ENDPOINT_WRITE_LEASE)),
             list(pods, &meshed),
         );
         let meshed = meshed.map(|pods| pods.into_iter().filter(|pod| pods::proxy(pod).is_some()).collect());

@@ -21,6 +21,7 @@ use tokio::{
 };
 use tonic::service::Routes;
 use tower::Service;
+use weft_k8s_api::labels;
 use weft_proto::linkerd::{
     destination::destination_server::DestinationServer, identity::identity_server::IdentityServer,
     inbound::inbound_server_policies_server::InboundServerPoliciesServer,
@@ -50,9 +51,9 @@ use crate::{
         issuer::{self, Place},
         review::Reviewer,
     },
-    index::SharedIndex,
+    index::{Problem, SharedIndex},
     lease::{self, LeaseConfig},
-    metrics::{GrpcMetrics, IssuerTtl},
+    metrics::{GrpcMetrics, IneffectivePolicies, IssuerTtl},
     policy::{InboundPolicies, OutboundPolicies},
     slices::SliceWriter,
     source::{
@@ -68,9 +69,6 @@ const BATCHES: usize = 16;
 
 /// The largest request, in bytes: a token and a signing request of a few KiB each, or the name of a destination.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-
-/// The lease whose holder writes the EndpointSlices of ExternalWorkloads.
-const ENDPOINT_WRITE_LEASE: &str = "linkerd-destination-endpoint-write";
 
 /// Runs the process until a signal.
 pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
@@ -208,6 +206,10 @@ impl Parts {
         policy: Option<&PolicyArgs>,
     ) -> anyhow::Result<Served> {
         let index = SharedIndex::new(cluster.cluster(destination, policy));
+        if policy.is_some() {
+            let ineffective = IneffectivePolicies(index.clone());
+            self.metrics.register(|registry| registry.register_collector(Box::new(ineffective)));
+        }
         let (batch_tx, batch_rx) = mpsc::channel(BATCHES);
         let (synced_tx, synced) = watch::channel(false);
         let (gate, known, slices) = match source.source()? {
@@ -245,7 +247,7 @@ impl Parts {
         let identity = args.lease_identity()?;
         let config = LeaseConfig {
             namespace: cluster.controller_namespace.clone(),
-            name: ENDPOINT_WRITE_LEASE.to_owned(),
+            name: labels::ENDPOINT_WRITE_LEASE.to_owned(),
             identity,
         };
         let (held_tx, held_rx) = watch::channel(false);
@@ -425,7 +427,11 @@ async fn apply(
             slices.observe(&batch);
         }
         tracing::trace!(changes = batch.len(), "objects changed");
-        if index.apply(batch) {
+        let applied = index.apply(batch);
+        for Problem { object, problem } in applied.problems {
+            tracing::error!(object, problem, "object cannot be used as it is");
+        }
+        if applied.synced {
             synced(changes);
         }
     }

@@ -1,27 +1,28 @@
 //! The destination service: `Get` streams a Service's endpoints, `GetProfile` what to know of an address or a name.
 //!
-//! Parses requests, chooses the subscription, and turns snapshots into messages; the index decides everything else. Codes and
-//! texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose between retrying and
-//! giving up by them.
+//! Parses requests, chooses the subscription, and turns snapshots into messages; the index decides everything else.
+//! Codes and texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose
+//! between retrying and giving up by them.
 
 mod diff;
 mod message;
-pub(crate) mod name;
 mod routes;
+mod token;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use tonic::{Request, Response, Status};
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, Update, destination_server};
 use weft_runtime::drain;
 
 use crate::{
-    index::{AddressError, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex},
+    authority::{self, Authority, Host},
+    index::{AmbiguousAddress, EndpointProfile, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex},
     metrics::{Call, GrpcMetrics, Method},
     stream::{self, Messages, Step},
 };
 use diff::Diff;
-use name::{Authority, Host, Token};
+use token::Token;
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 const GET: Method = Method { grpc_service: SERVICE, grpc_method: "Get", grpc_type: "server_stream" };
@@ -63,7 +64,10 @@ impl destination_server::Destination for Destination {
             Ok(Profile::Address(addr)) => match self.index.watch_endpoint_profile(addr) {
                 Ok(snapshots) => {
                     let drain = self.drain.clone();
-                    let step = |profile: &std::sync::Arc<_>| Step::Send(vec![message::endpoint_profile(profile)]);
+                    // Where nothing can be said, clients keep what they have.
+                    let step = |profile: &Option<Arc<EndpointProfile>>| {
+                        Step::Send(profile.iter().map(|profile| message::endpoint_profile(profile)).collect())
+                    };
                     Ok(Response::new(stream::messages(snapshots, drain, call, step)))
                 }
                 Err(error) => call.end_with(Err(ambiguous(&error))),
@@ -91,10 +95,7 @@ impl Destination {
         };
         let record = self.index.service(&service).ok_or_else(|| not_found(&service))?;
         if record.external {
-            return Err(Status::invalid_argument(format!(
-                "service {}.{} is of type ExternalName",
-                service.name, service.namespace
-            )));
+            return Err(external(&service));
         }
         let node = Token::parse(&request.context_token).node_name;
         Ok((service, EndpointsKey { port: authority.port, node, hostname }))
@@ -115,6 +116,7 @@ impl Destination {
                 Err(error) => Err(ambiguous(&error)),
             },
             Host::Service(service) => match self.index.service(&service) {
+                Some(record) if record.external => Err(external(&service)),
                 Some(_) => Ok(Profile::Service(service, authority.port)),
                 // Linkerd passes the API's error on as it is, which gRPC calls unknown; proxies retry it.
                 None => Err(Status::unknown(format!("service {:?} not found", service.name))),
@@ -128,25 +130,30 @@ impl Destination {
 
     fn service_profile(&self, service: &Key, key: ProfileKey, call: Call) -> Messages<DestinationProfile> {
         let snapshots = self.index.watch_service_profile(service, key);
-        let step = |profile: &std::sync::Arc<ServiceProfile>| Step::Send(vec![message::service_profile(profile)]);
+        let step = |profile: &Arc<ServiceProfile>| Step::Send(vec![message::service_profile(profile)]);
         stream::messages(snapshots, self.drain.clone(), call, step)
     }
 
     fn host(&self, authority: &Authority) -> Result<Host, Status> {
         let domain = &self.index.cluster().cluster_domain;
-        name::host(&authority.host, domain)
+        authority::resolve(&authority.host, domain)
             .ok_or_else(|| Status::invalid_argument(format!("Invalid authority: {}", authority.host)))
     }
 }
 
 fn parse(path: &str) -> Result<Authority, Status> {
-    Authority::parse(path).ok_or_else(|| Status::invalid_argument(format!("Invalid authority: {path}")))
+    Authority::parse(path)
+        .ok_or_else(|| Status::invalid_argument(format!("Invalid authority: {}", authority::excerpt(path))))
+}
+
+fn external(service: &Key) -> Status {
+    Status::invalid_argument(format!("service {}.{} is of type ExternalName", service.name, service.namespace))
 }
 
 fn not_found(service: &Key) -> Status {
     Status::not_found(format!("Service {}.{} not found", service.name, service.namespace))
 }
 
-fn ambiguous(error: &AddressError) -> Status {
+fn ambiguous(error: &AmbiguousAddress) -> Status {
     Status::failed_precondition(error.to_string())
 }

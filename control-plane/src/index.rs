@@ -8,7 +8,9 @@
 //! slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest snapshot, so a slow
 //! stream never blocks an update. The gRPC edge turns snapshots into messages; nothing of gRPC is known here.
 
+mod apply;
 mod cluster;
+mod endpoint;
 mod endpoints;
 mod inbound;
 mod outbound;
@@ -24,7 +26,7 @@ mod workload;
 mod tests;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -33,27 +35,35 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub(crate) use cluster::{Cluster, TransportMode};
-pub(crate) use endpoints::{Endpoint, Endpoints, EndpointsKey, Hint, PeerIdentity};
+pub(crate) use endpoint::{Endpoint, Hint, PeerIdentity};
+pub(crate) use endpoints::{Endpoints, EndpointsKey};
 pub(crate) use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub(crate) use outbound::{OutboundPolicy, OutboundProtocol};
 pub(crate) use profile::{EndpointProfile, ProfileKey, ServiceProfile};
-pub(crate) use records::Key;
+pub(crate) use records::{DstOverride, Key, RetryBudget, duration};
+pub(crate) use store::AmbiguousAddress;
 
 use crate::source::Event;
-use records::{PodRecord, ServiceRecord};
+use records::{PodRecord, ServiceRecord, WorkloadRecord};
 use store::Store;
-use subject::{Subject, WorkloadRecord};
 use watches::Watches;
 
-/// Why a lookup by address has no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AddressError {
-    /// Several Services claim the address.
-    #[error("services {0} share the cluster address {1}")]
-    AmbiguousService(String, IpAddr),
-    /// Several running pods claim the address.
-    #[error("pods {0} share the address {1}")]
-    AmbiguousPod(String, IpAddr),
+/// What a batch of changes led to, beside new snapshots.
+#[derive(Debug, Default)]
+pub(crate) struct Applied {
+    /// Whether the batch completed the start.
+    pub(crate) synced: bool,
+    /// What is wrong with objects since this batch.
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Something of an object that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// Kind, namespace and name.
+    pub(crate) object: String,
+    /// What is wrong, and what follows from it.
+    pub(crate) problem: String,
 }
 
 /// The index, shared by the gRPC services. Every call locks for a moment and never waits.
@@ -65,9 +75,13 @@ struct Index {
     cluster: Arc<Cluster>,
     store: Store,
     dirty: Dirty,
+    problems: Vec<Problem>,
+    /// AuthorizationPolicies that grant nothing, and why, by namespace and name.
+    ineffective: HashMap<String, BTreeMap<String, String>>,
+    synced: bool,
     endpoints: Watches<Key, EndpointsKey, Arc<Endpoints>>,
     service_profiles: Watches<Key, ProfileKey, Arc<ServiceProfile>>,
-    endpoint_profiles: Watches<IpAddr, u16, Arc<EndpointProfile>>,
+    endpoint_profiles: Watches<IpAddr, u16, Option<Arc<EndpointProfile>>>,
     inbound: Watches<Key, u16, Option<Arc<InboundServer>>>,
     inbound_external: Watches<Key, u16, Option<Arc<InboundServer>>>,
     outbound: Watches<IpAddr, u16, Option<Arc<OutboundPolicy>>>,
@@ -81,6 +95,8 @@ struct Dirty {
     addresses: HashSet<IpAddr>,
     pods: HashSet<Key>,
     workloads: HashSet<Key>,
+    /// Namespaces whose policies changed.
+    policies: HashSet<String>,
     all_endpoints: bool,
 }
 
@@ -91,6 +107,9 @@ impl SharedIndex {
             cluster: Arc::new(cluster),
             store: Store::default(),
             dirty: Dirty::default(),
+            problems: Vec::new(),
+            ineffective: HashMap::new(),
+            synced: false,
             endpoints: Watches::default(),
             service_profiles: Watches::default(),
             endpoint_profiles: Watches::default(),
@@ -101,8 +120,8 @@ impl SharedIndex {
         })))
     }
 
-    /// Applies a batch and then tells the subscribers whom it concerns. Says whether the batch completed the start.
-    pub(crate) fn apply(&self, batch: Vec<Event>) -> bool {
+    /// Applies a batch and then publishes what it changed.
+    pub(crate) fn apply(&self, batch: Vec<Event>) -> Applied {
         let mut index = self.0.lock();
         let mut synced = false;
         for event in batch {
@@ -112,8 +131,14 @@ impl SharedIndex {
                 Event::Synced => synced = true,
             }
         }
+        index.synced |= synced;
         index.publish();
-        synced
+        Applied { synced, problems: std::mem::take(&mut index.problems) }
+    }
+
+    /// Number of AuthorizationPolicies that grant nothing.
+    pub(crate) fn ineffective_policies(&self) -> usize {
+        self.0.lock().ineffective.values().map(BTreeMap::len).sum()
     }
 
     /// What never changes about the cluster.
@@ -130,7 +155,7 @@ impl SharedIndex {
     ///
     /// # Errors
     /// When there are several.
-    pub(crate) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AddressError> {
+    pub(crate) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AmbiguousAddress> {
         self.0.lock().store.service_by_ip(ip)
     }
 
@@ -153,47 +178,52 @@ impl SharedIndex {
         service_profiles.subscribe(service, key, |key| Arc::new(profile::service(store, cluster, service, key)))
     }
 
-    /// The profile of an address that is no Service's.
+    /// The profile of an address that is no Service's. The snapshot is `None` where nothing can be said at the moment:
+    /// clients keep what they have.
     ///
     /// # Errors
-    /// When several pods have the address.
+    /// When several pods or ExternalWorkloads have the address.
     pub(crate) fn watch_endpoint_profile(
         &self,
         addr: SocketAddr,
-    ) -> Result<watch::Receiver<Arc<EndpointProfile>>, AddressError> {
+    ) -> Result<watch::Receiver<Option<Arc<EndpointProfile>>>, AmbiguousAddress> {
         let mut index = self.0.lock();
-        index.store.pod_by_addr(addr)?;
+        if index.store.pod_by_addr(addr)?.is_none() {
+            index.store.workload_by_addr(addr)?;
+        }
         let Index { endpoint_profiles, store, cluster, .. } = &mut *index;
         let ip = addr.ip();
         Ok(endpoint_profiles.subscribe(&ip, addr.port(), |port| {
-            Arc::new(profile::endpoint(store, cluster, SocketAddr::new(ip, *port)))
+            profile::endpoint(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
         }))
     }
 
-    /// The policy of a pod's port; the snapshot is `None` where there is no such pod.
-    pub(crate) fn watch_inbound(&self, pod: &Key, port: u16) -> watch::Receiver<Option<Arc<InboundServer>>> {
+    /// The policy of a pod's port; `None` where there is no such pod, and in the snapshot once it is gone.
+    pub(crate) fn watch_inbound(&self, pod: &Key, port: u16) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
         let mut index = self.0.lock();
         let Index { inbound, store, cluster, .. } = &mut *index;
-        inbound.subscribe(pod, port, |port| inbound::compute(store, cluster, pod, *port))
+        inbound.subscribe_known(pod, port, |port| inbound::compute(store, cluster, pod, *port))
     }
 
-    /// The policy of an ExternalWorkload's port; the snapshot is `None` where there is no such workload.
+    /// The policy of an ExternalWorkload's port; `None` where there is no such workload, and in the snapshot once it is
+    /// gone.
     pub(crate) fn watch_inbound_external(
         &self,
         workload: &Key,
         port: u16,
-    ) -> watch::Receiver<Option<Arc<InboundServer>>> {
+    ) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
         let mut index = self.0.lock();
         let Index { inbound_external, store, cluster, .. } = &mut *index;
-        inbound_external.subscribe(workload, port, |port| inbound::compute_external(store, cluster, workload, *port))
+        inbound_external
+            .subscribe_known(workload, port, |port| inbound::compute_external(store, cluster, workload, *port))
     }
 
-    /// The policy towards an address; the snapshot is `None` where nothing is known of it.
-    pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
+    /// The policy towards an address; `None` where nothing is known of it, and in the snapshot once that is so.
+    pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> Option<watch::Receiver<Option<Arc<OutboundPolicy>>>> {
         let mut index = self.0.lock();
         let Index { outbound, store, cluster, .. } = &mut *index;
         let ip = addr.ip();
-        outbound.subscribe(&ip, addr.port(), |port| {
+        outbound.subscribe_known(&ip, addr.port(), |port| {
             outbound::by_addr(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
         })
     }
@@ -210,7 +240,12 @@ impl SharedIndex {
 impl Index {
     /// Recomputes what the changes since the last call concern, and nothing else.
     fn publish(&mut self) {
-        let dirty = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
+        if self.synced {
+            dirty.policies.iter().for_each(|namespace| self.report_ineffective(namespace));
+        } else {
+            self.dirty.policies = std::mem::take(&mut dirty.policies);
+        }
         let (store, cluster) = (&self.store, &*self.cluster);
         let endpoints = |service: &Key, key: &EndpointsKey| Arc::new(endpoints::compute(store, cluster, service, key));
         if dirty.all_endpoints {
@@ -225,7 +260,7 @@ impl Index {
         }
         for ip in &dirty.addresses {
             self.endpoint_profiles
-                .update(ip, |ip, port| Arc::new(profile::endpoint(store, cluster, SocketAddr::new(*ip, *port))));
+                .update(ip, |ip, port| profile::endpoint(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
             self.outbound
                 .update(ip, |ip, port| outbound::by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
         }
@@ -247,8 +282,13 @@ impl Dirty {
 
     fn pod(&mut self, pod: &PodRecord) {
         self.pods.insert(pod.key.clone());
+        self.addresses(pod);
+    }
+
+    /// Addresses at which the pod answers.
+    fn addresses(&mut self, pod: &PodRecord) {
         self.addresses.extend(&pod.ips);
-        self.addresses.extend(pod.host_ports.iter().map(|(addr, _)| addr.ip()));
+        self.addresses.extend(pod.host_ports.iter().map(|host| host.addr.ip()));
     }
 
     fn workload(&mut self, workload: &WorkloadRecord) {

@@ -82,7 +82,7 @@ struct Holder {
     api: Api<Lease>,
     config: LeaseConfig,
     held: watch::Sender<bool>,
-    /// What was wrong last, told once.
+    /// The last problem, reported once.
     complaint: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl Holder {
                     _ => tracing::info!(identity = self.config.identity, "acquired lease {namespace}/{name}"),
                 }
             }
-            // Somebody else wrote first; the watch tells who.
+            // Another replica wrote first; the watch brings what it wrote.
             Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => self.election.outdated(),
             Ok(Err(error)) => self.complain(&format!("lease cannot be written: {}", explain(&error))),
             Err(_) => self.complain("lease cannot be written: no answer from the Kubernetes API in time"),

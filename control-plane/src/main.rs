@@ -5,6 +5,7 @@
 mod api;
 mod app;
 mod args;
+mod authority;
 mod destination;
 mod identity;
 mod index;

@@ -16,6 +16,8 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tonic::Code;
 
+use crate::index::SharedIndex;
+
 /// Buckets of Linkerd's `grpc_server_handling_seconds`: streams live long.
 const HANDLING_BUCKETS: [f64; 4] = [0.1, 1.0, 300.0, 3600.0];
 
@@ -137,6 +139,30 @@ impl Collector for IssuerTtl {
         let encoder = encoder.encode_descriptor(
             "issuer_cert_ttl_seconds",
             "Seconds until the issuer expires",
+            None,
+            gauge.metric_type(),
+        )?;
+        gauge.encode(encoder)
+    }
+}
+
+/// `weft_policy_ineffective_authorization_policies`: how many grant nothing whatever Servers there are; the log says
+/// why.
+pub(crate) struct IneffectivePolicies(pub(crate) SharedIndex);
+
+impl fmt::Debug for IneffectivePolicies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IneffectivePolicies")
+    }
+}
+
+impl Collector for IneffectivePolicies {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let count = u64::try_from(self.0.ineffective_policies()).unwrap_or(u64::MAX);
+        let gauge = ConstGauge::new(count);
+        let encoder = encoder.encode_descriptor(
+            "weft_policy_ineffective_authorization_policies",
+            "AuthorizationPolicies that grant nothing because of their target or of what they require",
             None,
             gauge.metric_type(),
         )?;

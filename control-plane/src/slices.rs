@@ -1,12 +1,12 @@
-//! EndpointSlices of ExternalWorkloads: machines outside the cluster become endpoints of the Services that select them, as
-//! Kubernetes' own controller does it for pods (`linkerd2:controller/api/destination/external-workload/`).
+//! EndpointSlices of ExternalWorkloads: machines outside the cluster become endpoints of the Services that select them,
+//! as Kubernetes' own controller does it for pods (`linkerd2:controller/api/destination/external-workload/`).
 //!
 //! ```text
 //! batches --observe--> Slices --plan (while the lease is held)--> Action --API--> observe
 //! ```
 //!
-//! What is wanted is decided in synchronous code from everything that is known; writing is tried again until it works or
-//! the Service has failed too often.
+//! What is wanted is decided in synchronous code from everything that is known; writing is tried again until it works
+//! or the Service has failed too often.
 
 mod endpoints;
 mod plan;

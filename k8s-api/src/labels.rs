@@ -19,6 +19,9 @@ pub const CONTROL_PORT: u16 = 4190;
 /// Port of the proxy's admin server.
 pub const ADMIN_PORT: u16 = 4191;
 
+/// The lease whose holder writes the EndpointSlices of ExternalWorkloads, in the control plane's namespace.
+pub const ENDPOINT_WRITE_LEASE: &str = "linkerd-destination-endpoint-write";
+
 /// Audience of the projected service-account token that the identity service accepts.
 pub const IDENTITY_AUDIENCE: &str = "identity.l5d.io";
 

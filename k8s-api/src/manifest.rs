@@ -19,7 +19,7 @@ use std::{
     sync::Arc,
 };
 
-pub use object::{Object, ObjectRef};
+pub use object::{Kind, Object, ObjectRef};
 pub use read::{from_api, parse};
 
 /// What a set of manifests contained.

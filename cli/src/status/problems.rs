@@ -7,10 +7,11 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::ResourceExt as _;
+use weft_k8s_api::labels;
 
 use super::report::{AgentRow, PodRow, State};
 use crate::{
-    mesh::{Agent, LEASE, Mesh, is_agent, pods},
+    mesh::{Agent, Mesh, is_agent, pods},
     problem::Problem,
 };
 
@@ -138,7 +139,7 @@ fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
     }
     let state = age.map_or_else(|| "nobody holds it".to_owned(), |age| format!("nobody has renewed it for {age}s"));
     let cure = "nobody writes EndpointSlices of ExternalWorkloads until a destination pod runs; see its log";
-    found.push(Problem::new(format!("Lease {}/{LEASE}", mesh.namespace), state, cure));
+    found.push(Problem::new(format!("Lease {}/{}", mesh.namespace, labels::ENDPOINT_WRITE_LEASE), state, cure));
 }
 
 pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {

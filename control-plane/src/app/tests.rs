@@ -245,6 +245,7 @@ async fn names_that_lead_nowhere_have_linkerds_codes() {
     for (path, expected) in [
         ("10.96.0.1:x", Code::InvalidArgument),
         ("example.org:80", Code::InvalidArgument),
+        ("out.shop.svc.cluster.local:80", Code::InvalidArgument),
         ("none.shop.svc.cluster.local:80", Code::Unknown),
         ("db-0.web.shop.svc.cluster.local:80", Code::NotFound),
     ] {
@@ -337,6 +338,8 @@ async fn outbound_policies_by_address_and_name() {
         assert!(matches!(policy.protocol.unwrap().kind, Some(proxy_protocol::Kind::Detect(_))));
     }
     let undefined = client.get(spec(addr("10.96.0.1:81"))).await.unwrap().into_inner();
+    let Some(metadata::Kind::Resource(resource)) = undefined.metadata.unwrap().kind else { panic!("not a resource") };
+    assert_eq!((resource.kind.as_str(), resource.name.as_str(), resource.port), ("Service", "web", 81));
     let Some(proxy_protocol::Kind::Opaque(opaque)) = undefined.protocol.unwrap().kind else { panic!("not opaque") };
     assert!(matches!(opaque.routes[0].rules[0].filters[0].kind, Some(opaque_route::filter::Kind::Forbidden(_))));
     let egress = client.get(spec(addr("93.184.216.34:443"))).await.unwrap().into_inner();

@@ -7,7 +7,7 @@ use weft_proto::linkerd::destination::{AddrSet, Update, WeightedAddrSet, update}
 use super::message;
 use crate::index::Endpoints;
 
-/// What the client was told last.
+/// The snapshot that the client has.
 ///
 /// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`: Linkerd never sends
 /// `no_endpoints`, and proxies fail fast instead of waiting where it is sent.

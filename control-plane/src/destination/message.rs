@@ -8,8 +8,8 @@ use std::{
 use weft_k8s_api::profile::GROUP as PROFILE_GROUP;
 use weft_proto::linkerd::{
     destination::{
-        DestinationProfile, Http2ClientParams, ProtocolHint, RetryBudget, TlsIdentity, WeightedAddr,
-        http2_client_params::KeepAlive, protocol_hint, tls_identity,
+        DestinationProfile, Http2ClientParams, ProtocolHint, TlsIdentity, WeightedAddr, http2_client_params::KeepAlive,
+        protocol_hint, tls_identity,
     },
     meta::{Metadata, Resource, metadata},
 };
@@ -23,11 +23,6 @@ const WEIGHT: u32 = 10_000;
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long they wait for the answer.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Linkerd's default retry budget: a fifth of the requests, at least 10 a second, counted over 10 s.
-const RETRY_RATIO: f32 = 0.2;
-const MIN_RETRIES_PER_SECOND: u32 = 10;
-const RETRY_TTL: Duration = Duration::from_secs(10);
-
 /// An endpoint.
 pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
     WeightedAddr {
@@ -53,7 +48,7 @@ pub(super) fn endpoint_profile(profile: &EndpointProfile) -> DestinationProfile 
     DestinationProfile {
         endpoint: Some(weighted_addr(&profile.endpoint)),
         opaque_protocol: profile.opaque,
-        retry_budget: Some(retry_budget()),
+        retry_budget: Some(routes::default_retry_budget()),
         ..DestinationProfile::default()
     }
 }
@@ -72,18 +67,18 @@ pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
     let mut message = DestinationProfile {
         fully_qualified_name: name.clone(),
         opaque_protocol: *opaque,
-        retry_budget: Some(retry_budget()),
+        retry_budget: Some(routes::default_retry_budget()),
         parent_ref: Some(resource("core", "Service", service, *port)),
         ..DestinationProfile::default()
     };
     if let Some(profile) = profile {
         message.profile_ref = Some(resource(PROFILE_GROUP, "ServiceProfile", &profile.key, 0));
-        message.routes = profile.spec.routes.iter().flatten().map(routes::route).collect();
-        if let Some(budget) = &profile.spec.retry_budget {
+        message.routes = profile.routes.iter().map(routes::route).collect();
+        if let Some(budget) = profile.retry_budget {
             message.retry_budget = Some(routes::retry_budget(budget));
         }
-        let weighted = |(authority, weight): &(String, u32)| routes::weighted_dst(authority, *port, *weight);
-        message.dst_overrides = profile.overrides.iter().map(weighted).collect();
+        message.dst_overrides =
+            profile.overrides.iter().map(|destination| routes::weighted_dst(destination, *port)).collect();
     }
     message
 }
@@ -114,13 +109,4 @@ fn protocol_hint(endpoint: &Endpoint) -> Option<ProtocolHint> {
     let opaque_transport =
         endpoint.transport_port.map(|port| protocol_hint::OpaqueTransport { inbound_port: port.into() });
     Some(ProtocolHint { opaque_transport, protocol: Some(protocol) })
-}
-
-/// The retry budget where nobody says another.
-pub(super) fn retry_budget() -> RetryBudget {
-    RetryBudget {
-        retry_ratio: RETRY_RATIO,
-        min_retries_per_second: MIN_RETRIES_PER_SECOND,
-        ttl: RETRY_TTL.try_into().ok(),
-    }
 }

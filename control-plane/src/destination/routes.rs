@@ -1,4 +1,5 @@
-//! ServiceProfiles as messages: routes, retry budgets, alternate destinations (`linkerd2:controller/api/destination/profile_translator.go`).
+//! ServiceProfiles as messages: routes, retry budgets, alternate destinations
+//! (`linkerd2:controller/api/destination/profile_translator.go`).
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,7 +12,11 @@ use weft_proto::linkerd::{
     http_types::{HttpMethod, http_method},
 };
 
-use super::message;
+use crate::index::{self, DstOverride, duration};
+
+/// Linkerd's default: a fifth of the requests, at least 10 a second, counted over 10 s.
+const DEFAULT_RETRY_BUDGET: index::RetryBudget =
+    index::RetryBudget { ratio: 0.2, min_per_second: 10, ttl: Duration::from_secs(10) };
 
 /// A route.
 pub(super) fn route(route: &profile::Route) -> Route {
@@ -28,28 +33,25 @@ pub(super) fn route(route: &profile::Route) -> Route {
     }
 }
 
-/// A retry budget; what cannot be read of it is as in the default one.
-pub(super) fn retry_budget(budget: &profile::RetryBudget) -> RetryBudget {
+/// A retry budget.
+pub(super) fn retry_budget(budget: index::RetryBudget) -> RetryBudget {
     RetryBudget {
-        retry_ratio: budget.retry_ratio,
-        min_retries_per_second: budget.min_retries_per_second,
-        ttl: duration(&budget.ttl).and_then(|ttl| ttl.try_into().ok()).or_else(|| message::retry_budget().ttl),
+        retry_ratio: budget.ratio,
+        min_retries_per_second: budget.min_per_second,
+        ttl: budget.ttl.try_into().ok(),
     }
+}
+
+/// The retry budget where no ServiceProfile names another.
+pub(super) fn default_retry_budget() -> RetryBudget {
+    retry_budget(DEFAULT_RETRY_BUDGET)
 }
 
 /// An alternate destination; without a port of its own it has the Service's.
-pub(super) fn weighted_dst(authority: &str, port: u16, weight: u32) -> WeightedDst {
-    let authority = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:{port}") };
-    WeightedDst { authority, weight, backend_ref: None }
-}
-
-/// Go's durations, `300ms` or `1m30s`; none where it is empty, negative or none at all.
-fn duration(text: &str) -> Option<Duration> {
-    if text.is_empty() {
-        return None;
-    }
-    let duration: kube::core::Duration = text.parse().ok()?;
-    (!duration.is_negative()).then(|| duration.into())
+pub(super) fn weighted_dst(destination: &DstOverride, port: u16) -> WeightedDst {
+    let DstOverride { authority, weight } = destination;
+    let authority = if authority.contains(':') { authority.clone() } else { format!("{authority}:{port}") };
+    WeightedDst { authority, weight: *weight, backend_ref: None }
 }
 
 fn request(wanted: &profile::RequestMatch) -> RequestMatch {
@@ -131,17 +133,15 @@ mod tests {
         for unset in ["", "soon", "-1s"] {
             assert_eq!(read(unset).timeout, None, "{unset:?}");
         }
-        let budget = |ttl: &str| {
-            let value = json!({"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": ttl});
-            retry_budget(&serde_json::from_value(value).unwrap())
-        };
-        assert_eq!((budget("20s").ttl.unwrap().seconds, budget("20s").min_retries_per_second), (20, 3));
-        assert_eq!(budget("?").ttl, message::retry_budget().ttl);
+        let budget = retry_budget(index::RetryBudget { ratio: 0.5, min_per_second: 3, ttl: Duration::from_secs(20) });
+        assert_eq!((budget.ttl.unwrap().seconds, budget.min_retries_per_second), (20, 3));
     }
 
     #[test]
     fn alternate_destinations_have_a_port() {
-        assert_eq!(weighted_dst("a.b.svc.cluster.local", 80, 5).authority, "a.b.svc.cluster.local:80");
-        assert_eq!(weighted_dst("a.b.svc.cluster.local:8080", 80, 5).authority, "a.b.svc.cluster.local:8080");
+        let authority =
+            |authority: &str| weighted_dst(&DstOverride { authority: authority.to_owned(), weight: 5 }, 80).authority;
+        assert_eq!(authority("a.b.svc.cluster.local"), "a.b.svc.cluster.local:80");
+        assert_eq!(authority("a.b.svc.cluster.local:8080"), "a.b.svc.cluster.local:8080");
     }
 }

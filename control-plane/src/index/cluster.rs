@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use weft_k8s_api::{policy::DefaultPolicy, ports::PortSet};
 
+use super::records::Key;
+
 /// How proxies reach meshed endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransportMode {
@@ -51,6 +53,13 @@ impl Cluster {
     /// What every identity of a namespace ends in.
     pub(crate) fn namespace_suffix(&self, namespace: &str) -> String {
         format!("{namespace}.serviceaccount.identity.{}.{}", self.control_namespace, self.trust_domain)
+    }
+
+    /// The Service that a ServiceProfile's name means.
+    pub(crate) fn service_of_profile(&self, name: &str) -> Option<Key> {
+        let labels = name.strip_suffix(&self.cluster_domain)?.strip_suffix(".svc.")?;
+        let (service, namespace) = labels.split_once('.').filter(|(_, namespace)| !namespace.contains('.'))?;
+        Some(Key::new(namespace, service))
     }
 
     /// The DNS name of a Service.

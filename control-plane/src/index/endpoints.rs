@@ -1,13 +1,14 @@
 //! Endpoints of a Service's port, as one client may see them.
 
 use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
+    collections::{BTreeMap, HashSet},
+    net::SocketAddr,
 };
 
 use super::{
-    Cluster, Key,
-    records::{ServiceRecord, SliceEndpoint, Target},
+    cluster::Cluster,
+    endpoint::Endpoint,
+    records::{Key, ServiceRecord, SliceEndpoint, Target},
     store::Store,
     workload,
 };
@@ -32,80 +33,29 @@ pub(crate) struct Endpoints {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// How clients may speak to an endpoint's proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hint {
-    /// Nothing is known.
-    Unknown,
-    /// HTTP/1 may travel in HTTP/2.
-    H2,
-    /// Nothing may be read.
-    Opaque,
-}
-
-/// Who an endpoint's proxy proves to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PeerIdentity {
-    /// A service account of the cluster, by its name, which is also what clients ask for in TLS.
-    ServiceAccount(String),
-    /// A machine outside the cluster.
-    External {
-        /// Its SPIFFE ID.
-        id: String,
-        /// The name that clients ask for in TLS.
-        server_name: String,
-    },
-}
-
-/// One endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Endpoint {
-    /// Its address.
-    pub(crate) addr: SocketAddr,
-    /// Its own labels.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Identity of its proxy; `None` means plain text.
-    pub(crate) identity: Option<PeerIdentity>,
-    /// What its proxy understands.
-    pub(crate) hint: Hint,
-    /// The proxy's port for connections with a transport header.
-    pub(crate) transport_port: Option<u16>,
-    /// Whether HTTP/2 connections to it are kept alive by pings.
-    pub(crate) http2: bool,
-    /// Whether its port is opaque.
-    pub(crate) opaque: bool,
-}
-
-impl Endpoint {
-    /// An address of which nothing is known.
-    pub(crate) fn plain(addr: SocketAddr) -> Self {
-        Self {
-            addr,
-            labels: BTreeMap::new(),
-            identity: None,
-            hint: Hint::Unknown,
-            transport_port: None,
-            http2: false,
-            opaque: false,
-        }
-    }
-}
-
 /// Computes the endpoints; none where there is no such Service.
 pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &EndpointsKey) -> Endpoints {
     let Some(record) = store.service(service) else { return Endpoints::default() };
     let candidates = candidates(store, &record, key);
     let client_zone = key.node.as_deref().and_then(|node| store.zone(node));
     let mut by_addr = BTreeMap::new();
-    for (ports, endpoint) in filter(candidates, record.local, key, client_zone) {
-        for addr in addresses(cluster, endpoint, ports) {
-            if let Some(found) = build(store, cluster, endpoint, addr, client_zone) {
-                by_addr.insert(addr, found);
+    let mut of_pods = Vec::new();
+    for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
+        for addr in addresses(cluster, endpoint, port) {
+            let Some(found) = build(store, cluster, endpoint, addr, client_zone) else { continue };
+            by_addr.insert(addr, found);
+            if let Target::Pod(pod) = &endpoint.target {
+                of_pods.push((pod, addr));
             }
         }
     }
-    if cluster.ipv6 {
-        prefer_ipv6(store, &mut by_addr);
+    // A pod with addresses of both families is presented once, by its IPv6 address.
+    let with_v6: HashSet<_> =
+        of_pods.iter().filter(|(_, addr)| addr.is_ipv6()).map(|(pod, addr)| (*pod, addr.port())).collect();
+    for (pod, addr) in &of_pods {
+        if addr.is_ipv4() && with_v6.contains(&(*pod, addr.port())) {
+            by_addr.remove(addr);
+        }
     }
     let labels = BTreeMap::from([
         ("namespace".to_owned(), service.namespace.clone()),
@@ -114,8 +64,8 @@ pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &End
     Endpoints { by_addr, labels }
 }
 
-/// Endpoints that serve the port, each with the port's number there. A port that the Service does not declare is taken
-/// literally; a declared one that a slice lacks has no endpoints in it.
+/// Endpoints that serve the port and whose pods are known, each with the port's number there. A port that the Service
+/// does not declare is taken literally; a declared one that a slice lacks has no endpoints in it.
 fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey) -> Vec<(u16, &'a SliceEndpoint)> {
     let name = service.port(key.port).map(|port| port.name.clone());
     let slices = store.slices(&service.key);
@@ -127,11 +77,18 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
         Some(slice.endpoints.iter().map(move |endpoint| (port, endpoint)))
     });
     let hostname = key.hostname.as_deref();
-    of_slice.flatten().filter(|(_, endpoint)| hostname.is_none() || endpoint.hostname.as_deref() == hostname).collect()
+    let wanted = |endpoint: &SliceEndpoint| hostname.is_none() || endpoint.hostname.as_deref() == hostname;
+    // What is not known yet must not count in the topology filter, which would leave only that of a zone.
+    let known = |endpoint: &SliceEndpoint| match &endpoint.target {
+        Target::Pod(pod) => store.pod(pod).is_some(),
+        Target::External(workload) => store.workload(workload).is_some(),
+        Target::Address => true,
+    };
+    of_slice.flatten().filter(|(_, endpoint)| wanted(endpoint) && known(endpoint)).collect()
 }
 
-/// Linkerd's topology filter: local Services only on the client's node; else by the zones for which endpoints are hinted,
-/// if every endpoint is and any is left.
+/// Linkerd's topology filter: local Services only on the client's node; else by the zones for which endpoints are
+/// hinted, if every endpoint is and any is left.
 fn filter<'a>(
     candidates: Vec<(u16, &'a SliceEndpoint)>,
     local: bool,
@@ -154,8 +111,9 @@ fn addresses<'a>(
     endpoint: &'a SliceEndpoint,
     port: u16,
 ) -> impl Iterator<Item = SocketAddr> + use<'a> {
-    let ipv6 = cluster.ipv6;
-    let usable = endpoint.addresses.iter().filter(move |ip| ipv6 || ip.is_ipv4());
+    // Only pods have an address of the other family instead.
+    let any_family = cluster.ipv6 || !matches!(endpoint.target, Target::Pod(_));
+    let usable = endpoint.addresses.iter().filter(move |ip| any_family || ip.is_ipv4());
     usable.map(move |ip| SocketAddr::new(*ip, port))
 }
 
@@ -170,50 +128,19 @@ fn build(
         Target::Address => {
             Endpoint { opaque: cluster.default_opaque_ports.contains(addr.port()), ..Endpoint::plain(addr) }
         }
-        Target::Pod(key) => {
-            let Some(pod) = store.pod(key) else {
-                tracing::debug!(pod = %key, "endpoint refers to a pod that is not known yet");
-                return None;
-            };
-            workload::endpoint(store, cluster, pod, addr)?
-        }
-        Target::External(key) => {
-            let Some(external) = store.workload(key) else {
-                tracing::debug!(workload = %key, "endpoint refers to a workload that is not known yet");
-                return None;
-            };
-            workload::external_endpoint(store, cluster, external, addr)
-        }
-        Target::Other(kind) => {
-            tracing::warn!(kind, "endpoint refers to an object of an unsupported kind");
-            return None;
-        }
+        Target::Pod(key) => workload::endpoint(store, cluster, store.pod(key)?, addr)?,
+        Target::External(key) => workload::external_endpoint(store, cluster, store.workload(key)?, addr),
     };
     let locality = match (client_zone, slice.zone.as_deref()) {
         (Some(client), Some(zone)) if client == zone => "local",
         (Some(_), Some(_)) => "remote",
         _ => "unknown",
     };
+    // Linkerd names every endpoint's zone, also one that is not known.
+    endpoint.labels.entry("zone".to_owned()).or_default();
     if let Some(zone) = &slice.zone {
         endpoint.labels.insert("zone".to_owned(), zone.clone());
     }
     endpoint.labels.insert("zone_locality".to_owned(), locality.to_owned());
     Some(endpoint)
-}
-
-/// A pod with addresses of both families is presented once, by its IPv6 address.
-fn prefer_ipv6(store: &Store, by_addr: &mut BTreeMap<SocketAddr, Endpoint>) {
-    let of_pod = |addr: &SocketAddr| store.pod_by_addr(*addr).ok().flatten().map(|(pod, _)| pod.ips.clone());
-    let has_v6 = |ips: Vec<IpAddr>, port: u16, by_addr: &BTreeMap<SocketAddr, Endpoint>| {
-        ips.iter().any(|ip| ip.is_ipv6() && by_addr.contains_key(&SocketAddr::new(*ip, port)))
-    };
-    let twins: Vec<_> = by_addr
-        .keys()
-        .filter(|addr| addr.is_ipv4())
-        .filter(|addr| of_pod(addr).is_some_and(|ips| has_v6(ips, addr.port(), by_addr)))
-        .copied()
-        .collect();
-    for addr in twins {
-        by_addr.remove(&addr);
-    }
 }

@@ -9,6 +9,7 @@
 //! unreadable default policy is `deny`.
 
 use std::{
+    collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
@@ -16,12 +17,12 @@ use std::{
 use ipnet::IpNet;
 use weft_k8s_api::policy::{
     self, AuthorizationPolicySpec, Client, DefaultPolicy, IdentityMatch, NamespacedTargetRef, Network, ProxyProtocol,
-    ServerReference,
+    ServerReference, TargetRef,
 };
 
 use super::{
-    Cluster, Key,
-    records::{DefaultPolicyAnnotation, ServerRecord},
+    cluster::Cluster,
+    records::{DefaultPolicyAnnotation, Key, ServerRecord},
     selection,
     store::{Authz, Store},
     subject::Subject,
@@ -89,9 +90,9 @@ pub(crate) struct Authorization {
 pub(crate) enum Authentication {
     /// Nothing.
     Unauthenticated,
-    /// That it speaks mesh TLS, as whoever.
+    /// That it speaks mesh TLS, with any identity or none.
     Tls,
-    /// One of these identities; an empty list admits nobody.
+    /// One of these identities; an empty list admits no client.
     Identities(Vec<IdentityMatch>),
 }
 
@@ -120,10 +121,8 @@ fn of(store: &Store, cluster: &Cluster, subject: Subject<'_>, port: u16) -> Inbo
 fn declared(store: &Store, cluster: &Cluster, subject: Subject<'_>, server: &ServerRecord, port: u16) -> InboundServer {
     let mut authorizations = server_authorizations(store, cluster, server);
     authorizations.extend(authorization_policies(store, cluster, server));
-    match server.spec.access() {
-        Ok(access) => authorizations.extend(default_authorization(cluster, access)),
-        Err(error) => tracing::error!(server = %server.key, %error, "unreadable accessPolicy denies"),
-    }
+    // An unreadable accessPolicy denies; the source reports it.
+    authorizations.extend(server.spec.access().ok().and_then(|access| default_authorization(cluster, access)));
     let protocol = match server.spec.protocol().unwrap_or_default() {
         ProxyProtocol::Unknown => ServerProtocol::Detect,
         ProxyProtocol::Http1 => ServerProtocol::Http1,
@@ -204,7 +203,7 @@ fn server_authorizations(store: &Store, cluster: &Cluster, server: &ServerRecord
     resolved.collect()
 }
 
-/// What a client must prove, in the strictest reading where more than one thing is said; `None` admits nobody.
+/// What a client must prove, in the strictest reading where more than one thing is said; `None` admits no client.
 fn client(cluster: &Cluster, namespace: &str, client: &Client) -> Option<Authentication> {
     let Some(tls) = &client.mesh_tls else { return client.unauthenticated.then_some(Authentication::Unauthenticated) };
     let mut identities = tls.identities.clone().unwrap_or_default();
@@ -222,73 +221,116 @@ fn client(cluster: &Cluster, namespace: &str, client: &Client) -> Option<Authent
 fn authorization_policies(store: &Store, cluster: &Cluster, server: &ServerRecord) -> Vec<Authorization> {
     let namespace = &server.key.namespace;
     let Some(policies) = store.policies(namespace) else { return Vec::new() };
-    let targets = |authz: &Authz| {
-        let target = &authz.spec.target_ref;
-        (target.is(policy::GROUP, "Server") && target.name == server.key.name)
-            || (target.is("", "Namespace") && target.name == *namespace)
+    let means = |target: &TargetRef| {
+        (target.is(policy::GROUP, "Server") && target.name == server.key.name) || is_namespace(target, namespace)
     };
-    let mut found: Vec<_> = policies.authorizations.iter().filter(|(_, authz)| targets(authz)).collect();
+    let mut found: Vec<_> = policies.authorizations.iter().filter(|(_, authz)| means(&authz.spec.target_ref)).collect();
     found.sort_by_key(|(name, authz)| (authz.created, name.as_str()));
     let resolved = found.into_iter().filter_map(|(name, authz)| {
-        let Some((networks, authentication)) = resolve(store, cluster, namespace, &authz.spec) else {
-            tracing::warn!(
-                namespace,
-                policy = name,
-                "authorization policy refers to what does not exist or is not supported; it is ignored"
-            );
-            return None;
-        };
+        let Requirements { networks, authentication } = resolve(store, cluster, namespace, &authz.spec).ok()?;
         Some(Authorization { origin: Origin::AuthorizationPolicy(name.clone()), networks, authentication })
     });
     resolved.collect()
 }
 
-/// What a policy requires; `None` where a reference leads nowhere or the combination is not supported.
+fn is_namespace(target: &TargetRef, namespace: &str) -> bool {
+    target.is("", "Namespace") && target.name == *namespace
+}
+
+/// AuthorizationPolicies of a namespace that grant nothing, whatever Servers there are, and why; by name.
+pub(super) fn ineffective(store: &Store, cluster: &Cluster, namespace: &str) -> BTreeMap<String, String> {
+    let policies = store.policies(namespace).into_iter().flat_map(|policies| &policies.authorizations);
+    let problem = |authz: &Authz| {
+        let target = &authz.spec.target_ref;
+        if !target.is(policy::GROUP, "Server") && !is_namespace(target, namespace) {
+            let (kind, name) = (&target.kind, &target.name);
+            return Some(format!(
+                "spec.targetRef: {kind} {name} is no target, expected a Server or the policy's Namespace"
+            ));
+        }
+        resolve(store, cluster, namespace, &authz.spec).err().map(|error| error.to_string())
+    };
+    policies.filter_map(|(name, authz)| Some((name.clone(), problem(authz)?))).collect()
+}
+
+/// What a policy requires of a client.
+struct Requirements {
+    networks: Vec<Network>,
+    authentication: Authentication,
+}
+
+/// Why a policy's requirements cannot be known.
+#[derive(Debug, thiserror::Error)]
+enum RequirementError {
+    #[error("spec.requiredAuthenticationRefs: {0} {1} does not exist")]
+    Missing(&'static str, Key),
+    #[error("spec.requiredAuthenticationRefs: NetworkAuthentication {0} names no network")]
+    NoNetworks(Key),
+    #[error("spec.requiredAuthenticationRefs: a second requirement of identities or networks, expected one of each")]
+    Second,
+    #[error(
+        "unsupported reference to {0} {1}, expected MeshTLSAuthentication, NetworkAuthentication, ServiceAccount or, \
+         for identities, Namespace"
+    )]
+    Unsupported(String, String),
+}
+
+/// What a policy requires.
 fn resolve(
     store: &Store,
     cluster: &Cluster,
     namespace: &str,
     spec: &AuthorizationPolicySpec,
-) -> Option<(Vec<Network>, Authentication)> {
+) -> Result<Requirements, RequirementError> {
     let (mut networks, mut identities) = (None, None);
     for reference in &spec.required_authentication_refs {
-        let target_namespace = reference.namespace.as_deref().unwrap_or(namespace);
+        let key = Key::new(reference.namespace.as_deref().unwrap_or(namespace), &reference.name);
+        let policies = store.policies(&key.namespace);
         if reference.is(policy::GROUP, "NetworkAuthentication") {
-            let found = store.policies(target_namespace)?.networks.get(&reference.name)?;
-            // No network at all is no valid requirement, and nothing that a proxy could enforce.
+            let found = policies.and_then(|policies| policies.networks.get(&key.name));
+            let found = found.ok_or_else(|| RequirementError::Missing("NetworkAuthentication", key.clone()))?;
+            // It names no client, and proxies could not enforce it.
             if found.is_empty() {
-                return None;
+                return Err(RequirementError::NoNetworks(key));
             }
             set_once(&mut networks, found.clone())?;
         } else if reference.is(policy::GROUP, "MeshTLSAuthentication") {
-            let (named, refs) = store.policies(target_namespace)?.mesh_tls.get(&reference.name)?;
-            let mut all = named.clone();
-            for reference in refs {
-                all.push(identity(cluster, target_namespace, reference)?);
+            let found = policies.and_then(|policies| policies.mesh_tls.get(&key.name));
+            let found = found.ok_or_else(|| RequirementError::Missing("MeshTLSAuthentication", key.clone()))?;
+            let mut all = found.identities.clone();
+            for reference in &found.references {
+                all.push(identity(cluster, &key.namespace, reference)?);
             }
             set_once(&mut identities, all)?;
         } else if reference.is("", "ServiceAccount") {
             set_once(&mut identities, vec![identity(cluster, namespace, reference)?])?;
         } else {
-            return None;
+            return Err(RequirementError::Unsupported(reference.kind.clone(), reference.name.clone()));
         }
     }
     let authentication = identities.map_or(Authentication::Unauthenticated, Authentication::Identities);
-    Some((networks.unwrap_or_else(everywhere), authentication))
+    Ok(Requirements { networks: networks.unwrap_or_else(everywhere), authentication })
 }
 
 /// Two requirements of one sort are not supported: reading them as alternatives would allow too much.
-fn set_once<T>(slot: &mut Option<T>, value: T) -> Option<()> {
-    slot.replace(value).is_none().then_some(())
+fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), RequirementError> {
+    slot.replace(value).is_none().then_some(()).ok_or(RequirementError::Second)
 }
 
-fn identity(cluster: &Cluster, namespace: &str, reference: &NamespacedTargetRef) -> Option<IdentityMatch> {
+fn identity(
+    cluster: &Cluster,
+    namespace: &str,
+    reference: &NamespacedTargetRef,
+) -> Result<IdentityMatch, RequirementError> {
     if reference.is("", "ServiceAccount") {
         let namespace = reference.namespace.as_deref().unwrap_or(namespace);
-        return Some(IdentityMatch::Exact(cluster.identity(&reference.name, namespace)));
+        return Ok(IdentityMatch::Exact(cluster.identity(&reference.name, namespace)));
     }
-    let suffix = || cluster.namespace_suffix(&reference.name).split('.').map(str::to_owned).collect();
-    reference.is("", "Namespace").then(|| IdentityMatch::Suffix(suffix()))
+    if reference.is("", "Namespace") {
+        let suffix = cluster.namespace_suffix(&reference.name);
+        return Ok(IdentityMatch::Suffix(suffix.split('.').map(str::to_owned).collect()));
+    }
+    Err(RequirementError::Unsupported(reference.kind.clone(), reference.name.clone()))
 }
 
 fn cluster_networks(cluster: &Cluster) -> Vec<Network> {

@@ -2,7 +2,11 @@
 
 use std::net::SocketAddr;
 
-use super::{Cluster, Key, records::ServiceRecord, store::Store};
+use super::{
+    cluster::Cluster,
+    records::{Key, ServiceRecord},
+    store::Store,
+};
 
 /// The policy towards one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +23,12 @@ pub(crate) enum OutboundPolicy {
         protocol: OutboundProtocol,
     },
     /// A Service's cluster address with a port that the Service does not declare: connections are refused.
-    UndefinedPort,
+    UndefinedPort {
+        /// The Service.
+        service: Key,
+        /// The port.
+        port: u16,
+    },
     /// An address outside the cluster: connections go where they were going.
     Egress {
         /// The address.
@@ -41,26 +50,21 @@ pub(crate) enum OutboundProtocol {
 }
 
 /// The policy towards an address; `None` for cluster addresses that no Service owns: proxies then go by the endpoint's
-/// profile. An address that several Services claim is one of them.
+/// profile. The same holds for an address that several Services claim.
 pub(super) fn by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<OutboundPolicy> {
     match store.service_by_ip(addr.ip()) {
-        Ok(Some(service)) if service.port(addr.port()).is_none() => Some(OutboundPolicy::UndefinedPort),
-        Ok(Some(service)) => Some(of_service(cluster, &service.key, addr.port(), Some(&service))),
-        Ok(None) if cluster.contains(addr.ip()) => None,
-        Ok(None) => Some(OutboundPolicy::Egress { addr }),
-        Err(error) => {
-            tracing::warn!(%error, "no outbound policy for an ambiguous address");
-            None
+        Ok(Some(service)) if service.port(addr.port()).is_none() => {
+            Some(OutboundPolicy::UndefinedPort { service: service.key.clone(), port: addr.port() })
         }
+        Ok(Some(service)) => Some(of_service(cluster, &service.key, addr.port(), Some(&service))),
+        Ok(None) if !cluster.contains(addr.ip()) => Some(OutboundPolicy::Egress { addr }),
+        Ok(None) | Err(_) => None,
     }
 }
 
-/// The policy towards a Service by name, which need not exist yet.
+/// The policy towards a Service by name, which need not exist yet; as in Linkerd, the port need not be declared either.
 pub(super) fn by_name(store: &Store, cluster: &Cluster, key: &Key, port: u16) -> OutboundPolicy {
-    match store.service(key) {
-        Some(service) if service.port(port).is_none() => OutboundPolicy::UndefinedPort,
-        service => of_service(cluster, key, port, service.as_deref()),
-    }
+    of_service(cluster, key, port, store.service(key).as_deref())
 }
 
 fn of_service(cluster: &Cluster, key: &Key, port: u16, service: Option<&ServiceRecord>) -> OutboundPolicy {

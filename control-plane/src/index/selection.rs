@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use weft_k8s_api::{policy::ProxyProtocol, ports::PortSet};
+use weft_k8s_api::{
+    policy::{self, ProxyProtocol},
+    ports::PortSet,
+};
 
 use super::{records::ServerRecord, store::Store, subject::Subject};
 
@@ -23,6 +26,15 @@ pub(super) fn is_opaque(store: &Store, subject: Subject<'_>, port: u16, default:
     opaque.any(|server| selects(server, subject, port))
 }
 
+/// Whether a Server selects a workload, whatever the port.
+pub(super) fn selects_workload(server: &ServerRecord, subject: Subject<'_>) -> bool {
+    let (selector, labels) = match subject {
+        Subject::Pod(pod) => (&server.spec.pod_selector, &pod.labels),
+        Subject::External(workload) => (&server.spec.external_workload_selector, &workload.labels),
+    };
+    selector.as_ref().is_some_and(|selector| policy::selects(selector, Some(labels)))
+}
+
 fn selects(server: &ServerRecord, subject: Subject<'_>, port: u16) -> bool {
-    server.selects(subject) && subject.port_is(&server.spec.port, port)
+    selects_workload(server, subject) && subject.port_is(&server.spec.port, port)
 }

@@ -1,53 +1,72 @@
 //! Records by key, and the tables that find them by what a question names.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use k8s_openapi::jiff::Timestamp;
-use weft_k8s_api::{
-    labels,
-    manifest::{Object, ObjectRef},
-    policy::{AuthorizationPolicySpec, IdentityMatch, NamespacedTargetRef, Network, ServerAuthorizationSpec},
+use weft_k8s_api::policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec};
+
+use super::records::{
+    Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord, SliceRecord,
+    WorkloadRecord,
 };
 
-use super::{
-    AddressError, Index, Key,
-    profile::{ProfileRecord, service_of_profile},
-    records::{self, PodRecord, ServerRecord, ServiceRecord, SliceRecord},
-    subject::{Subject, WorkloadRecord},
-};
+/// Why a lookup by address has no answer: several objects claim the address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AmbiguousAddress {
+    /// Services.
+    #[error("services {0} share the cluster address {1}")]
+    Services(String, IpAddr),
+    /// Pods, none of which has ended.
+    #[error("pods {0} share the address {1}")]
+    Pods(String, SocketAddr),
+    /// ExternalWorkloads.
+    #[error("external workloads {0} share the address {1}")]
+    Workloads(String, SocketAddr),
+}
 
 /// Everything known.
 #[derive(Default)]
 pub(super) struct Store {
-    services: HashMap<Key, Arc<ServiceRecord>>,
-    service_ips: Table<IpAddr, Key>,
-    slices: HashMap<Key, Arc<SliceRecord>>,
-    slices_of_service: Table<Key, Key>,
-    services_of_pod: Table<Key, Key>,
-    pods: HashMap<Key, Arc<PodRecord>>,
-    pods_in_namespace: Table<String, Key>,
-    pod_ips: Table<IpAddr, Key>,
-    pod_host_ports: Table<SocketAddr, Key>,
-    pods_of_owner: Table<Owned, Key>,
-    workloads: HashMap<Key, Arc<WorkloadRecord>>,
-    workloads_in_namespace: Table<String, Key>,
-    workload_ips: Table<IpAddr, Key>,
-    services_of_workload: Table<Key, Key>,
-    profiles: HashMap<Key, Arc<ProfileRecord>>,
-    zones: HashMap<String, String>,
+    pub(super) services: HashMap<Key, Arc<ServiceRecord>>,
+    pub(super) service_ips: Table<IpAddr, Key>,
+    pub(super) slices: HashMap<Key, Arc<SliceRecord>>,
+    pub(super) slices_of_service: Table<Key, Key>,
+    pub(super) services_of_pod: Table<Key, Key>,
+    pub(super) pods: HashMap<Key, Arc<PodRecord>>,
+    pub(super) pods_in_namespace: Table<String, Key>,
+    pub(super) pod_ips: Table<IpAddr, Key>,
+    pub(super) pod_host_ports: Table<SocketAddr, Key>,
+    pub(super) pods_of_owner: Table<Owned, Key>,
+    pub(super) workloads: HashMap<Key, Arc<WorkloadRecord>>,
+    pub(super) workloads_in_namespace: Table<String, Key>,
+    pub(super) workload_ips: Table<IpAddr, Key>,
+    pub(super) services_of_workload: Table<Key, Key>,
+    pub(super) profiles: HashMap<Key, Arc<ProfileRecord>>,
+    pub(super) zones: HashMap<String, String>,
     /// Owners of ReplicaSets and Jobs.
-    owners: HashMap<Owned, (String, String)>,
-    namespaces: HashMap<String, NamespacePolicies>,
-    policies_by_authentication: Table<Key, String>,
+    pub(super) owners: HashMap<Owned, Owner>,
+    pub(super) namespaces: HashMap<String, NamespacePolicies>,
+    pub(super) policies_by_authentication: Table<Key, String>,
 }
 
-/// Kind and key of an object that stands between pods and what people deploy.
-type Owned = (String, Key);
+/// An object that stands between pods and what people deploy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Owned {
+    pub(super) kind: String,
+    pub(super) key: Key,
+}
+
+/// A pod at an address.
+pub(super) struct PodAt<'a> {
+    pub(super) pod: &'a Arc<PodRecord>,
+    /// The port in the pod.
+    pub(super) port: u16,
+}
 
 /// Policy objects of one namespace.
 #[derive(Default)]
@@ -55,18 +74,19 @@ pub(super) struct NamespacePolicies {
     pub(super) servers: BTreeMap<String, Arc<ServerRecord>>,
     pub(super) authorizations: BTreeMap<String, Authz>,
     pub(super) server_authorizations: BTreeMap<String, ServerAuthorizationSpec>,
-    pub(super) mesh_tls: HashMap<String, (Vec<IdentityMatch>, Vec<NamespacedTargetRef>)>,
+    pub(super) mesh_tls: HashMap<String, MeshTlsRecord>,
     pub(super) networks: HashMap<String, Vec<Network>>,
 }
 
 /// An AuthorizationPolicy.
+#[derive(PartialEq)]
 pub(super) struct Authz {
     pub(super) created: Option<Timestamp>,
     pub(super) spec: AuthorizationPolicySpec,
 }
 
 /// Several values per key, in order.
-struct Table<K, V>(HashMap<K, BTreeSet<V>>);
+pub(super) struct Table<K, V>(HashMap<K, BTreeSet<V>>);
 
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
@@ -75,11 +95,11 @@ impl<K, V> Default for Table<K, V> {
 }
 
 impl<K: Eq + Hash, V: Ord> Table<K, V> {
-    fn insert(&mut self, key: K, value: V) {
+    pub(super) fn insert(&mut self, key: K, value: V) {
         self.0.entry(key).or_default().insert(value);
     }
 
-    fn remove(&mut self, key: &K, value: &V) {
+    pub(super) fn remove(&mut self, key: &K, value: &V) {
         if let Some(values) = self.0.get_mut(key) {
             values.remove(value);
             if values.is_empty() {
@@ -88,7 +108,7 @@ impl<K: Eq + Hash, V: Ord> Table<K, V> {
         }
     }
 
-    fn iter<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a V> + use<'a, K, V> {
+    pub(super) fn iter<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a V> + use<'a, K, V> {
         self.0.get(key).into_iter().flatten()
     }
 }
@@ -98,11 +118,11 @@ impl Store {
         self.services.get(key).cloned()
     }
 
-    pub(super) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AddressError> {
+    pub(super) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AmbiguousAddress> {
         let mut owners = self.service_ips.iter(&ip);
         let first = owners.next();
         match owners.next() {
-            Some(_) => Err(AddressError::AmbiguousService(names(self.service_ips.iter(&ip)), ip)),
+            Some(_) => Err(AmbiguousAddress::Services(names(self.service_ips.iter(&ip)), ip)),
             None => Ok(first.and_then(|key| self.service(key))),
         }
     }
@@ -115,19 +135,16 @@ impl Store {
         self.pods.get(key)
     }
 
-    /// The running pod at an address, and the port in it: by the pod's own address, else by its node's.
-    pub(super) fn pod_by_addr(&self, addr: SocketAddr) -> Result<Option<(&Arc<PodRecord>, u16)>, AddressError> {
-        let running = |key: &&Key| self.pods.get(key).is_some_and(|pod| !pod.host_network && !pod.terminated);
-        let found: Vec<_> = self.pod_ips.iter(&addr.ip()).filter(running).collect();
-        if found.len() > 1 {
-            return Err(AddressError::AmbiguousPod(names(found.into_iter()), addr.ip()));
+    /// The pod that answers at an address: by the pod's own address, else by its node's.
+    pub(super) fn pod_by_addr(&self, addr: SocketAddr) -> Result<Option<PodAt<'_>>, AmbiguousAddress> {
+        let by_ip = self.pod_ips.iter(&addr.ip()).filter_map(|key| self.pods.get(key));
+        if let Some(pod) = answering(by_ip.filter(|pod| !pod.host_network), addr)? {
+            return Ok(Some(PodAt { pod, port: addr.port() }));
         }
-        if let Some(pod) = found.first().and_then(|key| self.pods.get(key)) {
-            return Ok(Some((pod, addr.port())));
-        }
-        let on_node = self.pod_host_ports.iter(&addr).filter_map(|key| self.pods.get(key)).find(|pod| !pod.terminated);
-        let port = |pod: &PodRecord| pod.host_ports.iter().find(|(host, _)| *host == addr).map(|(_, port)| *port);
-        Ok(on_node.and_then(|pod| Some((pod, port(pod)?))))
+        let on_node = self.pod_host_ports.iter(&addr).filter_map(|key| self.pods.get(key));
+        let Some(pod) = answering(on_node, addr)? else { return Ok(None) };
+        let port = pod.host_ports.iter().find(|host| host.addr == addr).map(|host| host.port);
+        Ok(port.map(|port| PodAt { pod, port }))
     }
 
     /// The address of a Service's endpoint with this hostname.
@@ -140,9 +157,9 @@ impl Store {
         self.zones.get(node).map(String::as_str)
     }
 
-    /// Kind and name of what owns a ReplicaSet or a Job.
-    pub(super) fn owner_of(&self, kind: &str, key: &Key) -> Option<&(String, String)> {
-        self.owners.get(&(kind.to_owned(), key.clone()))
+    /// The owner of a ReplicaSet or a Job.
+    pub(super) fn owner_of(&self, kind: &str, key: &Key) -> Option<&Owner> {
+        self.owners.get(&Owned { kind: kind.to_owned(), key: key.clone() })
     }
 
     /// The ServiceProfile of this namespace and name.
@@ -154,9 +171,15 @@ impl Store {
         self.workloads.get(key)
     }
 
-    /// The ExternalWorkload at an address, the first by name.
-    pub(super) fn workload_by_ip(&self, ip: IpAddr) -> Option<&Arc<WorkloadRecord>> {
-        self.workload_ips.iter(&ip).find_map(|key| self.workloads.get(key))
+    /// The ExternalWorkload that serves an address; one that does not list the port is not it.
+    pub(super) fn workload_by_addr(&self, addr: SocketAddr) -> Result<Option<&Arc<WorkloadRecord>>, AmbiguousAddress> {
+        let at = self.workload_ips.iter(&addr.ip()).filter_map(|key| self.workloads.get(key));
+        let found: Vec<_> = at.filter(|workload| workload.ports.contains(&addr.port())).collect();
+        match found[..] {
+            [] => Ok(None),
+            [workload] => Ok(Some(workload)),
+            _ => Err(AmbiguousAddress::Workloads(names(found.iter().map(|workload| &workload.key)), addr)),
+        }
     }
 
     pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<WorkloadRecord>> {
@@ -171,7 +194,7 @@ impl Store {
         self.pods_in_namespace.iter(&namespace.to_owned()).filter_map(|key| self.pods.get(key))
     }
 
-    fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {
+    pub(super) fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {
         self.namespaces.entry(namespace.to_owned()).or_default()
     }
 }
@@ -180,278 +203,24 @@ fn names<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     keys.map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
-impl Index {
-    /// Takes in an object that is new or changed.
-    pub(super) fn apply(&mut self, object: Object) {
-        let key = Key::of(object.metadata());
-        match object {
-            Object::Service(service) => self.set_service(&key, Some(ServiceRecord::new(&service))),
-            Object::EndpointSlice(slice) => self.set_slice(&key, SliceRecord::new(&slice)),
-            Object::Pod(pod) => self.set_pod(&key, Some(PodRecord::new(&pod))),
-            Object::Node(node) => {
-                let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(labels::ZONE)).cloned();
-                self.set_zone(&key.name, zone);
-            }
-            Object::ReplicaSet(set) => self.set_owner("ReplicaSet", key, records::single_owner(&set.metadata)),
-            Object::Job(job) => self.set_owner("Job", key, records::single_owner(&job.metadata)),
-            Object::ExternalWorkload(external) => self.set_workload(&key, Some(WorkloadRecord::new(&external))),
-            Object::ServiceProfile(profile) => match ProfileRecord::new(profile) {
-                Ok(record) => self.set_profile(key, Some(record)),
-                // Linkerd, too, goes on with what it had.
-                Err(error) => {
-                    tracing::error!(profile = %key, error, "unreadable profile, its last state stays in force")
-                }
-            },
-            Object::Server(server) => {
-                let record = Arc::new(ServerRecord::new(&server));
-                let old = self.store.policies_mut(&key.namespace).servers.insert(key.name, record.clone());
-                self.server_changed(&key.namespace, [old, Some(record)].into_iter().flatten());
-            }
-            Object::ServerAuthorization(authorization) => {
-                let policies = self.store.policies_mut(&key.namespace);
-                policies.server_authorizations.insert(key.name, authorization.spec);
-                self.policies_changed(&key.namespace);
-            }
-            Object::AuthorizationPolicy(policy) => {
-                self.forget_authorization(&key);
-                for reference in authentications(&key.namespace, &policy.spec) {
-                    self.store.policies_by_authentication.insert(reference, key.namespace.clone());
-                }
-                let authz = Authz { created: records::created(&policy.metadata), spec: policy.spec };
-                self.store.policies_mut(&key.namespace).authorizations.insert(key.name, authz);
-                self.policies_changed(&key.namespace);
-            }
-            Object::MeshTLSAuthentication(authentication) => {
-                let identities = authentication.spec.identities.unwrap_or_default();
-                let references = authentication.spec.identity_refs.unwrap_or_default();
-                self.store.policies_mut(&key.namespace).mesh_tls.insert(key.name.clone(), (identities, references));
-                self.authentication_changed(&key);
-            }
-            Object::NetworkAuthentication(authentication) => {
-                let networks = authentication.spec.networks;
-                self.store.policies_mut(&key.namespace).networks.insert(key.name.clone(), networks);
-                self.authentication_changed(&key);
-            }
-            Object::Namespace(_)
-            | Object::ServiceAccount(_)
-            | Object::ConfigMap(_)
-            | Object::Secret(_)
-            | Object::Deployment(_) => {}
+/// The pod that answers at an address which several may claim: one that is being terminated still runs, with its proxy,
+/// unless its address already belongs to another.
+fn answering<'a>(
+    pods: impl Iterator<Item = &'a Arc<PodRecord>>,
+    addr: SocketAddr,
+) -> Result<Option<&'a Arc<PodRecord>>, AmbiguousAddress> {
+    let (mut live, mut terminating) = (Vec::new(), Vec::new());
+    for pod in pods {
+        match pod.lifecycle {
+            Lifecycle::Live => live.push(pod),
+            Lifecycle::Terminating => terminating.push(pod),
+            Lifecycle::Ended => {}
         }
     }
-
-    /// Forgets an object.
-    pub(super) fn delete(&mut self, reference: &ObjectRef) {
-        let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
-        match reference.kind.as_str() {
-            "Service" => self.set_service(&key, None),
-            "EndpointSlice" => self.set_slice(&key, None),
-            "Pod" => self.set_pod(&key, None),
-            "Node" => self.set_zone(&key.name, None),
-            kind @ ("ReplicaSet" | "Job") => self.set_owner(kind, key, None),
-            "ExternalWorkload" => self.set_workload(&key, None),
-            "ServiceProfile" => self.set_profile(key, None),
-            "Server" => {
-                let old = self.store.policies_mut(&key.namespace).servers.remove(&key.name);
-                self.server_changed(&key.namespace, old.into_iter());
-            }
-            "ServerAuthorization" => {
-                self.store.policies_mut(&key.namespace).server_authorizations.remove(&key.name);
-                self.policies_changed(&key.namespace);
-            }
-            "AuthorizationPolicy" => {
-                self.forget_authorization(&key);
-                self.policies_changed(&key.namespace);
-            }
-            "MeshTLSAuthentication" => {
-                self.store.policies_mut(&key.namespace).mesh_tls.remove(&key.name);
-                self.authentication_changed(&key);
-            }
-            "NetworkAuthentication" => {
-                self.store.policies_mut(&key.namespace).networks.remove(&key.name);
-                self.authentication_changed(&key);
-            }
-            _ => {}
-        }
+    let found = if live.is_empty() { terminating } else { live };
+    match found[..] {
+        [] => Ok(None),
+        [pod] => Ok(Some(pod)),
+        _ => Err(AmbiguousAddress::Pods(names(found.iter().map(|pod| &pod.key)), addr)),
     }
-
-    fn set_service(&mut self, key: &Key, new: Option<ServiceRecord>) {
-        let store = &mut self.store;
-        if let Some(old) = store.services.remove(key) {
-            for ip in &old.cluster_ips {
-                store.service_ips.remove(ip, key);
-            }
-            self.dirty.service(&old);
-        }
-        if let Some(new) = new {
-            for ip in &new.cluster_ips {
-                store.service_ips.insert(*ip, key.clone());
-            }
-            self.dirty.service(&new);
-            store.services.insert(key.clone(), Arc::new(new));
-        }
-    }
-
-    fn set_slice(&mut self, key: &Key, new: Option<SliceRecord>) {
-        let store = &mut self.store;
-        if let Some(old) = store.slices.remove(key) {
-            store.slices_of_service.remove(&old.service, key);
-            self.dirty.services.insert(old.service.clone());
-            let others: Vec<_> =
-                store.slices_of_service.iter(&old.service).filter_map(|key| store.slices.get(key)).collect();
-            let pods: HashSet<&Key> = others.iter().flat_map(|slice| slice.pods()).collect();
-            let workloads: HashSet<&Key> = others.iter().flat_map(|slice| slice.workloads()).collect();
-            for pod in old.pods().filter(|pod| !pods.contains(pod)) {
-                store.services_of_pod.remove(pod, &old.service);
-            }
-            for workload in old.workloads().filter(|workload| !workloads.contains(workload)) {
-                store.services_of_workload.remove(workload, &old.service);
-            }
-        }
-        if let Some(new) = new {
-            for pod in new.pods() {
-                store.services_of_pod.insert(pod.clone(), new.service.clone());
-            }
-            for workload in new.workloads() {
-                store.services_of_workload.insert(workload.clone(), new.service.clone());
-            }
-            store.slices_of_service.insert(new.service.clone(), key.clone());
-            self.dirty.services.insert(new.service.clone());
-            store.slices.insert(key.clone(), Arc::new(new));
-        }
-    }
-
-    fn set_pod(&mut self, key: &Key, new: Option<PodRecord>) {
-        let store = &mut self.store;
-        self.dirty.services.extend(store.services_of_pod.iter(key).cloned());
-        if let Some(old) = store.pods.remove(key) {
-            for ip in &old.ips {
-                store.pod_ips.remove(ip, key);
-            }
-            for (addr, _) in &old.host_ports {
-                store.pod_host_ports.remove(addr, key);
-            }
-            if let Some(owned) = owned_by(&old) {
-                store.pods_of_owner.remove(&owned, key);
-            }
-            store.pods_in_namespace.remove(&key.namespace, key);
-            self.dirty.pod(&old);
-        }
-        if let Some(new) = new {
-            for ip in &new.ips {
-                store.pod_ips.insert(*ip, key.clone());
-            }
-            for (addr, _) in &new.host_ports {
-                store.pod_host_ports.insert(*addr, key.clone());
-            }
-            if let Some(owned) = owned_by(&new) {
-                store.pods_of_owner.insert(owned, key.clone());
-            }
-            store.pods_in_namespace.insert(key.namespace.clone(), key.clone());
-            self.dirty.pod(&new);
-            store.pods.insert(key.clone(), Arc::new(new));
-        }
-    }
-
-    /// Zones are in every endpoint's labels, and nodes change them rarely: everything is recomputed.
-    fn set_zone(&mut self, node: &str, zone: Option<String>) {
-        let old = match zone.clone() {
-            Some(zone) => self.store.zones.insert(node.to_owned(), zone),
-            None => self.store.zones.remove(node),
-        };
-        self.dirty.all_endpoints |= old != zone;
-    }
-
-    fn set_workload(&mut self, key: &Key, new: Option<WorkloadRecord>) {
-        let store = &mut self.store;
-        self.dirty.services.extend(store.services_of_workload.iter(key).cloned());
-        if let Some(old) = store.workloads.remove(key) {
-            for ip in &old.ips {
-                store.workload_ips.remove(ip, key);
-            }
-            store.workloads_in_namespace.remove(&key.namespace, key);
-            self.dirty.workload(&old);
-        }
-        if let Some(new) = new {
-            for ip in &new.ips {
-                store.workload_ips.insert(*ip, key.clone());
-            }
-            store.workloads_in_namespace.insert(key.namespace.clone(), key.clone());
-            self.dirty.workload(&new);
-            store.workloads.insert(key.clone(), Arc::new(new));
-        }
-    }
-
-    fn set_profile(&mut self, key: Key, new: Option<ProfileRecord>) {
-        self.dirty.services.extend(service_of_profile(&self.cluster, &key.name));
-        match new {
-            Some(new) => self.store.profiles.insert(key, Arc::new(new)),
-            None => self.store.profiles.remove(&key),
-        };
-    }
-
-    /// The owner's owner is in the labels of endpoints; it may become known after the pods.
-    fn set_owner(&mut self, kind: &str, key: Key, owner: Option<(String, String)>) {
-        let owned = (kind.to_owned(), key);
-        let store = &mut self.store;
-        let old = match owner.clone() {
-            Some(owner) => store.owners.insert(owned.clone(), owner),
-            None => store.owners.remove(&owned),
-        };
-        if old == owner {
-            return;
-        }
-        for key in store.pods_of_owner.iter(&owned) {
-            self.dirty.services.extend(store.services_of_pod.iter(key).cloned());
-            self.dirty.addresses.extend(store.pods.get(key).into_iter().flat_map(|pod| &pod.ips));
-        }
-    }
-
-    fn forget_authorization(&mut self, key: &Key) {
-        let policies = self.store.policies_mut(&key.namespace);
-        let Some(old) = policies.authorizations.remove(&key.name) else { return };
-        let others: HashSet<Key> =
-            policies.authorizations.values().flat_map(|authz| authentications(&key.namespace, &authz.spec)).collect();
-        for reference in authentications(&key.namespace, &old.spec).filter(|reference| !others.contains(reference)) {
-            self.store.policies_by_authentication.remove(&reference, &key.namespace);
-        }
-    }
-
-    /// A Server concerns the workloads that it selects or selected: their policies, and (by being opaque) their endpoints.
-    fn server_changed(&mut self, namespace: &str, servers: impl Iterator<Item = Arc<ServerRecord>>) {
-        let servers: Vec<_> = servers.collect();
-        let selected = |subject: Subject<'_>| servers.iter().any(|server| server.selects(subject));
-        for pod in self.store.pods_in(namespace).filter(|pod| selected(Subject::Pod(pod))) {
-            self.dirty.pod(pod);
-            self.dirty.services.extend(self.store.services_of_pod.iter(&pod.key).cloned());
-        }
-        for workload in self.store.workloads_in(namespace).filter(|workload| selected(Subject::External(workload))) {
-            self.dirty.workload(workload);
-            self.dirty.services.extend(self.store.services_of_workload.iter(&workload.key).cloned());
-        }
-    }
-
-    fn authentication_changed(&mut self, key: &Key) {
-        let namespaces: Vec<_> = self.store.policies_by_authentication.iter(key).cloned().collect();
-        for namespace in namespaces {
-            self.policies_changed(&namespace);
-        }
-    }
-
-    fn policies_changed(&mut self, namespace: &str) {
-        self.dirty.pods.extend(self.store.pods_in(namespace).map(|pod| pod.key.clone()));
-        self.dirty.workloads.extend(self.store.workloads_in(namespace).map(|workload| workload.key.clone()));
-    }
-}
-
-/// What a pod is owned by.
-fn owned_by(pod: &PodRecord) -> Option<Owned> {
-    let (kind, name) = pod.owner.clone()?;
-    Some((kind, Key::new(pod.key.namespace.clone(), name)))
-}
-
-/// Authentications that a policy refers to, by namespace and name; kinds are told apart when the policy is read.
-fn authentications<'a>(namespace: &'a str, spec: &'a AuthorizationPolicySpec) -> impl Iterator<Item = Key> + 'a {
-    let refs = spec.required_authentication_refs.iter();
-    refs.map(|reference| Key::new(reference.namespace.as_deref().unwrap_or(namespace), &reference.name))
 }

@@ -5,7 +5,12 @@ mod policy;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use weft_k8s_api::{inject, manifest, policy::DefaultPolicy, ports};
+use weft_k8s_api::{
+    inject,
+    manifest::{self, Kind},
+    policy::DefaultPolicy,
+    ports,
+};
 
 use super::*;
 
@@ -49,9 +54,8 @@ impl World {
         self.index.apply(batch.collect());
     }
 
-    fn delete(&self, kind: &str, namespace: &str, name: &str) {
-        let reference =
-            manifest::ObjectRef { kind: kind.to_owned(), namespace: Some(namespace.to_owned()), name: name.to_owned() };
+    fn delete(&self, kind: Kind, namespace: &str, name: &str) {
+        let reference = manifest::ObjectRef { kind, namespace: Some(namespace.to_owned()), name: name.to_owned() };
         self.index.apply(vec![Event::Delete(reference)]);
     }
 }

@@ -43,11 +43,14 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
                 publish(sender, compute(group, key));
             }
         }
-        // A snapshot that nobody receives would be stale for the next subscriber.
+        // A snapshot without a receiver would be stale for the next subscriber.
         if let Some(keys) = self.groups.get_mut(group) {
             let before = keys.len();
             keys.retain(|_, sender| sender.receiver_count() > 0);
             self.subscriptions -= before - keys.len();
+            if keys.is_empty() {
+                self.groups.remove(group);
+            }
         }
     }
 
@@ -70,6 +73,23 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
         });
         self.subscriptions = self.groups.values().map(HashMap::len).sum();
         self.sweep_at = SWEEP_MIN.max(self.subscriptions * 2);
+    }
+}
+
+impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, Option<T>> {
+    /// As [`Watches::subscribe`], but leaves nothing behind where the snapshot would be `None`: what does not exist may
+    /// be asked for by any name.
+    pub(super) fn subscribe_known(
+        &mut self,
+        group: &G,
+        key: K,
+        compute: impl FnOnce(&K) -> Option<T>,
+    ) -> Option<watch::Receiver<Option<T>>> {
+        if let Some(sender) = self.groups.get(group).and_then(|keys| keys.get(&key)) {
+            return sender.borrow().is_some().then(|| sender.subscribe());
+        }
+        let snapshot = compute(&key)?;
+        Some(self.subscribe(group, key, |_| Some(snapshot)))
     }
 }
 
@@ -107,6 +127,25 @@ mod tests {
         drop(first);
         watches.update(&"a", |_, _| 3);
         assert_eq!(*watches.subscribe(&"a", 1, |_| 4).borrow(), 4);
+    }
+
+    #[test]
+    fn what_is_not_known_leaves_nothing_behind() {
+        let mut watches = Watches::<u32, u16, Option<u32>>::default();
+        for group in 0..100 {
+            assert!(watches.subscribe_known(&group, 0, |_| None).is_none());
+        }
+        assert_eq!((watches.groups.len(), watches.subscriptions), (0, 0));
+        let mut known = watches.subscribe_known(&0, 0, |_| Some(1)).unwrap();
+        watches.update(&0, |_, _| None);
+        assert_eq!(*known.borrow_and_update(), None);
+        assert!(
+            watches.subscribe_known(&0, 0, |_| Some(2)).is_none(),
+            "the snapshot is not recomputed without a change"
+        );
+        drop(known);
+        watches.update(&0, |_, _| None);
+        assert_eq!((watches.groups.len(), watches.subscriptions), (0, 0), "a group without subscriptions goes");
     }
 
     #[test]

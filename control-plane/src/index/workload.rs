@@ -5,11 +5,12 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use weft_k8s_api::labels;
 
 use super::{
-    Cluster, Endpoint, Hint, Key, PeerIdentity, TransportMode,
-    records::PodRecord,
+    cluster::{Cluster, TransportMode},
+    endpoint::{Endpoint, Hint, PeerIdentity},
+    records::{Key, PodRecord, WorkloadRecord},
     selection,
     store::Store,
-    subject::{Subject, WorkloadRecord},
+    subject::Subject,
 };
 
 /// The endpoint of a pod's port, or `None` where the pod's proxy does not say on which ports it listens: other proxies
@@ -20,10 +21,7 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: 
     let mut endpoint = Endpoint { labels: pod_labels(store, pod), opaque, ..Endpoint::plain(addr) };
     let meshed = pod.control_namespace().filter(|_| !pod.skip_inbound.contains(port));
     let Some(control_namespace) = meshed else { return Some(endpoint) };
-    let Some(proxy) = pod.proxy else {
-        tracing::error!(pod = %pod.key, "pod is labelled as meshed but its proxy's environment names no listeners; endpoint is left out");
-        return None;
-    };
+    let proxy = pod.proxy?;
     endpoint.hint = if opaque { Hint::Opaque } else { Hint::H2 };
     endpoint.http2 = true;
     let through_proxy = cluster.transport_mode == TransportMode::TransportHeader || opaque;
@@ -46,12 +44,9 @@ pub(super) fn external_endpoint(
 ) -> Endpoint {
     let subject = Subject::External(workload);
     let opaque = selection::is_opaque(store, subject, addr.port(), &cluster.default_opaque_ports);
-    let mut found = BTreeMap::from([
-        ("external_workload".to_owned(), workload.key.name.clone()),
-        ("namespace".to_owned(), workload.key.namespace.clone()),
-    ]);
-    if let Some((kind, name)) = &workload.owner {
-        found.insert(label(kind), name.clone());
+    let mut found = BTreeMap::from([("external_workload".to_owned(), workload.key.name.clone())]);
+    if let Some(owner) = &workload.owner {
+        found.insert(label(&owner.kind), owner.name.clone());
     }
     if let Some(zone) = workload.labels.get(labels::ZONE) {
         found.insert("zone".to_owned(), zone.clone());
@@ -91,18 +86,18 @@ fn pod_labels(store: &Store, pod: &PodRecord) -> BTreeMap<String, String> {
 
 /// The owner's kind as a label and its name; a ReplicaSet stands for its Deployment, a Job for its CronJob.
 fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
-    let (kind, name) = pod.owner.as_ref()?;
-    if let Some((kind, name)) = store.owner_of(kind, &Key::new(&pod.key.namespace, name)) {
-        return Some((label(kind), name.clone()));
+    let owner = pod.owner.as_ref()?;
+    if let Some(above) = store.owner_of(&owner.kind, &Key::new(&pod.key.namespace, &owner.name)) {
+        return Some((label(&above.kind), above.name.clone()));
     }
-    if kind == "ReplicaSet" {
-        // Without the object, the name tells: a Deployment's ReplicaSets are called after it and their template's hash.
+    if owner.kind == "ReplicaSet" {
+        // Without the object, its name suffices: it is that of the Deployment and the hash of its template.
         let hash = pod.labels.get(labels::POD_TEMPLATE_HASH);
-        if let Some(deployment) = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-')) {
+        if let Some(deployment) = hash.and_then(|hash| owner.name.strip_suffix(hash.as_str())?.strip_suffix('-')) {
             return Some(("deployment".to_owned(), deployment.to_owned()));
         }
     }
-    Some((label(kind), name.clone()))
+    Some((label(&owner.kind), owner.name.clone()))
 }
 
 /// `job` is taken by Prometheus.

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{DURATION, PERIOD, RENEW_DEADLINE};
 
-/// How many replaced versions are remembered: the renewals of more than two lease durations, far more than a watch that is
-/// alive lags behind.
+/// How many replaced versions are remembered: the renewals of more than two lease durations, far more than a watch that
+/// is alive lags behind.
 const MAX_REPLACED: usize = 32;
 
 /// What to do about the lease.
@@ -18,7 +18,7 @@ pub(super) enum Action {
     Wait,
     /// Create it, and hold it.
     Create,
-    /// Take it: nobody holds it, or its holder is dead.
+    /// Take it: it has no holder, or its holder is dead.
     Take,
     /// Renew it.
     Renew,
@@ -30,10 +30,10 @@ pub(super) struct Election {
     /// Whether anything was observed yet.
     informed: bool,
     seen: Option<Seen>,
-    /// Resource versions that newer ones replaced, the oldest first. The watch repeats this replica's writes after their
-    /// answers; versions are opaque, and the times in a lease are its writer's wall clock, which may be set back.
+    /// Resource versions that newer ones replaced, the oldest first. The watch repeats this replica's writes after
+    /// their answers; versions are opaque, and the times in a lease are its writer's wall clock, which may be set back.
     replaced: VecDeque<String>,
-    /// When this replica last wrote the lease in its own name, while nobody else did since.
+    /// When this replica last wrote the lease in its own name, while no other replica did since.
     renewed: Option<Instant>,
     /// Whether what was seen is known to be old, so that nothing can be written before it is seen anew.
     outdated: bool,

@@ -67,6 +67,7 @@ impl InboundPolicies {
             Workload::Pod(pod) => self.index.watch_inbound(&pod, port),
             Workload::External(workload) => self.index.watch_inbound_external(&workload, port),
         };
+        let snapshots = snapshots.ok_or_else(unknown)?;
         let server = snapshots.borrow().clone().ok_or_else(unknown)?;
         Ok((snapshots, server))
     }

@@ -9,7 +9,7 @@ use weft_runtime::drain;
 
 use super::{outbound_message, workload};
 use crate::{
-    destination::name::{self, Authority, Host},
+    authority::{self, Authority, Host},
     index::{OutboundPolicy, SharedIndex},
     metrics::{GrpcMetrics, Method},
     stream::{self, Messages, Step},
@@ -46,7 +46,7 @@ impl outbound_policies_server::OutboundPolicies for OutboundPolicies {
             Ok((snapshots, _)) => snapshots,
             Err(status) => return call.end_with(Err(status)),
         };
-        // A destination that is no longer known: the client asks again and hears so.
+        // A destination that is no longer known: the client asks again and is answered NotFound.
         let step = |policy: &Option<Arc<OutboundPolicy>>| match policy {
             Some(policy) => Step::Send(vec![outbound_message::policy(policy)]),
             None => Step::End,
@@ -61,23 +61,25 @@ impl OutboundPolicies {
     fn lookup(&self, request: &TrafficSpec) -> Result<(Snapshots, Arc<OutboundPolicy>), Status> {
         workload::parse(&request.source_workload)?;
         let target = request.target.as_ref().ok_or_else(|| Status::invalid_argument("target is required"))?;
+        let unknown = || Status::not_found("no such policy");
         let snapshots = match target {
             Target::Addr(addr) => {
                 let port = workload::port(addr.port)?;
                 let ip = addr.ip.ok_or_else(|| Status::invalid_argument("target address has no IP"))?;
                 let ip = ip.try_into().map_err(|_| Status::invalid_argument("target address has no IP"))?;
-                self.index.watch_outbound(SocketAddr::new(ip, port))
+                self.index.watch_outbound(SocketAddr::new(ip, port)).ok_or_else(unknown)?
             }
             Target::Authority(text) => {
+                let shown = authority::excerpt(text);
                 let authority = Authority::parse(text)
-                    .ok_or_else(|| Status::invalid_argument(format!("failed to parse target authority: {text}")))?;
-                match name::host(&authority.host, &self.index.cluster().cluster_domain) {
+                    .ok_or_else(|| Status::invalid_argument(format!("failed to parse target authority: {shown}")))?;
+                match authority::resolve(&authority.host, &self.index.cluster().cluster_domain) {
                     Some(Host::Service(service)) => self.index.watch_outbound_name(&service, authority.port),
-                    _ => return Err(Status::not_found(format!("no such policy: {text}"))),
+                    _ => return Err(Status::not_found(format!("no such policy: {shown}"))),
                 }
             }
         };
-        let policy = snapshots.borrow().clone().ok_or_else(|| Status::not_found("no such policy"))?;
+        let policy = snapshots.borrow().clone().ok_or_else(unknown)?;
         Ok((snapshots, policy))
     }
 }

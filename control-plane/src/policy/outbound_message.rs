@@ -16,7 +16,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{DETECT_TIMEOUT, default_metadata, resource_metadata};
-use crate::index::{OutboundPolicy, OutboundProtocol};
+use crate::index::{Key, OutboundPolicy, OutboundProtocol};
 
 /// Linkerd's constants: what a balancer's queue holds, and how long it waits for an endpoint.
 const QUEUE_CAPACITY: u32 = 100;
@@ -29,14 +29,7 @@ const EWMA_DECAY: Duration = Duration::from_secs(10);
 pub(super) fn policy(policy: &OutboundPolicy) -> Message {
     match policy {
         OutboundPolicy::Service { service, port, authority, protocol } => {
-            let metadata = resource_metadata(Resource {
-                group: "core".to_owned(),
-                kind: "Service".to_owned(),
-                name: service.name.clone(),
-                namespace: service.namespace.clone(),
-                section: String::new(),
-                port: (*port).into(),
-            });
+            let metadata = service_metadata(service, *port);
             let backend = balancer(&metadata, authority);
             Message { protocol: Some(routed(*protocol, &backend, "http", "opaq")), metadata: Some(metadata) }
         }
@@ -51,19 +44,30 @@ pub(super) fn policy(policy: &OutboundPolicy) -> Message {
             let protocol = routed(OutboundProtocol::Detect, &backend, "egress-fallback", "egress-fallback");
             Message { protocol: Some(protocol), metadata: Some(metadata) }
         }
-        OutboundPolicy::UndefinedPort => {
-            let metadata = default_metadata("undefined-port");
+        OutboundPolicy::UndefinedPort { service, port } => {
             let forbidden = opaque_route::Filter { kind: Some(opaque_route::filter::Kind::Forbidden(Forbidden {})) };
             let nowhere = opaque_route::distribution::Kind::Empty(opaque_route::distribution::Empty {});
             let rule = opaque_route::Rule {
                 backends: Some(opaque_route::Distribution { kind: Some(nowhere) }),
                 filters: vec![forbidden],
             };
-            let route = OpaqueRoute { metadata: Some(metadata.clone()), rules: vec![rule] };
+            let route = OpaqueRoute { metadata: Some(default_metadata("undefined-port")), rules: vec![rule] };
             let kind = Kind::Opaque(proxy_protocol::Opaque { routes: vec![route] });
-            Message { protocol: Some(ProxyProtocol { kind: Some(kind) }), metadata: Some(metadata) }
+            let metadata = Some(service_metadata(service, *port));
+            Message { protocol: Some(ProxyProtocol { kind: Some(kind) }), metadata }
         }
     }
+}
+
+fn service_metadata(service: &Key, port: u16) -> Metadata {
+    resource_metadata(Resource {
+        group: "core".to_owned(),
+        kind: "Service".to_owned(),
+        name: service.name.clone(),
+        namespace: service.namespace.clone(),
+        section: String::new(),
+        port: port.into(),
+    })
 }
 
 /// One route for everything to one backend, in the shape that the protocol needs.

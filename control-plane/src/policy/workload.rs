@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use tonic::Status;
 
-use crate::index::Key;
+use crate::{authority, index::Key};
 
 /// A workload.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,8 +26,9 @@ struct Json {
 /// # Errors
 /// `InvalidArgument` for anything else.
 pub(super) fn parse(text: &str) -> Result<Workload, Status> {
+    let shown = authority::excerpt(text);
     let invalid =
-        || Status::invalid_argument(format!("invalid workload: {text:?}, expected {{\"ns\", \"pod\"}} or ns:pod"));
+        || Status::invalid_argument(format!("invalid workload: {shown:?}, expected {{\"ns\", \"pod\"}} or ns:pod"));
     if text.starts_with('{') {
         let json: Json = serde_json::from_str(text).map_err(|_| invalid())?;
         return match (json.pod, json.external_workload) {

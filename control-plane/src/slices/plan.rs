@@ -11,7 +11,7 @@ use k8s_openapi::{
 };
 use weft_k8s_api::{
     labels,
-    manifest::{Object, ObjectRef},
+    manifest::{Kind, Object, ObjectRef},
     policy,
     workload::ExternalWorkload,
 };
@@ -114,16 +114,16 @@ impl Slices {
     /// Forgets an object.
     pub(super) fn delete(&mut self, reference: &ObjectRef) {
         let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
-        match reference.kind.as_str() {
-            "Service" => {
+        match reference.kind {
+            Kind::Service => {
                 // Its slices are its own, and go with it.
                 self.services.remove(&key);
             }
-            "ExternalWorkload" => {
+            Kind::ExternalWorkload => {
                 let old = self.workloads.remove(&key);
                 self.workload_changed(old.into_iter().collect());
             }
-            "EndpointSlice" => {
+            Kind::EndpointSlice => {
                 if let Some(service) = self.forget(&key) {
                     self.work.insert(service);
                 }
@@ -203,7 +203,8 @@ impl Slices {
             workload.metadata.namespace.as_ref() == Some(&key.namespace) && selects(service, workload)
         });
         let mut wanted = endpoints::wanted(service, selected);
-        // Slices of a former Service of the same name are about to be collected as garbage, with what is written to them.
+        // Slices of a former Service of the same name are about to be collected as garbage, with what is written to
+        // them.
         let (existing, former): (Vec<_>, Vec<_>) = existing.into_iter().partition(|slice| is_owned_by(slice, service));
         let mut actions = Vec::new();
         // Slices keep what they have as far as it is still wanted, so that a change touches as few of them as possible.

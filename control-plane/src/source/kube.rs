@@ -4,9 +4,9 @@
 //! API --watch per kind--> follow --Update--> Caches --batches of events-->
 //! ```
 //!
-//! A watch starts with a streamed list, goes on with bookmarks, resumes where it was interrupted, and lists again only when
-//! the API has forgotten where that was, then in pages of what is newest; nothing is polled. What vanished meanwhile is deleted. Nodes, ReplicaSets and Jobs
-//! are watched by their metadata alone.
+//! A watch starts with a streamed list, goes on with bookmarks, resumes where it was interrupted, and lists again only
+//! when the API has forgotten where that was, then in pages of what is newest; nothing is polled. What vanished
+//! meanwhile is deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
 
 mod caches;
 mod follow;
@@ -34,12 +34,12 @@ pub(crate) struct KubeSource {
 }
 
 impl KubeSource {
-    /// Prepares the watches. `gate` is told what the start waits for, `owners` what is wrong with their objects.
+    /// Prepares the watches. `gate` shows what the start waits for; `owners` receives what is wrong with their objects.
     pub(crate) fn new(client: Client, interest: Interest, gate: Gate, owners: Events) -> Self {
         Self { client, interest, gate, owners }
     }
 
-    /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until nobody receives.
+    /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until the receiver is dropped.
     ///
     /// # Errors
     /// None: whatever the API refuses is retried.

@@ -103,6 +103,14 @@ mod tests {
         let target = |namespace: &str| json!({"targetRef": {"kind": "Namespace", "name": namespace}, "requiredAuthenticationRefs": []});
         denies("AuthorizationPolicy", "v1alpha1", target("shop"), None);
         denies("AuthorizationPolicy", "v1alpha1", target("other"), Some("spec.targetRef.name: namespace \"other\""));
+        let route =
+            json!({"targetRef": {"group": GROUP, "kind": "HTTPRoute", "name": "r"}, "requiredAuthenticationRefs": []});
+        denies(
+            "AuthorizationPolicy",
+            "v1alpha1",
+            route,
+            Some("routes are not supported yet, expected Server or Namespace"),
+        );
         denies("HTTPRoute", "v1beta3", json!({"anything": true}), None);
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectRef {
     /// Kind.
-    pub kind: String,
+    pub kind: Kind,
     /// Namespace; absent for kinds that have none.
     pub namespace: Option<String>,
     /// Name.
@@ -39,7 +39,7 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// Declares the enum and its per-kind tables in one place: variant, API group, whether it is namespaced.
+/// Declares the enums and their per-kind tables in one place: variant, API group, whether it is namespaced.
 macro_rules! objects {
     ($($(#[$doc:meta])* $kind:ident, $group:literal, $namespaced:literal;)*) => {
         /// A typed object.
@@ -48,9 +48,9 @@ macro_rules! objects {
         pub enum Object { $($(#[$doc])* $kind($kind),)* }
 
         impl Object {
-            /// The kind's name.
-            pub fn kind(&self) -> &'static str {
-                match self { $(Self::$kind(_) => stringify!($kind),)* }
+            /// The object's kind.
+            pub fn kind(&self) -> Kind {
+                match self { $(Self::$kind(_) => Kind::$kind,)* }
             }
 
             /// The object's metadata.
@@ -64,17 +64,35 @@ macro_rules! objects {
             }
         }
 
-        /// Whether objects of a kind that Weft reads live in namespaces; `None` for every other kind.
-        pub(super) fn namespaced(group: &str, kind: &str) -> Option<bool> {
-            match (group, kind) { $(($group, stringify!($kind)) => Some($namespaced),)* _ => None }
+        /// A kind that Weft reads.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Kind { $($(#[$doc])* $kind,)* }
+
+        impl Kind {
+            /// The kind of this API group and name; `None` for kinds that Weft does not read.
+            pub fn of(group: &str, name: &str) -> Option<Self> {
+                match (group, name) { $(($group, stringify!($kind)) => Some(Self::$kind),)* _ => None }
+            }
+
+            /// The name in manifests.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$kind => stringify!($kind),)* }
+            }
+
+            /// The API group; empty for the core.
+            pub const fn group(self) -> &'static str {
+                match self { $(Self::$kind => $group,)* }
+            }
+
+            /// Whether its objects live in namespaces.
+            pub const fn is_namespaced(self) -> bool {
+                match self { $(Self::$kind => $namespaced,)* }
+            }
         }
 
-        /// Reads an object of a kind that Weft reads, by `read`.
-        pub(super) fn read<R: Reader>(group: &str, kind: &str, read: &R) -> Option<Result<Object, R::Error>> {
-            match (group, kind) {
-                $(($group, stringify!($kind)) => Some(read.read::<$kind>().map(Object::$kind)),)*
-                _ => None,
-            }
+        /// Reads an object of a kind, by `read`.
+        pub(super) fn read<R: Reader>(kind: Kind, read: &R) -> Result<Object, R::Error> {
+            match kind { $(Kind::$kind => read.read::<$kind>().map(Object::$kind),)* }
         }
     };
 }
@@ -118,6 +136,12 @@ objects! {
     ExternalWorkload, "workload.linkerd.io", true;
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// How text becomes one typed object.
 pub(super) trait Reader {
     /// What goes wrong.
@@ -131,7 +155,7 @@ impl Object {
     pub fn reference(&self) -> ObjectRef {
         let metadata = self.metadata();
         ObjectRef {
-            kind: self.kind().to_owned(),
+            kind: self.kind(),
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone().unwrap_or_default(),
         }

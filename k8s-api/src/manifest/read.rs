@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
-    Ignored, Located, ManifestError, Manifests, Object, ObjectRef, Problem, Unreadable, check, documents, locate,
+    Ignored, Kind, Located, ManifestError, Manifests, Object, ObjectRef, Problem, Unreadable, check, documents, locate,
     object::{self, Reader},
 };
 use crate::field::FieldPath;
@@ -33,12 +33,8 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
 /// # Errors
 /// Names every field that cannot be used. [`Unreadable::restrictive`] is what remains of the object for readers that must
 /// fail closed.
-///
-/// # Panics
-/// When `group` and `kind` are none of [`Object`]'s.
-pub fn from_api(group: &str, kind: &str, value: serde_json::Value) -> Result<Object, Unreadable> {
-    let read = object::read(group, kind, &Item(value)).expect("the caller asks for kinds of Object only");
-    let object = read.map_err(|failure| Unreadable {
+pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadable> {
+    let object = object::read(kind, &Item(value)).map_err(|failure| Unreadable {
         problems: vec![Problem { field: failure.field, problem: failure.problem }],
         restrictive: None,
     })?;
@@ -164,12 +160,12 @@ impl Document<'_> {
         }
         let group = group_of(&api_version);
         let metadata = header.metadata.unwrap_or_default();
-        let Some(namespaced) = object::namespaced(group, &kind) else {
+        let Some(known) = Kind::of(group, &kind) else {
             let (file, line) = (self.file.clone(), self.first_line());
             return out.ignored.push(Ignored { api_version, kind, name: metadata.name, file, line });
         };
-        let reference = reference(&kind, namespaced, &metadata);
-        let read = object::read(group, &kind, &self);
+        let reference = reference(known, &metadata);
+        let read = object::read(known, &self);
         self.finish(read, reference, None, out);
     }
 
@@ -189,35 +185,34 @@ impl Document<'_> {
                 continue;
             };
             let metadata = HeaderMetadata { name: text("/metadata/name"), namespace: text("/metadata/namespace") };
-            let Some(namespaced) = object::namespaced(group_of(&api_version), &kind) else {
+            let Some(known) = Kind::of(group_of(&api_version), &kind) else {
                 let (file, line) = (self.file.clone(), self.first_line());
                 out.ignored.push(Ignored { api_version, kind, name: metadata.name, file, line });
                 continue;
             };
-            let reference = reference(&kind, namespaced, &metadata);
-            let read = object::read(group_of(&api_version), &kind, &Item(item));
+            let reference = reference(known, &metadata);
+            let read = object::read(known, &Item(item));
             self.finish(read, reference, Some(under), out);
         }
     }
 
     fn finish(
         &self,
-        read: Option<Result<Object, Failure>>,
+        read: Result<Object, Failure>,
         reference: Option<ObjectRef>,
         under: Option<FieldPath>,
         out: &mut Manifests,
     ) {
         let outer = under.unwrap_or_default();
         let mut object = match read {
-            Some(Ok(object)) => object,
-            Some(Err(mut failure)) => {
+            Ok(object) => object,
+            Err(mut failure) => {
                 if !outer.0.is_empty() {
                     failure.at = self.locate(&outer);
                     failure.field = format!("{outer}.{}", failure.field);
                 }
                 return out.errors.push(self.error(failure, reference));
             }
-            None => return,
         };
         let Some(reference) = reference else {
             let field = FieldPath::of("metadata.name").under(outer);
@@ -268,7 +263,7 @@ fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-fn reference(kind: &str, namespaced: bool, metadata: &HeaderMetadata) -> Option<ObjectRef> {
+fn reference(kind: Kind, metadata: &HeaderMetadata) -> Option<ObjectRef> {
     let namespace = || {
         metadata
             .namespace
@@ -277,5 +272,5 @@ fn reference(kind: &str, namespaced: bool, metadata: &HeaderMetadata) -> Option<
             .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     };
     let name = metadata.name.clone().filter(|name| !name.is_empty())?;
-    Some(ObjectRef { kind: kind.to_owned(), namespace: namespaced.then(namespace), name })
+    Some(ObjectRef { kind, namespace: kind.is_namespaced().then(namespace), name })
 }

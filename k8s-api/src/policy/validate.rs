@@ -1,7 +1,7 @@
 //! Rules on policy resources beyond their types, one function per kind.
 //!
 //! They are those of Linkerd's admission webhook (`linkerd2:policy-controller/runtime/src/admission.rs`) where one object
-//! suffices to decide.
+//! suffices to decide. What Linkerd takes and Weft does not act upon is refused, too.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -104,16 +104,14 @@ pub fn authorization_policy(policy: &AuthorizationPolicy) -> Vec<Invalid> {
                     .invalid(format!("namespace {:?}, expected the policy's own, {own:?}", target.name)),
             );
         }
-    } else if !(target.is(GROUP, "Server")
-        || target.is(GROUP, "HTTPRoute")
-        || target.is(GATEWAY_GROUP, "HTTPRoute")
-        || target.is(GATEWAY_GROUP, "GRPCRoute"))
-    {
+    } else if !target.is(GROUP, "Server") {
         let group = target.group.as_deref().unwrap_or_default();
-        found.push(FieldPath::of("spec.targetRef").invalid(format!(
-            "unsupported target {:?} of group {group:?}, expected Server, HTTPRoute, GRPCRoute or Namespace",
-            target.kind
-        )));
+        let is_route = matches!(group, GROUP | GATEWAY_GROUP) && target.kind.ends_with("Route");
+        let why = if is_route { "routes are not supported yet" } else { "unsupported target" };
+        found.push(
+            FieldPath::of("spec.targetRef")
+                .invalid(format!("{:?} of group {group:?}: {why}, expected Server or Namespace", target.kind)),
+        );
     }
     found.extend(required_authentications(&policy.spec.required_authentication_refs));
     found
@@ -281,6 +279,9 @@ mod tests {
         check(json!({"kind": "Namespace", "name": "shop"}), json!([]), &[]);
         check(json!({"kind": "Namespace", "name": "other"}), json!([]), &["spec.targetRef.name"]);
         check(json!({"kind": "Service", "name": "web"}), json!([]), &["spec.targetRef"]);
+        for (group, kind) in [(GROUP, "HTTPRoute"), (GATEWAY_GROUP, "HTTPRoute"), (GATEWAY_GROUP, "GRPCRoute")] {
+            check(json!({"group": group, "kind": kind, "name": "r"}), json!([]), &["spec.targetRef"]);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) const MESH: &str = "linkerd";
 /// The application's namespace.
 pub(super) const SHOP: &str = "shop";
 /// Whose holder writes EndpointSlices.
-pub(super) const LEASE: &str = "linkerd-destination-endpoint-write";
+pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section with which the tutorial undoes what it did.

@@ -15,14 +15,12 @@ use super::{
 };
 
 /// Where modules still use each other: the crate and the parent. This list only shrinks.
-const KNOWN: [(&str, &str); 12] = [
+const KNOWN: [(&str, &str); 10] = [
     ("weft-agent", "crate"),
     ("weft-agent", "datapath"),
     ("weft-cli", "check"),
     ("weft-cli", "status"),
-    ("weft-control-plane", "destination"),
     ("weft-control-plane", "identity"),
-    ("weft-control-plane", "index"),
     ("weft-k8s-api", "inject"),
     ("weft-proxy", "crate"),
     ("weft-proxy", "inbound"),

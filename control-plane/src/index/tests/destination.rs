@@ -26,9 +26,9 @@ fn endpoints_follow_slices_pods_and_the_service() {
     assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080"]);
     world.apply(pod("web-2", "10.244.0.2", json!({})));
     assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080", "10.244.0.2:8080"]);
-    world.delete("Pod", "shop", "web-1");
+    world.delete(Kind::Pod, "shop", "web-1");
     assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.2:8080"]);
-    world.delete("Service", "shop", "web");
+    world.delete(Kind::Service, "shop", "web");
     assert!(addrs(&news(&mut rx).unwrap()).is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
     assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.2:8080"]);
@@ -81,7 +81,7 @@ fn a_meshed_pod_has_identity_hint_and_transport() {
     assert_eq!(found.labels["pod"], "web-1");
     assert_eq!(found.labels["serviceaccount"], "web");
     assert_eq!(found.labels["control_plane_ns"], "linkerd");
-    assert_eq!(found.labels["zone_locality"], "unknown");
+    assert_eq!((found.labels["zone_locality"].as_str(), found.labels["zone"].as_str()), ("unknown", ""));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn an_opaque_server_makes_the_endpoint_opaque_and_its_deletion_does_not() {
     assert!(!news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
     world.apply(server(json!(8080)));
     assert!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
-    world.delete("Server", "shop", "s");
+    world.delete(Kind::Server, "shop", "s");
     assert!(!news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
 }
 
@@ -139,7 +139,7 @@ fn the_owner_is_named_by_object_or_by_template_hash() {
     world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
     assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
-    world.delete("Job", "shop", "j");
+    world.delete(Kind::Job, "shop", "j");
     assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
 }
 
@@ -162,10 +162,10 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
     let mut rx = world.index.watch_endpoints(&web(), key(80));
     assert!(rx.borrow().by_addr.is_empty(), "the workload is not known yet");
     let mut profile = world.index.watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap();
-    assert_eq!(profile.borrow().endpoint.identity, None);
+    assert_eq!(profile.borrow().as_ref().unwrap().endpoint.identity, None);
     world.apply(external("192.0.2.1"));
     let by_name = news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].clone();
-    let by_address = news(&mut profile).unwrap().endpoint.clone();
+    let by_address = news(&mut profile).unwrap().unwrap().endpoint.clone();
     let identity =
         PeerIdentity::External { id: "spiffe://root/vm".to_owned(), server_name: "vm.cluster.local".to_owned() };
     for found in [by_name, by_address] {
@@ -177,11 +177,11 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
         "metadata": {"name": "s", "namespace": "shop"}, "spec": {"proxyProtocol": "opaque", "port": "http",
             "externalWorkloadSelector": {"matchLabels": {"app": "vm"}}}}));
     assert_eq!(news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
-    let policy = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().clone().unwrap();
+    let policy = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
     assert_eq!((policy.origin.clone(), policy.protocol), (Origin::Server("s".to_owned()), ServerProtocol::Opaque));
-    world.delete("ExternalWorkload", "shop", "vm");
+    world.delete(Kind::ExternalWorkload, "shop", "vm");
     assert!(news(&mut rx).unwrap().by_addr.is_empty());
-    assert!(world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().is_none());
+    assert!(world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).is_none());
 }
 
 #[test]
@@ -262,6 +262,43 @@ fn families() {
     }
 }
 
+/// Two endpoints of one pod in the host's network, which is not found by its address.
+#[test]
+fn a_pod_of_the_host_network_is_announced_once() {
+    let dual =
+        json!({"spec": {"hostNetwork": true}, "status": {"podIPs": [{"ip": "192.168.0.1"}, {"ip": "fd00::99"}]}});
+    let mut v6 = slice("web", &[("web-1", "fd00::99")], 8080);
+    merge(&mut v6, json!({"addressType": "IPv6", "metadata": {"name": "web-6"}}));
+    let world = World::with(|cluster| cluster.ipv6 = true);
+    world.apply_all([
+        service("web", "10.96.0.1", json!({})),
+        slice("web", &[("web-1", "192.168.0.1")], 8080),
+        v6,
+        pod("web-1", "192.168.0.1", dual),
+    ]);
+    assert_eq!(addrs(&world.index.watch_endpoints(&web(), key(80)).borrow().clone()), ["[fd00::99]:8080"]);
+}
+
+#[test]
+fn only_known_pods_count_in_the_topology_filter() {
+    let world = World::new();
+    let mut zoned = slice("web", &[("web-1", "10.244.0.1"), ("web-2", "10.244.0.2")], 8080);
+    for (index, zone) in [(0, "a"), (1, "b")] {
+        merge(&mut zoned["endpoints"][index], json!({"zone": zone, "hints": {"forZones": [{"name": zone}]}}));
+    }
+    world.apply_all([
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"topology.kubernetes.io/zone": "a"}}}),
+        service("web", "10.96.0.1", json!({})),
+        zoned,
+        pod("web-2", "10.244.0.2", json!({})),
+    ]);
+    let near = EndpointsKey { port: 80, node: Some("n".to_owned()), hostname: None };
+    let mut rx = world.index.watch_endpoints(&web(), near);
+    assert_eq!(addrs(&rx.borrow()), ["10.244.0.2:8080"], "the zone's own pod is not known yet");
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080"]);
+}
+
 fn profile_key(port: u16, namespace: Option<&str>) -> ProfileKey {
     ProfileKey { port, namespace: namespace.map(str::to_owned) }
 }
@@ -289,13 +326,20 @@ fn the_clients_own_profile_comes_before_the_services() {
     let found = news(&mut client).unwrap();
     assert_eq!(namespace(&found).as_deref(), Some("ops"));
     let ServiceProfile::Declared { profile: Some(record), .. } = &*found else { panic!() };
-    assert_eq!(record.overrides, [("api.shop.svc.cluster.local".to_owned(), 10_000)]);
+    let authority = "api.shop.svc.cluster.local".to_owned();
+    assert_eq!(record.overrides, [DstOverride { authority, weight: 10_000 }]);
     // What cannot be translated changes nothing.
     world.apply(profile("ops", json!("much")));
     assert!(news(&mut client).is_none());
-    world.delete("ServiceProfile", "ops", "web.shop.svc.cluster.local");
+    let mut budget = profile("ops", json!(2));
+    budget["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": "soon"});
+    let object = serde_json::from_value(budget).unwrap();
+    let applied = world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
+    assert!(applied.problems[0].problem.starts_with("spec.retryBudget.ttl: "), "{:?}", applied.problems);
+    assert!(news(&mut client).is_none());
+    world.delete(Kind::ServiceProfile, "ops", "web.shop.svc.cluster.local");
     assert_eq!(namespace(&news(&mut client).unwrap()).as_deref(), Some("shop"));
-    world.delete("ServiceProfile", "shop", "web.shop.svc.cluster.local");
+    world.delete(Kind::ServiceProfile, "shop", "web.shop.svc.cluster.local");
     assert_eq!(namespace(&news(&mut anyone).unwrap()), None);
 }
 
@@ -318,38 +362,158 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 3306}]})));
     assert_eq!(*news(&mut rx).unwrap(), ServiceProfile::Undeclared);
     assert!(opaque(&world.index.watch_service_profile(&web(), profile_key(3306, None)).borrow()));
+    // Clients of a Service that is deleted keep its name.
+    world.delete(Kind::Service, "shop", "web");
+    assert!(
+        matches!(&*news(&mut rx).unwrap(), ServiceProfile::Declared { name, .. } if name == "web.shop.svc.cluster.local")
+    );
+}
+
+type Profiles = watch::Receiver<Option<Arc<EndpointProfile>>>;
+
+fn profiles(world: &World, at: &str) -> Profiles {
+    world.index.watch_endpoint_profile(addr(at)).unwrap()
+}
+
+fn profile_at(world: &World, at: &str) -> EndpointProfile {
+    let snapshot = profiles(world, at).borrow().clone();
+    (*snapshot.unwrap()).clone()
+}
+
+/// The pod of a profile's endpoint, if it is known: a bare address has none.
+fn pod_of(profile: &EndpointProfile) -> Option<&str> {
+    profile.endpoint.labels.get("pod").map(String::as_str)
 }
 
 #[test]
 fn endpoint_profiles_follow_the_pod_at_the_address() {
     let world = World::new();
-    let mut rx = world.index.watch_endpoint_profile(addr("10.244.0.1:8080")).unwrap();
-    assert_eq!(rx.borrow().endpoint, Endpoint::plain(addr("10.244.0.1:8080")));
+    let mut rx = profiles(&world, "10.244.0.1:8080");
+    assert_eq!(rx.borrow().as_ref().unwrap().endpoint, Endpoint::plain(addr("10.244.0.1:8080")));
     world.apply(pod("web-1", "10.244.0.1", json!({})));
-    let profile = news(&mut rx).unwrap();
+    let profile = news(&mut rx).unwrap().unwrap();
     assert!(profile.endpoint.identity.is_some());
     assert_eq!(profile.endpoint.labels["namespace"], "shop");
     world.apply(pod("web-1", "10.244.0.1", json!({"status": {"phase": "Succeeded"}})));
-    assert_eq!(news(&mut rx).unwrap().endpoint.identity, None);
-    let bare = world.index.watch_endpoint_profile(addr("10.244.7.7:3306")).unwrap();
-    assert!(bare.borrow().opaque, "default opaque ports hold for bare addresses");
-    world.apply_all([pod("web-1", "10.244.0.1", json!({})), pod("web-2", "10.244.0.1", json!({}))]);
-    assert!(matches!(world.index.watch_endpoint_profile(addr("10.244.0.1:1")), Err(AddressError::AmbiguousPod(..))));
+    assert_eq!(news(&mut rx).unwrap().unwrap().endpoint.identity, None);
+    assert!(profile_at(&world, "10.244.7.7:3306").opaque, "default opaque ports hold for bare addresses");
+}
+
+fn terminating(name: &str) -> Value {
+    pod(name, "10.244.0.1", json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))
+}
+
+#[test]
+fn a_terminating_pod_yields_its_address_and_is_meshed_until_then() {
+    let world = World::new();
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    let mut rx = profiles(&world, "10.244.0.1:8080");
+    // Its proxy still runs: a bare address would send clients there in plain text.
+    world.apply(terminating("web-1"));
+    assert!(news(&mut rx).is_none());
+    assert!(profile_at(&world, "10.244.0.1:8080").endpoint.identity.is_some());
+    world.apply(pod("web-2", "10.244.0.1", json!({})));
+    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-2"));
+    world.delete(Kind::Pod, "shop", "web-1");
+    assert!(news(&mut rx).is_none());
+}
+
+/// Linkerd announces a pod as meshed once it is running. Its proxy is an init container, which runs before that.
+#[test]
+fn a_pending_pod_is_meshed() {
+    let world = World::new();
+    world.apply(pod("web-1", "10.244.0.1", json!({"status": {"phase": "Pending"}})));
+    assert!(profile_at(&world, "10.244.0.1:8080").endpoint.identity.is_some());
+}
+
+#[test]
+fn an_address_that_becomes_ambiguous_keeps_its_last_profile() {
+    let world = World::new();
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    let mut rx = profiles(&world, "10.244.0.1:8080");
+    world.apply(pod("web-2", "10.244.0.1", json!({})));
+    assert_eq!(news(&mut rx).unwrap(), None, "nothing is said, and never that the address is bare");
+    assert!(matches!(world.index.watch_endpoint_profile(addr("10.244.0.1:1")), Err(AmbiguousAddress::Pods(..))));
+    world.delete(Kind::Pod, "shop", "web-1");
+    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-2"));
+}
+
+#[test]
+fn a_meshed_pod_whose_proxy_cannot_be_read_is_not_reached_in_plain_text() {
+    let world = World::new();
+    let silent = json!({"spec": {"initContainers": [{"name": "linkerd-proxy", "restartPolicy": "Always"}]}});
+    let object = |change: Value| {
+        let object = serde_json::from_value(pod("web-1", "10.244.0.1", change)).unwrap();
+        Event::Apply(Box::new(manifest::Object::Pod(object)))
+    };
+    let problems = world.index.apply(vec![object(silent.clone())]).problems;
+    assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Pod shop/web-1"), "{problems:?}");
+    assert_eq!(world.index.apply(vec![object(silent.clone())]).problems, [], "a problem is reported once");
+    let mut rx = profiles(&world, "10.244.0.1:8080");
+    assert_eq!(*rx.borrow_and_update(), None);
+    world.apply(pod("web-1", "10.244.0.1", json!({})));
+    assert!(news(&mut rx).unwrap().unwrap().endpoint.identity.is_some());
+    world.index.apply(vec![object(silent)]);
+    assert_eq!(news(&mut rx).unwrap(), None);
+}
+
+/// A pod with port 8080 at port 80 of its node.
+fn with_host_port(name: &str, ip: &str, port: Value) -> Value {
+    let mut declared = json!({"containerPort": 8080, "hostPort": 80});
+    merge(&mut declared, port);
+    pod(
+        name,
+        ip,
+        json!({"status": {"hostIP": "192.168.0.1", "hostIPs": [{"ip": "192.168.0.1"}, {"ip": "fd00::99"}]},
+            "metadata": {"annotations": {"config.linkerd.io/opaque-ports": "8080"}},
+            "spec": {"containers": [{"name": "app", "ports": [declared]}]}}),
+    )
 }
 
 #[test]
 fn a_host_port_leads_to_its_pod() {
     let world = World::new();
-    world.apply(pod(
-        "web-1",
-        "10.244.0.1",
-        json!({"status": {"hostIP": "192.168.0.1"},
-        "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 8080, "hostPort": 80}]}]}}),
-    ));
-    let profile = world.index.watch_endpoint_profile(addr("192.168.0.1:80")).unwrap().borrow().clone();
-    assert_eq!(profile.endpoint.addr, addr("10.244.0.1:8080"));
-    let other = world.index.watch_endpoint_profile(addr("192.168.0.1:81")).unwrap().borrow().clone();
-    assert_eq!(other.endpoint.identity, None);
+    world.apply(with_host_port("web-1", "10.244.0.1", json!({})));
+    for at in ["192.168.0.1:80", "[fd00::99]:80"] {
+        let profile = profile_at(&world, at);
+        assert_eq!((profile.endpoint.addr, pod_of(&profile)), (addr(at), Some("web-1")));
+        assert!(profile.endpoint.identity.is_some() && profile.opaque, "what holds for the pod's own port");
+        assert_eq!(profile.endpoint.transport_port, None, "the node's address does not lead to the proxy's port");
+    }
+    for at in ["192.168.0.1:81", "192.168.0.1:8080"] {
+        assert_eq!(pod_of(&profile_at(&world, at)), None, "{at}");
+    }
+    // The owner's owner is in the labels at this address, too.
+    let owned =
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
+    let mut object = with_host_port("web-1", "10.244.0.1", json!({}));
+    merge(&mut object, owned);
+    world.apply(object);
+    let mut rx = profiles(&world, "192.168.0.1:80");
+    world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
+    assert_eq!(news(&mut rx).unwrap().unwrap().endpoint.labels["cronjob"], "nightly");
+    world.apply(with_host_port("web-2", "10.244.0.2", json!({})));
+    assert_eq!(news(&mut rx).unwrap(), None);
+    let ambiguous = world.index.watch_endpoint_profile(addr("192.168.0.1:80"));
+    assert!(matches!(ambiguous, Err(AmbiguousAddress::Pods(..))));
+    world.apply(with_host_port("web-2", "10.244.0.2", json!({"protocol": "UDP"})));
+    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-1"));
+}
+
+#[test]
+fn an_external_workload_is_at_its_address_on_the_ports_that_it_lists() {
+    let world = World::new();
+    world.apply(external("192.0.2.1"));
+    let meshed = |at: &str| profile_at(&world, at).endpoint.identity.is_some();
+    assert!(meshed("192.0.2.1:8080") && meshed("192.0.2.1:5143") && !meshed("192.0.2.1:9090"));
+    assert_eq!(profile_at(&world, "192.0.2.1:8080").endpoint.labels["namespace"], "shop");
+    let mut other = external("192.0.2.1");
+    other["metadata"]["name"] = json!("vm-2");
+    world.apply(other);
+    let ambiguous =
+        |at: &str| matches!(world.index.watch_endpoint_profile(addr(at)), Err(AmbiguousAddress::Workloads(..)));
+    assert!(ambiguous("192.0.2.1:8080") && !ambiguous("192.0.2.1:9090"));
 }
 
 #[test]
@@ -360,7 +524,7 @@ fn services_by_address() {
     world.apply(service("web", "10.96.0.1", json!({})));
     assert_eq!(world.index.service_by_ip(ip).unwrap().unwrap().key, web());
     world.apply(service("api", "10.96.0.1", json!({})));
-    assert!(matches!(world.index.service_by_ip(ip), Err(AddressError::AmbiguousService(..))));
+    assert!(matches!(world.index.service_by_ip(ip), Err(AmbiguousAddress::Services(..))));
     world.apply(service("api", "None", json!({})));
     assert_eq!(world.index.service_by_ip(ip).unwrap().unwrap().key, web());
 }

@@ -43,7 +43,7 @@ fn web_1() -> Key {
 
 /// Authorizations of port 8080 of `web-1` as `origin: who from where`.
 fn check(world: &World, expected: &[&str]) {
-    let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+    let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
     assert_eq!(show(&server), expected);
 }
 
@@ -111,7 +111,7 @@ fn identity_is_required_on_listed_ports_only() {
         json!({"metadata": {"annotations": {"config.linkerd.io/proxy-require-identity-inbound-ports": "8080"}}}),
     ));
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
-    let other = world.index.watch_inbound(&web_1(), 8081).borrow().clone().unwrap();
+    let other = world.index.watch_inbound(&web_1(), 8081).unwrap().borrow().clone().unwrap();
     assert_eq!(show(&other), [format!("all-unauthenticated: anyone from {ANYWHERE}")]);
 }
 
@@ -119,7 +119,7 @@ fn identity_is_required_on_listed_ports_only() {
 fn a_server_replaces_the_default_on_its_port_only() {
     let world = world([server("s", json!({}))]);
     check(&world, &[]);
-    let other = world.index.watch_inbound(&web_1(), 9090).borrow().clone().unwrap();
+    let other = world.index.watch_inbound(&web_1(), 9090).unwrap().borrow().clone().unwrap();
     assert_eq!(other.origin, Origin::Default("all-unauthenticated"));
     world.apply(server("s", json!({"accessPolicy": "all-authenticated"})));
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
@@ -127,7 +127,7 @@ fn a_server_replaces_the_default_on_its_port_only() {
     check(&world, &[&format!("all-unauthenticated: anyone from {ANYWHERE}")]);
     world.apply(server("s", json!({"port": "http"})));
     check(&world, &[]);
-    world.delete("Server", "shop", "s");
+    world.delete(Kind::Server, "shop", "s");
     check(&world, &[&format!("all-unauthenticated: anyone from {ANYWHERE}")]);
 }
 
@@ -148,7 +148,8 @@ fn of_several_servers_the_oldest_speaks() {
         object["metadata"]["creationTimestamp"] = json!(time);
         object
     };
-    let origin = |world: &World| world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap().origin.clone();
+    let origin =
+        |world: &World| world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
     let by_time = world([dated("a", "2026-01-02T00:00:00Z"), dated("b", "2026-01-01T00:00:00Z")]);
     assert_eq!(origin(&by_time), Origin::Server("b".to_owned()));
     let by_name = world([server("b", json!({})), server("a", json!({}))]);
@@ -166,7 +167,11 @@ fn protocols() {
         ("TLS", ServerProtocol::Tls),
     ] {
         let world = world([server("s", json!({"proxyProtocol": name}))]);
-        assert_eq!(world.index.watch_inbound(&web_1(), 8080).borrow().as_ref().unwrap().protocol, expected, "{name}");
+        assert_eq!(
+            world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().protocol,
+            expected,
+            "{name}"
+        );
     }
     let annotated = World::new();
     annotated.apply(pod(
@@ -174,7 +179,7 @@ fn protocols() {
         "10.244.0.1",
         json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "http"}}}),
     ));
-    let protocol = |port| annotated.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().protocol;
+    let protocol = |port| annotated.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
     assert_eq!((protocol(8080), protocol(8081)), (ServerProtocol::Opaque, ServerProtocol::Detect));
 }
 
@@ -222,9 +227,9 @@ fn server_authorizations_grant_what_their_clients_say() {
     ] {
         let world = world([labelled.clone(), saz(reference, client)]);
         let expected: Vec<_> = expected.iter().map(String::as_str).collect();
-        let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+        let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
         assert_eq!(show(&server), expected, "{name}");
-        world.delete("ServerAuthorization", "shop", "a");
+        world.delete(Kind::ServerAuthorization, "shop", "a");
         check(&world, &[]);
     }
 }
@@ -234,10 +239,10 @@ fn a_server_authorization_that_says_too_much_is_read_strictly() {
     let spec = json!({"server": {"name": "s"}, "client": {"unauthenticated": true, "meshTLS": {"unauthenticatedTLS": true,
         "identities": ["web.shop.serviceaccount.identity.linkerd.cluster.local"]}}});
     let value = rule("ServerAuthorization", "v1beta1", "a", spec);
-    let unreadable = manifest::from_api("policy.linkerd.io", "ServerAuthorization", value).unwrap_err();
+    let unreadable = manifest::from_api(Kind::ServerAuthorization, value).unwrap_err();
     let world = world([server("s", json!({}))]);
     world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
-    let server = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+    let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
     let expected = "a: web.shop.serviceaccount.identity.linkerd.cluster.local from ";
     assert!(show(&server)[0].starts_with(expected), "{:?}", show(&server));
 }
@@ -280,7 +285,7 @@ fn policies_grant_what_their_authentications_say() {
             let world =
                 world([server("s", json!({})), tls.clone(), net.clone(), authorization("p", reference, refs.clone())]);
             let expected: Vec<_> = expected.iter().map(String::as_str).collect();
-            let got = world.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap();
+            let got = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
             assert_eq!(show(&got), expected, "{name}");
         }
     }
@@ -289,7 +294,7 @@ fn policies_grant_what_their_authentications_say() {
 #[test]
 fn an_authentication_without_networks_grants_nothing() {
     let value = rule("NetworkAuthentication", "v1alpha1", "n", json!({"networks": []}));
-    let unreadable = manifest::from_api("policy.linkerd.io", "NetworkAuthentication", value).unwrap_err();
+    let unreadable = manifest::from_api(Kind::NetworkAuthentication, value).unwrap_err();
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([network("n")]))]);
     world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
     check(&world, &[]);
@@ -341,37 +346,105 @@ fn external_workloads_choose_their_default_policy_as_pods_do() {
         let object: weft_k8s_api::workload::ExternalWorkload = serde_json::from_value(vm(annotations.clone())).unwrap();
         let world = World::new();
         world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ExternalWorkload(object)))]);
-        let server = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).borrow().clone().unwrap();
+        let server =
+            world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
         assert_eq!(show(&server), expected, "{annotations}");
     }
 }
 
 #[test]
 fn a_policy_for_another_target_grants_nothing() {
-    for reference in [target("other"), json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"})] {
-        check(&world([server("s", json!({})), authorization("p", reference, json!([]))]), &[]);
-    }
+    check(&world([server("s", json!({})), authorization("p", target("other"), json!([]))]), &[]);
+    let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"});
+    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap_err();
+    let refused = world([server("s", json!({}))]);
+    refused.index.apply(vec![Event::Apply(route.restrictive.unwrap())]);
+    check(&refused, &[]);
     let namespace = authorization("p", json!({"kind": "Namespace", "name": "shop"}), json!([]));
     let without_server = world([namespace]);
-    let origin = without_server.index.watch_inbound(&web_1(), 8080).borrow().clone().unwrap().origin.clone();
+    let origin = without_server.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
     assert_eq!(origin, Origin::Default("all-unauthenticated"), "policies attach to Servers only");
 }
 
 #[test]
 fn watchers_hear_of_authentications_that_come_and_go() {
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
-    let mut rx = world.index.watch_inbound(&web_1(), 8080);
+    let mut rx = world.index.watch_inbound(&web_1(), 8080).unwrap();
     let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
     world.apply(tls.clone());
     assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
-    world.delete("MeshTLSAuthentication", "shop", "m");
+    world.delete(Kind::MeshTLSAuthentication, "shop", "m");
     assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
     world.apply(tls);
     assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
-    world.delete("AuthorizationPolicy", "shop", "p");
+    world.delete(Kind::AuthorizationPolicy, "shop", "p");
     assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
-    world.delete("Pod", "shop", "web-1");
+    world.delete(Kind::Pod, "shop", "web-1");
     assert!(news(&mut rx).unwrap().is_none());
+}
+
+/// What a policy refers to may be known later than the policy itself: before everything is, nothing is wrong.
+#[test]
+fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
+    let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
+    let apply = |batch: Vec<Event>| {
+        let problems = world.index.apply(batch).problems.into_iter();
+        problems.map(|problem| format!("{}: {}", problem.object, problem.problem)).collect::<Vec<_>>()
+    };
+    let event = |object: Value| {
+        let read = manifest::parse("test.json".as_ref(), &object.to_string());
+        Event::Apply(Box::new(read.objects.into_iter().next().unwrap().object))
+    };
+    let missing = "AuthorizationPolicy shop/p: spec.requiredAuthenticationRefs: MeshTLSAuthentication shop/m does not \
+                   exist; the policy grants nothing";
+    assert_eq!(world.index.ineffective_policies(), 0);
+    assert_eq!(apply(vec![Event::Synced]), [missing]);
+    assert_eq!(world.index.ineffective_policies(), 1);
+    // Something else of the namespace changes: it was said once.
+    assert_eq!(
+        apply(vec![event(rule("MeshTLSAuthentication", "v1alpha1", "n", json!({"identities": ["*"]})))]),
+        [""; 0]
+    );
+    let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
+    assert_eq!(apply(vec![event(tls)]), [""; 0]);
+    assert_eq!(world.index.ineffective_policies(), 0);
+    world.delete(Kind::MeshTLSAuthentication, "shop", "m");
+    assert_eq!(world.index.ineffective_policies(), 1);
+    let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "r"});
+    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap_err();
+    let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is no target, expected a Server or the \
+                    policy's Namespace; the policy grants nothing";
+    assert_eq!(apply(vec![Event::Apply(route.restrictive.unwrap())]), [expected]);
+    world.delete(Kind::AuthorizationPolicy, "shop", "p");
+    assert_eq!(world.index.ineffective_policies(), 0);
+}
+
+#[test]
+fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
+    let annotations = json!({"config.linkerd.io/proxy-require-identity-inbound-ports": "http, 80-"});
+    let object = pod("web-1", "10.244.0.1", json!({"metadata": {"annotations": annotations}}));
+    let object: k8s_openapi::api::core::v1::Pod = serde_json::from_value(object).unwrap();
+    let world = World::new();
+    let apply = || world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object.clone())))]).problems;
+    let problems = apply();
+    assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Pod shop/web-1"), "{problems:?}");
+    check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
+    assert_eq!(apply(), [], "a problem is reported once");
+}
+
+/// Linkerd's default server goes by the annotation alone. Here both ends of a connection agree: clients are told that a
+/// port of the default list is opaque, and the server must not wait there for a protocol that never comes.
+#[test]
+fn both_ends_agree_on_ports_that_are_opaque_by_default() {
+    let world = world([]);
+    let protocol = |port| world.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
+    let client = |port| {
+        let addr = SocketAddr::new("10.244.0.1".parse().unwrap(), port);
+        world.index.watch_endpoint_profile(addr).unwrap().borrow().as_ref().unwrap().opaque
+    };
+    for (port, expected) in [(3306, true), (8080, false)] {
+        assert_eq!((client(port), protocol(port) == ServerProtocol::Opaque), (expected, expected), "{port}");
+    }
 }
 
 #[test]
@@ -379,7 +452,7 @@ fn authentications_of_other_namespaces_count_where_they_are_named() {
     let elsewhere =
         json!({"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": "m", "namespace": "ops"});
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([elsewhere]))]);
-    let mut rx = world.index.watch_inbound(&web_1(), 8080);
+    let mut rx = world.index.watch_inbound(&web_1(), 8080).unwrap();
     let mut tls = rule(
         "MeshTLSAuthentication",
         "v1alpha1",
@@ -398,7 +471,8 @@ fn probes_are_known_by_port() {
     world.apply(pod("web-1", "10.244.0.1", json!({"spec": {"containers": [{"name": "app", "ports": [{"name": "http", "containerPort": 8080}],
         "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}}, "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}},
         "startupProbe": {"tcpSocket": {"port": 8080}}}]}})));
-    let paths = |port| world.index.watch_inbound(&web_1(), port).borrow().as_ref().unwrap().probe_paths.clone();
+    let paths =
+        |port| world.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths(8080), ["/live", "/ready"]);
     assert!(paths(8081).is_empty());
 }
@@ -410,17 +484,17 @@ fn a_probes_path_is_that_of_its_request() {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": 8080}});
     world.apply(pod("web-1", "10.244.0.1", json!({"spec": {"containers": [{"name": "app",
         "livenessProbe": probe("/live?verbose=1"), "readinessProbe": probe("ready#now"), "startupProbe": probe("?x")}]}})));
-    let paths = world.index.watch_inbound(&web_1(), 8080).borrow().as_ref().unwrap().probe_paths.clone();
+    let paths = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths, ["/", "/live", "/ready"]);
 }
 
 /// The outbound policy towards an address, in a word.
 fn outbound(world: &World, target: &str) -> String {
-    match world.index.watch_outbound(addr(target)).borrow().as_deref() {
-        None => "none".to_owned(),
-        Some(OutboundPolicy::UndefinedPort) => "undefined".to_owned(),
-        Some(OutboundPolicy::Egress { addr }) => format!("egress {addr}"),
-        Some(OutboundPolicy::Service { authority, protocol, .. }) => format!("{protocol:?} {authority}"),
+    let Some(policy) = world.index.watch_outbound(addr(target)) else { return "none".to_owned() };
+    match policy.borrow().as_deref().unwrap() {
+        OutboundPolicy::UndefinedPort { service, port } => format!("undefined {service}:{port}"),
+        OutboundPolicy::Egress { addr } => format!("egress {addr}"),
+        OutboundPolicy::Service { authority, protocol, .. } => format!("{protocol:?} {authority}"),
     }
 }
 
@@ -442,8 +516,8 @@ fn outbound_by_address() {
         ("10.96.0.1:83", "Opaque web.shop.svc.cluster.local:83"),
         ("10.96.0.1:84", "Opaque web.shop.svc.cluster.local:84"),
         ("10.96.0.1:85", "Opaque web.shop.svc.cluster.local:85"),
-        ("10.96.0.1:86", "undefined"),
-        ("10.96.0.1:9", "undefined"),
+        ("10.96.0.1:86", "undefined shop/web:86"),
+        ("10.96.0.1:9", "undefined shop/web:9"),
         ("10.244.0.1:80", "none"),
         ("93.184.216.34:443", "egress 93.184.216.34:443"),
     ] {
@@ -454,10 +528,12 @@ fn outbound_by_address() {
 #[test]
 fn outbound_watchers_follow_the_service() {
     let world = World::new();
-    let mut rx = world.index.watch_outbound(addr("10.96.0.1:80"));
-    assert!(rx.borrow().is_none());
+    assert!(world.index.watch_outbound(addr("10.96.0.1:80")).is_none());
     world.apply(service("web", "10.96.0.1", json!({})));
-    assert!(matches!(news(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::Service { .. })));
+    let mut rx = world.index.watch_outbound(addr("10.96.0.1:80")).unwrap();
+    assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { port: 80, .. })));
+    world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81}]})));
+    assert!(matches!(news(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
     world.apply(service("web", "10.96.0.9", json!({})));
     assert!(news(&mut rx).unwrap().is_none());
     assert_eq!(outbound(&world, "10.96.0.9:80"), "Detect web.shop.svc.cluster.local:80");
@@ -469,5 +545,8 @@ fn outbound_by_name_needs_no_service_yet() {
     let mut rx = world.index.watch_outbound_name(&Key::new("shop", "web"), 81);
     assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
     world.apply(service("web", "10.96.0.1", json!({})));
-    assert_eq!(news(&mut rx).unwrap().as_deref(), Some(&OutboundPolicy::UndefinedPort));
+    assert!(news(&mut rx).is_none(), "by name, the port need not be declared");
+    world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81, "appProtocol": "http"}]})));
+    let found = news(&mut rx).unwrap();
+    assert!(matches!(found.as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Http1, .. })));
 }

@@ -48,8 +48,8 @@ impl World {
         self.slices.apply(&read.objects[0].object);
     }
 
-    fn delete(&mut self, kind: &str, name: &str) {
-        let reference = ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
+    fn delete(&mut self, kind: Kind, name: &str) {
+        let reference = ObjectRef { kind, namespace: Some("shop".to_owned()), name: name.to_owned() };
         self.slices.delete(&reference);
     }
 
@@ -124,7 +124,7 @@ fn a_selected_workload_becomes_an_endpoint_and_ceases_to_be_one() {
     assert_eq!(world.settle(), ["~IPv4 1"]);
     world.apply(&workload("vm", &["192.0.2.1"], http(), true));
     assert_eq!(world.settle(), [""; 0]);
-    world.delete("ExternalWorkload", "vm");
+    world.delete(Kind::ExternalWorkload, "vm");
     assert_eq!(world.settle(), ["-"]);
 }
 
@@ -182,7 +182,7 @@ fn slices_are_full_and_a_change_touches_one() {
     assert_eq!(world.settle(), ["+IPv4 100", "+IPv4 100", "+IPv4 50"]);
     world.apply(&vm(9, false));
     assert_eq!(world.settle(), ["~IPv4 100"]);
-    world.delete("ExternalWorkload", "vm-9");
+    world.delete(Kind::ExternalWorkload, "vm-9");
     assert_eq!(world.settle(), ["~IPv4 99"]);
     world.apply(&vm(300, true));
     assert_eq!(world.settle(), ["~IPv4 100"]);
@@ -228,7 +228,7 @@ fn slices_of_a_former_service_are_replaced() {
     world.apply(&workload("vm", &["192.0.2.1"], http(), true));
     world.apply(&service("web", json!({})));
     assert_eq!(world.settle(), ["+IPv4 1"]);
-    world.delete("Service", "web");
+    world.delete(Kind::Service, "web");
     let mut again = service("web", json!({}));
     again["metadata"]["uid"] = json!("uid-web-again");
     world.apply(&again);

@@ -23,8 +23,8 @@ struct Applied {
 }
 
 impl Plan {
-    /// The events that lead from the last state to this one. Objects appear before others vanish, so that a renamed Server
-    /// leaves no moment without one.
+    /// The events that lead from the last state to this one. Objects appear before others vanish, so that a renamed
+    /// Server leaves no moment without one.
     pub(super) fn advance(&mut self, files: &Files) -> Vec<Event> {
         let mut events = Vec::new();
         let mut present = HashSet::new();
@@ -130,7 +130,7 @@ mod tests {
         check(&mut plan, &[("1.yaml", server("alow") + &account("b"))], "+b -a");
         check(&mut plan, &[("1.yaml", server("audit") + &account("b"))], "+s");
         check(&mut plan, &[("1.yaml", "kind: [\n---\n".to_owned() + &account("c"))], "+c");
-        check(&mut plan, &[("1.yaml", account("c"))], "-s -b");
+        check(&mut plan, &[("1.yaml", account("c"))], "-b -s");
     }
 
     #[test]

@@ -2,15 +2,15 @@
 //!
 //! Knows of every object only that it exists and in which version; what objects say is the index's business.
 //!
-//! An object that cannot be read never allows anything: where its types are right, its strictest reading is applied; where
-//! they are not, a Server keeps its last good state (without it, the default policy would hold) and every other policy
-//! object is taken for absent, which denies. What is no policy keeps its last good state.
+//! An object that cannot be read never allows anything: where its types are right, its strictest reading is applied;
+//! where they are not, a Server keeps its last good state (without it, the default policy would hold) and every other
+//! policy object is taken for absent, which denies. What is no policy keeps its last good state.
 
 use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use weft_k8s_api::{
-    manifest::{ObjectRef, Unreadable},
+    manifest::{Kind, ObjectRef, Unreadable},
     policy,
 };
 
@@ -50,7 +50,7 @@ struct Known {
     version: String,
     /// Whether the index knows it: not where it could never be read at all.
     applied: bool,
-    /// What was wrong with it; told once.
+    /// What was wrong with it; reported once.
     problem: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Caches {
     pub(super) fn take(&mut self, kind: usize, update: Update, events: &mut Vec<Event>) {
         let cache = &mut self.kinds[kind];
         if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
-            tracing::info!(kind = cache.kind.kind, "watch goes on");
+            tracing::info!(kind = %cache.kind.kind, "watch goes on");
         }
         match update {
             Update::ListBegins => cache.listing = Some(HashSet::new()),
@@ -104,7 +104,7 @@ impl Caches {
                 let listing = cache.listing.take().unwrap_or_default();
                 let gone: Vec<_> = cache.known.keys().filter(|name| !listing.contains(*name)).cloned().collect();
                 for (namespace, name) in gone {
-                    cache.deleted(ObjectRef { kind: cache.kind.kind.to_owned(), namespace, name }, events);
+                    cache.deleted(ObjectRef { kind: cache.kind.kind, namespace, name }, events);
                 }
             }
             Update::Changed(read) => self.reports.extend(cache.changed(read, events)),
@@ -140,7 +140,7 @@ impl Cache {
                 events.push(Event::Apply(Box::new(object)));
                 true
             }
-            None if was_applied && absence_denies(self.kind) => {
+            None if was_applied && absence_denies(self.kind.kind) => {
                 tracing::debug!("removed {reference}");
                 events.push(Event::Delete(reference.clone()));
                 false
@@ -158,7 +158,7 @@ impl Cache {
     fn report(&self, reference: &ObjectRef, uid: Option<String>, problem: String) -> Report {
         let regarding = ObjectReference {
             api_version: Some(self.kind.resource(self.kind.versions[0]).api_version),
-            kind: Some(reference.kind.clone()),
+            kind: Some(reference.kind.to_string()),
             namespace: reference.namespace.clone(),
             name: Some(reference.name.clone()),
             uid,
@@ -174,9 +174,9 @@ impl Cache {
         }
     }
 
-    /// A trouble is told once, however often it is met.
+    /// A trouble is reported once, however often it occurs.
     fn trouble(&mut self, trouble: Trouble) {
-        let (kind, problem) = (self.kind.kind, &trouble.problem);
+        let (kind, problem) = (self.kind.kind.name(), &trouble.problem);
         if self.trouble.as_ref() == Some(&trouble) {
             tracing::debug!(kind, problem, "watch still fails");
         } else if trouble.lasting {
@@ -194,9 +194,9 @@ fn name(reference: &ObjectRef) -> Name {
     (reference.namespace.clone(), reference.name.clone())
 }
 
-/// Policies that only ever allow: without them, nobody is allowed by them.
-fn absence_denies(kind: Watched) -> bool {
-    kind.group == policy::GROUP && kind.kind != "Server"
+/// Policies that only ever allow: their absence denies.
+fn absence_denies(kind: Kind) -> bool {
+    kind.group() == policy::GROUP && kind != Kind::Server
 }
 
 fn problems(unreadable: &Unreadable) -> String {
@@ -242,21 +242,20 @@ mod tests {
         }
     }
 
-    fn object(group_kind: (&str, &str), name: &str, version: u32, spec: Value) -> Read {
-        let (group, kind) = group_kind;
-        let reference = ObjectRef { kind: kind.to_owned(), namespace: Some("shop".to_owned()), name: name.to_owned() };
-        let value = json!({"apiVersion": format!("{group}/v1"), "kind": kind, "spec": spec,
+    fn object(kind: Kind, name: &str, version: u32, spec: Value) -> Read {
+        let reference = ObjectRef { kind, namespace: Some("shop".to_owned()), name: name.to_owned() };
+        let value = json!({"apiVersion": format!("{}/v1", kind.group()), "kind": kind.name(), "spec": spec,
             "metadata": {"name": name, "namespace": "shop"}});
         Read {
             reference,
             version: version.to_string(),
             uid: Some("u".to_owned()),
-            object: manifest::from_api(group, kind, value),
+            object: manifest::from_api(kind, value),
         }
     }
 
     fn server(name: &str, version: u32, spec: Value) -> Read {
-        object((policy::GROUP, "Server"), name, version, spec)
+        object(Kind::Server, name, version, spec)
     }
 
     fn good() -> Value {
@@ -265,7 +264,7 @@ mod tests {
 
     fn network(version: u32, cidr: &str) -> Read {
         let spec = json!({"networks": [{"cidr": cidr}]});
-        object((policy::GROUP, "NetworkAuthentication"), "n", version, spec)
+        object(Kind::NetworkAuthentication, "n", version, spec)
     }
 
     use Update::{Changed, Deleted, ListBegins, ListEnds, Listed};

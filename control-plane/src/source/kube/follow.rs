@@ -29,7 +29,7 @@ pub(super) enum Update {
     Changed(Read),
     /// An object vanished.
     Deleted(ObjectRef),
-    /// Nothing can be heard at the moment.
+    /// The watch fails at the moment.
     Trouble(Trouble),
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Read {
 
 /// Annotation in which `kubectl apply` repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// The longest wait before the next attempt: whoever installs what is missing waits for it.
+/// The longest wait before the next attempt, and after a missing definition was installed.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// HTTP statuses that mean something other than "try again".
 const NOT_FOUND: u16 = 404;
@@ -104,8 +104,9 @@ impl Course {
         }
     }
 
-    /// Decides after an error. kube's watcher resumes by itself; where the API has forgotten the position it begins anew
-    /// only if a watch event says so, not if the request to resume is refused, and then always with a streamed list.
+    /// Decides after an error. kube's watcher resumes by itself; where the API has forgotten the position it begins
+    /// anew only if a watch event says so, not if the request to resume is refused, and then always with a streamed
+    /// list.
     fn failed(&mut self, versions: usize, error: &watcher::Error) -> Next {
         match status(error) {
             // The API server is older than streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
@@ -129,7 +130,7 @@ impl Course {
     }
 }
 
-/// Follows a kind and hands on what is heard, until `send` says that nobody listens.
+/// Follows a kind and hands every update to `send`, until that returns false.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
     let mut backoff = DefaultBackoff::default();
     let mut course = Course::new();
@@ -149,7 +150,7 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
             };
             let next = course.failed(kind.versions.len(), &error);
             if next == Next::RestartNow {
-                tracing::debug!(kind = kind.kind, error = explain_watch(&error), "watch begins anew");
+                tracing::debug!(kind = %kind.kind, error = explain_watch(&error), "watch begins anew");
                 break;
             }
             if !send(Update::Trouble(explain(kind, status(&error), &error))).await {
@@ -174,7 +175,7 @@ fn status(error: &watcher::Error) -> Option<u16> {
 }
 
 fn explain(kind: Watched, status: Option<u16>, error: &watcher::Error) -> Trouble {
-    let Watched { group, plural, .. } = kind;
+    let (group, plural) = (kind.kind.group(), kind.plural);
     match status {
         Some(NOT_FOUND) if kind.is_custom() => Trouble {
             problem: format!(
@@ -236,7 +237,7 @@ fn update<K>(kind: Watched, event: Watch<K>, split: impl Fn(K) -> (ObjectMeta, O
     }
 }
 
-/// Reads an object, without the parts that are long and that nobody uses.
+/// Reads an object, without the parts that are long and not used.
 fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>) -> Read {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -247,19 +248,19 @@ fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>
     let mut whole = data.unwrap_or_else(|| serde_json::json!({}));
     if let Some(fields) = whole.as_object_mut() {
         fields.insert("apiVersion".to_owned(), kind.resource(kind.versions[0]).api_version.into());
-        fields.insert("kind".to_owned(), kind.kind.into());
+        fields.insert("kind".to_owned(), kind.kind.name().into());
         fields.insert("metadata".to_owned(), serde_json::json!(metadata));
         // A ReplicaSet's spec is required by its type, and not part of its metadata.
         if kind.metadata_only {
             fields.insert("spec".to_owned(), serde_json::json!({"selector": {}, "template": {}}));
         }
     }
-    Read { reference, version, uid, object: manifest::from_api(kind.group, kind.kind, whole) }
+    Read { reference, version, uid, object: manifest::from_api(kind.kind, whole) }
 }
 
 fn reference(kind: Watched, metadata: &ObjectMeta) -> ObjectRef {
     ObjectRef {
-        kind: kind.kind.to_owned(),
+        kind: kind.kind,
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone().unwrap_or_default(),
     }

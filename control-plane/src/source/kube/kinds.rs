@@ -1,7 +1,7 @@
 //! Which kinds are watched, for whom, and how much of them.
 
 use kube::core::ApiResource;
-use weft_k8s_api::{labels, policy, profile, workload};
+use weft_k8s_api::{labels, manifest::Kind};
 
 /// Parts of the control plane that read objects here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,10 @@ pub(crate) struct Interest {
 /// A kind as it is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Watched {
-    /// API group.
-    pub(super) group: &'static str,
     /// Versions that may be read, the best first: they differ in nothing that is used here, and the API converts.
     pub(super) versions: &'static [&'static str],
     /// Kind.
-    pub(super) kind: &'static str,
+    pub(super) kind: Kind,
     /// Name of the resource.
     pub(super) plural: &'static str,
     /// Whether metadata is all that is needed.
@@ -30,57 +28,46 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    const fn new(
-        group: &'static str,
-        versions: &'static [&'static str],
-        kind: &'static str,
-        plural: &'static str,
-    ) -> Self {
-        Self { group, versions, kind, plural, metadata_only: false, label: None }
+    const fn new(kind: Kind, versions: &'static [&'static str], plural: &'static str) -> Self {
+        Self { versions, kind, plural, metadata_only: false, label: None }
     }
 
-    const fn metadata(
-        group: &'static str,
-        versions: &'static [&'static str],
-        kind: &'static str,
-        plural: &'static str,
-    ) -> Self {
-        Self { metadata_only: true, ..Self::new(group, versions, kind, plural) }
+    const fn metadata(kind: Kind, versions: &'static [&'static str], plural: &'static str) -> Self {
+        Self { metadata_only: true, ..Self::new(kind, versions, plural) }
     }
 
     /// Whether a custom resource definition has to be installed for it.
     pub(super) fn is_custom(&self) -> bool {
-        self.group.ends_with("linkerd.io")
+        self.kind.group().ends_with("linkerd.io")
     }
 
     /// The resource in one of its versions.
     pub(super) fn resource(&self, version: &str) -> ApiResource {
+        let group = self.kind.group();
         ApiResource {
-            group: self.group.to_owned(),
+            group: group.to_owned(),
             version: version.to_owned(),
-            api_version: if self.group.is_empty() { version.to_owned() } else { format!("{}/{version}", self.group) },
-            kind: self.kind.to_owned(),
+            api_version: if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") },
+            kind: self.kind.to_string(),
             plural: self.plural.to_owned(),
         }
     }
 }
 
-const SERVICES: Watched = Watched::new("", &["v1"], "Service", "services");
-const PODS: Watched = Watched::new("", &["v1"], "Pod", "pods");
+const SERVICES: Watched = Watched::new(Kind::Service, &["v1"], "services");
+const PODS: Watched = Watched::new(Kind::Pod, &["v1"], "pods");
 const MESHED_PODS: Watched = Watched { label: Some(labels::CONTROL_PLANE_NS), ..PODS };
-const SLICES: Watched = Watched::new("discovery.k8s.io", &["v1"], "EndpointSlice", "endpointslices");
-const NODES: Watched = Watched::metadata("", &["v1"], "Node", "nodes");
-const REPLICA_SETS: Watched = Watched::metadata("apps", &["v1"], "ReplicaSet", "replicasets");
-const JOBS: Watched = Watched::metadata("batch", &["v1"], "Job", "jobs");
-const SERVERS: Watched = Watched::new(policy::GROUP, &["v1beta3", "v1beta2", "v1beta1"], "Server", "servers");
-const SERVER_AUTHORIZATIONS: Watched =
-    Watched::new(policy::GROUP, &["v1beta1"], "ServerAuthorization", "serverauthorizations");
-const AUTHORIZATION_POLICIES: Watched =
-    Watched::new(policy::GROUP, &["v1alpha1"], "AuthorizationPolicy", "authorizationpolicies");
-const MESH_TLS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "MeshTLSAuthentication", "meshtlsauthentications");
-const NETWORKS: Watched = Watched::new(policy::GROUP, &["v1alpha1"], "NetworkAuthentication", "networkauthentications");
-const PROFILES: Watched = Watched::new(profile::GROUP, &["v1alpha2"], "ServiceProfile", "serviceprofiles");
-const WORKLOADS: Watched = Watched::new(workload::GROUP, &["v1beta1"], "ExternalWorkload", "externalworkloads");
+const SLICES: Watched = Watched::new(Kind::EndpointSlice, &["v1"], "endpointslices");
+const NODES: Watched = Watched::metadata(Kind::Node, &["v1"], "nodes");
+const REPLICA_SETS: Watched = Watched::metadata(Kind::ReplicaSet, &["v1"], "replicasets");
+const JOBS: Watched = Watched::metadata(Kind::Job, &["v1"], "jobs");
+const SERVERS: Watched = Watched::new(Kind::Server, &["v1beta3", "v1beta2", "v1beta1"], "servers");
+const SERVER_AUTHORIZATIONS: Watched = Watched::new(Kind::ServerAuthorization, &["v1beta1"], "serverauthorizations");
+const AUTHORIZATION_POLICIES: Watched = Watched::new(Kind::AuthorizationPolicy, &["v1alpha1"], "authorizationpolicies");
+const MESH_TLS: Watched = Watched::new(Kind::MeshTLSAuthentication, &["v1alpha1"], "meshtlsauthentications");
+const NETWORKS: Watched = Watched::new(Kind::NetworkAuthentication, &["v1alpha1"], "networkauthentications");
+const PROFILES: Watched = Watched::new(Kind::ServiceProfile, &["v1alpha2"], "serviceprofiles");
+const WORKLOADS: Watched = Watched::new(Kind::ExternalWorkload, &["v1beta1"], "externalworkloads");
 
 /// Kinds that somebody needs, each once.
 pub(super) fn watched(interest: Interest) -> Vec<Watched> {

@@ -1,13 +1,13 @@
-//! What a request names: an authority, a Service or one of its pods, and the context of the proxy that asks.
+//! Names of destinations in requests: an authority, and the Service or the pod that it stands for.
 
 use std::net::IpAddr;
-
-use serde::Deserialize;
 
 use crate::index::Key;
 
 /// Port of an authority that names none.
 const DEFAULT_PORT: u16 = 80;
+/// The longest authority that is read: a DNS name of 253 characters (RFC 1035) with dot, colon and port.
+const MAX_AUTHORITY: usize = 260;
 
 /// Host and port.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,21 +29,12 @@ pub(crate) enum Host {
     Instance(String, Key),
 }
 
-/// The context that the injector gives to a proxy.
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Token {
-    /// The namespace of the client's pod.
-    #[serde(rename = "ns")]
-    pub(crate) namespace: Option<String>,
-    /// The node of the client's pod.
-    #[serde(rename = "nodeName")]
-    pub(crate) node_name: Option<String>,
-}
-
 impl Authority {
     /// Reads `host`, `host:port`, `[v6]:port` or a bare IPv6 address; `None` for anything else.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.len() > MAX_AUTHORITY {
+            return None;
+        }
         let port = |text: &str| text.parse().ok().filter(|port| *port != 0);
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, rest) = rest.split_once(']')?;
@@ -62,7 +53,7 @@ impl Authority {
 }
 
 /// What `host` stands for in a cluster of this domain; `None` for other names, which proxies then resolve by DNS.
-pub(crate) fn host(host: &str, domain: &str) -> Option<Host> {
+pub(crate) fn resolve(host: &str, domain: &str) -> Option<Host> {
     if let Ok(ip) = host.parse() {
         return Some(Host::Ip(ip));
     }
@@ -79,26 +70,22 @@ pub(crate) fn host(host: &str, domain: &str) -> Option<Host> {
     }
 }
 
-impl Token {
-    /// Reads the JSON form, and `ns:<namespace>` of old proxies, which says nothing of the node. Anything else counts as
-    /// empty: a bad token costs locality, never discovery.
-    pub(crate) fn parse(text: &str) -> Self {
-        if text.is_empty() {
-            return Self::default();
-        }
-        if let Some(namespace) = text.strip_prefix("ns:") {
-            return Self { namespace: Some(namespace.to_owned()), node_name: None };
-        }
-        serde_json::from_str(text).unwrap_or_else(|error| {
-            tracing::warn!(token = text, %error, "unreadable context token is ignored");
-            Self::default()
-        })
-    }
+/// The beginning of what a client wrote, for an answer or a log.
+pub(crate) fn excerpt(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_AUTHORITY)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_text_is_neither_read_nor_repeated() {
+        let long = format!("{}.shop.svc.cluster.local", "\u{e4}".repeat(1 << 20));
+        assert_eq!(Authority::parse(&long), None);
+        assert!(excerpt(&long).len() <= MAX_AUTHORITY && long.starts_with(excerpt(&long)));
+        assert_eq!(excerpt("web:80"), "web:80");
+    }
 
     #[test]
     fn authorities() {
@@ -134,17 +121,7 @@ mod tests {
             (".shop.svc.cluster.local", None),
             ("example.org", None),
         ] {
-            assert_eq!(host(text, "cluster.local"), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn tokens_are_never_an_error() {
-        let token = Token::parse(r#"{"ns":"shop", "nodeName":"n1", "pod":"p"}"#);
-        assert_eq!((token.node_name.as_deref(), token.namespace.as_deref()), (Some("n1"), Some("shop")));
-        assert_eq!(Token::parse("ns:shop").namespace.as_deref(), Some("shop"));
-        for text in ["", "{", "[]", "other"] {
-            assert_eq!(Token::parse(text), Token::default(), "{text:?}");
+            assert_eq!(resolve(text, "cluster.local"), expected, "{text:?}");
         }
     }
 }

@@ -1,0 +1,214 @@
+//! Pods: addresses, ports, and what their proxies need to know.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::{
+    api::core::v1::{Container, HTTPGetAction, Pod, Probe},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+use weft_k8s_api::{
+    labels,
+    ports::{PortList, PortSet},
+};
+
+use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, single_owner};
+
+/// A Pod.
+#[derive(Debug, PartialEq)]
+pub(crate) struct PodRecord {
+    pub(crate) key: Key,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) host_ports: Vec<HostPort>,
+    pub(crate) host_network: bool,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) node: Option<String>,
+    pub(crate) service_account: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) skip_inbound: PortSet,
+    pub(crate) require_identity: PortSet,
+    pub(crate) default_policy: DefaultPolicyAnnotation,
+    pub(crate) proxy: Option<ProxyPorts>,
+    /// What of it cannot be read.
+    pub(crate) problems: Vec<String>,
+    opaque_ports: Option<PortList>,
+    named_ports: HashMap<String, Vec<u16>>,
+    probes: Vec<HttpProbe>,
+}
+
+/// An address on the node that leads to a port of the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostPort {
+    pub(crate) addr: SocketAddr,
+    /// The port in the pod.
+    pub(crate) port: u16,
+}
+
+/// Whether a pod still owns its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lifecycle {
+    /// It does. A pod that is not running yet counts, since its proxy may already run.
+    Live,
+    /// It was deleted and ends within its grace period, unless another pod already has its address.
+    Terminating,
+    /// Its containers have ended.
+    Ended,
+}
+
+/// An HTTP probe of the kubelet.
+#[derive(Clone, Debug, PartialEq)]
+struct HttpProbe {
+    port: IntOrString,
+    path: String,
+}
+
+/// Ports of a pod's proxy, read from the environment of its container as Linkerd does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProxyPorts {
+    pub(crate) inbound: u16,
+    pub(crate) admin: u16,
+    pub(crate) control: u16,
+}
+
+impl PodRecord {
+    pub(crate) fn new(pod: &Pod) -> Self {
+        let spec = pod.spec.clone().unwrap_or_default();
+        let status = pod.status.clone().unwrap_or_default();
+        let listed = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
+        let ips = addresses(listed.chain(status.pod_ip.as_deref()));
+        let serving = || {
+            spec.init_containers
+                .iter()
+                .flatten()
+                .filter(|c| c.restart_policy.as_deref() == Some("Always"))
+                .chain(&spec.containers)
+        };
+        let node_ips: Vec<IpAddr> =
+            addresses(status.host_ips.iter().flatten().map(|ip| ip.ip.as_str()).chain(status.host_ip.as_deref()));
+        let mut named_ports: HashMap<String, Vec<u16>> = HashMap::new();
+        let mut host_ports = Vec::new();
+        for port in serving().flat_map(|container| container.ports.iter().flatten()) {
+            let Ok(number) = u16::try_from(port.container_port) else { continue };
+            if let Some(name) = &port.name {
+                named_ports.entry(name.clone()).or_default().push(number);
+            }
+            let host_port = port.host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
+            if let Some(host_port) = host_port.filter(|_| port.protocol.as_deref().is_none_or(|p| p == "TCP")) {
+                let to = |ip: &IpAddr| HostPort { addr: SocketAddr::new(*ip, host_port), port: number };
+                host_ports.extend(node_ips.iter().map(to));
+            }
+        }
+        let mut problems = Vec::new();
+        let lifecycle = match status.phase.as_deref() {
+            Some("Succeeded" | "Failed") => Lifecycle::Ended,
+            _ if pod.metadata.deletion_timestamp.is_some() => Lifecycle::Terminating,
+            _ => Lifecycle::Live,
+        };
+        let proxy = serving().find(|container| container.name == labels::PROXY_CONTAINER).and_then(proxy_ports);
+        let meshed = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
+        if proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
+            problems.push(format!(
+                "pod is labelled as meshed, but the environment of its container {} names no inbound, admin and \
+                 control addresses; it is not announced",
+                labels::PROXY_CONTAINER
+            ));
+        }
+        Self {
+            key: Key::of(&pod.metadata),
+            ips,
+            host_ports,
+            host_network: spec.host_network == Some(true),
+            lifecycle,
+            node: spec.node_name.clone(),
+            service_account: spec
+                .service_account_name
+                .clone()
+                .filter(|name| !name.is_empty())
+                .unwrap_or_else(|| "default".to_owned()),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            owner: single_owner(&pod.metadata),
+            skip_inbound: optional(&pod.metadata, labels::SKIP_INBOUND_PORTS, &mut problems).unwrap_or_default(),
+            require_identity: require_identity(&pod.metadata, &mut problems),
+            default_policy: DefaultPolicyAnnotation::read(&pod.metadata, &mut problems),
+            proxy,
+            opaque_ports: optional(&pod.metadata, labels::OPAQUE_PORTS, &mut problems),
+            problems,
+            named_ports,
+            probes: serving().flat_map(probes).collect(),
+        }
+    }
+
+    /// Whether the pod is in a mesh.
+    pub(crate) fn control_namespace(&self) -> Option<&str> {
+        self.labels.get(labels::CONTROL_PLANE_NS).map(String::as_str).filter(|namespace| !namespace.is_empty())
+    }
+
+    /// Whether the annotation, or else the default list, makes the port opaque.
+    pub(crate) fn is_opaque(&self, port: u16, default: &PortSet) -> bool {
+        match &self.opaque_ports {
+            Some(list) => list.resolve(|name| self.named_ports.get(name).cloned().unwrap_or_default()).contains(port),
+            None => default.contains(port),
+        }
+    }
+
+    /// Whether a number or a container port's name means the port.
+    pub(crate) fn port_is(&self, wanted: &IntOrString, port: u16) -> bool {
+        match wanted {
+            IntOrString::Int(number) => *number == i32::from(port),
+            IntOrString::String(name) => self.named_ports.get(name).is_some_and(|ports| ports.contains(&port)),
+        }
+    }
+
+    /// Paths of HTTP probes on a port, sorted.
+    pub(crate) fn probe_paths(&self, port: u16) -> Vec<String> {
+        let of_port = self.probes.iter().filter(|probe| self.port_is(&probe.port, port));
+        let mut paths: Vec<_> = of_port.map(|probe| probe.path.clone()).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        paths
+    }
+}
+
+/// The ports, or nothing where one of the three addresses is missing: such an endpoint is not announced (as in
+/// Linkerd).
+fn proxy_ports(container: &Container) -> Option<ProxyPorts> {
+    let port = |name: &str| {
+        let var = container.env.iter().flatten().find(|var| var.name == name)?;
+        var.value.as_deref()?.rsplit(':').next()?.parse().ok()
+    };
+    Some(ProxyPorts {
+        inbound: port("LINKERD2_PROXY_INBOUND_LISTEN_ADDR")?,
+        admin: port("LINKERD2_PROXY_ADMIN_LISTEN_ADDR")?,
+        control: port("LINKERD2_PROXY_CONTROL_LISTEN_ADDR")?,
+    })
+}
+
+fn probes(container: &Container) -> Vec<HttpProbe> {
+    let all: [&Option<Probe>; 3] = [&container.liveness_probe, &container.readiness_probe, &container.startup_probe];
+    let http = all.into_iter().flatten().filter_map(|probe| probe.http_get.as_ref());
+    let probe = |get: &HTTPGetAction| HttpProbe {
+        port: get.port.clone(),
+        path: request_path(get.path.as_deref().unwrap_or_default()),
+    };
+    http.map(probe).collect()
+}
+
+/// The path of the request that the kubelet sends: it reads the probe's path as a URL, so that it may have a query.
+fn request_path(probe: &str) -> String {
+    let path = probe.split(['?', '#']).next().unwrap_or_default();
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+/// Addresses, as far as they can be read, each once and in order.
+fn addresses<'a>(listed: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    for ip in listed.filter_map(|ip| ip.parse().ok()) {
+        if !found.contains(&ip) {
+            found.push(ip);
+        }
+    }
+    found
+}

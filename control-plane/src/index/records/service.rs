@@ -1,0 +1,195 @@
+//! Services, and the EndpointSlices that say where they are served.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use k8s_openapi::api::{
+    core::v1::{ObjectReference, Service},
+    discovery::v1::EndpointSlice,
+};
+use weft_k8s_api::{
+    labels,
+    ports::{PortList, PortSet},
+};
+
+use super::{Key, optional};
+
+/// A Service.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ServiceRecord {
+    pub(crate) key: Key,
+    pub(crate) cluster_ips: Vec<IpAddr>,
+    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) external: bool,
+    /// Whether only endpoints on the client's node serve it.
+    pub(crate) local: bool,
+    /// What of it cannot be read.
+    pub(crate) problems: Vec<String>,
+    opaque_ports: Option<PortList>,
+}
+
+/// A port of a Service.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ServicePort {
+    pub(crate) port: u16,
+    pub(crate) name: String,
+    pub(crate) app_protocol: Option<String>,
+}
+
+/// An EndpointSlice.
+#[derive(Debug, PartialEq)]
+pub(in crate::index) struct SliceRecord {
+    pub(crate) service: Key,
+    /// Ports by name; an unnamed one has the empty name.
+    pub(crate) ports: HashMap<String, u16>,
+    pub(crate) endpoints: Vec<SliceEndpoint>,
+    /// What of it cannot be used.
+    pub(crate) problems: Vec<String>,
+}
+
+/// A ready endpoint of a slice.
+#[derive(Debug, PartialEq)]
+pub(in crate::index) struct SliceEndpoint {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) hostname: Option<String>,
+    pub(crate) node: Option<String>,
+    pub(crate) zone: Option<String>,
+    pub(crate) for_zones: Vec<String>,
+    pub(crate) target: Target,
+}
+
+/// What an endpoint stands for.
+#[derive(Debug, PartialEq)]
+pub(in crate::index) enum Target {
+    Pod(Key),
+    External(Key),
+    /// An address without an object behind it.
+    Address,
+}
+
+impl ServiceRecord {
+    pub(crate) fn new(service: &Service) -> Self {
+        let mut problems = Vec::new();
+        let spec = service.spec.clone().unwrap_or_default();
+        let listed = spec.cluster_ips.unwrap_or_default();
+        let mut cluster_ips: Vec<IpAddr> =
+            listed.iter().chain(&spec.cluster_ip).filter_map(|ip| ip.parse().ok()).collect();
+        cluster_ips.sort_unstable();
+        cluster_ips.dedup();
+        let tcp = spec
+            .ports
+            .into_iter()
+            .flatten()
+            .filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+        let ports = tcp.filter_map(|port| {
+            let number = u16::try_from(port.port).ok()?;
+            Some(ServicePort { port: number, name: port.name.unwrap_or_default(), app_protocol: port.app_protocol })
+        });
+        Self {
+            ports: ports.collect(),
+            cluster_ips,
+            external: spec.type_.as_deref() == Some("ExternalName"),
+            local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            opaque_ports: optional(&service.metadata, labels::OPAQUE_PORTS, &mut problems),
+            key: Key::of(&service.metadata),
+            problems,
+        }
+    }
+
+    /// The port with this number.
+    pub(crate) fn port(&self, number: u16) -> Option<&ServicePort> {
+        self.ports.iter().find(|port| port.port == number)
+    }
+
+    /// Whether the annotation, or else the default list, makes the port opaque.
+    pub(crate) fn is_opaque(&self, number: u16, default: &PortSet) -> bool {
+        let name = self.port(number).map(|port| port.name.as_str());
+        self.opaque_ports.as_ref().map_or_else(|| default.contains(number), |list| list.covers(number, name))
+    }
+}
+
+impl SliceRecord {
+    /// `None` for slices of DNS names and slices that belong to no Service.
+    pub(crate) fn new(slice: &EndpointSlice) -> Option<Self> {
+        let namespace = slice.metadata.namespace.clone().unwrap_or_default();
+        let label = slice.metadata.labels.as_ref().and_then(|labels| labels.get(labels::SERVICE_NAME)).cloned();
+        let owner = || {
+            slice
+                .metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .find(|owner| owner.kind == "Service")
+                .map(|owner| owner.name.clone())
+        };
+        let service = Key::new(namespace.clone(), label.or_else(owner)?);
+        if slice.address_type == "FQDN" {
+            return None;
+        }
+        let ports = slice
+            .ports
+            .iter()
+            .flatten()
+            .filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
+        let ports = ports
+            .filter_map(|port| Some((port.name.clone().unwrap_or_default(), u16::try_from(port.port?).ok()?)))
+            .collect();
+        let endpoints = slice.endpoints.iter().flatten().filter(|endpoint| {
+            // Kubernetes: an absent condition counts as ready.
+            endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
+        });
+        let mut problems = Vec::new();
+        let endpoints = endpoints.filter_map(|endpoint| {
+            let target = match target(&namespace, endpoint.target_ref.as_ref()) {
+                Ok(target) => target,
+                Err(problem) => {
+                    if !problems.contains(&problem) {
+                        problems.push(problem);
+                    }
+                    return None;
+                }
+            };
+            Some(SliceEndpoint {
+                addresses: endpoint.addresses.iter().filter_map(|address| address.parse().ok()).collect(),
+                hostname: endpoint.hostname.clone(),
+                node: endpoint.node_name.clone(),
+                zone: endpoint.zone.clone(),
+                for_zones: endpoint
+                    .hints
+                    .iter()
+                    .flat_map(|hints| hints.for_zones.iter().flatten())
+                    .map(|zone| zone.name.clone())
+                    .collect(),
+                target,
+            })
+        });
+        let endpoints = endpoints.collect();
+        Some(Self { service, ports, endpoints, problems })
+    }
+
+    /// Pods that the slice refers to.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Key> {
+        self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
+            Target::Pod(pod) => Some(pod),
+            Target::External(_) | Target::Address => None,
+        })
+    }
+
+    /// ExternalWorkloads that the slice refers to.
+    pub(crate) fn workloads(&self) -> impl Iterator<Item = &Key> {
+        self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
+            Target::External(workload) => Some(workload),
+            Target::Pod(_) | Target::Address => None,
+        })
+    }
+}
+
+/// What an endpoint stands for, in the slice's namespace.
+fn target(namespace: &str, reference: Option<&ObjectReference>) -> Result<Target, String> {
+    let Some(reference) = reference else { return Ok(Target::Address) };
+    let key = Key::new(namespace, reference.name.clone().unwrap_or_default());
+    match reference.kind.as_deref().unwrap_or_default() {
+        "Pod" => Ok(Target::Pod(key)),
+        "ExternalWorkload" => Ok(Target::External(key)),
+        kind => Err(format!("endpoints of kind {kind:?} are left out, expected Pod or ExternalWorkload")),
+    }
+}
