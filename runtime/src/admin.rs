@@ -1,17 +1,19 @@
-//! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, plaintext.
+//! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, in
+//! plain text unless the binary brings its own handshake.
 
-use std::{collections::HashMap, fmt, future::Future, net::SocketAddr, sync::Arc};
+use std::{collections::HashMap, fmt, future::Future, io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header, request::Parts};
+use http::{Extensions, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Full, Limited};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::{
     drain::Drain,
     metrics::{Format, Metrics},
     readiness::Readiness,
-    server::{Limits, RequestBody, Server},
+    server::{Limits, RequestBody, Server, plain},
 };
 
 /// The largest request body that a route sees, in bytes: enough for a log filter.
@@ -20,6 +22,7 @@ const MAX_BODY_BYTES: usize = 16 * 1024;
 /// What a route answers.
 pub type AdminResponse = Response<Full<Bytes>>;
 type Handler = Arc<dyn Fn(&AdminRequest) -> AdminResponse + Send + Sync>;
+type Guard = Arc<dyn Fn(&AdminRequest) -> Option<AdminResponse> + Send + Sync>;
 
 /// A request as a route sees it.
 #[derive(Debug)]
@@ -38,13 +41,14 @@ pub struct Admin {
     metrics: Metrics,
     readiness: Readiness,
     routes: HashMap<&'static str, Vec<(Option<Method>, Handler)>>,
+    guard: Option<Guard>,
 }
 
 impl Admin {
     /// Makes a server with the standard routes.
     #[must_use]
     pub fn new(metrics: Metrics, readiness: Readiness) -> Self {
-        Self { metrics, readiness, routes: HashMap::new() }
+        Self { metrics, readiness, routes: HashMap::new(), guard: None }
     }
 
     /// Adds a route for one method.
@@ -73,15 +77,36 @@ impl Admin {
         self
     }
 
-    /// Serves until `shutdown` completes.
+    /// Asks `guard` before every request is answered; what it answers is the answer instead.
+    #[must_use]
+    pub fn guard(mut self, guard: impl Fn(&AdminRequest) -> Option<AdminResponse> + Send + Sync + 'static) -> Self {
+        self.guard = Some(Arc::new(guard));
+        self
+    }
+
+    /// Serves plain text until `shutdown` completes.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+        self.serve_with(listener, plain, shutdown).await;
+    }
+
+    /// Serves what `handshake` makes of a connection until `shutdown` completes; see [`Server::serve_with_extensions`].
+    pub async fn serve_with<H, HF, IO>(self, listener: TcpListener, handshake: H, shutdown: impl Future<Output = ()>)
+    where
+        H: Fn(TcpStream) -> HF,
+        HF: Future<Output = io::Result<(IO, Extensions)>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let admin = Arc::new(self);
         // Probes and scrapes are answered to the very end: nothing drains.
         let (_drain, watch) = Drain::new();
-        let serving = Server::new("admin", Limits::ADMIN, watch).serve(listener, move |request, peer| {
-            let admin = admin.clone();
-            async move { admin.handle(request, peer).await }
-        });
+        let serving = Server::new("admin", Limits::ADMIN, watch).serve_with_extensions(
+            listener,
+            handshake,
+            move |request, peer| {
+                let admin = admin.clone();
+                async move { admin.handle(request, peer).await }
+            },
+        );
         tokio::select! {
             () = shutdown => {}
             () = serving => {}
@@ -97,6 +122,9 @@ impl Admin {
     }
 
     fn respond(&self, request: &AdminRequest) -> AdminResponse {
+        if let Some(refusal) = self.guard.as_ref().and_then(|guard| guard(request)) {
+            return refusal;
+        }
         let path = request.head.uri.path();
         if let Some(methods) = self.routes.get(path) {
             let fits = |method: &Option<Method>| method.as_ref().is_none_or(|method| *method == request.head.method);
@@ -147,8 +175,6 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> AdminResponse {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
-
     use super::*;
 
     fn get(admin: &Admin, method: Method, path: &str) -> StatusCode {

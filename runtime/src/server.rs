@@ -16,7 +16,7 @@ mod connections;
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Version, header};
+use http::{Extensions, HeaderValue, Request, Response, Version, header};
 use hyper::{body::Body, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -141,7 +141,7 @@ impl Server {
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
-        self.serve_with(listener, |stream| std::future::ready(Ok(stream)), service).await;
+        self.serve_with_extensions(listener, plain, service).await;
     }
 
     /// Serves what `handshake` makes of a connection until the drain; requests in progress are tracked by it.
@@ -149,6 +149,24 @@ impl Server {
     where
         H: Fn(TcpStream) -> HF,
         HF: Future<Output = io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
+    {
+        let handshake = move |stream| {
+            let accepted = handshake(stream);
+            async move { Ok((accepted.await?, Extensions::new())) }
+        };
+        self.serve_with_extensions(listener, handshake, service).await;
+    }
+
+    /// As [`Server::serve_with`], for a handshake that learns something of the client: every request of the connection gets its
+    /// extensions.
+    pub async fn serve_with_extensions<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
+    where
+        H: Fn(TcpStream) -> HF,
+        HF: Future<Output = io::Result<(IO, Extensions)>> + Send + 'static,
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
@@ -191,7 +209,7 @@ impl Server {
     async fn serve_connection<IO, S, F, B>(
         &self,
         connection: &Connection,
-        handshake: impl Future<Output = io::Result<IO>>,
+        handshake: impl Future<Output = io::Result<(IO, Extensions)>>,
         streams: u32,
         peer: SocketAddr,
         service: S,
@@ -202,14 +220,15 @@ impl Server {
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
-        let io = tokio::select! {
-            io = handshake => io.map_err(|error| format!("handshake failed: {error}"))?,
+        let (io, extensions) = tokio::select! {
+            accepted = handshake => accepted.map_err(|error| format!("handshake failed: {error}"))?,
             overdue = connection.overdue() => return Err(overdue.reason().to_owned()),
             () = self.ended() => return Ok(()),
         };
         let handle = connection.handle();
         let draining = self.watch.clone();
-        let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
+            request.extensions_mut().extend(extensions.clone());
             let exchange = Arc::new(handle.begin());
             let (service, draining) = (service.clone(), draining.clone());
             async move { Ok::<_, Infallible>(answer(&exchange, request, peer, service, &draining).await) }
@@ -251,6 +270,11 @@ impl Server {
             .max_concurrent_streams(streams);
         builder
     }
+}
+
+/// The handshake of plain text: none.
+pub(crate) async fn plain(stream: TcpStream) -> io::Result<(TcpStream, Extensions)> {
+    Ok((stream, Extensions::new()))
 }
 
 fn set_options(stream: &TcpStream) {
