@@ -3,18 +3,20 @@
 //! What changes something answers to loopback clients alone. The environment is shown as it was at start.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Method, StatusCode, header};
-use tokio::net::TcpListener;
+use http::{Extensions, Method, StatusCode, header};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use weft_runtime::admin::{self, AdminRequest, AdminResponse, text};
 use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::Readiness;
 use weft_runtime::telemetry::LogLevel;
 
+use crate::inbound::admin::{AdminPort, AdminStream};
 use crate::shared::Shared;
 
 /// What the admin server shows and changes.
@@ -27,11 +29,15 @@ pub(crate) struct Admin {
     pub(crate) log: LogLevel,
     /// Set to true by `POST /shutdown`.
     pub(crate) shutdown: watch::Sender<bool>,
+    /// Who may ask.
+    pub(crate) port: AdminPort,
 }
 
 /// Serves until the process ends.
 pub(crate) async fn run(shared: Arc<Shared>, admin: Admin, listener: TcpListener) -> anyhow::Result<()> {
-    let Admin { registry, readiness, log, shutdown } = admin;
+    let Admin { registry, readiness, log, shutdown, port } = admin;
+    let port = Arc::new(port);
+    let guard = Arc::clone(&port);
     let enabled = shared.config.admin.shutdown_endpoint;
     let environment: BTreeMap<String, String> = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
@@ -40,9 +46,14 @@ pub(crate) async fn run(shared: Arc<Shared>, admin: Admin, listener: TcpListener
         .route_any("/env.json", move |request| env_json(request, &environment))
         .route_any("/proxy-log-level", move |request| log_level(request, &log))
         .route_any("/shutdown", move |request| stop(request, enabled, &shutdown))
-        .serve(listener, std::future::pending())
+        .guard(move |request| guard.check(request))
+        .serve_with(listener, move |stream| accept(Arc::clone(&port), stream), std::future::pending())
         .await;
     Ok(())
+}
+
+async fn accept(port: Arc<AdminPort>, stream: TcpStream) -> io::Result<(Box<dyn AdminStream>, Extensions)> {
+    port.accept(stream).await
 }
 
 fn log_level(request: &AdminRequest, log: &LogLevel) -> AdminResponse {
@@ -176,6 +187,56 @@ mod tests {
             assert_eq!(response.status(), status, "{uri}");
             let bytes = response.into_body().collect().await.unwrap().to_bytes();
             assert_eq!(bytes, body, "{uri}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_meshed_client_is_known_and_policy_decides() {
+        use crate::inbound::testing::{self, Mesh, OWN};
+        use crate::policy::Policies;
+        use crate::policy::testing::{authz, detecting, only};
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        const PROMETHEUS: &str = "prometheus.viz.serviceaccount.identity.linkerd.cluster.local";
+        let mesh = Mesh::new();
+        let mut config = testing::config();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        config.admin.listen = addr;
+        let (shared, _drain) = testing::shared(config.clone(), &mesh);
+        let policies = Policies::unreachable(config);
+        policies.publish(addr.port(), detecting(vec![authz("prometheus", only(&[PROMETHEUS]))]));
+        let readiness = Readiness::new();
+        let admin = Admin {
+            registry: Metrics::new(),
+            readiness,
+            log: weft_runtime::telemetry::init("off", weft_runtime::telemetry::LogFormat::Plain).unwrap().level,
+            shutdown: watch::channel(false).0,
+            port: AdminPort::new(Arc::clone(&shared), &policies),
+        };
+        tokio::spawn(run(shared, admin, listener));
+
+        // 127.0.0.1 would be the pod itself, which policy lets in.
+        for (identity, path, expected) in [
+            (None, "/ready", "HTTP/1.1 200"),
+            (None, "/metrics", "HTTP/1.1 403"),
+            (Some("other.demo"), "/metrics", "HTTP/1.1 403"),
+            (Some(PROMETHEUS), "/metrics", "HTTP/1.1 200"),
+        ] {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            let mut stream: Box<dyn AdminStream> = Box::new(socket.connect(addr).await.unwrap());
+            if let Some(identity) = identity {
+                let config = mesh.credentials(identity).client_config(&OWN.parse().unwrap(), &[]);
+                let name = rustls::pki_types::ServerName::try_from(OWN).unwrap();
+                let connector = tokio_rustls::TlsConnector::from(config);
+                stream = Box::new(connector.connect(name, stream).await.unwrap());
+            }
+            let request = format!("GET {path} HTTP/1.1\r\nhost: proxy\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).await.unwrap();
+            assert_eq!(std::str::from_utf8(&status).unwrap(), expected, "{identity:?} {path}");
         }
     }
 }

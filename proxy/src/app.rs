@@ -16,6 +16,7 @@ use anyhow::Context as _;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{oneshot, watch};
 use weft_runtime::drain::Drain;
+use weft_runtime::files;
 use weft_runtime::metrics::Metrics;
 use weft_runtime::readiness::{Gate, Readiness};
 use weft_runtime::tasks::Tasks;
@@ -24,10 +25,11 @@ use weft_tls::anchors::TrustAnchors;
 use weft_tls::credentials::Credentials;
 use weft_tls::keys::IdentityKey;
 
-use crate::config::{Config, UnusableSetting};
+use crate::config::{Config, ControlAddr, StreamLimits, UnusableSetting};
 use crate::control::{ControlClient, Trust};
 use crate::discover::Discover;
 use crate::dns::Dns;
+use crate::inbound::admin::AdminPort;
 use crate::listen::{self, Listener};
 use crate::metrics::ProxyMetrics;
 use crate::policy::Policies;
@@ -36,6 +38,9 @@ use crate::{admin, attest, identity, inbound, outbound};
 
 /// How often the log says that there is no certificate yet.
 const IDENTITY_WARNING: Duration = Duration::from_secs(15);
+
+/// How often unused series are looked for.
+const EVICTION: Duration = Duration::from_secs(60);
 
 struct Sockets {
     /// Per worker, the outbound listeners.
@@ -56,6 +61,9 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
     if !config.without_effect.is_empty() {
         let variables = config.without_effect.join(", ");
         tracing::warn!(variables, "these settings of linkerd2-proxy have no effect on this proxy");
+    }
+    if let Err(error) = files::raise_limit() {
+        tracing::warn!(%error, "the limit on open files cannot be raised");
     }
     let anchors = TrustAnchors::from_pem(&config.identity.trust_anchors)
         .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
@@ -114,7 +122,10 @@ async fn supervise(
     let shared = Arc::new(Shared { config, metrics, credentials, drain: watch, control: Handle::current() });
     let config = &shared.config;
     let dns = Dns::new(shared.metrics.dns_resolutions.clone()).context("read the system's DNS configuration")?;
-    let client = |addr: &crate::config::ControlAddr, trust| ControlClient::new(addr.clone(), trust, dns.clone());
+    let client = |addr: &ControlAddr, trust| {
+        let limits = if addr.is_loopback() { StreamLimits::default() } else { config.control_streams };
+        ControlClient::new(addr.clone(), trust, dns.clone(), limits)
+    };
     let trusted = Trust::Credentials(shared.credentials.clone());
     let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
     let identity_client = client(&config.identity.control, certifier);
@@ -124,7 +135,11 @@ async fn supervise(
     let mut tasks = Tasks::new();
     let (shutdown_tx, shutdown_rx) = watch::channel(false);
     let admin_listener = tokio::net::TcpListener::from_std(sockets.admin).context("register the admin listener")?;
-    let admin = admin::Admin { registry: registry.clone(), readiness: readiness.clone(), log, shutdown: shutdown_tx };
+    let discover = Discover::new(&shared, destination_client, policy_client.clone());
+    let policies = Policies::new(&shared, policy_client);
+    let port = AdminPort::new(Arc::clone(&shared), &policies);
+    let admin =
+        admin::Admin { registry: registry.clone(), readiness: readiness.clone(), log, shutdown: shutdown_tx, port };
     tasks.spawn("admin", admin::run(Arc::clone(&shared), admin, admin_listener));
     if config.require_redirect {
         tasks.spawn("attest", attest::run(readiness.gate("redirect"), registry.clone(), shared.drain.clone()));
@@ -132,10 +147,9 @@ async fn supervise(
     let certify =
         identity::Certifier { bootstrap, client: identity_client, credentials: credentials_tx, gate: identity_gate };
     tasks.spawn("identity", identity::run(Arc::clone(&shared), certify, registry.clone()));
+    tasks.spawn("metrics-eviction", evict_metrics(Arc::clone(&shared)));
     tasks.spawn("identity-warning", warn_without_identity(shared.credentials.clone()));
 
-    let discover = Discover::new(&shared, destination_client, policy_client.clone());
-    let policies = Policies::new(&shared, policy_client);
     // A controller in this very pod may start only when the proxy is ready.
     if !config.policy.control.is_loopback() {
         tasks.spawn("policy", wait_for_policy(policies.clone(), readiness.gate("policy")));
@@ -169,6 +183,15 @@ async fn warn_without_identity(mut credentials: watch::Receiver<Option<Arc<Crede
             return std::future::pending().await;
         }
         tracing::warn!("waiting for identity to be initialized: is the identity controller reachable?");
+    }
+}
+
+/// Forgets series that nothing uses any more.
+async fn evict_metrics(shared: Arc<Shared>) -> anyhow::Result<()> {
+    let mut every = tokio::time::interval(EVICTION);
+    loop {
+        every.tick().await;
+        shared.metrics.evict(shared.config.metrics_retain_idle);
     }
 }
 

@@ -34,6 +34,13 @@ pub(crate) struct Config {
     pub(crate) destination: DestinationConfig,
     /// Where policy is served.
     pub(crate) policy: PolicyConfig,
+    /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head
+    /// (`WEFT_PROXY_HTTP1_IDLE_TIMEOUT`). 10 min: longer than Prometheus and common pools keep connections, so that they close first.
+    pub(crate) http1_client_timeout: Duration,
+    /// How long series stay that nothing uses any more. Linkerd's default: 10 min.
+    pub(crate) metrics_retain_idle: Duration,
+    /// Limits of streams of the control plane.
+    pub(crate) control_streams: StreamLimits,
     /// HTTP/2 settings for both directions.
     pub(crate) http2: Http2Config,
     /// How long in-flight work may take after SIGTERM. Linkerd's default: 2 min.
@@ -205,6 +212,17 @@ pub(crate) struct PolicyConfig {
     pub(crate) cluster_networks: Vec<IpNet>,
 }
 
+/// Limits of the control plane's streams (`CONTROL_STREAM_*`); `None` is no limit. They do not hold for a controller on loopback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamLimits {
+    /// How long the first message may take.
+    pub(crate) initial: Option<Duration>,
+    /// How long the stream may be silent afterwards.
+    pub(crate) idle: Option<Duration>,
+    /// How long it may be open.
+    pub(crate) lifetime: Option<Duration>,
+}
+
 /// HTTP/2 flow control and liveness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Http2Config {
@@ -216,6 +234,9 @@ pub(crate) struct Http2Config {
     pub(crate) outbound_keepalive: Option<Keepalive>,
     /// Server keepalive of the inbound side.
     pub(crate) inbound_keepalive: Option<Keepalive>,
+    /// Streams at a time of one inbound connection. 10,000: other proxies carry all of a pod's requests over one connection, and wait for
+    /// a place; without a limit one client could hold any number.
+    pub(crate) inbound_streams: u32,
 }
 
 /// HTTP/2 PING keepalive.
@@ -337,11 +358,19 @@ impl Config {
                 workload: env.required("POLICY_WORKLOAD", "this workload's name for the policy controller")?,
                 cluster_networks: env.networks("POLICY_CLUSTER_NETWORKS")?,
             },
+            metrics_retain_idle: env.duration("METRICS_RETAIN_IDLE")?.unwrap_or(Duration::from_secs(600)),
+            http1_client_timeout: env.http1_client_timeout()?,
+            control_streams: StreamLimits {
+                initial: env.duration("CONTROL_STREAM_INITIAL_TIMEOUT")?.filter(|limit| !limit.is_zero()),
+                idle: env.duration("CONTROL_STREAM_IDLE_TIMEOUT")?.filter(|limit| !limit.is_zero()),
+                lifetime: env.duration("CONTROL_STREAM_LIFETIME")?.filter(|limit| !limit.is_zero()),
+            },
             http2: Http2Config {
                 stream_window: env.number("HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535),
                 connection_window: env.number("HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?.unwrap_or(1 << 20),
                 outbound_keepalive: env.http2_keepalive("OUTBOUND_SERVER_HTTP2")?,
                 inbound_keepalive: env.http2_keepalive("INBOUND_SERVER_HTTP2")?,
+                inbound_streams: env.number("INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS")?.unwrap_or(10_000),
             },
             shutdown_grace_period: env.duration("SHUTDOWN_GRACE_PERIOD")?.unwrap_or(Duration::from_secs(120)),
             log: env

@@ -19,12 +19,14 @@ use rand::seq::SliceRandom as _;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+use tonic::{Status, Streaming};
 use weft_tls::anchors::TrustAnchors;
 use weft_tls::credentials::{Credentials, bootstrap_client_config};
 use weft_tls::identity::Identity;
 
-use crate::config::{ControlAddr, SocketConfig};
+use crate::config::{ControlAddr, SocketConfig, StreamLimits};
 use crate::dns::{Dns, ResolveError};
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
@@ -87,17 +89,35 @@ struct Inner {
     authority: Authority,
     trust: Trust,
     dns: Dns,
+    limits: StreamLimits,
     connection: Mutex<Option<http2::SendRequest<tonic::body::Body>>>,
 }
 
 impl ControlClient {
     /// Makes a client; nothing is connected until the first request.
-    pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns) -> Self {
+    pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns, limits: StreamLimits) -> Self {
         let host = addr.host.trim_end_matches('.');
         let authority =
             if host.contains(':') { format!("[{host}]:{}", addr.port) } else { format!("{host}:{}", addr.port) };
         let authority = authority.parse().unwrap_or_else(|_| Authority::from_static("control.invalid"));
-        Self { inner: Arc::new(Inner { addr, authority, trust, dns, connection: Mutex::new(None) }) }
+        Self { inner: Arc::new(Inner { addr, authority, trust, dns, limits, connection: Mutex::new(None) }) }
+    }
+
+    /// Opens a stream within the limits of the settings.
+    ///
+    /// # Errors
+    /// The controller's status, or a deadline that passed before the stream's head.
+    pub(crate) async fn open<T>(
+        &self,
+        asked: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
+    ) -> Result<Messages<T>, Status> {
+        let StreamLimits { initial, idle, lifetime } = self.inner.limits;
+        let opened = Instant::now();
+        let initial = initial.map(|initial| opened + initial);
+        // Streams that were opened together, by many proxies, do not end together.
+        let end = lifetime.map(|lifetime| opened + lifetime.mul_f64(rand::rng().random_range(0.8..=1.0)));
+        let stream = within(initial, asked).await?.into_inner();
+        Ok(Messages { stream, silence: initial, idle, end })
     }
 }
 
@@ -199,6 +219,37 @@ pub(crate) fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
     match identity {
         Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
         Identity::Uri(_) => None,
+    }
+}
+
+/// A stream of the control plane that ends when it is silent or open for too long, so that it is asked for anew.
+pub(crate) struct Messages<T> {
+    stream: Streaming<T>,
+    /// When the next message has to be there.
+    silence: Option<Instant>,
+    idle: Option<Duration>,
+    end: Option<Instant>,
+}
+
+impl<T> Messages<T> {
+    /// The next message; `None` when the controller ended the stream.
+    ///
+    /// # Errors
+    /// The controller's status, or `DeadlineExceeded` of this side.
+    pub(crate) async fn next(&mut self) -> Result<Option<T>, Status> {
+        let until = self.silence.into_iter().chain(self.end).min();
+        let message = within(until, self.stream.message()).await?;
+        self.silence = self.idle.map(|idle| Instant::now() + idle);
+        Ok(message)
+    }
+}
+
+async fn within<T>(until: Option<Instant>, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    match until {
+        None => answer.await,
+        Some(until) => tokio::time::timeout_at(until, answer)
+            .await
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("the stream was silent, or open, for too long"))),
     }
 }
 

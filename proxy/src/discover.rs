@@ -140,6 +140,15 @@ impl Discover {
     }
 }
 
+#[cfg(test)]
+impl Endpoints {
+    /// A service's endpoints without a controller, and what changes them.
+    pub(crate) fn for_test(set: endpoints::EndpointSet) -> (watch::Sender<EndpointsState>, Self) {
+        let (known, state) = watch::channel(EndpointsState::Known(Arc::new(set)));
+        (known, Self { state, _stream: Stream(tokio::spawn(std::future::pending::<()>()).abort_handle()) })
+    }
+}
+
 impl Inner {
     fn spawn(&self, stream: impl Future<Output = ()> + Send + 'static) -> Stream {
         Stream(self.runtime.spawn(stream).abort_handle())

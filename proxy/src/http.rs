@@ -7,6 +7,7 @@ pub(crate) mod form;
 pub(crate) mod headers;
 pub(crate) mod in_flight;
 pub(crate) mod orig_proto;
+pub(crate) mod pool;
 pub(crate) mod respond;
 pub(crate) mod serve;
 pub(crate) mod upgrade;

@@ -10,6 +10,7 @@
 //! connection whose original destination is unknown or not this pod's.
 
 mod accept;
+pub(crate) mod admin;
 mod direct;
 mod http;
 mod target;
@@ -24,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::http::in_flight::RequestLimit;
 use crate::listen::{Accepted, Listener};
-use crate::metrics::{Direction, Peer, TransportMetrics, target_labels};
+use crate::metrics::{Direction, InboundTargets, Peer, TransportMetrics};
 use crate::orig_dst::original_dst;
 use crate::policy::Policies;
 use crate::policy::authz::{Client, ClientTls};
@@ -44,6 +45,7 @@ pub(crate) struct Inbound {
     policies: Policies,
     tls: TlsServer,
     targets: Targets,
+    labels: Arc<InboundTargets>,
     /// Requests that are being answered.
     limit: RequestLimit,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
@@ -76,9 +78,11 @@ pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, listener: Liste
 
 impl Inbound {
     fn new(shared: Arc<Shared>, policies: Policies) -> Self {
+        let labels = Arc::new(InboundTargets::new(&shared.config.inbound.ports));
         Self {
             tls: TlsServer::new(shared.credentials.clone()),
-            targets: Targets::new(Arc::clone(&shared)),
+            targets: Targets::new(Arc::clone(&shared), Arc::clone(&labels)),
+            labels,
             policies,
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),
             sources: Mutex::new(HashMap::new()),
@@ -103,7 +107,7 @@ impl Inbound {
     }
 
     fn failed(&self, error: &ConnectionError, peer: SocketAddr, target: SocketAddr) {
-        let mut labels = target_labels(target);
+        let mut labels = self.labels.labels(target);
         labels.insert(0, crate::metrics::label("error", error.label()));
         self.shared.metrics.inbound_tcp_errors.get_or_create(&labels).inc();
         let error: &dyn std::error::Error = error;
@@ -117,7 +121,7 @@ impl Inbound {
         if let Some(known) = sources.get(&key) {
             return Arc::clone(known);
         }
-        let mut labels = target_labels(target);
+        let mut labels = self.labels.labels(target);
         client.tls.append_labels(&mut labels);
         server.append_labels("srv", &mut labels);
         let metrics = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Src, &labels));

@@ -5,10 +5,15 @@
 
 mod histogram;
 mod http;
+mod retain;
 mod transport;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -16,6 +21,7 @@ use prometheus_client::registry::Registry;
 
 use histogram::LatencyMs;
 pub(crate) use http::HttpMetrics;
+use retain::{InUse, Retained};
 pub(crate) use transport::TransportMetrics;
 
 /// A set of labels. Keys come from code, except the `dst_*` ones, which come from the destination controller.
@@ -35,6 +41,7 @@ pub(crate) struct ProxyMetrics {
     requests: Counters,
     responses: Counters,
     response_latency: Family<Labels, LatencyMs>,
+    retained: Retained,
     /// `inbound_http_authz_allow_total`.
     pub(crate) inbound_http_allow: Counters,
     /// `inbound_http_authz_deny_total`.
@@ -65,10 +72,8 @@ pub(crate) struct ProxyMetrics {
     pub(crate) outbound_detect_results: Counters,
     /// `outbound_tcp_protocol_connections_total`.
     pub(crate) outbound_protocol_connections: Counters,
-    /// `outbound_tcp_route_open_total`.
-    pub(crate) outbound_tcp_route_open: Counters,
-    /// `outbound_tcp_route_close_total`.
-    pub(crate) outbound_tcp_route_close: Counters,
+    outbound_tcp_route_open: Counters,
+    outbound_tcp_route_close: Counters,
     /// `outbound_http_route_request_statuses_total`.
     pub(crate) outbound_route_statuses: Counters,
     /// `outbound_http_route_backend_requests_total`.
@@ -128,12 +133,67 @@ pub(crate) fn label(
 }
 
 /// The labels `target_addr`, `target_ip` and `target_port`.
-pub(crate) fn target_labels(addr: std::net::SocketAddr) -> Labels {
+pub(crate) fn target_labels(addr: SocketAddr) -> Labels {
     vec![
         label("target_addr", addr.to_string()),
         label("target_ip", addr.ip().to_string()),
         label("target_port", addr.port().to_string()),
     ]
+}
+
+/// The target labels of inbound connections. Clients choose ports, so that those which the pod does not declare have labels of their own
+/// only up to a number; the rest share one set, and a scan of all ports leaves few series.
+pub(crate) struct InboundTargets {
+    declared: Vec<u16>,
+    others: Mutex<HashSet<SocketAddr>>,
+}
+
+impl InboundTargets {
+    /// Undeclared addresses with labels of their own, per worker.
+    const OTHERS: usize = 128;
+
+    /// Makes a set without undeclared ports.
+    pub(crate) fn new(declared: &[u16]) -> Self {
+        Self { declared: declared.to_vec(), others: Mutex::default() }
+    }
+
+    /// As [`target_labels`], with `other` in each for an address beyond the number.
+    pub(crate) fn labels(&self, addr: SocketAddr) -> Labels {
+        if self.has_own(addr) {
+            return target_labels(addr);
+        }
+        ["target_addr", "target_ip", "target_port"].map(|key| label(key, "other")).into()
+    }
+
+    /// The port as a label's value.
+    pub(crate) fn port(&self, addr: SocketAddr) -> Cow<'static, str> {
+        if self.has_own(addr) { addr.port().to_string().into() } else { "other".into() }
+    }
+
+    fn has_own(&self, addr: SocketAddr) -> bool {
+        if self.declared.contains(&addr.port()) {
+            return true;
+        }
+        let mut others = self.others.lock();
+        others.contains(&addr) || (others.len() < Self::OTHERS && others.insert(addr))
+    }
+}
+
+/// A connection on an opaque route.
+#[derive(Debug)]
+pub(crate) struct TcpRoute {
+    in_use: InUse,
+    close: Counters,
+    labels: Labels,
+}
+
+impl TcpRoute {
+    /// Counts the connection's end, with the error that ended it or an empty one.
+    pub(crate) fn closed(mut self, error: &'static str) {
+        self.labels.push(label("error", error));
+        self.in_use.has("outbound_tcp_route_close", &self.close, &self.labels);
+        self.close.get_or_create(&self.labels).inc();
+    }
 }
 
 impl ProxyMetrics {
@@ -212,6 +272,19 @@ impl ProxyMetrics {
         metrics
     }
 
+    /// Removes the series of connections and requests of kinds that nothing has used for `idle`.
+    pub(crate) fn evict(&self, idle: Duration) {
+        self.retained.evict(idle);
+    }
+
+    /// The series of opaque routes with these labels, as long as a connection is on one and for the retention time afterwards.
+    pub(crate) fn tcp_route(&self, labels: &Labels) -> TcpRoute {
+        let in_use = self.retained.enter(labels.clone());
+        in_use.has("outbound_tcp_route_open", &self.outbound_tcp_route_open, labels);
+        self.outbound_tcp_route_open.get_or_create(labels).inc();
+        TcpRoute { in_use, close: self.outbound_tcp_route_close.clone(), labels: labels.clone() }
+    }
+
     /// The handles of one kind of connection. `labels` follow `direction` and `peer`.
     pub(crate) fn transport(&self, direction: Direction, peer: Peer, labels: &Labels) -> TransportMetrics {
         let mut all = vec![label("direction", direction.label()), label("peer", peer.label())];
@@ -229,9 +302,68 @@ impl ProxyMetrics {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn series_that_nothing_uses_are_forgotten() {
+        const IDLE: Duration = Duration::from_secs(600);
+        let mut registry = Registry::default();
+        let metrics = ProxyMetrics::register(&mut registry);
+        let use_once = |port: u16| {
+            let labels = target_labels(SocketAddr::from(([10, 0, 0, 1], port)));
+            let transport = metrics.transport(Direction::Outbound, Peer::Dst, &labels);
+            transport.opened();
+            transport.closed(Some(&std::io::ErrorKind::ConnectionReset.into()));
+            let http = metrics.http(Direction::Outbound, &labels);
+            http.request();
+            http.response(200, true, Some(0), Duration::from_millis(3));
+            metrics.tcp_route(&labels).closed("io");
+            (transport, http)
+        };
+        let lines = |port: u16| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text.lines().filter(|line| line.contains(&format!(r#"target_port="{port}""#))).count()
+        };
+        let held = use_once(80);
+        for port in 1000..2000 {
+            use_once(port);
+        }
+        let known = lines(80);
+        assert!(known > 10 && lines(1500) == known);
+        tokio::time::advance(IDLE / 2).await;
+        use_once(1001);
+        tokio::time::advance(IDLE / 2).await;
+        metrics.evict(IDLE);
+        assert_eq!(
+            (lines(80), lines(1000), lines(1001)),
+            (known - 2, 0, known),
+            "no connection is on the opaque route"
+        );
+        drop(held);
+        tokio::time::advance(IDLE).await;
+        metrics.evict(IDLE);
+        assert_eq!((lines(80), lines(1001)), (0, 0));
+        use_once(80);
+        assert_eq!(lines(80), known, "counted anew");
+    }
+
+    #[test]
+    fn undeclared_ports_beyond_a_number_share_labels() {
+        let targets = InboundTargets::new(&[80]);
+        let mut seen = HashSet::new();
+        for port in 1000..=u16::MAX {
+            let addr = SocketAddr::from(([10, 0, 0, 1], port));
+            seen.insert(targets.labels(addr));
+            seen.insert(vec![label("port", targets.port(addr))]);
+        }
+        assert_eq!(seen.len(), 2 * (InboundTargets::OTHERS + 1));
+        let first = SocketAddr::from(([10, 0, 0, 1], 1000));
+        assert_eq!(targets.labels(first), target_labels(first), "who came first keeps its own");
+        let declared = SocketAddr::from(([10, 0, 0, 1], 80));
+        assert_eq!(targets.labels(declared), target_labels(declared));
+        assert_eq!(targets.port(declared), "80");
+    }
 
     #[test]
     fn families_have_linkerds_names() {

@@ -19,9 +19,10 @@ mod worker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
+use tokio::time::Instant;
 
 use crate::detect::{self, DetectError, Detected};
 use crate::discover::Discover;

@@ -106,6 +106,11 @@ impl Policies {
         policy
     }
 
+    /// The policy of a port as it changes, without waiting for any answer.
+    pub(crate) fn follow(&self, port: u16) -> PortPolicy {
+        self.inner.subscribe(port).0
+    }
+
     /// Waits until every configured port has its first answer, or its time is over.
     pub(crate) async fn settled(&self) {
         for port in &self.inner.config.inbound.ports {
@@ -215,20 +220,17 @@ impl Inner {
         let mut backoff = Backoff::new();
         loop {
             let spec = PortSpec { workload: self.config.policy.workload.clone(), port: port.number.into() };
-            let ended = match client.watch_port(spec).await {
-                Ok(response) => {
-                    let mut stream = response.into_inner();
-                    loop {
-                        match stream.message().await {
-                            Ok(Some(message)) => {
-                                backoff.reset();
-                                self.publish(port, message);
-                            }
-                            Ok(None) => break None,
-                            Err(status) => break Some(status),
+            let ended = match self.client.open(client.watch_port(spec)).await {
+                Ok(mut stream) => loop {
+                    match stream.next().await {
+                        Ok(Some(message)) => {
+                            backoff.reset();
+                            self.publish(port, message);
                         }
+                        Ok(None) => break None,
+                        Err(status) => break Some(status),
                     }
-                }
+                },
                 Err(status) => Some(status),
             };
             match ended {
@@ -301,7 +303,8 @@ pub(crate) mod testing {
             let addr = config.policy.control.clone();
             let dns = crate::dns::Dns::new(Default::default()).expect("the host has a resolv.conf");
             let (_, credentials) = watch::channel(None);
-            let client = ControlClient::new(addr, crate::control::Trust::Credentials(credentials), dns);
+            let client =
+                ControlClient::new(addr, crate::control::Trust::Credentials(credentials), dns, config.control_streams);
             let (_, credentials) = watch::channel(None);
             Self::with(Arc::new(config), client, credentials, Handle::current())
         }

@@ -64,6 +64,11 @@ impl Meta {
         Self { kind: "default".into(), name: name.into(), ..Self::default() }
     }
 
+    /// Whether this lets in what another policy would deny, so that its decisions are logged.
+    pub(crate) fn is_audit(&self) -> bool {
+        *self.kind == *"default" && *self.name == *"audit"
+    }
+
     /// Appends the labels `<role>_group`, `<role>_kind` and `<role>_name`.
     pub(crate) fn append_labels(&self, role: &str, labels: &mut Labels) {
         labels.push(label(format!("{role}_group"), self.group.to_string()));

@@ -252,6 +252,11 @@ impl<'a> Env<'a> {
         Ok(timeout.unwrap_or(Duration::from_secs(10)))
     }
 
+    pub(super) fn http1_client_timeout(&self) -> Result<Duration, ConfigError> {
+        let timeout = self.parse_own("HTTP1_IDLE_TIMEOUT", DURATION, duration)?;
+        Ok(timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::from_secs(600)))
+    }
+
     pub(super) fn unanswered(&self) -> Result<Unanswered, ConfigError> {
         let unanswered = self.parse_own("INBOUND_POLICY_UNANSWERED", "default or deny", |value| match value {
             "default" => Some(Unanswered::Default),

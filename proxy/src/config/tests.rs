@@ -63,6 +63,9 @@ fn reads_what_the_injector_writes() {
             "LINKERD2_PROXY_DESTINATION_SVC_NAME",
             "linkerd-destination.linkerd.serviceaccount.identity.linkerd.cluster.local",
         ),
+        ("LINKERD2_PROXY_CONTROL_STREAM_INITIAL_TIMEOUT", "3s"),
+        ("LINKERD2_PROXY_CONTROL_STREAM_LIFETIME", "1h"),
+        ("LINKERD2_PROXY_INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS", "500"),
         ("WEFT_PROXY_REQUIRE_REDIRECT", "true"),
         ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "0"),
         ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "deny"),
@@ -77,6 +80,9 @@ fn reads_what_the_injector_writes() {
     assert_eq!(config.http2.inbound_keepalive.unwrap().timeout, Duration::from_secs(3));
     assert!(!config.destination.control.is_loopback());
     assert!(config.require_redirect);
+    let (initial, lifetime) = (Some(Duration::from_secs(3)), Some(Duration::from_secs(3600)));
+    assert_eq!(config.control_streams, StreamLimits { initial, idle: None, lifetime });
+    assert_eq!(config.http2.inbound_streams, 500);
     assert_eq!(config.inbound.policy_timeout, Duration::ZERO);
     assert_eq!(config.inbound.unanswered, Unanswered::Deny);
 }
@@ -105,6 +111,7 @@ fn errors_name_the_variable_and_never_the_value() {
         ("LINKERD2_PROXY_LOG_FORMAT", "xml"),
         ("WEFT_PROXY_REQUIRE_REDIRECT", "maybe"),
         ("WEFT_PROXY_INBOUND_POLICY_TIMEOUT", "soon"),
+        ("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "never"),
         ("WEFT_PROXY_INBOUND_POLICY_UNANSWERED", "allow"),
     ] {
         let message = parse(&[(variable, value)]).unwrap_err().to_string();

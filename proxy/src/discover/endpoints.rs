@@ -32,17 +32,16 @@ pub(super) async fn watch(
     state: watch::Sender<EndpointsState>,
 ) {
     let request = GetDestination { scheme: String::new(), path, context_token };
-    let mut client = DestinationClient::new(client);
+    let mut asking = DestinationClient::new(client.clone());
     let mut backoff = Backoff::new();
     loop {
-        let status = match client.get(request.clone()).await {
+        let status = match client.open(asking.get(request.clone())).await {
             Err(status) => status,
-            Ok(response) => {
-                let mut stream = response.into_inner();
+            Ok(mut stream) => {
                 // What was known stays until the new stream's first message, which holds everything.
                 let mut set = EndpointSet::new();
                 loop {
-                    match stream.message().await {
+                    match stream.next().await {
                         Ok(Some(message)) => {
                             backoff.reset();
                             apply(&mut set, message);

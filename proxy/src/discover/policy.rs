@@ -38,34 +38,31 @@ pub(super) async fn watch(
     state: watch::Sender<PolicyState>,
 ) {
     let request = TrafficSpec { source_workload, target: Some(traffic_spec::Target::Addr(addr.into())) };
-    let mut client = OutboundPoliciesClient::new(client);
+    let mut asking = OutboundPoliciesClient::new(client.clone());
     let mut backoff = Backoff::new();
     loop {
-        let status = match client.watch(request.clone()).await {
+        let status = match client.open(asking.watch(request.clone())).await {
             Err(status) => status,
-            Ok(response) => {
-                let mut stream = response.into_inner();
-                loop {
-                    match stream.message().await {
-                        Ok(Some(message)) => {
-                            backoff.reset();
-                            let fields = unsupported::find_in_policy(&message);
-                            state.send_replace(match Policy::read(message) {
-                                Ok(policy) => {
-                                    unsupported.report(&policy.parent, fields);
-                                    PolicyState::Known(Arc::new(policy))
-                                }
-                                Err(error) => {
-                                    tracing::warn!(%error, orig_dst.addr = %addr, "policy is unusable, requests fail");
-                                    PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
-                                }
-                            });
-                        }
-                        Ok(None) => break tonic::Status::unavailable("the stream ended"),
-                        Err(status) => break status,
+            Ok(mut stream) => loop {
+                match stream.next().await {
+                    Ok(Some(message)) => {
+                        backoff.reset();
+                        let fields = unsupported::find_in_policy(&message);
+                        state.send_replace(match Policy::read(message) {
+                            Ok(policy) => {
+                                unsupported.report(&policy.parent, fields);
+                                PolicyState::Known(Arc::new(policy))
+                            }
+                            Err(error) => {
+                                tracing::warn!(%error, orig_dst.addr = %addr, "policy is unusable, requests fail");
+                                PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
+                            }
+                        });
                     }
+                    Ok(None) => break tonic::Status::unavailable("the stream ended"),
+                    Err(status) => break status,
                 }
-            }
+            },
         };
         let ended = match status.code() {
             Code::NotFound | Code::Unimplemented => PolicyState::Absent,

@@ -62,15 +62,14 @@ pub(super) async fn watch(
     state: watch::Sender<ProfileState>,
 ) {
     let request = GetDestination { scheme: String::new(), path: addr.to_string(), context_token };
-    let mut client = DestinationClient::new(client);
+    let mut asking = DestinationClient::new(client.clone());
     let mut backoff = Backoff::new();
     loop {
-        let status = match client.get_profile(request.clone()).await {
+        let status = match client.open(asking.get_profile(request.clone())).await {
             Err(status) => status,
-            Ok(response) => {
-                let mut stream = response.into_inner();
+            Ok(mut stream) => {
                 loop {
-                    match stream.message().await {
+                    match stream.next().await {
                         Ok(Some(message)) => {
                             backoff.reset();
                             let fields = unsupported::find_in_profile(&message);

@@ -72,12 +72,19 @@ pub(crate) struct RequestKind {
     pub(crate) orig_proto: bool,
     /// Whether `l5d-proxy-error` may be shown.
     pub(crate) show_error: bool,
+    /// Whether the client is another proxy, which closes its application's connection on `l5d-proxy-connection: close`.
+    pub(crate) from_proxy: bool,
 }
 
 impl RequestKind {
-    /// Reads the kind off a request's head.
-    pub(crate) fn new(version: Version, headers: &HeaderMap, orig_proto: bool, show_error: bool) -> Self {
-        Self { version, grpc: is_grpc(version, headers), orig_proto, show_error }
+    /// The kind of a request that the application sends.
+    pub(crate) fn outbound(version: Version, headers: &HeaderMap, show_error: bool) -> Self {
+        Self { version, grpc: is_grpc(version, headers), orig_proto: false, show_error, from_proxy: false }
+    }
+
+    /// The kind of a request for the application; only the mesh is told what went wrong.
+    pub(crate) fn inbound(version: Version, headers: &HeaderMap, orig_proto: bool, is_meshed: bool) -> Self {
+        Self { version, grpc: is_grpc(version, headers), orig_proto, show_error: is_meshed, from_proxy: is_meshed }
     }
 }
 
@@ -151,6 +158,18 @@ impl Failure {
         }
     }
 
+    /// The value of the label `error` of `outbound_http_route_request_statuses_total`, one of Linkerd's; empty for answers of policy.
+    pub(crate) fn status_label(&self) -> &'static str {
+        match self {
+            Self::FailFast => "FAIL_FAST",
+            Self::LoadShed => "LOAD_SHED",
+            Self::Timeout => "REQUEST_TIMEOUT",
+            Self::BadGateway(_) | Self::ConnectTimeout => "IO",
+            Self::Injected { .. } | Self::Redirect { .. } => "",
+            Self::Internal(_) | Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::BadRequest => "UNKNOWN",
+        }
+    }
+
     /// The response for a request of this kind.
     pub(crate) fn respond(&self, kind: RequestKind) -> Response<Body> {
         let mut response = Response::new(Body::Empty);
@@ -170,9 +189,10 @@ impl Failure {
         if kind.show_error && !matches!(self, Self::Redirect { .. }) {
             headers.insert(PROXY_ERROR, message);
         }
-        if self.closes() && kind.orig_proto {
+        if self.closes() && (kind.orig_proto || kind.from_proxy) {
             headers.insert(PROXY_CONNECTION_L5D, HeaderValue::from_static("close"));
-        } else if self.closes() && kind.version < Version::HTTP_2 {
+        }
+        if self.closes() && !kind.orig_proto && kind.version < Version::HTTP_2 {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if !kind.grpc {
@@ -204,7 +224,7 @@ mod tests {
     use super::*;
 
     fn kind(version: Version, grpc: bool, orig_proto: bool) -> RequestKind {
-        RequestKind { version, grpc, orig_proto, show_error: true }
+        RequestKind { version, grpc, orig_proto, show_error: true, from_proxy: false }
     }
 
     #[test]
@@ -237,6 +257,21 @@ mod tests {
         let response = Failure::FailFast.respond(kind(Version::HTTP_2, false, true));
         assert_eq!(response.headers()["l5d-proxy-connection"], "close");
         assert!(!response.headers().contains_key("connection"));
+    }
+
+    #[test]
+    fn every_fatal_error_tells_a_meshed_client_to_close() {
+        for (version, grpc) in [(Version::HTTP_11, false), (Version::HTTP_2, false), (Version::HTTP_2, true)] {
+            let kind = RequestKind { from_proxy: true, ..kind(version, grpc, false) };
+            assert_eq!(
+                Failure::FailFast.respond(kind).headers()["l5d-proxy-connection"],
+                "close",
+                "{version:?} {grpc}"
+            );
+            assert!(!Failure::Unauthorized.respond(kind).headers().contains_key("l5d-proxy-connection"));
+        }
+        let unmeshed = Failure::FailFast.respond(kind(Version::HTTP_2, true, false));
+        assert!(!unmeshed.headers().contains_key("l5d-proxy-connection"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
+use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -44,9 +45,11 @@ impl HttpVersion {
 #[error("the server reset the stream")]
 pub(crate) struct Reset(#[source] pub(crate) h2::Error);
 
-/// Settings of HTTP/2 towards a client.
+/// Settings of HTTP towards a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerSettings {
+    /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head.
+    pub(crate) http1_timeout: Duration,
     /// Initial stream window in bytes.
     pub(crate) stream_window: u32,
     /// Initial connection window in bytes.
@@ -87,8 +90,7 @@ where
                     .pipeline_flush(true)
                     .max_header_size(MAX_HEAD_BYTES)
                     .timer(TokioTimer::new())
-                    // Clients keep connections for as long as they like, as with Linkerd.
-                    .header_read_timeout(None)
+                    .header_read_timeout(settings.http1_timeout)
                     .serve_connection(stream, service)
                     .with_upgrades()
             );

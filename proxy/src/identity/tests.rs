@@ -109,7 +109,12 @@ async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     let trust = Trust::Bootstrap(anchors.clone(), credentials.clone());
     let certifier = Certifier {
         bootstrap: Bootstrap { anchors, key, csr },
-        client: ControlClient::new(config.control.clone(), trust, Dns::new(Default::default()).unwrap()),
+        client: ControlClient::new(
+            config.control.clone(),
+            trust,
+            Dns::new(Default::default()).unwrap(),
+            Default::default(),
+        ),
         credentials: credentials_tx,
         gate: readiness.gate("identity"),
     };

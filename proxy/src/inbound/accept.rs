@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -12,7 +13,7 @@ use super::{Inbound, direct, http, tcp};
 use crate::detect::{self, DetectError, Detected};
 use crate::http::serve::HttpVersion;
 use crate::io::Io;
-use crate::metrics::{label, target_labels};
+use crate::metrics::label;
 use crate::orig_dst::canonical;
 use crate::policy::PortPolicy;
 use crate::policy::authz::{Client, ClientTls, NoTls};
@@ -118,13 +119,41 @@ pub(super) async fn serve(
             let client = Client { addr: peer, tls: ClientTls::Established(handshake.identity) };
             dispatch(inbound, handshake.stream, client, target, policy).await
         }
-        Some(name) => {
-            let client = Client { addr: peer, tls: ClientTls::Passthrough(name.into()) };
+        Some(_) => {
+            let client = Client { addr: peer, tls: ClientTls::Passthrough };
             tcp::forward(inbound, stream, client, target, policy).await
         }
         None => {
             let client = Client { addr: peer, tls: ClientTls::None(NoTls::NotFromRemote) };
             dispatch(inbound, stream, client, target, policy).await
+        }
+    }
+}
+
+/// How a connection is served whose TLS is settled.
+enum Plan {
+    /// As bytes.
+    Bytes,
+    /// As HTTP without a look at it.
+    Http(HttpVersion),
+    /// By what the client sends first.
+    Detect {
+        /// How long that may take.
+        timeout: Duration,
+        /// What the client is taken for when it sends nothing.
+        when_silent: Option<HttpVersion>,
+    },
+}
+
+impl Plan {
+    fn new(protocol: &Protocol, is_plain: bool, detect_timeout: Duration) -> Self {
+        match protocol {
+            Protocol::Opaque | Protocol::Tls => Self::Bytes,
+            Protocol::Http2(_) | Protocol::Grpc(_) => Self::Http(HttpVersion::Http2),
+            Protocol::Http1(_) if is_plain => Self::Http(HttpVersion::Http1),
+            // A meshed client may carry HTTP/1 over HTTP/2.
+            Protocol::Http1(_) => Self::Detect { timeout: detect_timeout, when_silent: Some(HttpVersion::Http1) },
+            Protocol::Detect { timeout, .. } => Self::Detect { timeout: *timeout, when_silent: None },
         }
     }
 }
@@ -140,23 +169,17 @@ async fn dispatch<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let known = policy.borrow().clone();
     let is_plain = matches!(client.tls, ClientTls::None(_));
-    let (timeout, when_silent) = match &known.protocol {
-        Protocol::Opaque | Protocol::Tls => return tcp::forward(inbound, stream, client, target, policy).await,
-        Protocol::Http2(_) | Protocol::Grpc(_) => {
-            return http::serve(inbound, stream, HttpVersion::Http2, client, target, policy).await;
-        }
-        Protocol::Http1(_) if is_plain => {
-            return http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await;
-        }
-        // A meshed client may carry HTTP/1 over HTTP/2.
-        Protocol::Http1(_) => (inbound.shared.config.inbound.detect_timeout, Some(HttpVersion::Http1)),
-        Protocol::Detect { timeout, .. } => (*timeout, None),
+    // Decided in one statement, so that the connection does not keep this policy for its life.
+    let plan = Plan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
+    let (timeout, when_silent) = match plan {
+        Plan::Bytes => return tcp::forward(inbound, stream, client, target, policy).await,
+        Plan::Http(version) => return http::serve(inbound, stream, version, client, target, policy).await,
+        Plan::Detect { timeout, when_silent } => (timeout, when_silent),
     };
 
     let (detected, stream) = detect::http(stream, timeout).await?;
-    let mut labels = target_labels(target);
+    let mut labels = inbound.labels.labels(target);
     labels.push(label("result", detected.label()));
     inbound.shared.metrics.inbound_detect_results.get_or_create(&labels).inc();
     let version = match detected {

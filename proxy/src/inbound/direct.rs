@@ -36,7 +36,6 @@ pub(super) async fn serve(
     let mut stream = handshake.stream;
     let header = tokio::time::timeout(timeout, TransportHeader::read(&mut stream)).await;
     let header = header.map_err(|_| ConnectionError::HeaderTimedOut)??;
-    count(inbound, &header, identity.as_str());
     if header.name.is_some() {
         return Err(ConnectionError::Gateway);
     }
@@ -44,6 +43,7 @@ pub(super) async fn serve(
     if target.port() == own.port() {
         return Err(ConnectionError::Loop(target));
     }
+    count(inbound, &header, target, identity.as_str());
     let client = Client { addr: peer, tls: ClientTls::Established(Some(identity)) };
     let policy = inbound.policies.port(target.port()).await;
     match header.protocol {
@@ -53,12 +53,13 @@ pub(super) async fn serve(
     }
 }
 
-fn count(inbound: &Inbound, header: &TransportHeader, client_id: &str) {
+/// Counts a header that is for this pod. One that names a service is for gateways and refused before, so that the label is empty.
+fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client_id: &str) {
     let protocol = header.protocol.map(SessionProtocol::label).unwrap_or_default();
     let labels = vec![
         label("session_protocol", protocol),
-        label("target_port", header.port.to_string()),
-        label("target_name", header.name.clone().unwrap_or_default()),
+        label("target_port", inbound.labels.port(target)),
+        label("target_name", ""),
         label("client_id", client_id.to_owned()),
     ];
     inbound.shared.metrics.inbound_transport_header.get_or_create(&labels).inc();

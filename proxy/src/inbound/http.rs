@@ -12,11 +12,11 @@ mod counters;
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Instant;
 
 use ::http::header::{HOST, HeaderMap};
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 pub(super) use connection::serve;
 
@@ -81,7 +81,7 @@ impl HttpConnection {
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
         // Of HTTP/1 the header means nothing; it never reaches the application.
         request.headers_mut().remove(ORIG_PROTO);
-        let kind = RequestKind::new(request.version(), request.headers(), is_carried, self.client.is_meshed());
+        let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
         let mut response = match self.judge(&mut request) {
             Err(failure) => self.refuse(&failure, kind, None, arrived),
@@ -126,6 +126,11 @@ impl HttpConnection {
                 let handles =
                     self.counters.handles(&self.inbound, policy, matched, authz, &self.client, self.target.addr);
                 handles.allowed.inc();
+                if authz.is_audit() {
+                    tracing::info!(client.addr = %self.client.addr,
+                        client.id = self.client.identity().map(|id| id.as_str()), orig_dst.addr = %self.target.addr,
+                        server = &*policy.meta.name, route = &*route.name, authz = &*authz.name, "Request allowed");
+                }
                 Ok(handles)
             }
             None => {

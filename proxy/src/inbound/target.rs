@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::http::{Request, Response};
 use hyper::body::Incoming;
@@ -17,11 +17,12 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
 use crate::http::body::Body;
+use crate::http::pool::Pool;
 use crate::http::respond::Failure;
 use crate::http::serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES};
 use crate::io::Io;
 use crate::listen::set_options;
-use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
+use crate::metrics::{Direction, InboundTargets, Peer, TransportMetrics, label};
 use crate::shared::Shared;
 
 /// Idle connections are swept no more often than this.
@@ -64,6 +65,7 @@ pub(super) enum SendError {
 /// One worker's targets by address.
 pub(super) struct Targets {
     shared: Arc<Shared>,
+    labels: Arc<InboundTargets>,
     by_addr: Mutex<HashMap<SocketAddr, Arc<Target>>>,
 }
 
@@ -73,15 +75,10 @@ pub(super) struct Target {
     pub(super) addr: SocketAddr,
     shared: Arc<Shared>,
     transport: Arc<TransportMetrics>,
-    /// Kept HTTP/1 connections, the freshest last.
-    idle: Mutex<Vec<Idle>>,
+    /// Kept HTTP/1 connections.
+    idle: Pool,
     /// The HTTP/2 connection. Locked while connecting, so that a burst of requests makes one.
     http2: tokio::sync::Mutex<Option<Http2Sender>>,
-}
-
-struct Idle {
-    sender: Http1Sender,
-    since: Instant,
 }
 
 /// An HTTP/1 connection that goes back to its target when its response has ended well.
@@ -91,8 +88,8 @@ pub(super) struct Lease {
 }
 
 impl Targets {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, by_addr: Mutex::new(HashMap::new()) }
+    pub(super) fn new(shared: Arc<Shared>, labels: Arc<InboundTargets>) -> Self {
+        Self { shared, labels, by_addr: Mutex::new(HashMap::new()) }
     }
 
     /// The target at an address.
@@ -101,14 +98,14 @@ impl Targets {
         if let Some(known) = by_addr.get(&addr) {
             return Arc::clone(known);
         }
-        let mut labels = target_labels(addr);
+        let mut labels = self.labels.labels(addr);
         labels.extend([label("tls", "no_identity"), label("no_tls_reason", "loopback")]);
         let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
         let target = Arc::new(Target {
             addr,
             shared: Arc::clone(&self.shared),
             transport,
-            idle: Mutex::new(Vec::new()),
+            idle: Pool::default(),
             http2: tokio::sync::Mutex::new(None),
         });
         by_addr.insert(addr, Arc::clone(&target));
@@ -145,7 +142,8 @@ impl Target {
     ) -> Result<(Response<Incoming>, Option<Lease>), SendError> {
         let mut stale = 0;
         loop {
-            let kept = if reuse && stale < STALE_ATTEMPTS { self.take_idle() } else { None };
+            let timeout = self.shared.config.inbound.http1_idle_timeout;
+            let kept = if reuse && stale < STALE_ATTEMPTS { self.idle.take(timeout) } else { None };
             let is_new = kept.is_none();
             let mut sender = match kept {
                 Some(sender) => sender,
@@ -224,32 +222,14 @@ impl Target {
         Ok((sender, true))
     }
 
-    fn take_idle(&self) -> Option<Http1Sender> {
-        let timeout = self.shared.config.inbound.http1_idle_timeout;
-        let now = Instant::now();
-        let mut idle = self.idle.lock();
-        while let Some(Idle { sender, since }) = idle.pop() {
-            if sender.is_ready() && now.duration_since(since) < timeout {
-                return Some(sender);
-            }
-        }
-        None
-    }
-
     /// Drops what is closed or idle for longer than `timeout`. Says whether no connection is left.
     fn sweep(&self, timeout: Duration) -> bool {
-        let now = Instant::now();
-        let mut idle = self.idle.lock();
-        idle.retain(|Idle { sender, since }| !sender.is_closed() && now.duration_since(*since) < timeout);
-        if idle.capacity() > 16 && idle.len() * 4 < idle.capacity() {
-            let kept = idle.len();
-            idle.shrink_to(kept * 2);
-        }
+        let is_empty = self.idle.purge(timeout);
         let has_http2 = self
             .http2
             .try_lock()
             .map_or(true, |slot| slot.as_ref().is_some_and(|sender: &Http2Sender| !sender.is_closed()));
-        idle.is_empty() && !has_http2
+        is_empty && !has_http2
     }
 }
 
@@ -257,10 +237,7 @@ impl Lease {
     /// The response was read to its end: the connection may carry another request.
     pub(super) fn give_back(self) {
         let Self { target, sender } = self;
-        let mut idle = target.idle.lock();
-        if !sender.is_closed() && idle.len() < target.shared.config.inbound.max_idle_connections {
-            idle.push(Idle { sender, since: Instant::now() });
-        }
+        target.idle.put(sender, target.shared.config.inbound.max_idle_connections);
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::Inbound;
 use super::accept::ConnectionError;
 use crate::io::{Io, copy_bidirectional};
-use crate::metrics::{Counters, Labels, target_labels};
+use crate::metrics::Counters;
 use crate::policy::PortPolicy;
 use crate::policy::authz::Client;
 use crate::policy::server::ServerPolicy;
@@ -33,17 +33,21 @@ where
     let Some(authz) = known.authorize_bytes(&client) else {
         tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
             orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
-        count(&metrics.inbound_tcp_deny, &known, None, &client, target);
+        count(inbound, &metrics.inbound_tcp_deny, &known, None, &client, target);
         return Err(ConnectionError::Denied);
     };
-    count(&metrics.inbound_tcp_allow, &known, Some(authz), &client, target);
+    count(inbound, &metrics.inbound_tcp_allow, &known, Some(authz), &client, target);
+    if authz.is_audit() {
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+            orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
+    }
     drop(known);
 
     let mut application = inbound.targets.get(target).connect().await?;
     let copied = tokio::select! {
         copied = copy_bidirectional(&mut stream, &mut application) => copied,
         revoked = revoked(&mut policy, &client) => {
-            count(&metrics.inbound_tcp_terminate, &revoked, None, &client, target);
+            count(inbound, &metrics.inbound_tcp_terminate, &revoked, None, &client, target);
             return Err(ConnectionError::Revoked);
         }
     };
@@ -68,8 +72,15 @@ async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> 
     }
 }
 
-fn count(family: &Counters, policy: &ServerPolicy, authz: Option<&Arc<Meta>>, client: &Client, target: SocketAddr) {
-    let mut labels: Labels = target_labels(target);
+fn count(
+    inbound: &Inbound,
+    family: &Counters,
+    policy: &ServerPolicy,
+    authz: Option<&Arc<Meta>>,
+    client: &Client,
+    target: SocketAddr,
+) {
+    let mut labels = inbound.labels.labels(target);
     policy.meta.append_labels("srv", &mut labels);
     if let Some(authz) = authz {
         authz.append_labels("authz", &mut labels);

@@ -2,6 +2,7 @@
 //!
 //! Clients on loopback are always let in, so that refusals are tested with a peer address that is not theirs.
 
+mod limits;
 mod policy;
 mod requests;
 
@@ -76,6 +77,19 @@ impl World {
         let served = async move { accept::serve(&inbound, accepted, peer, target).await };
         tokio::spawn(self.registry.drain.track(served));
         client
+    }
+
+    /// mTLS to the proxy's own port, with this transport header.
+    async fn direct(&self, name: Option<&str>, port: u16, protocol: Option<SessionProtocol>) -> Box<dyn Duplex> {
+        let own = SocketAddr::new(self.app.ip(), self.registry.config.inbound.listen.port());
+        let stream = self.raw(Some(ELSEWHERE), own).await;
+        let config = self.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[ALPN]);
+        let server = rustls::pki_types::ServerName::try_from(OWN).unwrap();
+        let mut stream = TlsConnector::from(config).connect(server, stream).await.unwrap();
+        let port = NonZeroU16::new(port).unwrap();
+        let header = TransportHeader { port, name: name.map(str::to_owned), protocol };
+        stream.write_all(&header.encode()).await.unwrap();
+        Box::new(stream)
     }
 
     async fn connect(&self, via: Via, peer: Option<&str>) -> Box<dyn Duplex> {
@@ -446,13 +460,8 @@ async fn the_own_port_is_for_meshed_proxies_with_a_header_alone() {
     expect_closed(&mut (Box::new(without_alpn) as Box<dyn Duplex>)).await;
 
     for (header_name, port) in [(Some("web.demo"), world.app.port()), (None, own.port())] {
-        let config = world.mesh.credentials(CLIENT).client_config(&OWN.parse().unwrap(), &[ALPN]);
-        let stream = world.raw(Some(ELSEWHERE), own).await;
-        let mut stream = TlsConnector::from(config).connect(name(), stream).await.unwrap();
-        let port = NonZeroU16::new(port).unwrap();
-        let header = TransportHeader { port, name: header_name.map(str::to_owned), protocol: None };
-        stream.write_all(&header.encode()).await.unwrap();
-        expect_closed(&mut (Box::new(stream) as Box<dyn Duplex>)).await;
+        let mut stream = world.direct(header_name, port, None).await;
+        expect_closed(&mut stream).await;
     }
 }
 
@@ -494,11 +503,14 @@ async fn connections_and_requests_are_counted_under_linkerds_names() {
     world.policies.publish(world.app.port(), detecting(vec![authz("web", only(&[CLIENT]))]));
     world.get(Via::Direct(Some(SessionProtocol::Http1)), Some(ELSEWHERE), "/").await;
     world.get(Via::Plain, Some(ELSEWHERE), "/").await;
+    // What a client may write into a header is no label.
+    expect_closed(&mut world.direct(Some("chosen-by-the-client"), world.app.port(), None).await).await;
 
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     let client = format!(r#"client_id="{CLIENT}""#);
     let src = r#"direction="inbound",peer="src""#;
+    assert!(!text.contains("chosen-by-the-client"), "{text}");
     for (name, labels, expected) in [
         ("tcp_open_total", &[src, r#"tls="true""#, &client][..], 1),
         ("tcp_open_total", &[src, r#"no_tls_reason="no_tls_from_remote""#], 1),

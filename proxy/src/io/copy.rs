@@ -23,8 +23,10 @@ thread_local! {
 
 /// Copies both ways, passing each side's end on as a half-close, and returns when both have ended.
 ///
+/// When one side takes no more bytes, what it has sent still arrives: a server may answer "too large" and close while its client sends.
+///
 /// # Errors
-/// The first read or write that fails; what the other direction still held is lost, as it is for TCP itself.
+/// The first read or write that failed.
 pub(crate) async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
 where
     A: AsyncRead + AsyncWrite + Unpin,
@@ -32,11 +34,15 @@ where
 {
     let (mut forth, mut back) = (Direction::new(), Direction::new());
     poll_fn(|cx| {
-        let forth = forth.poll_copy(cx, a, b)?;
-        let back = back.poll_copy(cx, b, a)?;
-        if forth.is_ready() && back.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+        let is_forth_done = forth.poll(cx, a, b)?;
+        let is_back_done = back.poll(cx, b, a)?;
+        if is_forth_done && is_back_done { Poll::Ready(io::Result::Ok(())) } else { Poll::Pending }
     })
-    .await
+    .await?;
+    match forth.refused.take().or(back.refused.take()) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
 }
 
 struct Direction {
@@ -45,6 +51,14 @@ struct Direction {
     end: usize,
     unflushed: bool,
     state: State,
+    /// Why the receiving side took no more.
+    refused: Option<io::Error>,
+}
+
+/// Which side failed.
+enum CopyError {
+    Read(io::Error),
+    Write(io::Error),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,36 +70,56 @@ enum State {
 
 impl Direction {
     fn new() -> Self {
-        Self { buffer: None, start: 0, end: 0, unflushed: false, state: State::Copying }
+        Self { buffer: None, start: 0, end: 0, unflushed: false, state: State::Copying, refused: None }
     }
 
-    fn poll_copy<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> Poll<io::Result<()>>
+    /// Copies what can be copied now; answers whether this direction is done. A receiver that fails ends this direction alone: what it
+    /// has sent may still be readable, and after that its failure is.
+    fn poll<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> io::Result<bool>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        match self.poll_copy(cx, from, to) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(())) => Ok(true),
+            Poll::Ready(Err(CopyError::Read(error))) => Err(error),
+            Poll::Ready(Err(CopyError::Write(error))) => {
+                self.refused = Some(error);
+                self.state = State::Done;
+                self.release();
+                Ok(true)
+            }
+        }
+    }
+
+    fn poll_copy<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> Poll<Result<(), CopyError>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
         while self.state == State::Copying {
             if self.start == self.end {
-                match self.poll_fill(cx, from)? {
+                match self.poll_fill(cx, from).map_err(CopyError::Read)? {
                     Poll::Ready(0) => self.state = State::ShuttingDown,
                     Poll::Ready(_) => {}
                     Poll::Pending => {
                         if self.unflushed {
-                            ready!(Pin::new(&mut *to).poll_flush(cx))?;
+                            ready!(Pin::new(&mut *to).poll_flush(cx)).map_err(CopyError::Write)?;
                             self.unflushed = false;
                         }
                         return Poll::Pending;
                     }
                 }
             } else {
-                ready!(self.poll_drain(cx, to))?;
+                ready!(self.poll_drain(cx, to)).map_err(CopyError::Write)?;
             }
         }
         if self.state == State::ShuttingDown {
             match ready!(Pin::new(to).poll_shutdown(cx)) {
                 // The other side may have gone already; then there is nobody left to tell.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
-                result => result?,
+                result => result.map_err(CopyError::Write)?,
             }
             self.state = State::Done;
         }
@@ -126,11 +160,17 @@ impl Direction {
     }
 }
 
-impl Drop for Direction {
-    fn drop(&mut self) {
+impl Direction {
+    fn release(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             give_buffer(buffer);
         }
+    }
+}
+
+impl Drop for Direction {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -186,5 +226,28 @@ mod tests {
         let mut received = Vec::new();
         server.read_to_end(&mut received).await.unwrap();
         assert!(received == expected);
+    }
+    #[tokio::test]
+    async fn bytes_that_had_arrived_are_passed_on_when_the_other_direction_fails() {
+        let (mut client, mut near) = tcp_pair().await;
+        let (mut far, mut server) = tcp_pair().await;
+        // The server answers without reading the request and closes, which resets the connection.
+        client.write_all(b"the beginning of a request").await.unwrap();
+        far.write_all(b"unread").await.unwrap();
+        server.readable().await.unwrap();
+        server.write_all(&[7; 1024]).await.unwrap();
+        drop(server);
+        let copied = copy_bidirectional(&mut near, &mut far).await;
+        assert!(copied.is_err());
+        drop(near);
+        let mut answer = Vec::new();
+        let _reset = client.read_to_end(&mut answer).await;
+        assert!(answer == [7; 1024], "{} bytes", answer.len());
+    }
+
+    async fn tcp_pair() -> (tokio::net::TcpStream, tokio::net::TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connected = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (connected, listener.accept().await.unwrap().0)
     }
 }

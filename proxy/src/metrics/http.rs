@@ -7,6 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use super::histogram::LatencyMs;
+use super::retain::InUse;
 use super::{Counters, Labels, ProxyMetrics, label};
 
 /// Counters of requests of one kind, looked up once and shared.
@@ -16,6 +17,7 @@ pub(crate) struct HttpMetrics {
     responses: Counters,
     latency: Family<Labels, LatencyMs>,
     labels: Labels,
+    in_use: InUse,
     /// One entry per outcome seen; there are few, so a scan is fastest.
     seen: Mutex<Vec<(Outcome, Counter, LatencyMs)>>,
 }
@@ -29,7 +31,13 @@ struct Outcome {
 
 impl HttpMetrics {
     pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
+        // Direction and target are those of transport metrics, too; the name keeps the kinds apart.
+        let mut key = labels.clone();
+        key.push(label("kind", "http"));
+        let in_use = metrics.retained.enter(key);
+        in_use.has("request", &metrics.requests, &labels);
         Self {
+            in_use,
             requests: metrics.requests.get_or_create_owned(&labels),
             responses: metrics.responses.clone(),
             latency: metrics.response_latency.clone(),
@@ -62,11 +70,13 @@ impl HttpMetrics {
     fn look_up(&self, outcome: Outcome) -> (Counter, LatencyMs) {
         let mut labels = self.labels.clone();
         labels.push(label("status_code", outcome.status.to_string()));
+        self.in_use.has("response_latency_ms", &self.latency, &labels);
         let latency = self.latency.get_or_create_owned(&labels);
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
         }
+        self.in_use.has("response", &self.responses, &labels);
         (self.responses.get_or_create_owned(&labels), latency)
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::retain::InUse;
 use super::{Counters, Labels, ProxyMetrics, label};
 
 /// Counters of one kind of connection, looked up once and shared by all connections of that kind.
@@ -17,10 +18,17 @@ pub(crate) struct TransportMetrics {
     close_clean: Counter,
     close: Counters,
     labels: Labels,
+    in_use: InUse,
 }
 
 impl TransportMetrics {
     pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
+        let in_use = metrics.retained.enter(labels.clone());
+        in_use.has("tcp_open", &metrics.tcp_open, &labels);
+        in_use.has("tcp_open_connections", &metrics.tcp_open_connections, &labels);
+        in_use.has("tcp_read_bytes", &metrics.tcp_read_bytes, &labels);
+        in_use.has("tcp_write_bytes", &metrics.tcp_write_bytes, &labels);
+        in_use.has("tcp_close", &metrics.tcp_close, &with_errno(&labels, None));
         let close_clean = metrics.tcp_close.get_or_create_owned(&with_errno(&labels, None));
         Self {
             open: metrics.tcp_open.get_or_create_owned(&labels),
@@ -30,6 +38,7 @@ impl TransportMetrics {
             close_clean,
             close: metrics.tcp_close.clone(),
             labels,
+            in_use,
         }
     }
 
@@ -47,7 +56,9 @@ impl TransportMetrics {
                 self.close_clean.inc();
             }
             Some(error) => {
-                self.close.get_or_create(&with_errno(&self.labels, Some(error))).inc();
+                let labels = with_errno(&self.labels, Some(error));
+                self.in_use.has("tcp_close", &self.close, &labels);
+                self.close.get_or_create(&labels).inc();
             }
         }
     }

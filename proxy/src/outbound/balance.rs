@@ -5,16 +5,20 @@
 
 mod ewma;
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use rand::Rng as _;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use super::endpoint::Endpoint;
+use crate::config::OutboundConfig;
 use crate::discover::Endpoints;
 use crate::discover::endpoints::EndpointsState;
 use crate::discover::route::PeakEwma;
@@ -36,6 +40,7 @@ pub(crate) struct Balancer {
     state: Mutex<State>,
     failing_fast: AtomicBool,
     gauges: Gauges,
+    available: Arc<Notify>,
 }
 
 struct State {
@@ -57,7 +62,11 @@ pub(crate) struct Balanced {
     in_flight: AtomicU32,
     rest: Mutex<Rest>,
     backoff: (Duration, Duration),
+    /// How long a connection that tries an endpoint after its rest may take.
+    probe: Duration,
     gauges: Gauges,
+    /// Wakes those who wait for an endpoint.
+    available: Arc<Notify>,
 }
 
 /// How long an endpoint that failed is left alone.
@@ -65,6 +74,8 @@ pub(crate) struct Balanced {
 struct Rest {
     until: Option<Instant>,
     last: Duration,
+    /// Whether the rest is over and one connection tries the endpoint; until it is known how that went, the rest goes on for others.
+    probing: bool,
 }
 
 /// A picked endpoint. Counts as in flight until it is finished or dropped.
@@ -90,6 +101,7 @@ impl Balancer {
             state: Mutex::new(State { changes, endpoints: Vec::new() }),
             failing_fast: AtomicBool::new(false),
             gauges,
+            available: Arc::default(),
         }
     }
 
@@ -104,6 +116,7 @@ impl Balancer {
         let mut changes = self.discovered.state.clone();
         loop {
             changes.mark_unchanged();
+            let available = self.available.notified();
             let wake = match self.try_select() {
                 Ok(selected) => return Ok(selected),
                 Err(wake) => wake,
@@ -114,7 +127,8 @@ impl Balancer {
             let until = wake.map_or(deadline, |wake| wake.min(deadline));
             tokio::select! {
                 changed = changes.changed() => changed.map_err(|_| FailFast)?,
-                () = tokio::time::sleep_until(until.into()) => {
+                () = available => {}
+                () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
                         self.failing_fast.store(true, Ordering::Relaxed);
                         return Err(FailFast);
@@ -167,6 +181,7 @@ impl Balancer {
         match picked {
             Some(index) => {
                 self.failing_fast.store(false, Ordering::Relaxed);
+                endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
             None => Err(endpoints.iter().filter_map(|endpoint| endpoint.rests_until(now)).min()),
@@ -179,16 +194,18 @@ impl Balancer {
             return;
         }
         let EndpointsState::Known(set) = state.changes.borrow_and_update().clone() else { return };
-        let old = std::mem::take(&mut state.endpoints);
+        let old: HashMap<SocketAddr, Arc<Balanced>> =
+            std::mem::take(&mut state.endpoints).into_iter().map(|known| (known.endpoint.info.addr, known)).collect();
         state.endpoints = set
             .values()
-            .map(|info| match old.iter().find(|known| *known.endpoint.info == **info) {
+            .map(|info| match old.get(&info.addr).filter(|known| *known.endpoint.info == **info) {
                 Some(known) => Arc::clone(known),
                 None => Arc::new(Balanced::new(
                     Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info))),
                     self.load,
-                    (self.shared.config.outbound.backoff_min, self.shared.config.outbound.backoff_max),
+                    &self.shared.config.outbound,
                     self.gauges.clone(),
+                    Arc::clone(&self.available),
                 )),
             })
             .collect();
@@ -196,15 +213,23 @@ impl Balancer {
 }
 
 impl Balanced {
-    fn new(endpoint: Arc<Endpoint>, load: PeakEwma, backoff: (Duration, Duration), gauges: Gauges) -> Self {
+    fn new(
+        endpoint: Arc<Endpoint>,
+        load: PeakEwma,
+        config: &OutboundConfig,
+        gauges: Gauges,
+        available: Arc<Notify>,
+    ) -> Self {
         gauges.ready.inc();
         Self {
             endpoint,
             rtt: Mutex::new(Ewma::new(load, Instant::now())),
             in_flight: AtomicU32::new(0),
             rest: Mutex::default(),
-            backoff,
+            backoff: (config.backoff_min, config.backoff_max),
+            probe: config.connect_timeout,
             gauges,
+            available,
         }
     }
 
@@ -217,12 +242,21 @@ impl Balanced {
         self.rest.lock().until.filter(|until| *until > now)
     }
 
+    /// The endpoint is tried: if that is for the first time after its rest, by this one alone.
+    fn picked(&self, now: Instant) {
+        let mut rest = self.rest.lock();
+        if rest.until.is_some() {
+            rest.until = Some(now + self.probe);
+            rest.probing = true;
+        }
+    }
+
     /// No connection could be made: the endpoint rests, each time twice as long.
     pub(crate) fn failed(&self) {
         let (min, max) = self.backoff;
         let now = Instant::now();
         let mut rest = self.rest.lock();
-        if rest.until.is_some_and(|until| until > now) {
+        if !rest.probing && rest.until.is_some_and(|until| until > now) {
             // Another request has found out already; only a new attempt lengthens the rest.
             return;
         }
@@ -234,6 +268,7 @@ impl Balanced {
         // A tenth of jitter, as Linkerd's default.
         let pause = rest.last.mul_f64(rand::rng().random_range(1.0..1.1));
         rest.until = Some(now + pause);
+        rest.probing = false;
     }
 
     /// A connection was made, or still carries.
@@ -241,8 +276,10 @@ impl Balanced {
         let mut rest = self.rest.lock();
         if rest.until.take().is_some() {
             rest.last = Duration::ZERO;
+            rest.probing = false;
             self.gauges.pending.dec();
             self.gauges.ready.inc();
+            self.available.notify_waiters();
         }
     }
 }

@@ -15,8 +15,9 @@ use tokio_rustls::TlsConnector;
 use weft_tls::credentials::Credentials;
 use weft_tls::identity::Identity;
 
-use super::{h1, h2};
+use super::h2;
 use crate::discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint};
+use crate::http::pool::Pool;
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
 use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
@@ -32,7 +33,7 @@ pub(crate) struct Endpoint {
     /// What HTTP with it is counted with.
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
-    pub(super) h1: h1::Pool,
+    pub(super) h1: Pool,
     pub(super) h2: h2::Slot,
     transport: Arc<TransportMetrics>,
     tls: Mutex<Option<TlsConfig>>,
@@ -83,6 +84,19 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether the fault is on this side (file descriptors, ports, memory, no certificate), so that another endpoint would fail alike.
+    pub(crate) fn is_local(&self) -> bool {
+        match self {
+            Self::NoCredentials(_) => true,
+            Self::Io { source, .. } => {
+                let local =
+                    [libc::EMFILE, libc::ENFILE, libc::EADDRNOTAVAIL, libc::ENOBUFS, libc::ENOMEM, libc::EAGAIN];
+                source.raw_os_error().is_some_and(|errno| local.contains(&errno))
+            }
+            _ => false,
+        }
+    }
+
     /// The value of the metric label `error`.
     pub(crate) fn label(&self) -> &'static str {
         match self {
@@ -105,7 +119,7 @@ impl Endpoint {
             transport: Arc::new(shared.metrics.transport(Direction::Outbound, Peer::Dst, &labels)),
             info,
             shared,
-            h1: h1::Pool::default(),
+            h1: Pool::default(),
             h2: h2::Slot::default(),
             tls: Mutex::default(),
         }
@@ -212,4 +226,28 @@ fn labels(info: &EndpointInfo, local: bool) -> Labels {
     }
     labels.extend(info.labels.iter().cloned());
     labels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_this_side_are_told_from_the_endpoints() {
+        let addr = "10.0.0.1:80".parse().unwrap();
+        for (errno, is_local) in [
+            (libc::EMFILE, true),
+            (libc::ENFILE, true),
+            (libc::EADDRNOTAVAIL, true),
+            (libc::ENOBUFS, true),
+            (libc::ECONNREFUSED, false),
+            (libc::EHOSTUNREACH, false),
+            (libc::ECONNRESET, false),
+        ] {
+            let error = ConnectError::Io { addr, source: io::Error::from_raw_os_error(errno) };
+            assert_eq!(error.is_local(), is_local, "{error}");
+        }
+        assert!(!ConnectError::Timeout(addr).is_local());
+        assert!(ConnectError::NoCredentials(addr).is_local());
+    }
 }

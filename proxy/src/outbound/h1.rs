@@ -1,22 +1,16 @@
 //! HTTP/1 to an endpoint: a connection per request in flight, kept for a while afterwards.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::http::body::Body;
 use crate::http::serve::MAX_HEAD_BYTES;
 use crate::transport_header::SessionProtocol;
-
-/// Idle connections of an endpoint, the freshest last.
-#[derive(Default)]
-pub(crate) struct Pool(Mutex<Vec<(SendRequest<Body>, Instant)>>);
 
 /// A connection that goes back to its endpoint when its response has ended well.
 pub(crate) struct Lease {
@@ -30,30 +24,6 @@ pub(crate) enum SendError {
     Unsent(Box<Request<Body>>, Option<ConnectError>),
     /// It may have been sent.
     Failed(hyper::Error),
-}
-
-impl Pool {
-    fn take(&self, idle_timeout: Duration) -> Option<SendRequest<Body>> {
-        let mut idle = self.0.lock();
-        let now = Instant::now();
-        idle.retain(|(sender, since)| !sender.is_closed() && now.duration_since(*since) < idle_timeout);
-        // One that is not ready is still finishing its last exchange; it will be in a moment.
-        let index = idle.iter().rposition(|(sender, _)| sender.is_ready())?;
-        Some(idle.remove(index).0)
-    }
-
-    fn put(&self, sender: SendRequest<Body>, limit: usize) {
-        let mut idle = self.0.lock();
-        if idle.len() < limit && !sender.is_closed() {
-            idle.push((sender, Instant::now()));
-        }
-    }
-
-    /// Drops what was idle for longer than `timeout`, or is closed.
-    pub(super) fn purge(&self, timeout: Duration) {
-        let now = Instant::now();
-        self.0.lock().retain(|(sender, since)| !sender.is_closed() && now.duration_since(*since) < timeout);
-    }
 }
 
 /// Sends a request over an idle connection or a new one.

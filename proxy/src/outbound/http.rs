@@ -7,14 +7,14 @@ mod exchange;
 mod response;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::Connection;
-use super::target::Plan;
+use super::target::{Plan, RuleId};
 use crate::discover::route::Action;
 use crate::http::body::{Body, Observed};
 use crate::http::form;
@@ -48,6 +48,7 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
     let orig_dst = connection.target.addr;
     let http2 = shared.config.http2;
     let settings = ServerSettings {
+        http1_timeout: shared.config.http1_client_timeout,
         stream_window: http2.stream_window,
         connection_window: http2.connection_window,
         keepalive: http2.outbound_keepalive,
@@ -66,7 +67,7 @@ impl Connection {
     /// Answers one request, whatever happens to it.
     async fn respond(&self, request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
-        let kind = RequestKind::new(request.version(), request.headers(), false, show_error);
+        let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
         let failure = match self.route(request).await {
             Ok(response) => return Ok(response),
             Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => return Err(Reset(error)),
@@ -98,21 +99,24 @@ impl Connection {
         let Found { route, rule, prefix } = found;
         let routed = Routed { action: &routes[route].rules[rule].action, prefix };
 
-        let exchanged = self.exchange(&plan, &routed, request, required, client_upgrade, arrived).await;
+        let id = (http2, route, rule);
+        let exchanged = self.exchange(&plan, id, &routed, request, required, client_upgrade, arrived).await;
         let (status, error) = match &exchanged {
             Ok((response, _)) => (response.status().as_u16(), ""),
-            Err(ExchangeError::Failure(failure)) => (failure.status().as_u16(), failure.label()),
-            Err(ExchangeError::Reset(_)) => (0, "reset"),
+            Err(ExchangeError::Failure(failure)) => (failure.status().as_u16(), failure.status_label()),
+            Err(ExchangeError::Reset(error)) => (0, reset_label(error)),
         };
-        plan.count_status(&self.worker.shared, (http2, route, rule), routed.action, status, error);
+        plan.count_status(&self.worker.shared, id, routed.action, status, error);
         let (response, mut observer) = exchanged?;
         observer.hold(permit);
         Ok(response.map(|body| Observed::new(body, observer)))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a request is made of, taken apart once")]
     async fn exchange(
         &self,
         plan: &Plan,
+        id: RuleId,
         routed: &Routed<'_>,
         mut request: Request<Incoming>,
         required: Option<Identity>,
@@ -123,6 +127,7 @@ impl Connection {
         apply_to_request(&action.filters, prefix, &mut request)?;
         let (backend, resolved) = plan.pick(&action.backends).ok_or(Failure::Internal("the route has no backend"))?;
         apply_to_request(&backend.filters, prefix, &mut request)?;
+        plan.count_backend(&self.worker.shared, id, action, &backend.backend);
         let method = request.method().clone();
         let exchange = Exchange {
             connection: self,
@@ -150,6 +155,22 @@ impl Connection {
         apply_to_response(&backend.filters, response.headers_mut());
         apply_to_response(&action.filters, response.headers_mut());
         Ok((response, observer))
+    }
+}
+
+/// The value of the label `error` of `outbound_http_route_request_statuses_total` for a stream that the endpoint reset.
+fn reset_label(error: &::h2::Error) -> &'static str {
+    if error.is_go_away() {
+        return "GO_AWAY";
+    }
+    if error.is_io() {
+        return "IO";
+    }
+    match error.reason() {
+        Some(::h2::Reason::CANCEL) => "CANCEL",
+        Some(::h2::Reason::REFUSED_STREAM) => "REFUSED",
+        Some(::h2::Reason::ENHANCE_YOUR_CALM) => "ENHANCE_YOUR_CALM",
+        _ => "RESET",
     }
 }
 

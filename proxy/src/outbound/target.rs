@@ -66,10 +66,14 @@ pub(super) struct Plan {
     pub(super) policy: Policy,
     backends: Vec<(Arc<Backend>, Resolved)>,
     statuses: RuleStatuses,
+    requests: BackendRequests,
 }
 
 /// `outbound_http_route_request_statuses_total`, per rule and status; few, so that a scan is fastest.
 type RuleStatuses = Mutex<Vec<(RuleId, u16, Counter)>>;
+
+/// `outbound_http_route_backend_requests_total`, per rule and backend.
+type BackendRequests = Mutex<Vec<(RuleId, Arc<Backend>, Counter)>>;
 
 /// A rule's place in a plan: HTTP/2 or not, route, rule.
 pub(super) type RuleId = (bool, usize, usize);
@@ -148,7 +152,7 @@ impl Plan {
         for route in opaque.iter().flat_map(|routes| routes.iter()) {
             resolve(&route.backends);
         }
-        Self { policy, backends, statuses: Mutex::default() }
+        Self { policy, backends, statuses: Mutex::default(), requests: Mutex::default() }
     }
 
     /// The HTTP routes for a version; none if the policy expects something else.
@@ -190,6 +194,22 @@ impl Plan {
                 self.resolved(&picked?.0)
             }
         }
+    }
+
+    /// Counts a request under its route and backend.
+    pub(super) fn count_backend(&self, shared: &Shared, id: RuleId, action: &Action, backend: &Arc<Backend>) {
+        let mut requests = self.requests.lock();
+        if let Some((.., counter)) = requests.iter().find(|(known, of, _)| *known == id && Arc::ptr_eq(of, backend)) {
+            counter.inc();
+            return;
+        }
+        let mut labels = self.policy.parent.labels_with_port("parent");
+        labels.extend(action.meta.labels("route"));
+        labels.push(label("hostname", ""));
+        labels.extend(backend.meta.labels_with_port("backend"));
+        let counter = shared.metrics.outbound_backend_requests.get_or_create_owned(&labels);
+        counter.inc();
+        requests.push((id, Arc::clone(backend), counter));
     }
 
     /// Counts a response under its route.

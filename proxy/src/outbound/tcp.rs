@@ -2,9 +2,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 
 use super::Connection;
 use super::backends::Resolved;
@@ -13,7 +13,7 @@ use super::endpoint::{ConnectError, Endpoint};
 use super::target::find_opaque;
 use crate::discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque};
 use crate::io::{Io, Stream, copy_bidirectional};
-use crate::metrics::{Labels, label, target_labels};
+use crate::metrics::{Labels, target_labels};
 
 /// Why a connection was not forwarded to its end.
 #[derive(Debug, thiserror::Error)]
@@ -63,13 +63,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let route = find_opaque(routes, server_name).ok_or(ForwardError::NoRoute)?;
-    let labels = labels(connection, route);
-    let metrics = &connection.worker.shared.metrics;
-    metrics.outbound_tcp_route_open.get_or_create(&labels).inc();
+    let counted = connection.worker.shared.metrics.tcp_route(&labels(connection, route));
     let result = forward_on(connection, &mut stream, route).await;
-    let mut labels = labels;
-    labels.push(label("error", result.as_ref().err().map_or("", ForwardError::label)));
-    metrics.outbound_tcp_route_close.get_or_create(&labels).inc();
+    counted.closed(result.as_ref().err().map_or("", ForwardError::label));
     if let Err(ForwardError::Copy(error)) = &result {
         stream.closed_by(error);
     }
@@ -125,6 +121,7 @@ async fn connect(
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }
+            Err(error) if error.is_local() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(%error, "endpoint is passed over");
                 balanced.failed();

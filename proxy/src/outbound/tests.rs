@@ -6,6 +6,7 @@ mod pair;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::http::{HeaderMap, Method, Request, Response, StatusCode, Version};
@@ -73,8 +74,10 @@ impl Proxy {
         }
         let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
         let trust = Trust::Credentials(shared.credentials.clone());
-        let destination = ControlClient::new(shared.config.destination.control.clone(), trust.clone(), dns.clone());
-        let policy = ControlClient::new(shared.config.policy.control.clone(), trust, dns);
+        let limits = shared.config.control_streams;
+        let destination =
+            ControlClient::new(shared.config.destination.control.clone(), trust.clone(), dns.clone(), limits);
+        let policy = ControlClient::new(shared.config.policy.control.clone(), trust, dns, limits);
         let discover = Discover::new(&shared, destination, policy);
         let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
         let addr = bound.local_addr().unwrap();
@@ -236,6 +239,46 @@ async fn a_service_without_endpoints_fails_fast_with_504() {
     let again = std::time::Instant::now();
     assert_eq!(proxy.get("/").await.status(), StatusCode::GATEWAY_TIMEOUT);
     assert!(again.elapsed() < Duration::from_millis(400), "failing fast does not wait again");
+}
+
+#[tokio::test]
+async fn a_controller_that_says_nothing_is_asked_again() {
+    let app = application("app").await;
+    let control = Control::default();
+    let service = "10.1.1.5:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    control.update(SERVICE, add(vec![endpoint(app, None)]));
+    control.silent.store(2, Ordering::Relaxed);
+    let limit = |config: &mut Config| config.control_streams.initial = Some(Duration::from_millis(50));
+    let proxy = Proxy::start_with(service, control, limit, true).await;
+    assert_eq!(text(proxy.get("/").await).await, "app / HTTP/1.1");
+    assert_eq!(proxy.control.silent.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_while_its_answer_is_awaited() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(silent.local_addr().unwrap(), Control::default()).await;
+    let mut client = proxy.connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
+    let (mut server, _) = silent.accept().await.unwrap();
+    let mut head = [0; 14];
+    server.read_exact(&mut head).await.unwrap();
+    drop(client);
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(5), server.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "the server's connection goes on for nobody");
+}
+
+#[tokio::test]
+async fn http2_connect_is_refused() {
+    let app = application("app").await;
+    let proxy = Proxy::start(app, Control::default()).await;
+    let stream = TokioIo::new(proxy.connect().await);
+    let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::connect("server.demo:443").body(Empty::<Bytes>::new()).unwrap();
+    assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::BAD_REQUEST);
 }
 
 /// A proxy in front of one meshed endpoint, and the endpoint's side.

@@ -30,8 +30,8 @@ pub(crate) struct Client {
 pub(crate) enum ClientTls {
     /// Mesh TLS ends here; the identity is missing when the client showed no certificate.
     Established(Option<Identity>),
-    /// TLS for somebody else, by this name, that is passed through.
-    Passthrough(Box<str>),
+    /// TLS for another server, that is passed through. Its name is the client's choice, so that it is kept nowhere.
+    Passthrough,
     /// No TLS that concerns the mesh.
     None(NoTls),
 }
@@ -173,7 +173,7 @@ impl Client {
     pub(crate) fn identity(&self) -> Option<&Identity> {
         match &self.tls {
             ClientTls::Established(identity) => identity.as_ref(),
-            ClientTls::Passthrough(_) | ClientTls::None(_) => None,
+            ClientTls::Passthrough | ClientTls::None(_) => None,
         }
     }
 }
@@ -186,8 +186,7 @@ impl ClientTls {
                 let id = identity.as_ref().map(Identity::to_string).unwrap_or_default();
                 labels.extend([label("tls", "true"), label("client_id", id)]);
             }
-            // The name is whatever the client says, so that as a label it could fill the memory.
-            Self::Passthrough(_) => labels.push(label("tls", "opaque")),
+            Self::Passthrough => labels.push(label("tls", "opaque")),
             Self::None(reason) => {
                 labels.extend([label("tls", "no_identity"), label("no_tls_reason", reason.label())]);
             }
@@ -245,16 +244,16 @@ mod tests {
         let anonymous = || ClientTls::Established(None);
         for (name, authentication, tls, expected) in [
             ("anybody: plain", &anybody, PLAIN, true),
-            ("anybody: passed through", &anybody, ClientTls::Passthrough("x".into()), true),
+            ("anybody: passed through", &anybody, ClientTls::Passthrough, true),
             ("any tls: without certificate", &any_tls, anonymous(), true),
             ("any tls: plain", &any_tls, PLAIN, false),
-            ("any tls: passed through", &any_tls, ClientTls::Passthrough("x".into()), false),
+            ("any tls: passed through", &any_tls, ClientTls::Passthrough, false),
             ("web: web", &web, meshed("web.demo"), true),
             ("web: other", &web, meshed("other.demo"), false),
             ("web: longer", &web, meshed("a.web.demo"), false),
             ("web: without certificate", &web, anonymous(), false),
             ("web: plain", &web, PLAIN, false),
-            ("web: passed through by its name", &web, ClientTls::Passthrough("web.demo".into()), false),
+            ("web: passed through by its name", &web, ClientTls::Passthrough, false),
             ("suffix: inside", &demo, meshed("web.demo.mesh"), true),
             ("suffix: itself", &demo, meshed("demo.mesh"), false),
             ("suffix: half a label", &demo, meshed("webdemo.mesh"), false),

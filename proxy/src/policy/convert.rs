@@ -332,7 +332,7 @@ pub(crate) mod tests {
             ..Default::default()
         };
         let limit = rate_limit(message.clone()).unwrap();
-        let now = std::time::Instant::now();
+        let now = tokio::time::Instant::now();
         assert!((0..1000).all(|_| limit.check(None, now).is_ok()));
         let limited = proto::HttpLocalRateLimit { total: Some(Limit { requests_per_second: 1 }), ..message };
         let limit = rate_limit(limited).unwrap();

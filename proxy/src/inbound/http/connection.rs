@@ -39,11 +39,11 @@ where
     });
     let http2 = inbound.shared.config.http2;
     let settings = ServerSettings {
+        http1_timeout: inbound.shared.config.http1_client_timeout,
         stream_window: http2.stream_window,
         connection_window: http2.connection_window,
         keepalive: http2.inbound_keepalive,
-        // The policy limits requests, not the connection; other proxies carry all of a pod's requests over one.
-        max_streams: None,
+        max_streams: Some(http2.inbound_streams),
     };
     let answer = move |request| Arc::clone(&connection).handle(request);
     let served = serve_http(stream, version, settings, &inbound.shared.drain, answer).await;

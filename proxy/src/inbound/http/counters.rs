@@ -8,13 +8,13 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::http::respond::Failure;
 use crate::inbound::Inbound;
-use crate::metrics::{Direction, HttpMetrics, Labels, label, target_labels};
+use crate::metrics::{Direction, HttpMetrics, Labels, label};
 use crate::policy::authz::Client;
 use crate::policy::limit::{RateLimit, Scope};
 use crate::policy::server::{Matched, ServerPolicy};
 use crate::route::Meta;
 
-/// Entries kept per connection; more occur only when policy changes.
+/// Entries kept per connection: pairs of a route and an authorization of one policy.
 const KEPT: usize = 16;
 
 /// What allowed requests on one route are counted with.
@@ -54,7 +54,7 @@ impl Counters {
         if let Some(entry) = known {
             return Arc::clone(&entry.handles);
         }
-        let mut labels = route_labels(policy, Some(&matched.details.meta), target);
+        let mut labels = route_labels(inbound, policy, Some(&matched.details.meta), target);
         authz.append_labels("authz", &mut labels);
         client.tls.append_labels(&mut labels);
         let metrics = &inbound.shared.metrics;
@@ -62,6 +62,8 @@ impl Counters {
             http: Arc::new(metrics.http(Direction::Inbound, &labels)),
             allowed: metrics.inbound_http_allow.get_or_create_owned(&labels),
         });
+        // Those of older policies would only keep these alive.
+        entries.retain(|entry| Arc::ptr_eq(&entry.policy, policy));
         if entries.len() >= KEPT {
             entries.clear();
         }
@@ -79,7 +81,7 @@ impl Counters {
         client: &Client,
         target: SocketAddr,
     ) {
-        let mut labels = route_labels(policy, Some(route), target);
+        let mut labels = route_labels(inbound, policy, Some(route), target);
         client.tls.append_labels(&mut labels);
         inbound.shared.metrics.inbound_http_deny.get_or_create(&labels).inc();
     }
@@ -92,7 +94,7 @@ impl Counters {
         client: &Client,
         target: SocketAddr,
     ) {
-        let mut labels = route_labels(policy, None, target);
+        let mut labels = route_labels(inbound, policy, None, target);
         client.tls.append_labels(&mut labels);
         inbound.shared.metrics.inbound_http_route_not_found.get_or_create(&labels).inc();
     }
@@ -106,7 +108,7 @@ impl Counters {
         scope: Scope,
         target: SocketAddr,
     ) {
-        let mut labels = route_labels(policy, None, target);
+        let mut labels = route_labels(inbound, policy, None, target);
         limit.meta.append_labels("ratelimit", &mut labels);
         labels.push(label("ratelimit_scope", scope.label()));
         inbound.shared.metrics.inbound_http_ratelimit.get_or_create(&labels).inc();
@@ -114,16 +116,16 @@ impl Counters {
 
     /// Counts a request that the proxy answered itself.
     pub(super) fn failed(&self, inbound: &Inbound, failure: &Failure, target: SocketAddr) {
-        let mut labels = target_labels(target);
+        let mut labels = inbound.labels.labels(target);
         labels.insert(0, label("error", failure.label()));
         inbound.shared.metrics.inbound_http_errors.get_or_create(&labels).inc();
     }
 }
 
-fn route_labels(policy: &ServerPolicy, route: Option<&Arc<Meta>>, target: SocketAddr) -> Labels {
-    let mut labels = target_labels(target);
+fn route_labels(inbound: &Inbound, policy: &ServerPolicy, route: Option<&Arc<Meta>>, target: SocketAddr) -> Labels {
+    let mut labels = inbound.labels.labels(target);
     policy.meta.append_labels("srv", &mut labels);
-    labels.push(label("srv_port", target.port().to_string()));
+    labels.push(label("srv_port", inbound.labels.port(target)));
     if let Some(route) = route {
         route.append_labels("route", &mut labels);
     }

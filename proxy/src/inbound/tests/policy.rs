@@ -61,3 +61,20 @@ async fn the_first_connection_of_a_port_waits_for_its_policy() {
         assert_eq!(response.0, 403);
     }
 }
+
+#[tokio::test]
+async fn a_connection_forgets_policies_that_are_replaced() {
+    let world = World::new(http_app().await).await;
+    world.policies.publish(world.app.port(), detecting(vec![authz("a", anybody())]));
+    let first = Arc::downgrade(&*world.policies.port(world.app.port()).await.borrow());
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    for name in ["b", "c"] {
+        sender.ready().await.unwrap();
+        let request = Request::get("/").header("host", "web.demo").body(Full::<Bytes>::default()).unwrap();
+        sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+        world.policies.publish(world.app.port(), detecting(vec![authz(name, anybody())]));
+    }
+    assert!(first.upgrade().is_none(), "counters keep the first policy alive");
+}

@@ -2,7 +2,9 @@
 //!
 //! After "Finagle's Peak EWMA": a slower answer replaces the average, a faster one is weighed in by the time since the last.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::discover::route::PeakEwma;
 

@@ -8,11 +8,11 @@ fn balanced() -> Balanced {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
     let info = Arc::new(EndpointInfo::unmeshed("10.0.0.1:80".parse().unwrap()));
     let gauges = Gauges { ready: Gauge::default(), pending: Gauge::default() };
-    let backoff = (Duration::from_millis(100), Duration::from_secs(60));
-    Balanced::new(Arc::new(Endpoint::new(shared, info)), PeakEwma::DEFAULT, backoff, gauges)
+    let config = shared.config.outbound.clone();
+    Balanced::new(Arc::new(Endpoint::new(shared, info)), PeakEwma::DEFAULT, &config, gauges, Arc::default())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     let endpoint = balanced();
     let now = Instant::now();
@@ -40,4 +40,47 @@ async fn what_is_in_flight_is_load() {
     assert!((endpoint.cost(now) - idle * 2.0).abs() < 1e-9);
     first.finish();
     assert_eq!(endpoint.in_flight.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_connection_tries_an_endpoint_after_its_rest() {
+    let endpoint = balanced();
+    endpoint.failed();
+    let first = endpoint.rests_until(Instant::now()).unwrap();
+    tokio::time::advance(first - Instant::now()).await;
+    let now = Instant::now();
+    assert_eq!(endpoint.rests_until(now), None, "the rest is over");
+    endpoint.picked(now);
+    assert_eq!(endpoint.rests_until(now), Some(now + endpoint.probe), "the others wait for how it goes");
+    endpoint.failed();
+    let second = endpoint.rests_until(now).unwrap();
+    assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer rest");
+    tokio::time::advance(second - now).await;
+    endpoint.picked(Instant::now());
+    let woken = endpoint.available.notified();
+    endpoint.recovered();
+    assert_eq!(endpoint.rests_until(Instant::now()), None);
+    woken.await;
+}
+
+#[tokio::test]
+async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
+    let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+    let addrs = (0..10_000_u32).map(|n| SocketAddr::from((std::net::Ipv4Addr::from_bits(0x0a00_0000 + n), 80)));
+    let set: crate::discover::endpoints::EndpointSet =
+        addrs.map(|addr| (addr, Arc::new(EndpointInfo::unmeshed(addr)))).collect();
+    let (known, discovered) = Endpoints::for_test(set.clone());
+    let balancer = Balancer::new(shared, "web", Arc::new(discovered), PeakEwma::DEFAULT);
+    assert!(balancer.is_available());
+    let kept = balancer.state.lock().endpoints.last().cloned().unwrap();
+    let mut changed = set;
+    changed.pop_first();
+    known.send_replace(EndpointsState::Known(Arc::new(changed)));
+    let begin = std::time::Instant::now();
+    assert!(balancer.is_available());
+    // Comparing all with all takes seconds in a debug build.
+    assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+    let state = balancer.state.lock();
+    assert_eq!(state.endpoints.len(), 9_999);
+    assert!(Arc::ptr_eq(state.endpoints.last().unwrap(), &kept), "what stays keeps its connections");
 }

@@ -1,9 +1,9 @@
 //! One request and its response with one endpoint: which version travels, what is tried again, what the response becomes.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use http::{HeaderValue, Request, Response, Version, header};
+use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::response::ResponseObserver;
@@ -82,7 +82,7 @@ impl Exchange<'_> {
             };
             request = *again;
             match (reason, in_flight.as_ref().and_then(InFlight::balanced)) {
-                (Some(error), Some(balanced)) if Instant::now() < deadline => {
+                (Some(error), Some(balanced)) if !error.is_local() && Instant::now() < deadline => {
                     tracing::debug!(%error, "endpoint is passed over");
                     balanced.failed();
                 }

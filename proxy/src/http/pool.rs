@@ -1,0 +1,111 @@
+//! HTTP/1 connections that are kept between requests, to an endpoint or to the application.
+//!
+//! Owns which connection is taken and when one is given up. Refuses to connect.
+
+use std::time::Duration;
+
+use hyper::client::conn::http1::SendRequest;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::body::Body;
+
+/// Idle connections, the freshest last.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<Idle>>);
+
+struct Idle {
+    sender: SendRequest<Body>,
+    since: Instant,
+}
+
+impl Pool {
+    /// Takes the freshest connection that can carry a request. Looks at few: those below a connection that was idle for too long were
+    /// idle for longer.
+    pub(crate) fn take(&self, idle_timeout: Duration) -> Option<SendRequest<Body>> {
+        let mut idle = self.0.lock();
+        let now = Instant::now();
+        while idle.last().is_some_and(|last| last.sender.is_closed()) {
+            idle.pop();
+        }
+        if idle.last().is_some_and(|last| now.duration_since(last.since) >= idle_timeout) {
+            idle.clear();
+        }
+        // One that is not ready is still finishing its last exchange; it will be in a moment.
+        let index =
+            idle.iter().rposition(|idle| idle.sender.is_ready() && now.duration_since(idle.since) < idle_timeout)?;
+        Some(idle.remove(index).sender)
+    }
+
+    /// Keeps a connection, unless `limit` are kept already.
+    pub(crate) fn put(&self, sender: SendRequest<Body>, limit: usize) {
+        let mut idle = self.0.lock();
+        if idle.len() < limit && !sender.is_closed() {
+            idle.push(Idle { sender, since: Instant::now() });
+        }
+    }
+
+    /// Drops what was idle for longer than `timeout`, or is closed. Says whether nothing is left.
+    pub(crate) fn purge(&self, timeout: Duration) -> bool {
+        let now = Instant::now();
+        let mut idle = self.0.lock();
+        idle.retain(|Idle { sender, since }| !sender.is_closed() && now.duration_since(*since) < timeout);
+        if idle.capacity() > 16 && idle.len() * 4 < idle.capacity() {
+            let kept = idle.len();
+            idle.shrink_to(kept * 2);
+        }
+        idle.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::client::conn::http1;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(3);
+
+    /// A connection, ready if it is driven, and the server's end of it.
+    async fn connection(is_driven: bool) -> (SendRequest<Body>, DuplexStream) {
+        let (client, server) = duplex(1024);
+        let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
+        if is_driven {
+            tokio::spawn(connection);
+            sender.ready().await.unwrap();
+        } else {
+            // Neither polled nor dropped, it is neither ready nor closed.
+            std::mem::forget(connection);
+        }
+        (sender, server)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_freshest_ready_connection_is_taken_and_busy_ones_stay() {
+        let pool = Pool::default();
+        let mut servers = Vec::new();
+        for is_ready in [true, true, false] {
+            let (sender, server) = connection(is_ready).await;
+            servers.push(server);
+            pool.put(sender, 10);
+        }
+        assert!(pool.take(TIMEOUT).is_some());
+        assert!(pool.take(TIMEOUT).is_some());
+        assert!(pool.take(TIMEOUT).is_none(), "the last one is busy");
+        assert!(!pool.purge(TIMEOUT), "and still there");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_were_idle_too_long_are_given_up() {
+        let pool = Pool::default();
+        let (sender, _server) = connection(true).await;
+        pool.put(sender, 1);
+        let (surplus, _other) = connection(true).await;
+        pool.put(surplus, 1);
+        tokio::time::advance(TIMEOUT).await;
+        assert!(pool.take(TIMEOUT).is_none());
+        assert!(pool.purge(TIMEOUT));
+    }
+}

@@ -1,0 +1,120 @@
+//! The admin port as a port of the pod: mesh TLS for clients that ask for this proxy, and the port's policy for every request.
+//!
+//! Nothing redirects connections to it, so that they arrive at the admin server itself. `/live` and `/ready` are answered whatever policy
+//! says: the kubelet asks for them before there can be a policy.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::{Extensions, Method, Request, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use weft_runtime::admin::{AdminRequest, AdminResponse, text};
+
+use super::tls::TlsServer;
+use crate::detect;
+use crate::metrics::{Counters, target_labels};
+use crate::orig_dst::canonical;
+use crate::policy::authz::{Client, ClientTls, NoTls, authorize};
+use crate::policy::server::ServerPolicy;
+use crate::policy::{Policies, PortPolicy};
+use crate::route::Meta;
+use crate::shared::Shared;
+
+/// How long a client may take to begin TLS, and to finish it: the admin server's own limit for a first request.
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to the admin port, decrypted if it came under mesh TLS.
+pub(crate) trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> AdminStream for S {}
+
+/// Accepts connections to the admin port and judges their requests.
+pub(crate) struct AdminPort {
+    shared: Arc<Shared>,
+    tls: TlsServer,
+    policy: PortPolicy,
+}
+
+impl AdminPort {
+    /// Follows the policy of the admin port.
+    pub(crate) fn new(shared: Arc<Shared>, policies: &Policies) -> Self {
+        let policy = policies.follow(shared.config.admin.listen.port());
+        Self { tls: TlsServer::new(shared.credentials.clone()), policy, shared }
+    }
+
+    /// Ends mesh TLS where the client asks for this proxy; every request of the connection gets the [`Client`] as an extension.
+    ///
+    /// # Errors
+    /// When the client asks for another server, or does not finish TLS.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Box<dyn AdminStream>, Extensions)> {
+        let addr = canonical(stream.peer_addr()?);
+        let (name, stream) = detect::tls(stream, TLS_TIMEOUT).await.map_err(io::Error::other)?;
+        let (stream, tls): (Box<dyn AdminStream>, _) = match name {
+            None => (Box::new(stream), ClientTls::None(NoTls::NotFromRemote)),
+            Some(name) if *name == *self.shared.config.identity.server_name => {
+                let handshake = self.tls.accept(stream, TLS_TIMEOUT).await.map_err(io::Error::other)?;
+                (Box::new(handshake.stream), ClientTls::Established(handshake.identity))
+            }
+            Some(_) => return Err(io::Error::other("the client asks for another server")),
+        };
+        let mut extensions = Extensions::new();
+        extensions.insert(Client { addr, tls });
+        Ok((stream, extensions))
+    }
+
+    /// Refuses what the port's policy does not allow, with an answer in the admin server's place.
+    pub(crate) fn check(&self, request: &AdminRequest) -> Option<AdminResponse> {
+        let is_read = matches!(request.head.method, Method::GET | Method::HEAD);
+        if is_read && matches!(request.head.uri.path(), "/live" | "/ready") {
+            return None;
+        }
+        let denied = || text(StatusCode::FORBIDDEN, "denied by the policy of this port\n");
+        let Some(client) = request.head.extensions.get::<Client>() else { return Some(denied()) };
+        let policy = self.policy.borrow().clone();
+        let head = Request::from_parts(request.head.clone(), ());
+        let (authorizations, route) = match policy.http() {
+            None => (&policy.authorizations, None),
+            Some(http) => match http.find(&head) {
+                Some(matched) => (&matched.details.authorizations, Some(&matched.details.meta)),
+                None => return Some(text(StatusCode::NOT_FOUND, "no route of this port's policy\n")),
+            },
+        };
+        let metrics = &self.shared.metrics;
+        match authorize(authorizations, client) {
+            Some(authz) => {
+                self.count(&metrics.inbound_http_allow, &policy, route, Some(authz), client);
+                None
+            }
+            None => {
+                tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+                    server = &*policy.meta.name, "request to the admin port denied");
+                self.count(&metrics.inbound_http_deny, &policy, route, None, client);
+                Some(denied())
+            }
+        }
+    }
+
+    fn count(
+        &self,
+        family: &Counters,
+        policy: &ServerPolicy,
+        route: Option<&Arc<Meta>>,
+        authz: Option<&Arc<Meta>>,
+        client: &Client,
+    ) {
+        let target: SocketAddr = self.shared.config.admin.listen;
+        let mut labels = target_labels(target);
+        policy.meta.append_labels("srv", &mut labels);
+        labels.push(crate::metrics::label("srv_port", target.port().to_string()));
+        if let Some(route) = route {
+            route.append_labels("route", &mut labels);
+        }
+        if let Some(authz) = authz {
+            authz.append_labels("authz", &mut labels);
+        }
+        client.tls.append_labels(&mut labels);
+        family.get_or_create(&labels).inc();
+    }
+}
