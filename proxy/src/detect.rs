@@ -3,7 +3,7 @@
 //! Owns reading ahead and judging. What was read is kept in the stream's read-ahead buffer, so that nobody downstream notices.
 //! Refuses to act on the result.
 
-mod client_hello;
+pub(crate) mod client_hello;
 
 use std::io;
 use std::time::Duration;
@@ -85,7 +85,7 @@ pub(crate) async fn http<S: AsyncRead + Unpin>(
     Ok((detected, stream))
 }
 
-fn judge_http(bytes: &[u8]) -> Detected {
+pub(crate) fn judge_http(bytes: &[u8]) -> Detected {
     if bytes.len() < H2_PREFACE.len() {
         return Detected::NotHttp;
     }

@@ -9,7 +9,6 @@ mod cycles;
 mod deny;
 mod documents;
 mod edges;
-mod lexer;
 mod reach;
 mod rust;
 mod sources;
@@ -146,7 +145,8 @@ fn format(workspace: &Workspace) -> Result<()> {
         command::run(cargo.args(["fmt", "--all", "--", "--check", "-l"]).current_dir(directory))
     };
     check(workspace.root.clone()).context("run cargo fmt --all")?;
-    check(workspace.ebpf()).context("run cargo fmt --all in ebpf")
+    check(workspace.ebpf()).context("run cargo fmt --all in ebpf")?;
+    check(workspace.fuzz()).context("run cargo fmt --all in fuzz")
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {

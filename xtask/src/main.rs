@@ -6,6 +6,12 @@
 //! cluster to run in, [`dist`] is what is shipped, [`lint`] checks. It shells out and depends on none of our packages, so
 //! it builds fast and works when they do not compile.
 
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "results on standard output, progress on standard error"
+)]
+
 mod bare;
 mod bench;
 mod build;
@@ -14,6 +20,7 @@ mod command;
 mod demo;
 mod dist;
 mod ebpf;
+mod fuzz;
 mod kernels;
 mod kube;
 mod lint;
@@ -39,6 +46,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask test                      unit tests, then tests against the real kernel
   cargo xtask test unit -- verdict      unit tests whose name contains \"verdict\", without root
   cargo xtask bench interception        direct, iptables and eBPF side by side
+  cargo xtask fuzz                      every parser of untrusted bytes, a minute each
   cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it
   cargo xtask dist                      container images and charts
@@ -65,6 +73,8 @@ enum Command {
     Test(test::Args),
     /// Boots older and newer kernels and runs the agent's datapath test on each
     Kernels(kernels::Args),
+    /// Gives what reads untrusted bytes inputs that break it, as long as there are any
+    Fuzz(fuzz::Args),
     /// Measures
     Bench(bench::Args),
     /// Runs a real Kubernetes on this machine
@@ -101,6 +111,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kube(args) => kube::run(&args),
         Command::Dist(args) => dist::run(&args),

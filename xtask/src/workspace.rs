@@ -40,6 +40,11 @@ impl Workspace {
         self.root.join("ebpf")
     }
 
+    /// The directory of the fuzz targets, another one.
+    pub(crate) fn fuzz(&self) -> PathBuf {
+        self.root.join("fuzz")
+    }
+
     /// Where binaries of a profile (`debug`, `release`) are built.
     pub(crate) fn binaries(&self, profile: &str) -> PathBuf {
         self.target.join(profile)

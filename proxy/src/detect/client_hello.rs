@@ -9,7 +9,7 @@ const NAME_TYPE_HOST: u8 = 0;
 
 /// What the first bytes of a connection are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Hello {
+pub(crate) enum Hello {
     /// Something else than a ClientHello.
     NotTls,
     /// A ClientHello whose server name has not arrived yet.
@@ -20,7 +20,7 @@ pub(super) enum Hello {
 
 /// Judges the first bytes of a connection. Only the first record counts: ClientHellos that are spread over several records
 /// are as good as never sent, and Linkerd does not read them either.
-pub(super) fn parse_client_hello(bytes: &[u8]) -> Hello {
+pub(crate) fn parse_client_hello(bytes: &[u8]) -> Hello {
     if bytes.first().is_some_and(|first| *first != RECORD_HANDSHAKE) {
         return Hello::NotTls;
     }

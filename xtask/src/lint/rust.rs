@@ -37,14 +37,16 @@ pub(crate) struct Root {
     pub(crate) is_product: bool,
 }
 
-/// The roots of both workspaces.
+/// The roots of all workspaces.
 ///
 /// # Errors
-/// When cargo cannot read the workspace of the kernel programs.
+/// When cargo cannot read that of the kernel programs or of the fuzz targets.
 pub(crate) fn roots(workspace: &Workspace) -> Result<Vec<Root>> {
     let ebpf = workspace::metadata(&workspace.ebpf(), &["--no-deps"])?;
+    let fuzz = workspace::metadata(&workspace.fuzz(), &["--no-deps"])?;
+    let outside = [&ebpf, &fuzz].into_iter().flat_map(|metadata| metadata["packages"].as_array().into_iter().flatten());
     let mut roots = Vec::new();
-    for package in workspace.packages().chain(ebpf["packages"].as_array().into_iter().flatten()) {
+    for package in workspace.packages().chain(outside) {
         for target in package["targets"].as_array().into_iter().flatten() {
             let path = Path::new(target["src_path"].as_str().unwrap_or_default());
             let kinds = target["kind"].as_array().into_iter().flatten();
@@ -87,9 +89,8 @@ impl<'a> Tree<'a> {
                 self.add(files, inner, file, items, &directory);
                 continue;
             }
-            let found = candidates(module, &file.path, below).into_iter();
-            let found = found.filter_map(|path| files.iter().find(|file| file.path == path)).next();
-            if let Some(file) = found {
+            let candidates = candidates(module, &file.path, below);
+            if let Some(file) = candidates.iter().find_map(|path| files.iter().find(|file| file.path == *path)) {
                 self.add(files, inner, file, &file.syntax.items, &directory);
             }
         }

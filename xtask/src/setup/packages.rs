@@ -116,6 +116,9 @@ pub(crate) const BARE: [Need; 5] = [
     ),
 ];
 
+/// What building the fuzz targets takes.
+pub(crate) const FUZZ: [Need; 1] = [need(Probe::Program("c++"), "g++", "compiles libFuzzer")];
+
 /// One of the plugins, where distributions have them.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 

@@ -1,0 +1,69 @@
+//! What the fuzz targets call: the proxy's readers of bytes that a peer or an application sends.
+//!
+//! Each function panics when a reader breaks its own promise, and returns nothing.
+
+use futures::FutureExt as _;
+use http::{HeaderName, HeaderValue, Request, Version};
+
+use crate::{
+    detect::{
+        self,
+        client_hello::{Hello, parse_client_hello},
+    },
+    http::{headers, orig_proto},
+    transport_header::TransportHeader,
+};
+
+/// The first bytes of a connection that may be TLS. More bytes do not change what was decided.
+pub fn client_hello(bytes: &[u8]) {
+    match parse_client_hello(bytes) {
+        decided @ (Hello::Complete(_) | Hello::NotTls) => {
+            assert_eq!(parse_client_hello(&[bytes, &[0; 64]].concat()), decided);
+        }
+        Hello::Incomplete => {}
+    }
+}
+
+/// The first bytes of a connection that may be HTTP.
+pub fn protocol(bytes: &[u8]) {
+    let _ = detect::judge_http(bytes);
+}
+
+/// The first message of a direct connection. What was read can be written and read again.
+pub fn transport_header(mut bytes: &[u8]) {
+    let Some(Ok(header)) = TransportHeader::read(&mut bytes).now_or_never() else { return };
+    let written = header.encode();
+    let again = TransportHeader::read(&mut &written[..]).now_or_never();
+    assert_eq!(again.and_then(Result::ok), Some(header));
+}
+
+/// Target and headers of an HTTP/1 request: `METHOD TARGET HTTP/1.1` and headers, one a line. It goes to the peer's proxy
+/// over HTTP/2 and becomes HTTP/1 again there.
+pub fn request(bytes: &[u8]) {
+    let mut fields = [httparse::EMPTY_HEADER; 32];
+    let mut parsed = httparse::Request::new(&mut fields);
+    if !matches!(parsed.parse(bytes), Ok(httparse::Status::Complete(_))) {
+        return;
+    }
+    let mut request = Request::builder().method(parsed.method.unwrap_or("GET")).uri(parsed.path.unwrap_or("/"));
+    request = request.version(if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 });
+    for field in parsed.headers.iter() {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(field.name.as_bytes()), HeaderValue::from_bytes(field.value))
+        {
+            request = request.header(name, value);
+        }
+    }
+    let Ok(mut request) = request.body(()) else { return };
+    let version = request.version();
+    let _ = headers::wants_upgrade(&request);
+    let fallback = orig_proto::host(request.headers());
+    orig_proto::to_absolute_form(&mut request, fallback.as_ref());
+    orig_proto::upgrade_request(&mut request);
+    assert_eq!(request.version(), Version::HTTP_2);
+    orig_proto::downgrade_request(&mut request).expect("what was upgraded can be downgraded");
+    assert_eq!(request.version(), version);
+    orig_proto::to_origin_form(&mut request);
+    headers::strip_hop_by_hop(request.headers_mut());
+    assert!(!request.headers().contains_key(http::header::CONNECTION));
+}

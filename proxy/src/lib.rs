@@ -1,0 +1,97 @@
+//! The sidecar proxy as a library, for its own program and for its fuzz targets. Nothing else may use it: applications meet
+//! on gRPC.
+
+mod admin;
+mod app;
+mod attest;
+mod config;
+mod control;
+mod detect;
+mod discover;
+mod dns;
+pub mod fuzz;
+mod http;
+mod identity;
+mod inbound;
+mod io;
+mod listen;
+mod metrics;
+mod orig_dst;
+mod outbound;
+mod policy;
+mod route;
+mod shared;
+mod transport_header;
+
+use std::process::ExitCode;
+
+use crate::config::Config;
+
+/// What sysexits.h calls EX_USAGE, and Linkerd's proxy exits with on bad settings.
+const EXIT_USAGE: u8 = 64;
+
+const HELP: &str = "\
+Weft's sidecar proxy, wire-compatible with linkerd2-proxy.
+
+Usage: weft-proxy [--help | --version]
+
+All settings are environment variables: those of Linkerd's proxy (LINKERD2_PROXY_*), and
+  WEFT_PROXY_REQUIRE_REDIRECT=true   stay unready until the kernel redirects both directions
+
+A proxy beside a control plane on the same host, without Kubernetes:
+  LINKERD2_PROXY_DESTINATION_SVC_ADDR=127.0.0.1:8086 \\
+  LINKERD2_PROXY_POLICY_SVC_ADDR=127.0.0.1:8090 \\
+  LINKERD2_PROXY_IDENTITY_SVC_ADDR=127.0.0.1:8080 \\
+  LINKERD2_PROXY_POLICY_WORKLOAD=demo:web-0 \\
+  LINKERD2_PROXY_IDENTITY_DIR=/run/identity \\
+  LINKERD2_PROXY_IDENTITY_TOKEN_FILE=/run/token \\
+  LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS=\"$(cat ca.crt)\" \\
+  LINKERD2_PROXY_IDENTITY_LOCAL_NAME=web.demo.serviceaccount.identity.linkerd.cluster.local \\
+  weft-proxy
+";
+
+/// Reads the settings from the environment once and runs the proxy.
+///
+/// Exits with 64 when a setting is wrong, with 1 when it cannot start or a part of it ends unexpectedly, else with 0.
+pub fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        None => {}
+        Some("--help" | "-h") => {
+            print_line(HELP.trim_end());
+            return ExitCode::SUCCESS;
+        }
+        Some("--version" | "-V") => {
+            print_line(concat!("weft-proxy ", env!("CARGO_PKG_VERSION")));
+            return ExitCode::SUCCESS;
+        }
+        Some(other) => {
+            complain(&format!("unexpected argument {other}: settings are environment variables, see --help"));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    }
+    let config = match Config::parse(&|name| std::env::var(name).ok()) {
+        Ok(config) => config,
+        Err(error) => {
+            complain(&error.to_string());
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    match app::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            if error.is::<config::UnusableSetting>() { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn print_line(text: &str) {
+    use std::io::Write as _;
+    // Nobody reads: nothing to be done about it.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+fn complain(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "weft-proxy: {text}");
+}
