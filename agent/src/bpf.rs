@@ -4,6 +4,8 @@
 //! Owns all `unsafe` of the agent that has to do with bpf(2). Refuses to know programs, pods and paths' meaning.
 //! Structures are the kernel's (include/uapi/linux/bpf.h); links need Linux 5.7, netns links 5.9.
 
+#![expect(unsafe_code, reason = "bpf(2) calls that the loader has no function for")]
+
 use std::{
     ffi::{CStr, CString},
     io,

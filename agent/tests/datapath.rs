@@ -7,6 +7,8 @@
 //!
 //! All names carry the process id, so runs do not meet; everything is removed on the way out, panics included.
 
+#![expect(clippy::print_stdout, reason = "a test program without libtest reports by itself")]
+#![expect(clippy::allow_attributes, reason = "modules that test programs share are not used whole by each")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
 #[path = "datapath/enrolment.rs"]

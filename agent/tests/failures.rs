@@ -4,6 +4,8 @@
 //! Every check has a world of its own ([`world`]: three network namespaces, of which `a` and `b` are meshed), so that they
 //! can be run alone: `cargo test -p weft-agent --test failures -- pins`.
 
+#![expect(clippy::print_stdout, reason = "a test program without libtest reports by itself")]
+#![expect(clippy::allow_attributes, reason = "modules that test programs share are not used whole by each")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
 #[path = "../src/bpf.rs"]

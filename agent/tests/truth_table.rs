@@ -4,6 +4,8 @@
 //! Needs root, cgroup2, iproute2, iptables and nsenter, and fails without them. `WEFT_BLESS=1` writes the table into the
 //! page about interception, if all of it holds.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test program without libtest reports by itself")]
+#![expect(clippy::allow_attributes, reason = "modules that test programs share are not used whole by each")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
 #[expect(dead_code, reason = "the test of the datapath has other commands")]

@@ -63,7 +63,7 @@ impl identity_server::Identity for Certifier {
         match &result {
             Ok(_) => tracing::info!(identity = request.identity, "issued a certificate"),
             Err(status) => {
-                tracing::warn!(identity = request.identity, code = ?status.code(), reason = status.message(), "refused a certificate")
+                tracing::warn!(identity = request.identity, code = ?status.code(), reason = status.message(), "refused a certificate");
             }
         }
         call.end_with(result.map(Response::new))

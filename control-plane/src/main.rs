@@ -34,6 +34,7 @@ fn main() -> ExitCode {
     };
     match app::main(&command, &log) {
         Ok(()) => ExitCode::SUCCESS,
+        #[expect(clippy::print_stderr, reason = "the log may not have been set up")]
         Err(error) => {
             eprintln!("weft-control-plane: {}", one_line(&error));
             ExitCode::FAILURE

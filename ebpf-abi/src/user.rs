@@ -1,5 +1,7 @@
 //! Lets aya read and write the map types.
 
+#![expect(unsafe_code, reason = "the `Pod` implementations of what kernel and user space share")]
+
 use crate::{
     pod::{AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
     socket::{Flow, FlowKey, ListenerKey, ProxyKey},

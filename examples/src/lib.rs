@@ -16,6 +16,7 @@ pub mod server;
 
 /// The messages and services of `proto/echo.proto`.
 #[expect(missing_docs, reason = "generated from proto/echo.proto, which carries the documentation")]
+#[expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
 pub mod echo {
     tonic::include_proto!("weft.examples.v1");
 }

@@ -5,7 +5,8 @@
 
 /// The node agent's API, served on its unix socket: pods, traces, status.
 pub mod agent {
-    #![allow(missing_docs, unreachable_pub, reason = "generated; the documentation is in the .proto file")]
+    #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("weft.agent.v1");
 }
 

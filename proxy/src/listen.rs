@@ -93,11 +93,11 @@ impl Listener {
                 Ok((stream, peer)) => match set_options(&stream, self.options) {
                     Ok(()) => return Accepted { stream, peer, permit },
                     Err(error) => {
-                        tracing::debug!(%error, src.addr = %peer, "connection was gone before its options were set")
+                        tracing::debug!(%error, src.addr = %peer, "connection was gone before its options were set");
                     }
                 },
                 Err(error) if is_of_connection(&error) => {
-                    tracing::debug!(%error, "connection was gone before it was accepted")
+                    tracing::debug!(%error, "connection was gone before it was accepted");
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections, pausing: are file descriptors exhausted?");

@@ -456,5 +456,5 @@ async fn agent_changed(state: &mut Option<watch::Receiver<agent::AgentState>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }

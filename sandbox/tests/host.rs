@@ -2,6 +2,7 @@
 //!
 //! The binary that starts containers is this one: called with the name of a hidden subcommand it is that, as `weft` is.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test program without libtest reports by itself")]
 #![expect(clippy::unwrap_used, reason = "a failure is the test's")]
 
 use std::{

@@ -8,6 +8,8 @@
 //!
 //! Everything here uses the product as a user does: its binaries, its manifests, its APIs.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "demo, benches and tests report on standard output")]
+
 pub mod agent;
 pub mod bench;
 pub mod binaries;

@@ -4,6 +4,7 @@
 //! last section, the mesh is put to the test, and then the tutorial's end must leave nothing. Needs `KUBECONFIG`, the
 //! images of `cargo xtask dist` in the cluster, and helm, kubectl and step in PATH: `cargo xtask test cluster`.
 
+#![expect(clippy::print_stdout, reason = "a test program without libtest reports by itself")]
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
 
 #[path = "cluster_tutorial/bad_input.rs"]

@@ -161,7 +161,7 @@ impl World {
             .spawn()
             .unwrap();
         self.agent = Some(agent);
-        self.eventually("the agent's socket", |world| world.try_channel());
+        self.eventually("the agent's socket", Self::try_channel);
     }
 
     pub(crate) fn kill_agent(&mut self) {

@@ -2,6 +2,8 @@
 //! that interrupts, and a program of a few instructions. Owns all `unsafe` of the truth table, and refuses to know
 //! what any of it is for.
 
+#![expect(unsafe_code, reason = "system calls of kinds of sockets that no safe crate offers")]
+
 use std::{
     io,
     net::Ipv4Addr,

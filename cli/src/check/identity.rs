@@ -35,7 +35,7 @@ pub(super) fn config_is_valid(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let anchors = anchors_field(facts);
     match known(&anchors, &cluster.trust_roots)?.as_ref().map(|_| cluster.anchors_pem()) {
         None => {
-            found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", facts.upgrade(NEW_ANCHORS)))
+            found.push(Problem::new(facts.named("ConfigMap", ANCHORS), "does not exist", facts.upgrade(NEW_ANCHORS)));
         }
         Some(None) => found.push(Problem::new(anchors, "is missing", facts.upgrade(NEW_ANCHORS))),
         Some(Some(pem)) => {
@@ -61,7 +61,7 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
         match text(secret, key) {
             None => found.push(Problem::new(data_field(facts, ISSUER, key), "is missing", facts.upgrade(NEW_ISSUER))),
             Some(Err(())) => {
-                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", facts.upgrade(NEW_ISSUER)))
+                found.push(Problem::new(data_field(facts, ISSUER, key), "is not text", facts.upgrade(NEW_ISSUER)));
             }
             Some(Ok(pem)) if key == crt_key => {
                 if let Err(error) = certificates(&pem) {
@@ -81,7 +81,7 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
     // By the function that the identity service starts with. What is wrong with times and anchors, other checks say.
     let field = match issuer(cluster) {
         Some(Err(IssuerError::Key(_) | IssuerError::Mismatch)) => key_key,
-        Some(Err(IssuerError::Chain(_))) | Some(Ok(_)) | None => return Ok(found),
+        Some(Err(IssuerError::Chain(_)) | Ok(_)) | None => return Ok(found),
         Some(Err(_)) => crt_key,
     };
     if let Some(Err(error)) = issuer(cluster) {

@@ -220,7 +220,11 @@ fn may_create(facts: &Facts, namespaced: bool) -> Result<Vec<Problem>, Stop> {
                 found.push(Problem::new(object, format!("this user may not create them{place}"), cure));
             }
             Err(error) => {
-                found.push(Problem::new(object, format!("cannot ask whether this user may create them: {error}"), cure))
+                found.push(Problem::new(
+                    object,
+                    format!("cannot ask whether this user may create them: {error}"),
+                    cure,
+                ));
             }
         }
     }

@@ -64,7 +64,7 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
-    nodes.iter().filter(linux).map(|node| node.name_any()).filter(|node| !with.contains(node.as_str())).collect()
+    nodes.iter().filter(linux).map(kube::ResourceExt::name_any).filter(|node| !with.contains(node.as_str())).collect()
 }
 
 pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Problem>) {

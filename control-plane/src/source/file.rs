@@ -80,7 +80,7 @@ impl FileSource {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(dir = %self.dir.display(), %error, "manifests cannot be listed, the last state stays in force")
+                    tracing::error!(dir = %self.dir.display(), %error, "manifests cannot be listed, the last state stays in force");
                 }
             }
             self.changed().await;

@@ -150,7 +150,10 @@ impl Drop for Process {
         let _ = child.wait();
         if std::thread::panicking() {
             let log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            eprintln!("log of the process:\n{}", log.join("\n"));
+            #[expect(clippy::print_stderr, reason = "libtest shows it beside what failed")]
+            {
+                eprintln!("log of the process:\n{}", log.join("\n"));
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! `weft-client`: the example client. Prints what came back, and exits 1 when a request failed.
 
+#![expect(clippy::print_stdout, reason = "its output is its result")]
+
 use std::{io, net::SocketAddr, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;

@@ -135,7 +135,7 @@ impl HttpConnection {
             }
             None => {
                 tracing::info!(client.addr = %self.client.addr,
-                    client.id = self.client.identity().map(|id| id.as_str()), orig_dst.addr = %self.target.addr,
+                    client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
                     server = &*policy.meta.name, route = &*route.name, "request denied");
                 self.counters.denied(&self.inbound, policy, route, &self.client, self.target.addr);
                 Err(Failure::Unauthorized)

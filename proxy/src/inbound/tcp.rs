@@ -31,7 +31,7 @@ where
     let known = policy.borrow_and_update().clone();
     let mut stream = stream.with_metrics(inbound.source(&client, target, &known.meta));
     let Some(authz) = known.authorize_bytes(&client) else {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
             orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
         count(inbound, &metrics.inbound_tcp_deny, &known, None, &client, target);
         return Err(ConnectionError::Denied);

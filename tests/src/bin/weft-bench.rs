@@ -1,5 +1,7 @@
 //! `weft-bench`: measures what the documentation claims. `cargo xtask bench` builds everything optimised and runs it.
 
+#![expect(clippy::print_stdout, reason = "its output is its result")]
+
 use std::{collections::BTreeMap, process::ExitCode};
 
 use anyhow::Context as _;

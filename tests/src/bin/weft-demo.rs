@@ -1,5 +1,7 @@
 //! `weft-demo`: a real mesh on this host, shown and measured. `cargo xtask demo` builds everything and runs it.
 
+#![expect(clippy::print_stdout, reason = "its output is its result")]
+
 use std::process::ExitCode;
 
 use anyhow::Context as _;
