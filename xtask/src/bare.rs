@@ -1,6 +1,6 @@
 //! `bare`: the commands of the README on a machine that has nothing.
 //!
-//! debootstrap makes the root file system of a new Debian or Ubuntu. Rust comes from this machine's rustup, read-only; the
+//! debootstrap makes the root file system of a new Debian or Ubuntu. Rust comes from this machine's rustup, under an overlay; the
 //! checkout is cloned as it is committed; everything else has to be installed by the command itself. It runs on this
 //! kernel, with mounts of its own ([`ENTER`]) and the caches of a new user.
 //!
@@ -35,7 +35,8 @@ mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
-mount --bind -o ro "$RUSTUP_HOME" "$root/root/.rustup"
+mkdir "$root/.upper" "$root/.work"
+mount -t overlay -o "lowerdir=$RUSTUP_HOME,upperdir=$root/.upper,workdir=$root/.work" overlay "$root/root/.rustup"
 mount --bind -o ro "$CARGO_BIN" "$root/root/.cargo/bin"
 cd "$root"
 mkdir -p .host
