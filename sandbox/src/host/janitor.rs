@@ -55,8 +55,8 @@ impl Janitor {
     }
 }
 
-/// The body of `weft sandbox-janitor`: waits on standard input for the daemon's end, and cleans up unless the daemon reported
-/// that nothing is left.
+/// The body of `weft sandbox-janitor`: waits on standard input for the daemon's end, and cleans up unless the daemon
+/// reported that nothing is left.
 ///
 /// # Errors
 /// When something could not be taken away.
