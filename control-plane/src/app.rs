@@ -295,11 +295,13 @@ impl Parts {
                 let client = self.api(cluster).await?;
                 let events = Events::new(client.clone(), "identity");
                 let place = Place::cluster(&client, &cluster.controller_namespace).await;
-                (Tokens::Review(Box::new(Reviewer::new(client).await?)), place, events)
+                let reviewer = Reviewer::new(client, args.identity_accept_any_audience).await?;
+                (Tokens::Review(Box::new(reviewer)), place, events)
             }
         };
-        let anchors = TrustAnchors::from_pem(&read("--identity-trust-anchors", &args.identity_trust_anchors)?);
-        let issuer = issuer::start(&args.identity_issuer_dir, anchors, &place, &events).await?;
+        let files =
+            issuer::Files { issuer: args.identity_issuer_dir.clone(), anchors: args.identity_trust_anchors.clone() };
+        let issuer = issuer::start(files, &place, &events).await?;
         self.metrics.register(|registry| registry.register_collector(Box::new(IssuerTtl(issuer.current.expiry()))));
         let current = issuer.current.clone();
         self.tasks.spawn("issuer", issuer.reload(place.clone(), events.clone()));

@@ -252,12 +252,16 @@ pub(crate) struct IdentityArgs {
     /// Directory of the issuer: crt.pem and key.pem, or tls.crt and tls.key; watched.
     #[arg(long, value_name = "DIR")]
     pub(crate) identity_issuer_dir: PathBuf,
-    /// Trust anchors, PEM; read once.
+    /// Trust anchors, PEM; watched.
     #[arg(long, value_name = "FILE")]
     pub(crate) identity_trust_anchors: PathBuf,
     /// Public key of whoever signs service account tokens, PEM; by default the Kubernetes API reviews tokens.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_key: Option<PathBuf>,
+    /// Certify holders of tokens that were made for the API server and not for the mesh, such as those of proxies without
+    /// a projected token. Any such token of a ServiceAccount is then as good as its mesh identity.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) identity_accept_any_audience: bool,
     /// How long certificates are valid, such as 24h or 90s.
     #[arg(long, default_value = "24h", value_parser = duration)]
     pub(crate) identity_issuance_lifetime: Duration,

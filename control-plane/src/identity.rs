@@ -1,7 +1,8 @@
 //! The identity service: a certificate for whoever proves to be a service account.
 //!
-//! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, token, name, certificate signing
-//! request, issuer. Nothing of a request is logged but names.
+//! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, issuer, what the certificate
+//! signing request asks for, token, name. What costs the Kubernetes API a request comes last, because anybody may ask.
+//! Nothing of a request is logged but names.
 
 pub(crate) mod issuer;
 pub(crate) mod review;
@@ -17,7 +18,7 @@ use sha2::{Digest, Sha256};
 use tonic::{Request, Response, Status};
 use weft_proto::linkerd::identity::{CertifyRequest, CertifyResponse, identity_server};
 use weft_tls::{
-    ca::{Issued, SignError},
+    ca::{Issued, SignError, SigningRequest},
     identity::Identity,
 };
 
@@ -31,6 +32,9 @@ pub(crate) use tokens::Tokens;
 
 const CERTIFY: Method =
     Method { grpc_service: "io.linkerd.proxy.identity.Identity", grpc_method: "Certify", grpc_type: "unary" };
+
+/// Longest name of a certificate, in bytes: DNS's (RFC 1035 section 2.3.4).
+const MAX_NAME: usize = 253;
 
 /// The service.
 pub(crate) struct Certifier {
@@ -63,7 +67,8 @@ impl identity_server::Identity for Certifier {
         match &result {
             Ok(_) => tracing::info!(identity = request.identity, "issued a certificate"),
             Err(status) => {
-                tracing::warn!(identity = request.identity, code = ?status.code(), reason = status.message(), "refused a certificate");
+                let (identity, reason) = (shortened(&request.identity), shortened(status.message()));
+                tracing::warn!(identity, code = ?status.code(), reason, "refused a certificate");
             }
         }
         call.end_with(result.map(Response::new))
@@ -81,6 +86,22 @@ impl Certifier {
         if request.certificate_signing_request.is_empty() {
             return Err(Status::invalid_argument("missing certificate signing request"));
         }
+        if request.identity.len() > MAX_NAME {
+            return Err(Status::invalid_argument(format!("the identity is longer than {MAX_NAME} bytes")));
+        }
+        let csr = SigningRequest::parse(&request.certificate_signing_request).map_err(|error| refusal(&error))?;
+        let issuer = self.issuer.get();
+        if let Err(error) = issuer.verify(SystemTime::now()) {
+            let problem = error.to_string();
+            if let Some(regarding) = self.place.regarding() {
+                let note = format!(
+                    "{problem}; set identity.issuer.tls.crtPEM and keyPEM, or identityTrustAnchorsPEM, to new ones"
+                );
+                self.events.warning(issuer::VALIDATION_FAILED, note, regarding);
+            }
+            return Err(Status::unknown(problem));
+        }
+        csr.check(&request.identity).map_err(|error| refusal(&error))?;
         let reviewed = self.tokens.review(&request.token).await?;
         let name = Identity::for_service_account(
             &reviewed.account.name,
@@ -95,22 +116,8 @@ impl Certifier {
                 request.identity
             )));
         }
-        let issuer = self.issuer.get();
-        if issuer.expiry() <= SystemTime::now() {
-            let problem = "the issuer certificate has expired";
-            if let Some(regarding) = self.place.regarding() {
-                let note = format!("{problem}; set identity.issuer.tls.crtPEM and keyPEM to a new one");
-                self.events.warning(issuer::VALIDATION_FAILED, note, regarding);
-            }
-            return Err(Status::unknown(problem));
-        }
-        let issued = issuer.sign(&request.certificate_signing_request, &name, self.lifetime, self.clock_skew).map_err(
-            |error| match &error {
-                SignError::Parse(_) => Status::invalid_argument(error.to_string()),
-                SignError::Content(_) => Status::failed_precondition(error.to_string()),
-                SignError::Sign(_) => Status::internal(error.to_string()),
-            },
-        )?;
+        let issued = issuer.sign_request(csr, &name, self.lifetime, self.clock_skew);
+        let issued = issued.map_err(|error| refusal(&error))?;
         self.announce(&name, &issued, reviewed);
         Ok(CertifyResponse {
             leaf_certificate: issued.leaf_der,
@@ -137,6 +144,19 @@ impl Certifier {
         let note = format!("issued certificate for {name} until {until}: {hash}");
         self.events.normal("IssuedLeafCertificate", note, account);
     }
+}
+
+fn refusal(error: &SignError) -> Status {
+    match error {
+        SignError::Parse(_) => Status::invalid_argument(error.to_string()),
+        SignError::Content(_) => Status::failed_precondition(error.to_string()),
+        SignError::Sign(_) => Status::internal(error.to_string()),
+    }
+}
+
+/// The beginning of a client's text, for a log line.
+fn shortened(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_NAME)]
 }
 
 #[cfg(test)]

@@ -1,16 +1,19 @@
 //! The trust anchors of a mesh: the only roots that anything is checked against.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
 
+use crate::validity::validity;
+
 /// The mesh's roots. Never the system's.
 #[derive(Clone, Debug)]
 pub struct TrustAnchors {
     pub(crate) store: Arc<RootCertStore>,
+    certificates: Arc<[CertificateDer<'static>]>,
 }
 
 /// Why a PEM bundle is no set of trust anchors.
@@ -39,13 +42,30 @@ impl TrustAnchors {
     /// When the text is not PEM, holds no certificate, or one that rustls cannot use: nothing is skipped in silence.
     pub fn from_pem(pem: &str) -> Result<Self, AnchorsError> {
         let mut store = RootCertStore::empty();
+        let mut certificates = Vec::new();
         for (index, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
             let certificate = certificate.map_err(AnchorsError::Pem)?;
-            store.add(certificate).map_err(|source| AnchorsError::Certificate { number: index + 1, source })?;
+            let added = store.add(certificate.clone());
+            added.map_err(|source| AnchorsError::Certificate { number: index + 1, source })?;
+            certificates.push(certificate);
         }
         if store.is_empty() {
             return Err(AnchorsError::Empty);
         }
-        Ok(Self { store: Arc::new(store) })
+        Ok(Self { store: Arc::new(store), certificates: certificates.into() })
+    }
+
+    /// The anchors whose own validity includes `now`; there may be none. A verifier may trust an anchor's key whatever
+    /// its validity (RFC 5280 section 6.1.1), but Go's wants it valid, and so does Linkerd's identity service.
+    #[must_use]
+    pub(crate) fn valid_at(&self, now: SystemTime) -> Self {
+        let is_valid = |certificate: &&CertificateDer<'_>| {
+            validity(certificate).is_ok_and(|(not_before, not_after)| not_before <= now && now <= not_after)
+        };
+        let certificates: Arc<[_]> = self.certificates.iter().filter(is_valid).cloned().collect();
+        let mut store = RootCertStore::empty();
+        // None is refused: each was added before.
+        store.add_parsable_certificates(certificates.iter().cloned());
+        Self { store: Arc::new(store), certificates }
     }
 }

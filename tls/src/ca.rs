@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SanType,
+    SerialNumber,
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, UnixTime, pem::PemObject};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{anchors::TrustAnchors, credentials::not_after, crypto_provider, identity::Identity, verify::chains_to};
+use crate::{anchors::TrustAnchors, crypto_provider, identity::Identity, validity::not_after, verify::chains_to};
 
 /// How long generated roots and issuers live: a year, `step`'s and Linkerd's tutorial lifetime for issuers.
 const CA_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -29,7 +30,13 @@ pub struct Issuer {
     issuer: rcgen::Issuer<'static, KeyPair>,
     chain: Vec<CertificateDer<'static>>,
     expiry: SystemTime,
+    anchors: TrustAnchors,
+    /// A leaf for nobody, which is verified as a peer would verify others.
+    probe: CertificateDer<'static>,
 }
+
+/// A certificate signing request that parses and whose signature is its key's.
+pub struct SigningRequest(CertificateSigningRequestParams);
 
 /// An issuer's files: certificate and key, PEM.
 pub struct IssuerPem {
@@ -74,6 +81,9 @@ pub enum IssuerError {
     /// The certificate does not chain to the anchors.
     #[error("the issuer certificate does not verify against the trust anchors: {0}")]
     Chain(#[source] rustls::Error),
+    /// The anchor that it chains to is not valid now.
+    #[error("the trust anchor of the issuer certificate has expired or is not valid yet")]
+    AnchorExpired,
     /// rcgen refused.
     #[error("cannot create a certificate authority: {0}")]
     Generate(#[source] rcgen::Error),
@@ -88,9 +98,28 @@ pub enum SignError {
     /// The request asks for something else than the identity.
     #[error("the certificate signing request is refused: {0}")]
     Content(String),
-    /// rcgen refused.
+    /// rcgen refused, or the system gave no randomness.
     #[error("the issuer cannot sign: {0}")]
     Sign(#[source] rcgen::Error),
+}
+
+impl SigningRequest {
+    /// Reads a request, PKCS#10 DER.
+    ///
+    /// # Errors
+    /// When it does not parse, its signature is wrong, or its key is of a kind that cannot be checked.
+    pub fn parse(der: &[u8]) -> Result<Self, SignError> {
+        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(der));
+        request.map(Self).map_err(SignError::Parse)
+    }
+
+    /// Checks that it asks for `name` and nothing else, with an ECDSA key.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check(&self, name: &str) -> Result<(), SignError> {
+        check_request(&self.0, name).map_err(SignError::Content)
+    }
 }
 
 impl Root {
@@ -150,8 +179,20 @@ impl Issuer {
             expiry = expiry.min(not_after(certificate).map_err(IssuerError::Certificate)?);
         }
         let issuer = rcgen::Issuer::from_ca_cert_der(own, key).map_err(IssuerError::Generate)?;
-        check_issues_valid_leaves(&issuer, &chain, anchors)?;
-        Ok(Self { issuer, chain, expiry })
+        let issuer = Self { probe: probe(&issuer)?, issuer, chain, expiry, anchors: anchors.clone() };
+        issuer.verify(SystemTime::now())?;
+        Ok(issuer)
+    }
+
+    /// Verifies what it signs as a peer would at `now`, and that its trust anchor has not expired.
+    ///
+    /// # Errors
+    /// When its certificates would not be accepted.
+    pub fn verify(&self, now: SystemTime) -> Result<(), IssuerError> {
+        let at = UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        let verify = |anchors: &TrustAnchors| chains_to(&self.probe, &self.chain, anchors, &crypto_provider(), at);
+        verify(&self.anchors).map_err(IssuerError::Chain)?;
+        verify(&self.anchors.valid_at(now)).map_err(|_| IssuerError::AnchorExpired)
     }
 
     /// The earliest end of validity in the issuer's chain: no leaf outlives it.
@@ -160,13 +201,10 @@ impl Issuer {
         self.expiry
     }
 
-    /// Signs a request whose one subject alternative name is `name`.
-    ///
-    /// Valid from now minus `skew` to now plus `lifetime` plus `skew`, never longer than the issuer itself. Key usage
-    /// and extended key usage are Linkerd's: digitalSignature, keyEncipherment; serverAuth, clientAuth.
+    /// Reads a request, PKCS#10 DER, and signs it: [`Issuer::sign_request`].
     ///
     /// # Errors
-    /// When the request is broken, not ECDSA, or asks for any other name.
+    /// As reading and signing have them.
     pub fn sign(
         &self,
         csr_der: &[u8],
@@ -174,15 +212,32 @@ impl Issuer {
         lifetime: Duration,
         skew: Duration,
     ) -> Result<Issued, SignError> {
-        let mut request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(csr_der))
-            .map_err(SignError::Parse)?;
-        check_request(&request, name)?;
+        self.sign_request(SigningRequest::parse(csr_der)?, name, lifetime, skew)
+    }
+
+    /// Signs a request for `name`, under a serial number that no other certificate has.
+    ///
+    /// Valid from now minus `skew` to now plus `lifetime` plus `skew`, never longer than the issuer itself. Key usage
+    /// and extended key usage are Linkerd's: digitalSignature, keyEncipherment; serverAuth, clientAuth.
+    ///
+    /// # Errors
+    /// When the request asks for any other name, or the system gives no randomness.
+    pub fn sign_request(
+        &self,
+        request: SigningRequest,
+        name: &Identity,
+        lifetime: Duration,
+        skew: Duration,
+    ) -> Result<Issued, SignError> {
+        request.check(name.as_str())?;
+        let SigningRequest(mut request) = request;
 
         let now = SystemTime::now();
         let not_after = (now + lifetime + skew).min(self.expiry);
         let mut params = CertificateParams::default();
         params.distinguished_name = request.params.distinguished_name;
         params.subject_alt_names = request.params.subject_alt_names;
+        params.serial_number = Some(serial_number().map_err(SignError::Sign)?);
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
@@ -200,20 +255,25 @@ impl Issuer {
     }
 }
 
-/// Issues a leaf for nobody and verifies it as a peer would: that is what makes an issuer usable.
-fn check_issues_valid_leaves(
-    issuer: &rcgen::Issuer<'static, KeyPair>,
-    chain: &[CertificateDer<'static>],
-    anchors: &TrustAnchors,
-) -> Result<(), IssuerError> {
+/// Issues a leaf for nobody: that its chain verifies is what makes an issuer usable.
+fn probe(issuer: &rcgen::Issuer<'static, KeyPair>) -> Result<CertificateDer<'static>, IssuerError> {
     let mut params = CertificateParams::new(["probe.invalid".to_owned()]).map_err(IssuerError::Generate)?;
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let probe = params.signed_by(&new_key()?, issuer).map_err(IssuerError::Generate)?;
-    chains_to(probe.der(), chain, anchors, &crypto_provider(), UnixTime::now()).map_err(IssuerError::Chain)
+    Ok(probe.der().clone())
 }
 
-fn check_request(request: &CertificateSigningRequestParams, name: &Identity) -> Result<(), SignError> {
-    let refuse = |why: String| Err(SignError::Content(why));
+/// 127 random bits: positive, unique, and at most 20 octets long (RFC 5280 section 4.1.2.2). rcgen's own is a hash of the
+/// public key, which a proxy keeps when it renews its certificate.
+fn serial_number() -> Result<SerialNumber, rcgen::Error> {
+    let mut serial = [0; 16];
+    crypto_provider().secure_random.fill(&mut serial).map_err(|_| rcgen::Error::RingUnspecified)?;
+    serial[0] = serial[0] & 0x7f | 0x40;
+    Ok(SerialNumber::from(serial.to_vec()))
+}
+
+fn check_request(request: &CertificateSigningRequestParams, name: &str) -> Result<(), String> {
+    let refuse = |why: String| Err(why);
     if ![&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384].contains(&request.public_key.algorithm()) {
         return refuse("its key is not ECDSA on P-256 or P-384".to_owned());
     }
@@ -223,12 +283,12 @@ fn check_request(request: &CertificateSigningRequestParams, name: &Identity) -> 
         [_] => return refuse("its name is no DNS name".to_owned()),
         names => return refuse(format!("it has {} names; expected exactly one DNS name", names.len())),
     };
-    if asked != name.as_str() {
+    if asked != name {
         return refuse(format!("it asks for {asked}, the requested identity is {name}"));
     }
     let common_name = request.params.distinguished_name.get(&DnType::CommonName);
     if let Some(common_name) = common_name
-        && text_of(common_name) != Some(name.as_str())
+        && text_of(common_name) != Some(name)
     {
         return refuse("its common name differs from its DNS name".to_owned());
     }
@@ -304,6 +364,38 @@ mod tests {
         let request = CertificateParams::new(["web.demo".to_owned()]).unwrap().serialize_request(&key).unwrap();
         let error = issuer.sign(request.der(), &name, DAY, SKEW).unwrap_err();
         assert!(error.to_string().contains("ECDSA"), "{error}");
+    }
+
+    #[test]
+    fn renewals_with_the_same_key_have_serial_numbers_of_their_own() {
+        let (issuer, _) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = IdentityKey::generate().unwrap();
+        let serial = || {
+            let issued = issuer.sign(&key.csr_der(&name).unwrap(), &name, DAY, SKEW).unwrap();
+            let (_, leaf) = X509Certificate::from_der(&issued.leaf_der).unwrap();
+            leaf.raw_serial().to_vec()
+        };
+        let serials: std::collections::HashSet<_> = (0..20).map(|_| serial()).collect();
+        assert_eq!(serials.len(), 20);
+        assert!(serials.iter().all(|serial| serial.len() == 16 && serial[0] < 0x80), "positive, at most 20 octets");
+    }
+
+    #[test]
+    fn an_issuer_stops_when_its_anchor_or_itself_expires() {
+        let now = SystemTime::now();
+        let key = new_key().unwrap();
+        // The anchor ends before the issuer does.
+        let mut params = ca_params("root", BasicConstraints::Unconstrained);
+        params.not_after = (now + DAY).into();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        let anchors = TrustAnchors::from_pem(&certificate).unwrap();
+        let root = Root { issuer: rcgen::Issuer::new(params, key), certificate_pem: certificate };
+        let pem = root.issue_issuer("issuer").unwrap();
+        let issuer = Issuer::from_pem(&pem.certificate, &pem.key, &anchors).unwrap();
+        issuer.verify(now + DAY / 2).unwrap();
+        assert!(matches!(issuer.verify(now + 2 * DAY), Err(IssuerError::AnchorExpired)));
+        assert!(matches!(issuer.verify(now + 2 * CA_LIFETIME), Err(IssuerError::Chain(_))));
     }
 
     #[test]

@@ -2,11 +2,7 @@
 //!
 //! Credentials are immutable: a renewal makes new ones and the owner swaps the pointer.
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 use rustls::{
     ClientConfig, ServerConfig,
@@ -16,13 +12,13 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{
     anchors::TrustAnchors,
     crypto_provider,
     identity::{Identity, all_in},
     keys::IdentityKey,
+    validity::not_after,
     verify::{ExactIdentity, chains_to},
 };
 
@@ -163,13 +159,6 @@ pub fn bootstrap_client_config(anchors: &TrustAnchors, server_id: &Identity, alp
 #[must_use]
 pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<Identity> {
     certificates.first().and_then(Identity::from_certificate)
-}
-
-/// When a certificate stops being valid.
-pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, String> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
-    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
-    Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {

@@ -19,6 +19,7 @@ pub mod inspect;
 pub mod keys;
 pub mod serving;
 pub mod tokens;
+mod validity;
 mod verify;
 
 use std::sync::Arc;

@@ -19,11 +19,11 @@ use rustls::{
     server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{
     anchors::{AnchorsError, TrustAnchors},
     crypto_provider,
+    validity::validity,
     verify::chains_to,
 };
 
@@ -248,14 +248,6 @@ fn blocks(pem: &str) -> impl Iterator<Item = &str> {
 fn is_valid(block: &str, now: SystemTime) -> bool {
     let certificate = CertificateDer::from_pem_slice(block.as_bytes());
     certificate.is_ok_and(|certificate| validity(&certificate).is_ok_and(|(_, not_after)| now < not_after))
-}
-
-fn validity(certificate: &CertificateDer<'_>) -> Result<(SystemTime, SystemTime), String> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
-    let at =
-        |timestamp: i64| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(timestamp).unwrap_or_default());
-    let validity = parsed.validity();
-    Ok((at(validity.not_before.timestamp()), at(validity.not_after.timestamp())))
 }
 
 #[cfg(test)]

@@ -2,31 +2,42 @@
 //!
 //! Publishing never fails a caller and never makes it wait: an Event that the API refuses is logged.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
+use tokio::sync::Semaphore;
 
 use super::explain;
 
 /// Longest note, in bytes, that the API accepts (`events.k8s.io/v1`: 1024).
 const MAX_NOTE: usize = 1024;
 
+/// Events that may be on their way at a time. Further ones are dropped: clients of the control plane cause them, and an API
+/// server that does not keep up must not cost memory here.
+const MAX_PENDING: usize = 64;
+
 /// Publishes Events as one component; without an API (the sandbox), drops them.
 #[derive(Clone)]
-pub(crate) struct Events(Option<Recorder>);
+pub(crate) struct Events {
+    recorder: Option<Recorder>,
+    pending: Arc<Semaphore>,
+}
 
 impl Events {
     /// Events of `linkerd.io/<component>`.
     pub(crate) fn new(client: Client, component: &str) -> Self {
         let controller = format!("linkerd.io/{component}");
-        Self(Some(Recorder::new(client, Reporter { instance: std::env::var("HOSTNAME").ok(), controller })))
+        let reporter = Reporter { instance: std::env::var("HOSTNAME").ok(), controller };
+        Self { recorder: Some(Recorder::new(client, reporter)), pending: Arc::new(Semaphore::new(MAX_PENDING)) }
     }
 
     /// Events that nobody reads.
     pub(crate) fn none() -> Self {
-        Self(None)
+        Self { recorder: None, pending: Arc::new(Semaphore::new(MAX_PENDING)) }
     }
 
     /// Publishes that something went as it should, in the background.
@@ -40,8 +51,14 @@ impl Events {
     }
 
     fn spawn(&self, type_: EventType, reason: &'static str, note: String, regarding: ObjectReference) {
+        let Ok(permit) = self.pending.clone().try_acquire_owned() else {
+            return tracing::debug!(reason, "an event is dropped, too many wait");
+        };
         let events = self.clone();
-        tokio::spawn(async move { events.publish(type_, reason, note, &regarding).await });
+        tokio::spawn(async move {
+            events.publish(type_, reason, note, &regarding).await;
+            drop(permit);
+        });
     }
 
     /// Publishes and waits until it is done, for a process that is about to end.
@@ -52,7 +69,7 @@ impl Events {
         note: String,
         regarding: &ObjectReference,
     ) {
-        let Some(recorder) = &self.0 else { return };
+        let Some(recorder) = &self.recorder else { return };
         let note = Some(shortened(note));
         let event = Event { type_, reason: reason.to_owned(), note, action: reason.to_owned(), secondary: None };
         if let Err(error) = recorder.publish(&event, regarding).await {

@@ -26,10 +26,13 @@ use crate::api::{events::Events, explain};
 const FILE_NAMES: [(&str, &str); 2] = [("crt.pem", "key.pem"), ("tls.crt", "tls.key")];
 /// Files of one update may come one by one; reading waits until the directory was quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
+/// How long until the files are read again without a sign of a change: a watch may miss one.
+const AGAIN: Duration = Duration::from_secs(60);
 /// Linkerd's names of what a cluster keeps certificates in.
 const DEPLOYMENT: &str = "linkerd-identity";
 const SECRET: &str = "linkerd-identity-issuer";
 const CONFIG_MAP: &str = "linkerd-identity-trust-roots";
+const CONFIG_MAP_KEY: &str = "ca-bundle.crt";
 /// How long a last Event may take before the process ends.
 const LAST_EVENT: Duration = Duration::from_secs(5);
 /// Reason of the Event about certificates that cannot be used, Linkerd's.
@@ -48,6 +51,14 @@ pub(crate) enum LoadError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The file of the anchors holds none.
+    #[error("{path}: {source}")]
+    Anchors {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: AnchorsError,
     },
     /// The files are no issuer for these anchors.
     #[error("{path}: {source}")]
@@ -109,24 +120,19 @@ impl Place {
     fn anchors(&self) -> String {
         match self {
             Self::Files(path) => format!("--identity-trust-anchors {}", path.display()),
-            Self::Cluster { namespace, .. } => format!("ConfigMap {namespace}/{CONFIG_MAP}, key ca-bundle.crt"),
+            Self::Cluster { namespace, .. } => format!("ConfigMap {namespace}/{CONFIG_MAP}, key {CONFIG_MAP_KEY}"),
         }
     }
 
-    fn issuer(&self, file: &Path) -> String {
+    fn file(&self, file: &Path) -> String {
         match self {
             Self::Files(_) => format!("--identity-issuer-dir: {}", file.display()),
+            Self::Cluster { .. } if file.file_name().is_some_and(|name| name == CONFIG_MAP_KEY) => self.anchors(),
             Self::Cluster { namespace, .. } => {
                 let key = file.file_name().unwrap_or_default().to_string_lossy();
                 format!("Secret {namespace}/{SECRET}, key {key}")
             }
         }
-    }
-
-    /// What is wrong with the anchors, and the cure.
-    fn explain_anchors(&self, error: &AnchorsError) -> String {
-        let cure = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
-        format!("{}: {error}; {cure}", self.anchors())
     }
 
     /// What is wrong with the issuer, and the cure.
@@ -139,7 +145,11 @@ impl Place {
                      values identity.issuer.tls.crtPEM and keyPEM"
                 ),
             },
-            LoadError::Read { path, source } => format!("{}: cannot be read: {source}", self.issuer(path)),
+            LoadError::Read { path, source } => format!("{}: cannot be read: {source}", self.file(path)),
+            LoadError::Anchors { source, .. } => {
+                let cure = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
+                format!("{}: {source}; {cure}", self.anchors())
+            }
             LoadError::Issuer { path, source } => {
                 let cure = match source {
                     IssuerError::Chain(_) => format!(
@@ -147,6 +157,9 @@ impl Place {
                          neither may be expired",
                         self.anchors()
                     ),
+                    IssuerError::AnchorExpired => {
+                        format!("set identityTrustAnchorsPEM ({}) to a root that is valid", self.anchors())
+                    }
                     IssuerError::Mismatch => {
                         "set identity.issuer.tls.crtPEM and keyPEM to a certificate and its own key".to_owned()
                     }
@@ -158,40 +171,47 @@ impl Place {
                           certificate create --profile intermediate-ca makes"
                         .to_owned(),
                 };
-                format!("{}: {source}; {cure}", self.issuer(path))
+                format!("{}: {source}; {cure}", self.file(path))
             }
         }
     }
+}
+
+/// Files that an issuer is read from.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// Directory of certificate and key.
+    pub(crate) issuer: PathBuf,
+    /// The trust anchors.
+    pub(crate) anchors: PathBuf,
+}
+
+/// What the files hold.
+#[derive(PartialEq, Eq)]
+struct Texts {
+    certificate: (PathBuf, String),
+    key: (PathBuf, String),
+    anchors: String,
 }
 
 /// An issuer and what it takes to replace it.
 pub(crate) struct Running {
     /// The issuer in force.
     pub(crate) current: CurrentIssuer,
-    dir: PathBuf,
-    anchors: TrustAnchors,
+    files: Files,
+    in_force: Texts,
 }
 
 /// Reads the first issuer.
 ///
 /// # Errors
 /// When it or the anchors cannot be used; an Event has then been published.
-pub(crate) async fn start(
-    dir: &Path,
-    anchors: Result<TrustAnchors, AnchorsError>,
-    place: &Place,
-    events: &Events,
-) -> anyhow::Result<Running> {
-    let loaded = match anchors {
-        Ok(anchors) => match load(dir, &anchors) {
-            Ok(issuer) => Ok((issuer, anchors)),
-            Err(error) => Err(place.explain(&error)),
-        },
-        Err(error) => Err(place.explain_anchors(&error)),
-    };
+pub(crate) async fn start(files: Files, place: &Place, events: &Events) -> anyhow::Result<Running> {
+    let loaded = files.read().and_then(|texts| Ok((files.parse(&texts)?, texts)));
     match loaded {
-        Ok((issuer, anchors)) => Ok(Running { current: CurrentIssuer::new(issuer), dir: dir.to_owned(), anchors }),
-        Err(problem) => {
+        Ok((issuer, in_force)) => Ok(Running { current: CurrentIssuer::new(issuer), files, in_force }),
+        Err(error) => {
+            let problem = place.explain(&error);
             if let Some(regarding) = place.regarding() {
                 let published = events.publish(EventType::Warning, VALIDATION_FAILED, problem.clone(), &regarding);
                 let _ = tokio::time::timeout(LAST_EVENT, published).await;
@@ -231,57 +251,87 @@ impl CurrentIssuer {
     }
 }
 
-/// Reads the issuer from a directory.
-///
-/// # Errors
-/// When files are missing or unreadable, or do not verify against the anchors.
-pub(crate) fn load(dir: &Path, anchors: &TrustAnchors) -> Result<Issuer, LoadError> {
-    let pair = FILE_NAMES.iter().map(|(certificate, key)| (dir.join(certificate), dir.join(key)));
-    let (certificate, key) = pair
-        .into_iter()
-        .find(|(certificate, _)| certificate.exists())
-        .ok_or_else(|| LoadError::Missing(dir.to_owned()))?;
-    let read =
-        |path: &Path| fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source });
-    Issuer::from_pem(&read(&certificate)?, &read(&key)?, anchors).map_err(|source| {
-        let key_is_to_blame = matches!(source, IssuerError::Key(_) | IssuerError::Mismatch);
-        LoadError::Issuer { path: if key_is_to_blame { key } else { certificate }, source }
-    })
+impl Files {
+    fn read(&self) -> Result<Texts, LoadError> {
+        let pair = FILE_NAMES.map(|(certificate, key)| (self.issuer.join(certificate), self.issuer.join(key)));
+        let (certificate, key) = pair
+            .into_iter()
+            .find(|(certificate, _)| certificate.exists())
+            .ok_or_else(|| LoadError::Missing(self.issuer.clone()))?;
+        let read =
+            |path: &Path| fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source });
+        let anchors = read(&self.anchors)?;
+        let (certificate_text, key_text) = (read(&certificate)?, read(&key)?);
+        Ok(Texts { certificate: (certificate, certificate_text), key: (key, key_text), anchors })
+    }
+
+    fn parse(&self, texts: &Texts) -> Result<Issuer, LoadError> {
+        let anchors = TrustAnchors::from_pem(&texts.anchors)
+            .map_err(|source| LoadError::Anchors { path: self.anchors.clone(), source })?;
+        Issuer::from_pem(&texts.certificate.1, &texts.key.1, &anchors).map_err(|source| {
+            let key_is_to_blame = matches!(source, IssuerError::Key(_) | IssuerError::Mismatch);
+            let (path, _) = if key_is_to_blame { &texts.key } else { &texts.certificate };
+            LoadError::Issuer { path: path.clone(), source }
+        })
+    }
 }
 
 impl Running {
     /// Replaces the issuer whenever the files change and verify; keeps the old one when they do not. Runs until dropped.
     ///
     /// # Errors
-    /// When the directory cannot be watched.
-    pub(crate) async fn reload(self, place: Place, events: Events) -> anyhow::Result<()> {
+    /// When the directories cannot be watched.
+    pub(crate) async fn reload(mut self, place: Place, events: Events) -> anyhow::Result<()> {
         let (wake_tx, mut wake_rx) = mpsc::channel(1);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the files is an event, too, and must not cause another reading.
-            if event.is_ok_and(|event| !event.kind.is_access()) {
+            // Reading the files is an event, too, and must not cause another reading. An error may stand for a change.
+            if event.map_or(true, |event| !event.kind.is_access()) {
                 let _ = wake_tx.try_send(());
             }
         })?;
-        watcher.watch(&self.dir, RecursiveMode::NonRecursive)?;
-        while wake_rx.recv().await.is_some() {
+        watcher.watch(&self.files.issuer, RecursiveMode::NonRecursive)?;
+        let directory = self.files.anchors.parent().filter(|parent| !parent.as_os_str().is_empty());
+        watcher.watch(directory.unwrap_or(Path::new(".")), RecursiveMode::NonRecursive)?;
+        let mut said = None;
+        loop {
+            // At once, too: the files may have changed since the start.
+            self.apply(&place, &events, &mut said);
+            if let Ok(None) = tokio::time::timeout(AGAIN, wake_rx.recv()).await {
+                anyhow::bail!("the watch of the issuer's files ended");
+            }
             while let Ok(Some(())) = tokio::time::timeout(QUIET, wake_rx.recv()).await {}
-            match load(&self.dir, &self.anchors) {
-                Ok(issuer) => {
-                    self.current.set(issuer);
-                    tracing::info!(dir = %self.dir.display(), "issuer updated");
-                    if let Some(regarding) = place.regarding() {
-                        events.normal("IssuerUpdated", "Updated identity issuer".to_owned(), regarding);
-                    }
-                }
-                Err(error) => {
-                    let problem = place.explain(&error);
-                    tracing::error!(problem, "issuer update skipped, the old issuer stays in force");
-                    if let Some(regarding) = place.regarding() {
-                        events.warning("IssuerUpdateSkipped", problem, regarding);
-                    }
+        }
+    }
+
+    fn apply(&mut self, place: &Place, events: &Events, said: &mut Option<String>) {
+        let texts = match self.files.read() {
+            Ok(texts) if texts == self.in_force => {
+                *said = None;
+                return;
+            }
+            read => read,
+        };
+        match texts.and_then(|texts| Ok((self.files.parse(&texts)?, texts))) {
+            Ok((issuer, texts)) => {
+                self.current.set(issuer);
+                self.in_force = texts;
+                *said = None;
+                tracing::info!(dir = %self.files.issuer.display(), "issuer updated");
+                if let Some(regarding) = place.regarding() {
+                    events.normal("IssuerUpdated", "Updated identity issuer".to_owned(), regarding);
                 }
             }
+            Err(error) => {
+                let problem = place.explain(&error);
+                if said.as_ref() == Some(&problem) {
+                    return;
+                }
+                tracing::error!(problem, "issuer update skipped, the old issuer stays in force");
+                if let Some(regarding) = place.regarding() {
+                    events.warning("IssuerUpdateSkipped", problem.clone(), regarding);
+                }
+                *said = Some(problem);
+            }
         }
-        Ok(())
     }
 }

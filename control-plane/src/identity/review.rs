@@ -3,7 +3,7 @@
 //! Rules and codes are Linkerd's (`linkerd2:controller/identity/validator.go`): an error of the review is `InvalidArgument`,
 //! a token that is not authentic `FailedPrecondition`, an API that cannot be asked `Internal`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use k8s_openapi::api::{
@@ -11,6 +11,7 @@ use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
 };
 use kube::{Api, Client, api::PostParams};
+use tokio::sync::Semaphore;
 use tonic::Status;
 use weft_tls::tokens::ServiceAccount;
 
@@ -21,19 +22,25 @@ use crate::api::explain;
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the check of access may take at start.
 const ACCESS_TIMEOUT: Duration = Duration::from_secs(30);
-/// What the API says when it knows no audiences; the token is then reviewed without.
-const NO_AUDIENCES: &str = "token audiences";
+/// How long a review may wait for others.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Reviews at a time: anybody may send tokens, and each is a request to the API. 32 are thousands a second.
+const MAX_REVIEWS: usize = 32;
+/// What the API says of a token that was made for other audiences.
+const OTHER_AUDIENCES: &str = "token audiences";
 
 /// Asks the API.
 #[derive(Clone)]
 pub(crate) struct Reviewer {
     reviews: Api<TokenReview>,
+    any_audience: bool,
+    turns: Arc<Semaphore>,
 }
 
 /// Why a review names nobody.
 #[derive(Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The token's audiences could not be checked.
+    /// The token was made for other audiences, or the API server did not check.
     Audiences,
     /// The token is none, or of somebody who is no service account.
     Invalid(String),
@@ -42,11 +49,12 @@ enum Refusal {
 }
 
 impl Reviewer {
-    /// Makes sure that this process may review tokens.
+    /// Makes sure that this process may review tokens. With `any_audience`, a token of a ServiceAccount that the API server
+    /// itself accepts is as good as one that was made for the mesh.
     ///
     /// # Errors
     /// When it may not, or the API cannot be reached.
-    pub(crate) async fn new(client: Client) -> anyhow::Result<Self> {
+    pub(crate) async fn new(client: Client, any_audience: bool) -> anyhow::Result<Self> {
         let attributes = ResourceAttributes {
             group: Some("authentication.k8s.io".to_owned()),
             version: Some("v1".to_owned()),
@@ -73,7 +81,7 @@ impl Reviewer {
                     .unwrap_or_else(|| "no RBAC rule allows it".to_owned())
             );
         }
-        Ok(Self { reviews: Api::all(client) })
+        Ok(Self { reviews: Api::all(client), any_audience, turns: Arc::new(Semaphore::new(MAX_REVIEWS)) })
     }
 
     /// Says whose token it is.
@@ -81,11 +89,13 @@ impl Reviewer {
     /// # Errors
     /// With the code that Linkerd answers.
     pub(super) async fn review(&self, token: &str, audience: &str) -> Result<Reviewed, Status> {
+        let turn = tokio::time::timeout(QUEUE_TIMEOUT, self.turns.acquire()).await;
+        let _turn = turn.map_err(|_| Status::resource_exhausted("too many tokens wait for a review"))?;
         let mut refused = match self.ask(token, Some(audience)).await? {
             Ok(reviewed) => return Ok(reviewed),
             Err(refused) => refused,
         };
-        if refused == Refusal::Audiences {
+        if refused == Refusal::Audiences && self.any_audience {
             refused = match self.ask(token, None).await? {
                 Ok(reviewed) => return Ok(reviewed),
                 Err(refused) => refused,
@@ -94,7 +104,9 @@ impl Reviewer {
         Err(match refused {
             Refusal::NotAuthenticated => Status::failed_precondition("authentication token could not be authenticated"),
             Refusal::Invalid(reason) => Status::invalid_argument(reason),
-            Refusal::Audiences => Status::invalid_argument("the token's audiences cannot be checked"),
+            Refusal::Audiences => {
+                Status::invalid_argument(format!("the token is not made for the audience {audience}"))
+            }
         })
     }
 
@@ -108,13 +120,13 @@ impl Reviewer {
             .await
             .map_err(|_| unavailable("no answer from the Kubernetes API in time"))?
             .map_err(|error| unavailable(&explain(&error)))?;
-        Ok(verdict(&answer.status.unwrap_or_default()))
+        Ok(verdict(&answer.status.unwrap_or_default(), audience))
     }
 }
 
-fn verdict(status: &TokenReviewStatus) -> Result<Reviewed, Refusal> {
+fn verdict(status: &TokenReviewStatus, audience: Option<&str>) -> Result<Reviewed, Refusal> {
     let error = status.error.as_deref().unwrap_or_default();
-    if error.contains(NO_AUDIENCES) {
+    if error.contains(OTHER_AUDIENCES) {
         return Err(Refusal::Audiences);
     }
     if !error.is_empty() {
@@ -122,6 +134,10 @@ fn verdict(status: &TokenReviewStatus) -> Result<Reviewed, Refusal> {
     }
     if status.authenticated != Some(true) {
         return Err(Refusal::NotAuthenticated);
+    }
+    // An API server that does not know audiences names none, and has then checked its own (TokenReview's documentation).
+    if audience.is_some_and(|audience| !status.audiences.iter().flatten().any(|checked| checked == audience)) {
+        return Err(Refusal::Audiences);
     }
     let user = status.user.clone().unwrap_or_default();
     let username = user.username.unwrap_or_default();
@@ -148,10 +164,14 @@ mod tests {
             let account = ServiceAccount { namespace: "shop".to_owned(), name: "web".to_owned() };
             Ok(Reviewed { account, uid: Some("u".to_owned()) })
         };
-        let user = |name: &str| json!({"authenticated": true, "user": {"username": name, "uid": "u"}});
+        let checked = |name: &str, audiences: &[&str]| json!({"authenticated": true, "user": {"username": name, "uid": "u"}, "audiences": audiences});
+        let user = |name: &str| checked(name, &["mesh"]);
         let invalid = |part: &str| Err(Refusal::Invalid(part.to_owned()));
         for (status, expected) in [
             (user("system:serviceaccount:shop:web"), web()),
+            (checked("system:serviceaccount:shop:web", &["api", "mesh"]), web()),
+            (checked("system:serviceaccount:shop:web", &["api"]), Err(Refusal::Audiences)),
+            (checked("system:serviceaccount:shop:web", &[]), Err(Refusal::Audiences)),
             (json!({"authenticated": false}), Err(Refusal::NotAuthenticated)),
             (json!({}), Err(Refusal::NotAuthenticated)),
             (json!({"error": "invalid bearer token"}), invalid("invalid bearer token")),
@@ -162,8 +182,10 @@ mod tests {
                 invalid("the token is of \"system:node:shop:web\", expected system:serviceaccount:NAMESPACE:NAME"),
             ),
         ] {
-            let got = verdict(&serde_json::from_value(status.clone()).unwrap());
+            let got = verdict(&serde_json::from_value(status.clone()).unwrap(), Some("mesh"));
             assert_eq!(got, expected, "{status}");
         }
+        let unchecked = serde_json::from_value(checked("system:serviceaccount:shop:web", &[])).unwrap();
+        assert_eq!(verdict(&unchecked, None), web(), "where an operator allows every audience");
     }
 }

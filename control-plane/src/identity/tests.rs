@@ -94,38 +94,71 @@ async fn everybody_else_is_refused_with_linkerds_codes() {
 }
 
 #[tokio::test]
+async fn what_costs_nothing_is_checked_before_the_token() {
+    let world = World::new();
+    let other = "api.shop.serviceaccount.identity.linkerd.cluster.local";
+    let long = format!("{}.cluster.local", "a".repeat(60_000));
+    for (name, identity, request, expected) in [
+        ("garbage request", WEB, b"csr".to_vec(), Code::InvalidArgument),
+        ("request for another name", WEB, csr(other), Code::FailedPrecondition),
+        ("a name that no certificate can have", long.as_str(), csr(WEB), Code::InvalidArgument),
+    ] {
+        let status = world.certify(identity, b"token".to_vec(), request).await.unwrap_err();
+        assert_eq!(status.code(), expected, "{name}");
+        assert!(!status.message().contains("token") && status.message().len() < 1000, "{name}: {status}");
+    }
+}
+
+#[tokio::test]
 async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_change() {
     weft_tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     let root = Root::generate("root").unwrap();
-    let anchors = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
+    let files = issuer::Files { issuer: dir.path().join("issuer"), anchors: dir.path().join("ca.pem") };
+    std::fs::create_dir(&files.issuer).unwrap();
+    std::fs::write(&files.anchors, root.certificate_pem()).unwrap();
     let write = |certificate: &str, key: &str, root: &Root| {
         let pem = root.issue_issuer("issuer").unwrap();
-        std::fs::write(dir.path().join(key), pem.key).unwrap();
-        std::fs::write(dir.path().join(certificate), pem.certificate).unwrap();
+        std::fs::write(files.issuer.join(key), pem.key).unwrap();
+        std::fs::write(files.issuer.join(certificate), pem.certificate).unwrap();
     };
-    assert!(issuer::load(dir.path(), &anchors).err().unwrap().to_string().contains("crt.pem"));
+    let place = Place::Files(files.anchors.clone());
+    let events = Events::none();
+    let start = async || issuer::start(files.clone(), &place, &events).await;
+    let problem = async || start().await.err().unwrap().to_string();
+    assert!(problem().await.contains("crt.pem"));
     write("tls.crt", "tls.key", &root);
-    assert!(issuer::load(dir.path(), &anchors).is_ok());
+    assert!(start().await.is_ok());
     write("tls.crt", "tls.key", &Root::generate("stranger").unwrap());
-    assert!(issuer::load(dir.path(), &anchors).err().unwrap().to_string().contains("tls.crt"));
+    assert!(problem().await.contains("tls.crt"));
 
     write("crt.pem", "key.pem", &root);
-    let place = Place::Files("ca.pem".into());
-    let issuer = issuer::start(dir.path(), Ok(anchors), &place, &Events::none()).await.unwrap();
+    let issuer = start().await.unwrap();
     let current = issuer.current.clone();
-    let old = current.get();
-    let mut reload = Box::pin(issuer.reload(place, Events::none()));
-    // The first poll starts the watch; from then on nothing is missed.
-    let _ = futures::poll!(&mut reload);
-    let running = tokio::spawn(reload);
-    write("crt.pem", "key.pem", &root);
-    let replaced = async {
-        while std::sync::Arc::ptr_eq(&old, &current.get()) {
-            tokio::task::yield_now().await;
-        }
+    let replaced = async |old: std::sync::Arc<Issuer>| {
+        let replaced = async {
+            while std::sync::Arc::ptr_eq(&old, &current.get()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
     };
-    tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
+    let first = current.get();
+    // Before there is a watch.
+    write("crt.pem", "key.pem", &root);
+    let running = tokio::spawn(issuer.reload(place.clone(), Events::none()));
+    replaced(first).await;
+    let second = current.get();
+    write("crt.pem", "key.pem", &root);
+    replaced(second).await;
+    // The root is exchanged, first with both in the bundle.
+    let third = current.get();
+    let next = Root::generate("next").unwrap();
+    std::fs::write(&files.anchors, root.certificate_pem().to_owned() + next.certificate_pem()).unwrap();
+    replaced(third).await;
+    let fourth = current.get();
+    write("crt.pem", "key.pem", &next);
+    replaced(fourth).await;
     running.abort();
 }
 
@@ -158,7 +191,9 @@ async fn what_is_wrong_at_start_is_said_with_object_key_and_cure() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("crt.pem"), certificate).unwrap();
         std::fs::write(dir.path().join("key.pem"), key).unwrap();
-        let started = issuer::start(dir.path(), TrustAnchors::from_pem(anchors), &place, &Events::none()).await;
+        let files = issuer::Files { issuer: dir.path().to_owned(), anchors: dir.path().join("ca-bundle.crt") };
+        std::fs::write(&files.anchors, anchors).unwrap();
+        let started = issuer::start(files, &place, &Events::none()).await;
         let problem = started.err().unwrap().to_string();
         assert!(parts.iter().all(|part| problem.contains(part)), "{name}: {problem}");
     }

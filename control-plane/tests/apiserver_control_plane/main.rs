@@ -127,7 +127,9 @@ async fn tokens_are_reviewed_with_linkerds_codes() {
     let world = World::new().await;
     let certificates = world.certificates();
     let identity = world.identity_as(None, &certificates).await;
+    let any_audience = world.identity_of_any_audience(&certificates).await;
     identity.ready().await;
+    any_audience.ready().await;
     for account in ["web", "api"] {
         world.service_account(account).await;
     }
@@ -137,7 +139,7 @@ async fn tokens_are_reviewed_with_linkerds_codes() {
     forged.replace_range(forged.len() - 8.., "AAAAAAAA");
     for (case, token, expected) in [
         ("its own token", genuine, Ok(())),
-        ("a token for the API server, which is an old default token", world.token("web", "").await, Ok(())),
+        ("a token for the API server", world.token("web", "").await, Err(Code::InvalidArgument)),
         ("a token for others", world.token("web", "vault").await, Err(Code::InvalidArgument)),
         ("another account's", world.token("api", "identity.l5d.io").await, Err(Code::FailedPrecondition)),
         ("a forged one", forged, Err(Code::InvalidArgument)),
@@ -146,6 +148,10 @@ async fn tokens_are_reviewed_with_linkerds_codes() {
         let got = world.certify(&identity, &name, &token).await;
         assert_eq!(got.as_ref().map(drop).map_err(tonic::Status::code), expected, "{case}: {got:?}");
     }
+    let default = world.token("web", "").await;
+    world.certify(&any_audience, &name, &default).await.unwrap();
+    let for_others = world.token("web", "vault").await;
+    assert_eq!(world.certify(&any_audience, &name, &for_others).await.unwrap_err().code(), Code::InvalidArgument);
     world
         .has_event("ServiceAccount", "web", "IssuedLeafCertificate", &format!("issued certificate for {name} until"))
         .await;

@@ -119,12 +119,22 @@ impl World {
     }
 
     pub(crate) async fn identity_as(&self, kubeconfig: Option<&str>, certificates: &tempfile::TempDir) -> Process {
+        let flags = kubeconfig.map(|path| ["--kubeconfig", path]);
+        self.identity_with(flags.as_ref().map_or(&[], |flags| &flags[..]), certificates)
+    }
+
+    /// The identity service, which accepts what the API server accepts.
+    pub(crate) async fn identity_of_any_audience(&self, certificates: &tempfile::TempDir) -> Process {
+        self.identity_with(&["--identity-accept-any-audience", "true"], certificates)
+    }
+
+    fn identity_with(&self, flags: &[&str], certificates: &tempfile::TempDir) -> Process {
         let (issuer, anchors) = (certificates.path().join("issuer"), certificates.path().join("ca.pem"));
         let mut arguments = vec!["identity", "--identity-addr", "127.0.0.1:0"];
         arguments.extend(["--controller-namespace", &self.namespace]);
         arguments.extend(["--identity-issuer-dir", issuer.to_str().unwrap()]);
         arguments.extend(["--identity-trust-anchors", anchors.to_str().unwrap()]);
-        arguments.extend(kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path]));
+        arguments.extend(flags);
         Process::start(&arguments)
     }
 
