@@ -12,11 +12,17 @@ const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
 const NO_CLAUSE: &str = "matches nothing in particular, expected at least one of";
 
-/// Reads a ServiceProfile, strictly: unknown fields are refused.
+/// Reads a ServiceProfile, strictly: unknown fields are refused. An absent spec is an empty one, as for Linkerd.
 ///
 /// # Errors
 /// When a type or a field's name is wrong; the error names the field.
 pub fn read(object: &Value) -> Result<ServiceProfile, Invalid> {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut()
+        && fields.get("spec").is_none_or(Value::is_null)
+    {
+        fields.insert("spec".to_owned(), Value::Object(serde_json::Map::default()));
+    }
     serde_path_to_error::deserialize(object).map_err(|error| {
         let problem = error.inner().to_string();
         field_of(error.path()).invalid(problem)
@@ -173,6 +179,10 @@ mod tests {
     #[test]
     fn accepts_what_linkerd_accepts() {
         check(json!({}), &[]);
+        check(Value::Null, &[]);
+        let without_spec = json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
+            "metadata": {"name": "web.shop.svc.cluster.local"}});
+        assert!(validate(&read(&without_spec).unwrap()).is_empty());
         check(
             json!({"routes": [{"name": "GET /books", "isRetryable": true, "timeout": "1m30s",
                 "condition": {"all": [{"pathRegex": "/books(/.*)?"}, {"not": {"method": "POST"}}]},
