@@ -48,7 +48,10 @@ use std::{
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use weft_k8s_api::{inject::RedirectionDefaults, values::Values};
-use weft_runtime::telemetry::{self, LogFormat};
+use weft_runtime::{
+    files,
+    telemetry::{self, LogFormat},
+};
 
 use crate::{
     datapath::SelfEnrolment,
@@ -253,6 +256,9 @@ fn execute(command: Command) -> Result<()> {
                 args.log
             };
             let log = telemetry::init(&filter, args.log_format)?;
+            if let Err(error) = files::raise_limit() {
+                tracing::warn!(%error, "the limit on open files cannot be raised");
+            }
             let kubernetes = args.kubernetes.config()?;
             runtime()?.block_on(app::run(app::Config {
                 socket: args.socket,
