@@ -27,6 +27,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use weft_k8s_api::{
     inject::{self, Decision, InjectConfig, InjectError, SkipReason, inject},
     labels,
@@ -45,6 +46,9 @@ use settings::Settings;
 /// How long the API may take to tell of a namespace that the cache does not know yet.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Such questions at a time: anybody who reaches the webhook can name namespaces.
+const MAX_LOOKUPS: usize = 8;
+
 /// Where the injector's settings come from.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
@@ -61,6 +65,8 @@ pub(crate) struct Injector {
     settings: Settings,
     namespaces: Store<PartialObjectMeta<Namespace>>,
     client: Client,
+    /// Taken to ask the API for a namespace.
+    lookups: Semaphore,
     reporter: Reporter,
     metrics: InjectorMetrics,
 }
@@ -97,7 +103,8 @@ impl Injector {
         let (reporter, reporting) = owner::start(client.clone(), events);
         tasks.spawn("events", reporting);
         let metrics = metrics.register(InjectorMetrics::new);
-        Ok(Self { settings, namespaces, client, reporter, metrics })
+        let lookups = Semaphore::new(MAX_LOOKUPS);
+        Ok(Self { settings, namespaces, client, lookups, reporter, metrics })
     }
 
     /// Answers one request.
@@ -148,8 +155,8 @@ impl Injector {
         namespace: Option<&Namespace>,
         config: &InjectConfig,
     ) -> AdmissionResponse {
-        // A request for creation may leave it to the URL.
-        pod.metadata.namespace.get_or_insert_with(|| request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
+        // The object may leave it to the URL; only the request's is known to exist.
+        pod.metadata.namespace = Some(request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
         let annotation_at = annotation_at(&pod.metadata, namespace);
         let asked = asked(&pod.metadata, "pod", annotation_at);
         self.metrics.asked(&asked);
@@ -205,8 +212,12 @@ impl Injector {
             Some(known) => known.metadata.clone(),
             None => {
                 let api: Api<Namespace> = Api::all(self.client.clone());
-                let asked = tokio::time::timeout(NAMESPACE_TIMEOUT, api.get_metadata(name)).await;
-                let found = asked.context("no answer in time").and_then(|found| found.map_err(Into::into));
+                let asked = async {
+                    let _turn = self.lookups.acquire().await?;
+                    anyhow::Ok(api.get_metadata(name).await?)
+                };
+                let asked = tokio::time::timeout(NAMESPACE_TIMEOUT, asked).await;
+                let found = asked.context("no answer in time").and_then(|found| found);
                 found.with_context(|| format!("namespace {name} is not known"))?.metadata
             }
         };
@@ -269,10 +280,20 @@ fn annotation_at(metadata: &ObjectMeta, namespace: Option<&Namespace>) -> &'stat
     }
 }
 
-fn asked(metadata: &ObjectMeta, kind: &str, annotation_at: &'static str) -> Asked {
-    let owner = owner::controller(metadata).map_or_else(|| kind.to_owned(), |owner| owner.kind.to_lowercase());
-    // A ReplicaSet stands for the Deployment that made it, as nearly all do.
-    let owner_kind = if owner == "replicaset" { "deployment".to_owned() } else { owner };
+fn asked(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'static str) -> Asked {
+    // Anybody may send a review, so a label must not be its text.
+    let owner_kind = match owner::controller(metadata).map(|owner| owner.kind.as_str()) {
+        None => kind,
+        // A ReplicaSet stands for the Deployment that made it, as nearly all do.
+        Some("ReplicaSet" | "Deployment") => "deployment",
+        Some("StatefulSet") => "statefulset",
+        Some("DaemonSet") => "daemonset",
+        Some("Job") => "job",
+        Some("CronJob") => "cronjob",
+        Some("ReplicationController") => "replicationcontroller",
+        Some("Node") => "node",
+        Some(_) => "other",
+    };
     Asked { owner_kind, namespace: metadata.namespace.clone().unwrap_or_default(), annotation_at }
 }
 

@@ -23,9 +23,9 @@ pub(crate) struct InjectorMetrics {
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Asked {
-    /// Kind of the owner, in lower case, or of the object itself.
-    pub(crate) owner_kind: String,
-    /// Namespace of the object.
+    /// Kind of the owner, in lower case, or of the object itself; `other` for kinds that Kubernetes does not have.
+    pub(crate) owner_kind: &'static str,
+    /// Namespace of the object, one that exists.
     pub(crate) namespace: String,
     /// Where `linkerd.io/inject` stands: `workload`, `namespace` or nowhere.
     pub(crate) annotation_at: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Asked {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
-    owner_kind: String,
+    owner_kind: &'static str,
     namespace: String,
     annotation_at: &'static str,
     skip: &'static str,

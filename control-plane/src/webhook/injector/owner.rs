@@ -10,13 +10,17 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::{Api, Client, runtime::events::EventType};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use weft_k8s_api::inject::SkipReason;
 
 use crate::api::events::Events;
 
 /// Events that may wait; further ones are dropped, as nobody may wait for them.
 const QUEUE: usize = 256;
+/// Events at once, and a second in the long run. Anybody who reaches the webhook can cause them, each is one or two requests to
+/// the API; a hundred pods that start together have theirs.
+const BURST: f64 = 200.0;
+const PER_SECOND: f64 = 10.0;
 /// Owners to remember before starting over.
 const REMEMBERED: usize = 1024;
 
@@ -56,7 +60,12 @@ pub(super) fn start(
     let (tx, mut rx) = mpsc::channel(QUEUE);
     let writing = async move {
         let mut owners = Owners { client, known: HashMap::new() };
+        let mut allowance = Allowance { left: BURST, at: Instant::now() };
         while let Some((regarding, report)) = rx.recv().await {
+            if !allowance.take(Instant::now()) {
+                tracing::debug!("an event is dropped, there are too many");
+                continue;
+            }
             let regarding = owners.top(regarding).await;
             let (type_, reason, note) = match report {
                 Report::Injected => (EventType::Normal, "Injected", "Linkerd sidecar proxy injected".to_owned()),
@@ -71,6 +80,25 @@ pub(super) fn start(
         Err(anyhow!("the injector ended"))
     };
     (Reporter(tx), writing)
+}
+
+/// A token bucket.
+struct Allowance {
+    left: f64,
+    at: Instant,
+}
+
+impl Allowance {
+    /// Whether one more is allowed.
+    fn take(&mut self, now: Instant) -> bool {
+        self.left = (self.left + (now - self.at).as_secs_f64() * PER_SECOND).min(BURST);
+        self.at = now;
+        let allowed = self.left >= 1.0;
+        if allowed {
+            self.left -= 1.0;
+        }
+        allowed
+    }
 }
 
 fn explanation(reason: SkipReason) -> &'static str {
@@ -144,5 +172,22 @@ fn reference(owner: &OwnerReference, namespace: Option<&str>) -> ObjectReference
         uid: Some(owner.uid.clone()),
         namespace: namespace.map(str::to_owned),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn events_are_bounded_at_once_and_in_the_long_run() {
+        let start = Instant::now();
+        let mut allowance = Allowance { left: BURST, at: start };
+        let taken = |allowance: &mut Allowance, at| (0..1000).filter(|_| allowance.take(at)).count();
+        assert_eq!(taken(&mut allowance, start), 200);
+        assert_eq!(taken(&mut allowance, start + Duration::from_secs(1)), 10);
+        assert_eq!(taken(&mut allowance, start + Duration::from_secs(3600)), 200);
     }
 }

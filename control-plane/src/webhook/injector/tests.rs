@@ -136,3 +136,17 @@ fn settings_that_cannot_be_read_name_the_file_and_the_field() {
     std::fs::write(&sources.values, "proxy: {image: {name: p, version: v}}").unwrap();
     assert_eq!(settings::load(&sources).unwrap().proxy_image, "p:v");
 }
+
+#[test]
+fn labels_of_metrics_come_from_closed_sets() {
+    let owned_by = |kind: &str| -> ObjectMeta {
+        let owner = json!({"apiVersion": "x/v1", "kind": kind, "name": "n", "uid": "u", "controller": true});
+        serde_json::from_value(json!({"ownerReferences": [owner]})).unwrap()
+    };
+    for (kind, expected) in
+        [("ReplicaSet", "deployment"), ("CronJob", "cronjob"), ("Rollout", "other"), ("an attacker's text", "other")]
+    {
+        assert_eq!(asked(&owned_by(kind), "pod", "").owner_kind, expected, "{kind}");
+    }
+    assert_eq!(asked(&ObjectMeta::default(), "pod", "").owner_kind, "pod");
+}
