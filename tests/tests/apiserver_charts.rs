@@ -156,6 +156,29 @@ fn the_issuers_key_is_in_its_secret_only() {
 }
 
 #[test]
+fn a_client_authority_reaches_every_webhook() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let set = strings(&["--set-file", &format!("webhookClientCA={}", certificates.path("ca.crt"))]);
+    for (more, expected) in [(&set[..], 3), (&[], 0)] {
+        let rendered = objects(&cluster, &render(&[certificates.all(), more.to_vec()].concat()));
+        let deployments = rendered.iter().filter(|object| object["kind"] == "Deployment");
+        let told = deployments.flat_map(|object| {
+            let pod = &object["spec"]["template"]["spec"];
+            let volumes = pod["volumes"].to_string();
+            let containers = pod["containers"].as_array().unwrap().clone();
+            containers.into_iter().filter(move |container| {
+                let told = container["args"].to_string().contains("--webhook-client-ca=");
+                let mounted = container["volumeMounts"].to_string().contains("/var/run/linkerd/webhook");
+                assert!(told == mounted && (!told || volumes.contains("linkerd-webhook-client-ca")), "{container}");
+                told
+            })
+        });
+        assert_eq!(told.count(), expected);
+    }
+}
+
+#[test]
 fn the_control_planes_own_proxy_is_the_injectors() {
     let cluster = Cluster::from_env().unwrap();
     let certificates = Certificates::generate();

@@ -117,14 +117,20 @@ seccompProfile:
 
 {{/*
 One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
-admin (name of the admin port), resources, mounts (a list).
+admin (name of the admin port), resources, mounts (a list), webhook (whether it serves one).
 */}}
 {{- define "weft.container" -}}
+{{- $args := .args -}}
+{{- $mounts := .mounts | default list -}}
+{{- if and .webhook .root.Values.webhookClientCA -}}
+{{- $args = append $args "--webhook-client-ca=/var/run/linkerd/webhook/client-ca.crt" -}}
+{{- $mounts = append $mounts (dict "name" "webhook-client-ca" "mountPath" "/var/run/linkerd/webhook" "readOnly" true) -}}
+{{- end -}}
 - name: {{ .name }}
   image: {{ include "weft.controllerImage" .root }}
   imagePullPolicy: {{ .root.Values.imagePullPolicy }}
   args:
-    {{- range .args }}
+    {{- range $args }}
     - {{ . | quote }}
     {{- end }}
   env:
@@ -153,10 +159,19 @@ admin (name of the admin port), resources, mounts (a list).
   securityContext:
     {{- include "weft.securityContext" .root | nindent 4 }}
   terminationMessagePolicy: FallbackToLogsOnError
-  {{- with .mounts }}
+  {{- with $mounts }}
   volumeMounts:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/* Volumes of pods that serve webhooks. */}}
+{{- define "weft.webhookVolumes" -}}
+{{- if .Values.webhookClientCA -}}
+- name: webhook-client-ca
+  configMap:
+    name: linkerd-webhook-client-ca
+{{- end -}}
 {{- end }}
 
 {{/* Flags of every part of the control plane; argument: the root. */}}
