@@ -351,20 +351,9 @@ impl ClusterArgs {
     }
 }
 
-/// An integer and a unit, the proxy's own syntax.
 fn duration(text: &str) -> Result<Duration, String> {
-    let expected = || "expected an integer and a unit ms, s, m, h or d, such as 500ms or 24h".to_owned();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits.parse().map_err(|_| expected())?;
-    let unit_ms = match &text[digits.len()..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(expected()),
-    };
-    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(expected)
+    weft_k8s_api::duration::parse(text)
+        .ok_or_else(|| "expected numbers with units ms, s, m, h or d, such as 500ms or 24h0m0s".to_owned())
 }
 
 /// The shortest lifetime leaves time for a change-over, which waits a tenth of it.

@@ -27,6 +27,7 @@ use kube::{
     },
 };
 use tokio::net::TcpListener;
+use weft_k8s_api::support;
 use weft_runtime::{drain, metrics::Metrics, readiness::Readiness, tasks::Tasks};
 use weft_tls::{anchors::TrustAnchors, serving::CurrentPair};
 
@@ -143,6 +144,15 @@ pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission:
 /// The object of a request, as the API server sent it.
 fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::Result<serde_json::Value> {
     serde_json::to_value(&request.object)
+}
+
+/// Allows, and warns of what Weft does not act on.
+fn warned(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let mut response = AdmissionResponse::from(request);
+    let object = object(request).unwrap_or_default();
+    let found = support::object_warnings(&request.kind.group, &request.kind.kind, &object);
+    response.warnings = (!found.is_empty()).then(|| found.iter().map(ToString::to_string).collect());
+    response
 }
 
 /// A denial with a status that clients show: `Invalid`, HTTP 400, as Linkerd's.

@@ -7,6 +7,7 @@
 mod annotations;
 mod config;
 mod env;
+mod exemption;
 mod opaque;
 mod redirection;
 mod sidecar;
@@ -20,18 +21,18 @@ use k8s_openapi::{
 use sha2::{Digest, Sha256};
 
 pub use annotations::InjectError;
-pub(crate) use annotations::is_quantity;
 pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
 };
+pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
-pub use redirection::{Exemption, Redirection, RedirectionDefaults};
+pub use redirection::{Redirection, RedirectionDefaults};
 
 use crate::{
     field::{FieldPath, Invalid},
     labels,
 };
-use annotations::Settings;
+use annotations::{Reading, Settings};
 
 /// What injection decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,8 +59,6 @@ pub enum SkipReason {
     InvalidAnnotationAtWorkload,
     /// The namespace's `linkerd.io/inject` has an unknown value.
     InvalidAnnotationAtNamespace,
-    /// The pod gets no service account token, so the proxy could not prove an identity.
-    TokenDisabled,
 }
 
 impl SkipReason {
@@ -72,7 +71,6 @@ impl SkipReason {
             Self::AnnotationDisabled => "injection_disable_annotation_present",
             Self::InvalidAnnotationAtWorkload => "invalid_inject_annotation_at_workload",
             Self::InvalidAnnotationAtNamespace => "invalid_inject_annotation_at_ns",
-            Self::TokenDisabled => "disabled_automount_service_account_token_account",
         }
     }
 }
@@ -83,11 +81,59 @@ impl fmt::Display for SkipReason {
     }
 }
 
+/// Why a pod that asks for a proxy must not start; each message names the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// An annotation about who may reach the pod, or what bypasses its proxy, cannot be read.
+    #[error(transparent)]
+    Annotation(#[from] InjectError),
+    /// The pod would be less strict than the cluster's administrator demands.
+    #[error(
+        "annotation {}: \"user\" is less strict than this cluster allows (chart value agent.enforceProxyExemption); \
+         remove the annotation",
+        labels::PROXY_EXEMPTION
+    )]
+    ExemptionEnforced,
+    /// The pod would switch its redirection off, which the cluster's administrator does not allow.
+    #[error(
+        "annotation {}: this cluster allows no pod to switch its redirection off (chart value agent.allowBypass); \
+         remove the annotation",
+        labels::BYPASS
+    )]
+    BypassForbidden,
+    /// An application would run as the proxy's user or group, and its connections would bypass the proxy.
+    #[error(
+        "{field} is {id}, which is the proxy's: connections of container {container:?} would bypass the proxy; \
+         use another id, or set the annotation {}: cgroup",
+        labels::PROXY_EXEMPTION
+    )]
+    ProxyId {
+        /// Name of the container.
+        container: String,
+        /// Where the id is set.
+        field: FieldPath,
+        /// The id.
+        id: i64,
+    },
+}
+
+impl Refusal {
+    /// The annotation that has to change, if it is one.
+    pub fn annotation(&self) -> Option<&'static str> {
+        match self {
+            Self::Annotation(error) => Some(error.annotation),
+            Self::ExemptionEnforced => Some(labels::PROXY_EXEMPTION),
+            Self::BypassForbidden => Some(labels::BYPASS),
+            Self::ProxyId { .. } => None,
+        }
+    }
+}
+
 /// Decides about `pod` and adds the proxy. Settings come from the pod's annotations, then the namespace's, then `config`.
 ///
 /// # Errors
-/// When an annotation of a pod that is to be injected cannot be read; the error names it, its value and what was expected.
-pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -> Result<Decision, InjectError> {
+/// When a pod that is to be injected must not start; the error names the annotation or field, and the fix.
+pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -> Result<Decision, Refusal> {
     let ns_annotations = namespace.and_then(|namespace| namespace.metadata.annotations.as_ref());
     let mode = match mode(pod, ns_annotations) {
         Ok(mode) => mode,
@@ -96,26 +142,41 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
     let mut pod = pod.clone();
     inherit(&mut pod.metadata, ns_annotations, mode);
     let empty = BTreeMap::new();
-    let (settings, errors) = Settings::read(pod.metadata.annotations.as_ref().unwrap_or(&empty));
-    if let Some(error) = errors.into_iter().next() {
-        return Err(error);
+    let Reading { settings, refused, .. } = Settings::read(pod.metadata.annotations.as_ref().unwrap_or(&empty));
+    if let Some(error) = refused.into_iter().next() {
+        return Err(error.into());
     }
+    check_exemption(&pod, config, &settings)?;
+    let inherited = Settings::read(ns_annotations.unwrap_or(&empty)).settings.additional_env;
     mark(&mut pod, config, &settings);
-    sidecar::add(&mut pod, config, &settings, mode == Mode::Ingress);
+    sidecar::add(&mut pod, config, &settings, &inherited, mode == Mode::Ingress);
     Ok(Decision::Injected(pod))
 }
 
-/// Every annotation in `metadata` that injection would stumble over.
+/// Whether the pod exempts nothing from redirection but its proxy, and nothing that the administrator forbids.
+fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
+    let rules = config.exemption;
+    if settings.bypass && !rules.bypass_allowed {
+        return Err(Refusal::BypassForbidden);
+    }
+    let exemption = rules.exemption(settings.exemption);
+    if settings.exemption.is_some_and(|own| own < exemption) {
+        return Err(Refusal::ExemptionEnforced);
+    }
+    let uid = settings.uid.unwrap_or(config.proxy_uid);
+    let gid = settings.gid.or(config.proxy_gid).filter(|gid| *gid > 0);
+    match exemption::shared_id(pod, uid, gid) {
+        Some(shared) if exemption == Exemption::User => {
+            Err(Refusal::ProxyId { container: shared.container, field: shared.field, id: shared.id })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every annotation in `metadata` for which injection refuses a pod, or skips it against its owner's wish.
 pub fn check_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
     let Some(annotations) = &metadata.annotations else { return Vec::new() };
-    let mut found: Vec<_> = Settings::read(annotations)
-        .1
-        .into_iter()
-        .map(|error| {
-            let field = FieldPath::annotation(error.annotation);
-            field.invalid(format!("bad value {:?}, expected {}", error.value, error.expected))
-        })
-        .collect();
+    let mut found = invalid(Settings::read(annotations).refused);
     if let Some(value) = annotations.get(labels::INJECT).filter(|value| Mode::parse(value).is_none()) {
         found.push(
             FieldPath::annotation(labels::INJECT)
@@ -123,6 +184,24 @@ pub fn check_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
         );
     }
     found
+}
+
+/// Every annotation in `metadata` that cannot be read and is ignored: the mesh's default takes its place.
+pub fn ignored_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
+    metadata.annotations.as_ref().map(|annotations| invalid(Settings::read(annotations).ignored)).unwrap_or_default()
+}
+
+fn invalid(errors: Vec<InjectError>) -> Vec<Invalid> {
+    errors.into_iter().map(|error| FieldPath::annotation(error.annotation).invalid(error.problem())).collect()
+}
+
+/// An image of a name and a version: a tag, or a digest such as `sha256:...`, which the name may have instead.
+pub(crate) fn image_reference(name: &str, version: &str) -> String {
+    match (name.contains('@'), version.starts_with("sha256:")) {
+        (true, _) => name.to_owned(),
+        (false, true) => format!("{name}@{version}"),
+        (false, false) => format!("{name}:{version}"),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -174,9 +253,6 @@ fn mode(pod: &Pod, ns_annotations: Option<&BTreeMap<String, String>>) -> Result<
     if mode == Mode::Disabled {
         return Err(SkipReason::AnnotationDisabled);
     }
-    if spec.and_then(|spec| spec.automount_service_account_token) == Some(false) {
-        return Err(SkipReason::TokenDisabled);
-    }
     Ok(mode)
 }
 
@@ -185,14 +261,22 @@ fn inherit(metadata: &mut ObjectMeta, ns_annotations: Option<&BTreeMap<String, S
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.entry(labels::INJECT.to_owned()).or_insert_with(|| mode.label().to_owned());
     for (name, value) in ns_annotations.into_iter().flatten() {
-        if name.starts_with(labels::CONFIG_PREFIX) && !NOT_INHERITED.contains(&name.as_str()) {
+        let is_setting = labels::INHERITED_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        if is_setting && !NOT_INHERITED.contains(&name.as_str()) {
             annotations.entry(name.clone()).or_insert_with(|| value.clone());
         }
     }
 }
 
-/// What Linkerd does not take over from a namespace (`linkerd2:pkg/inject/inject.go`), of what is read here.
-const NOT_INHERITED: [&str; 1] = ["config.linkerd.io/enable-gateway"];
+/// What Linkerd does not take over from a namespace (`linkerd2:pkg/inject/inject.go`).
+const NOT_INHERITED: [&str; 6] = [
+    "config.linkerd.io/close-wait-timeout",
+    "config.linkerd.io/debug-image",
+    "config.linkerd.io/debug-image-pull-policy",
+    "config.linkerd.io/debug-image-version",
+    "config.linkerd.io/enable-gateway",
+    "config.linkerd.io/proxy-cpu-ratio-limit",
+];
 
 /// Adds the labels and annotations by which discovery, policy and people recognise a meshed pod.
 fn mark(pod: &mut Pod, config: &InjectConfig, settings: &Settings) {
@@ -206,7 +290,7 @@ fn mark(pod: &mut Pod, config: &InjectConfig, settings: &Settings) {
     let digest = Sha256::digest(config.trust_anchors_pem.as_bytes());
     let hex = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     annotations.insert(labels::TRUST_ROOT_SHA256.to_owned(), hex);
-    if settings.opaque_ports.is_none() {
+    if !annotations.contains_key(labels::OPAQUE_PORTS) {
         let opaque: Vec<_> =
             ports.iter().filter(|port| config.default_opaque_ports.contains(**port)).map(u16::to_string).collect();
         if !opaque.is_empty() {

@@ -47,8 +47,10 @@ pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
 /// of another certificate, the Secret is somebody else's and left alone.
 pub const GENERATED_CERTIFICATE: &str = "weft.io/generated-certificate";
 
-/// Prefix of the annotations that a pod takes over from its namespace.
-pub const CONFIG_PREFIX: &str = "config.linkerd.io/";
+/// Prefix of Weft's own annotations.
+pub const OWN_PREFIX: &str = "weft.io/";
+/// Prefixes of the annotations that a pod takes over from its namespace.
+pub const INHERITED_PREFIXES: [&str; 3] = ["config.linkerd.io/", "config.alpha.linkerd.io/", OWN_PREFIX];
 /// Annotation: ports the proxies treat as opaque TCP (numbers, ranges, port names).
 pub const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 /// Annotation: ports whose inbound connections bypass the proxy.
@@ -110,8 +112,12 @@ pub const DISABLE_INBOUND_DETECT_TIMEOUT: &str = "config.linkerd.io/proxy-disabl
 pub const DISABLE_OUTBOUND_DETECT_TIMEOUT: &str = "config.linkerd.io/proxy-disable-outbound-protocol-detect-timeout";
 /// Annotation: profile lookups for every name, not only those of the cluster.
 pub const ENABLE_EXTERNAL_PROFILES: &str = "config.linkerd.io/enable-external-profiles";
-/// Annotation: whether the proxy is a native sidecar.
-pub const NATIVE_SIDECAR: &str = "config.linkerd.io/proxy-enable-native-sidecar";
+/// Annotation: whether the proxy is a native sidecar; Linkerd reads each of these names.
+pub const NATIVE_SIDECAR: [&str; 3] = [
+    "config.linkerd.io/proxy-enable-native-sidecar",
+    "config.beta.linkerd.io/proxy-enable-native-sidecar",
+    "config.alpha.linkerd.io/proxy-enable-native-sidecar",
+];
 /// Annotation: CPU that the proxy asks for.
 pub const PROXY_CPU_REQUEST: &str = "config.linkerd.io/proxy-cpu-request";
 /// Annotation: CPU that the proxy may use at most.
@@ -120,6 +126,12 @@ pub const PROXY_CPU_LIMIT: &str = "config.linkerd.io/proxy-cpu-limit";
 pub const PROXY_MEMORY_REQUEST: &str = "config.linkerd.io/proxy-memory-request";
 /// Annotation: memory that the proxy may use at most.
 pub const PROXY_MEMORY_LIMIT: &str = "config.linkerd.io/proxy-memory-limit";
+/// Annotation: ephemeral storage that the proxy asks for.
+pub const PROXY_STORAGE_REQUEST: &str = "config.linkerd.io/proxy-ephemeral-storage-request";
+/// Annotation: ephemeral storage that the proxy may use at most.
+pub const PROXY_STORAGE_LIMIT: &str = "config.linkerd.io/proxy-ephemeral-storage-limit";
+/// Annotation: worker threads of the proxy as a part of the machine's processors.
+pub const PROXY_CPU_RATIO_LIMIT: &str = "config.linkerd.io/proxy-cpu-ratio-limit";
 /// Annotation: further environment of the proxy, a JSON list of Kubernetes `EnvVar`s.
 pub const PROXY_ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
 

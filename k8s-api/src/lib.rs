@@ -13,6 +13,7 @@
 //! files. There is no network, no clock and no environment.
 
 pub mod crds;
+pub mod duration;
 pub mod field;
 pub mod inject;
 pub mod labels;
@@ -20,5 +21,7 @@ pub mod manifest;
 pub mod policy;
 pub mod ports;
 pub mod profile;
+mod quantity;
+pub mod support;
 pub mod values;
 pub mod workload;

@@ -12,9 +12,13 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     field::{FieldPath, Invalid, Step},
-    inject::{ControlPlaneAddrs, InjectConfig, ProxyPorts, ProxyResources, RedirectionDefaults, is_quantity},
+    inject::{
+        ControlPlaneAddrs, ExemptionRules, InjectConfig, ProxyPorts, ProxyResources, RedirectionDefaults,
+        image_reference,
+    },
     policy::{Cidr, DefaultPolicy},
     ports::PortSet,
+    quantity::is_quantity,
 };
 
 /// What of the values is read.
@@ -43,6 +47,8 @@ pub struct Values {
 struct Agent {
     #[serde(deserialize_with = "text")]
     proxy_exemption: Option<String>,
+    enforce_proxy_exemption: Option<bool>,
+    allow_bypass: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -89,6 +95,8 @@ struct Ports {
 struct Resources {
     cpu: Resource,
     memory: Resource,
+    #[serde(rename = "ephemeral-storage")]
+    storage: Resource,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -139,7 +147,7 @@ impl Values {
         let name = proxy.image.name.as_ref().ok_or_else(|| missing("proxy.image.name", "the proxy's image"))?;
         let version = proxy.image.version.as_ref().or(self.linkerd_version.as_ref());
         let version = version.ok_or_else(|| missing("proxy.image.version", "the image's tag"))?;
-        let mut config = InjectConfig::new(format!("{name}:{version}"), version, anchors_pem);
+        let mut config = InjectConfig::new(image_reference(name, version), version, anchors_pem);
         config.require_redirect = true;
         namespace.clone_into(&mut config.control_plane_namespace);
         if let Some(domain) = &self.cluster_domain {
@@ -170,12 +178,15 @@ impl Values {
         }
         config.proxy_uid = self.proxy_uid()?;
         config.proxy_gid = proxy.gid.filter(|gid| *gid >= 0);
+        config.exemption = self.exemption()?;
         config.ports = self.ports()?;
         config.resources = ProxyResources {
             cpu_request: quantity("proxy.resources.cpu.request", &proxy.resources.cpu.request)?,
             cpu_limit: quantity("proxy.resources.cpu.limit", &proxy.resources.cpu.limit)?,
             memory_request: quantity("proxy.resources.memory.request", &proxy.resources.memory.request)?,
             memory_limit: quantity("proxy.resources.memory.limit", &proxy.resources.memory.limit)?,
+            storage_request: quantity("proxy.resources.ephemeral-storage.request", &proxy.resources.storage.request)?,
+            storage_limit: quantity("proxy.resources.ephemeral-storage.limit", &proxy.resources.storage.limit)?,
         };
         if let Some(policy) = parse::<DefaultPolicy>("proxy.defaultInboundPolicy", &proxy.default_inbound_policy)? {
             config.default_inbound_policy = policy;
@@ -202,7 +213,7 @@ impl Values {
             ports: self.ports()?,
             proxy_uid: self.proxy_uid()?,
             proxy_gid: self.proxy.gid.filter(|gid| *gid > 0),
-            exemption: parse("agent.proxyExemption", &self.agent.proxy_exemption)?.unwrap_or_default(),
+            rules: self.exemption()?,
             skip_inbound_ports: ports(
                 "proxyInit.ignoreInboundPorts",
                 &init.ignore_inbound_ports,
@@ -214,6 +225,15 @@ impl Values {
                 default.skip_outbound_ports,
             )?,
             skip_subnets: networks("proxyInit.skipSubnets", init.skip_subnets.as_ref())?.unwrap_or_default(),
+        })
+    }
+
+    fn exemption(&self) -> Result<ExemptionRules, Invalid> {
+        let default = ExemptionRules::default();
+        Ok(ExemptionRules {
+            default: parse("agent.proxyExemption", &self.agent.proxy_exemption)?.unwrap_or(default.default),
+            enforced: self.agent.enforce_proxy_exemption.unwrap_or(default.enforced),
+            bypass_allowed: self.agent.allow_bypass.unwrap_or(default.bypass_allowed),
         })
     }
 
@@ -310,6 +330,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inject::Exemption;
 
     const FULL: &str = "
 clusterDomain: mesh.example
@@ -363,6 +384,25 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
         let expected = InjectConfig { require_redirect: true, ..InjectConfig::new("p:v", "v", "anchors") };
         assert_eq!(config, expected);
         assert_eq!(values.redirection().unwrap(), RedirectionDefaults::default());
+    }
+
+    #[test]
+    fn images_may_have_digests() {
+        for (image, expected) in [
+            ("{name: p, version: v}", "p:v"),
+            ("{name: p, version: 'sha256:ab'}", "p@sha256:ab"),
+            ("{name: 'p@sha256:ab', version: v}", "p@sha256:ab"),
+        ] {
+            let values = Values::parse(&format!("proxy: {{image: {image}}}")).unwrap();
+            assert_eq!(values.inject_config("linkerd", "anchors").unwrap().proxy_image, expected);
+        }
+    }
+
+    #[test]
+    fn the_administrators_rules_are_read() {
+        let values = Values::parse("agent: {proxyExemption: cgroup, enforceProxyExemption: true, allowBypass: false}");
+        let rules = ExemptionRules { default: Exemption::Cgroup, enforced: true, bypass_allowed: false };
+        assert_eq!(values.unwrap().redirection().unwrap().rules, rules);
     }
 
     #[test]

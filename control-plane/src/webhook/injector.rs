@@ -29,8 +29,9 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 use weft_k8s_api::{
-    inject::{self, Decision, InjectConfig, InjectError, SkipReason, inject},
-    labels,
+    field::Invalid,
+    inject::{self, Decision, InjectConfig, Refusal, SkipReason, inject},
+    labels, support,
 };
 use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
 
@@ -169,7 +170,9 @@ impl Injector {
             Ok(Decision::Injected(injected)) => {
                 self.metrics.answered(asked, "");
                 report(Report::Injected);
-                patched(request, patch::pod(&pod, &injected))
+                let mut response = patched(request, patch::pod(&pod, &injected));
+                response.warnings = warnings(&injected.metadata);
+                response
             }
             Ok(Decision::Skipped(reason)) => {
                 self.metrics.answered(asked, reason.label());
@@ -180,7 +183,7 @@ impl Injector {
                 patched(request, patch::opaque_ports(&pod.metadata, ports))
             }
             Err(error) => {
-                self.metrics.answered(asked, "invalid_annotation");
+                self.metrics.answered(asked, refusal_label(&error));
                 let problem = explain(&error, &pod.metadata, namespace);
                 tracing::warn!(namespace = pod.metadata.namespace, %problem, "pod refused");
                 report(Report::Failed(problem.clone()));
@@ -199,9 +202,10 @@ impl Injector {
         let ports = inject::service_opaque_ports(&service, namespace, config);
         let mut response = patched(request, patch::opaque_ports(&service.metadata, ports));
         // Not worth refusing a Service: what cannot be read is ignored, and the ports are detected.
-        if let Err(error) = inject::check_opaque_ports(&service.metadata) {
-            response.warnings = Some(vec![format!("{error}; ignored")]);
-        }
+        let unreadable = inject::check_opaque_ports(&service.metadata).err();
+        let unreadable = unreadable.map(|it| Invalid { problem: format!("{}; ignored", it.problem), ..it });
+        let unsupported = support::service_warnings(&service.metadata);
+        response.warnings = texts(unreadable.into_iter().chain(unsupported).collect());
         response
     }
 
@@ -261,9 +265,27 @@ fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespa
         && (asks(metadata) || namespace.is_some_and(|namespace| asks(&namespace.metadata)))
 }
 
+/// The label of a refusal in `skip_reason`.
+fn refusal_label(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Annotation(_) => "invalid_annotation",
+        Refusal::ExemptionEnforced | Refusal::BypassForbidden => "forbidden_annotation",
+        Refusal::ProxyId { .. } => "proxy_id_in_use",
+    }
+}
+
+/// What whoever creates the pod should know of its annotations; Kubernetes shows it beside the answer.
+fn warnings(metadata: &ObjectMeta) -> Option<Vec<String>> {
+    texts(support::pod_warnings(metadata))
+}
+
+fn texts(warnings: Vec<Invalid>) -> Option<Vec<String>> {
+    (!warnings.is_empty()).then(|| warnings.iter().map(ToString::to_string).collect())
+}
+
 /// The problem, and where the annotation stands.
-fn explain(error: &InjectError, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> String {
-    let own = value(metadata, error.annotation).is_some();
+fn explain(error: &Refusal, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> String {
+    let own = error.annotation().is_none_or(|annotation| value(metadata, annotation).is_some());
     match namespace.and_then(|namespace| namespace.metadata.name.as_deref()).filter(|_| !own) {
         Some(namespace) => format!("cannot inject the proxy: {error} (set on namespace {namespace})"),
         None => format!("cannot inject the proxy: {error}"),

@@ -11,7 +11,7 @@ use weft_k8s_api::{
     policy::{GROUP, validate},
 };
 
-use super::{denied, object};
+use super::{denied, object, warned};
 
 /// Allows a valid policy resource, and kinds that are none of ours.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
@@ -23,7 +23,7 @@ pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResp
         Err(error) => vec![error.to_string()],
     };
     if found.is_empty() {
-        return request.into();
+        return warned(request);
     }
     denied(request, format!("{} {:?}: {}", request.kind.kind, request.name, found.join("; ")))
 }

@@ -1,4 +1,4 @@
-//! sp-validator: ServiceProfiles that would silently do less than they say are not stored.
+//! sp-validator: invalid ServiceProfiles are not stored, and what Weft does not act on is warned about.
 
 use kube::core::{
     DynamicObject,
@@ -6,7 +6,7 @@ use kube::core::{
 };
 use weft_k8s_api::profile::{self, GROUP};
 
-use super::{denied, object};
+use super::{denied, object, warned};
 
 /// Allows a valid ServiceProfile, and anything that is none.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
@@ -17,7 +17,7 @@ pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResp
     let problems = match read.map(|object| profile::read(&object).map(|profile| profile::validate(&profile))) {
         Err(problem) => problem,
         Ok(Err(invalid)) => invalid.to_string(),
-        Ok(Ok(found)) if found.is_empty() => return request.into(),
+        Ok(Ok(found)) if found.is_empty() => return warned(request),
         Ok(Ok(found)) => found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
     };
     denied(request, format!("ServiceProfile {:?}: {problems}", request.name))

@@ -13,7 +13,7 @@ use k8s_openapi::{
     ByteString,
     api::{
         apps::v1::Deployment,
-        core::v1::{Namespace, Pod, Secret, Service, ServiceAccount},
+        core::v1::{Namespace, Pod, Secret, SecurityContext, Service, ServiceAccount},
         events::v1::Event,
     },
 };
@@ -215,11 +215,23 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
             pods.create(&PostParams::default(), &pod("plain", json!({"linkerd.io/inject": "disabled"}))).await.unwrap();
         assert_eq!(plain.spec.as_ref().unwrap().init_containers, None);
 
-        let bad = json!({"config.linkerd.io/proxy-cpu-limit": "many"});
+        // Unreadable, but no policy: the pod starts with the default. It has no token of its own either.
+        let ignored = json!({"config.linkerd.io/proxy-cpu-limit": "many", "config.linkerd.io/access-log": "json"});
+        let mut tokenless = pod("ignored", ignored);
+        tokenless.spec.as_mut().unwrap().automount_service_account_token = Some(false);
+        let created = pods.create(&PostParams::default(), &tokenless).await.unwrap();
+        let sidecar = &created.spec.as_ref().unwrap().init_containers.as_ref().unwrap()[0];
+        assert_eq!(sidecar.resources.clone().unwrap_or_default().limits, None);
+
+        let mut as_proxy = pod("as-proxy", json!({}));
+        as_proxy.spec.as_mut().unwrap().containers[0].security_context =
+            Some(SecurityContext { run_as_user: Some(2102), ..SecurityContext::default() });
+        let refused = pods.create(&PostParams::default(), &as_proxy).await.unwrap_err().to_string();
+        assert!(refused.contains("weft.io/proxy-exemption: cgroup"), "{refused}");
+
+        let bad = json!({"config.linkerd.io/skip-inbound-ports": "many"});
         let refused = pods.create(&PostParams::default(), &pod("bad", bad.clone())).await.unwrap_err().to_string();
-        for part in
-            ["denied the request", "config.linkerd.io/proxy-cpu-limit", "\"many\"", "expected a Kubernetes quantity"]
-        {
+        for part in ["denied the request", "config.linkerd.io/skip-inbound-ports", "\"many\"", "expected ports"] {
             assert!(refused.contains(part), "{refused}");
         }
 
@@ -247,7 +259,7 @@ async fn owners_are_told(installation: &Installation, namespace: &str, bad: Valu
             bad,
             "Warning",
             "InjectionFailed",
-            "config.linkerd.io/proxy-cpu-limit: bad value \"many\", expected",
+            "config.linkerd.io/skip-inbound-ports: bad value \"many\", expected",
         ),
     ] {
         let created = deployments.create(&PostParams::default(), &deployment(name, annotations)).await.unwrap();

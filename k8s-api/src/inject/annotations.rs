@@ -1,20 +1,27 @@
-//! The `config.linkerd.io/*` annotations of one pod, parsed once.
+//! The annotations of one pod that set its proxy and its redirection up, parsed once.
+//!
+//! What decides who may reach whom is refused where it cannot be read. Everything else is ignored then, as Linkerd does, and
+//! reported: a namespace's misspelt timeout must not keep pods from starting.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::redirection::Exemption;
+use super::exemption::Exemption;
 use crate::{
-    labels,
+    duration, labels,
     policy::{Cidr, DefaultPolicy},
     ports::{PortList, PortSet},
+    quantity::is_quantity,
 };
+
+/// As much of a value as a message repeats, in characters: an annotation may have 256 KiB.
+const SHOWN: usize = 64;
 
 /// An annotation that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {annotation}: bad value {value:?}, expected {expected}")]
+#[error("annotation {annotation}: {}", self.problem())]
 pub struct InjectError {
     /// Its name.
     pub annotation: &'static str,
@@ -22,6 +29,28 @@ pub struct InjectError {
     pub value: String,
     /// What would have been accepted.
     pub expected: &'static str,
+}
+
+impl InjectError {
+    /// What is wrong, without the annotation's name.
+    pub(super) fn problem(&self) -> impl fmt::Display {
+        let mut value: String = self.value.chars().take(SHOWN).collect();
+        if value.len() < self.value.len() {
+            value.push('\u{2026}');
+        }
+        format!("bad value {value:?}, expected {}", self.expected)
+    }
+}
+
+/// What the annotations of one pod say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    /// What can be read.
+    pub(super) settings: Settings,
+    /// Unreadable, and the pod must not run without it: whom its ports admit, what bypasses its proxy.
+    pub(super) refused: Vec<InjectError>,
+    /// Unreadable, and the mesh's default takes its place.
+    pub(super) ignored: Vec<InjectError>,
 }
 
 /// Settings of one pod; absent ones are the mesh's to decide.
@@ -49,16 +78,18 @@ pub(super) struct Settings {
     pub(super) log_format: Option<String>,
     pub(super) access_log: Option<String>,
     pub(super) admin_shutdown: Option<bool>,
-    pub(super) grace_period: Option<String>,
-    pub(super) inbound_connect_timeout: Option<String>,
-    pub(super) outbound_connect_timeout: Option<String>,
-    pub(super) inbound_cache_timeout: Option<String>,
-    pub(super) outbound_cache_timeout: Option<String>,
+    pub(super) grace_period: Option<Duration>,
+    pub(super) inbound_connect_timeout: Option<Duration>,
+    pub(super) outbound_connect_timeout: Option<Duration>,
+    pub(super) inbound_cache_timeout: Option<Duration>,
+    pub(super) outbound_cache_timeout: Option<Duration>,
     pub(super) no_inbound_detect_timeout: bool,
     pub(super) no_outbound_detect_timeout: bool,
     pub(super) external_profiles: bool,
     pub(super) cpu: (Option<String>, Option<String>),
     pub(super) memory: (Option<String>, Option<String>),
+    pub(super) storage: (Option<String>, Option<String>),
+    pub(super) cpu_ratio: Option<f64>,
     pub(super) additional_env: Vec<EnvVar>,
 }
 
@@ -66,15 +97,17 @@ const BOOL: &str = "true or false";
 const PORT: &str = "a port, 1-65535";
 const PORTS: &str = "ports 1-65535 or ranges such as 8000-8100, separated by commas";
 const PORTS_OR_NAMES: &str = "ports 1-65535, ranges such as 8000-8100 or port names, separated by commas";
-const DURATION: &str = "an integer and a unit ms, s, m, h or d, such as 500ms";
+const DURATION: &str = "numbers with units, such as 500ms or 1m30s";
 const QUANTITY: &str = "a Kubernetes quantity such as 100m or 64Mi";
 const POLICY: &str =
     "all-unauthenticated, all-authenticated, cluster-authenticated, cluster-unauthenticated, deny or audit";
+/// Kubernetes' largest user and group id (`k8s.io/apimachinery/pkg/util/validation`, IsValidUserID).
+const MAX_ID: i64 = i32::MAX as i64;
 
 impl Settings {
-    /// Reads what is there; what cannot be read is returned beside it, in the order of this list.
-    pub(super) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<InjectError>) {
-        let mut from = Annotations { annotations, errors: Vec::new() };
+    /// Reads what is there.
+    pub(super) fn read(annotations: &BTreeMap<String, String>) -> Reading {
+        let mut from = Annotations { annotations, refused: Vec::new(), ignored: Vec::new() };
         let settings = Self {
             image: from.text(labels::PROXY_IMAGE),
             version: from.text(labels::CONFIG_PROXY_VERSION),
@@ -83,53 +116,67 @@ impl Settings {
                 &["Always", "IfNotPresent", "Never"],
                 "Always, IfNotPresent or Never",
             ),
-            uid: from.parse_if(labels::PROXY_UID_ANNOTATION, "a user id above 0", |uid: &i64| *uid > 0),
-            gid: from.parse_if(labels::PROXY_GID_ANNOTATION, "a group id, 0 or above", |gid: &i64| *gid >= 0),
-            exemption: from.parse(labels::PROXY_EXEMPTION, "user or cgroup"),
-            bypass: from.parse(labels::BYPASS, BOOL).unwrap_or(false),
+            uid: from.setting(labels::PROXY_UID_ANNOTATION, "a user id above 0", |text| {
+                text.parse().ok().filter(|uid| (1..=MAX_ID).contains(uid))
+            }),
+            gid: from.setting(labels::PROXY_GID_ANNOTATION, "a group id, or -1 for the image's", |text| {
+                text.parse().ok().filter(|gid| *gid <= MAX_ID)
+            }),
+            exemption: from.policy(labels::PROXY_EXEMPTION, "user or cgroup", |text| text.parse().ok()),
+            bypass: from.policy(labels::BYPASS, BOOL, go_bool).unwrap_or(false),
             control_port: from.port(labels::CONTROL_PORT_ANNOTATION),
             inbound_port: from.port(labels::INBOUND_PORT_ANNOTATION),
             outbound_port: from.port(labels::OUTBOUND_PORT_ANNOTATION),
             admin_port: from.port(labels::ADMIN_PORT_ANNOTATION),
-            inbound_ports: from.parse(labels::POD_INBOUND_PORTS, PORTS),
-            opaque_ports: from.parse(labels::OPAQUE_PORTS, PORTS_OR_NAMES),
-            skip_inbound_ports: from.parse(labels::SKIP_INBOUND_PORTS, PORTS),
-            skip_outbound_ports: from.parse(labels::SKIP_OUTBOUND_PORTS, PORTS),
-            skip_subnets: from
-                .parse::<Subnets>(labels::SKIP_SUBNETS, "CIDRs separated by commas")
-                .map(|subnets| subnets.0),
-            default_policy: from.parse(labels::DEFAULT_INBOUND_POLICY, POLICY),
-            require_identity_ports: from
-                .parse::<PortSet>(labels::REQUIRE_IDENTITY_PORTS, PORTS)
-                .map(|ports| ports.to_string()),
+            inbound_ports: from.setting(labels::POD_INBOUND_PORTS, PORTS, |text| text.parse().ok()),
+            opaque_ports: from.setting(labels::OPAQUE_PORTS, PORTS_OR_NAMES, |text| text.parse().ok()),
+            skip_inbound_ports: from.policy(labels::SKIP_INBOUND_PORTS, PORTS, |text| text.parse().ok()),
+            skip_outbound_ports: from.policy(labels::SKIP_OUTBOUND_PORTS, PORTS, |text| text.parse().ok()),
+            skip_subnets: from.policy(labels::SKIP_SUBNETS, "CIDRs separated by commas", subnets),
+            default_policy: from.policy(labels::DEFAULT_INBOUND_POLICY, POLICY, |text| text.parse().ok()),
+            require_identity_ports: from.policy(labels::REQUIRE_IDENTITY_PORTS, PORTS, |text| {
+                text.parse::<PortSet>().ok().map(|ports| ports.to_string())
+            }),
             log_level: from.text(labels::LOG_LEVEL),
             log_format: from.one_of(labels::LOG_FORMAT, &["plain", "json"], "plain or json"),
             access_log: from.one_of(labels::ACCESS_LOG, &["apache", "json"], "apache or json"),
-            admin_shutdown: from.parse(labels::ADMIN_SHUTDOWN, BOOL),
+            admin_shutdown: from.setting(labels::ADMIN_SHUTDOWN, "enabled or disabled", |text| match text {
+                "enabled" => Some(true),
+                "disabled" => Some(false),
+                _ => None,
+            }),
             grace_period: from.duration(labels::SHUTDOWN_GRACE_PERIOD),
             inbound_connect_timeout: from.duration(labels::INBOUND_CONNECT_TIMEOUT),
             outbound_connect_timeout: from.duration(labels::OUTBOUND_CONNECT_TIMEOUT),
             inbound_cache_timeout: from.duration(labels::INBOUND_CACHE_TIMEOUT),
             outbound_cache_timeout: from.duration(labels::OUTBOUND_CACHE_TIMEOUT),
-            no_inbound_detect_timeout: from.parse(labels::DISABLE_INBOUND_DETECT_TIMEOUT, BOOL).unwrap_or(false),
-            no_outbound_detect_timeout: from.parse(labels::DISABLE_OUTBOUND_DETECT_TIMEOUT, BOOL).unwrap_or(false),
-            external_profiles: from.parse(labels::ENABLE_EXTERNAL_PROFILES, BOOL).unwrap_or(false),
+            no_inbound_detect_timeout: from.flag(labels::DISABLE_INBOUND_DETECT_TIMEOUT),
+            no_outbound_detect_timeout: from.flag(labels::DISABLE_OUTBOUND_DETECT_TIMEOUT),
+            external_profiles: from.flag(labels::ENABLE_EXTERNAL_PROFILES),
             cpu: (from.quantity(labels::PROXY_CPU_REQUEST), from.quantity(labels::PROXY_CPU_LIMIT)),
             memory: (from.quantity(labels::PROXY_MEMORY_REQUEST), from.quantity(labels::PROXY_MEMORY_LIMIT)),
+            storage: (from.quantity(labels::PROXY_STORAGE_REQUEST), from.quantity(labels::PROXY_STORAGE_LIMIT)),
+            cpu_ratio: from.setting(labels::PROXY_CPU_RATIO_LIMIT, "a ratio above 0 and at most 1", |text| {
+                text.parse().ok().filter(|ratio| *ratio > 0.0 && *ratio <= 1.0)
+            }),
             additional_env: from
-                .parse::<EnvList>(labels::PROXY_ADDITIONAL_ENV, "a JSON list of {\"name\", \"value\"}")
-                .unwrap_or_default()
-                .0,
+                .setting(labels::PROXY_ADDITIONAL_ENV, "a JSON list of {\"name\", \"value\"}", |text| {
+                    serde_json::from_str(text).ok()
+                })
+                .unwrap_or_default(),
         };
         // A proxy that starts beside or after the application would leave its first connections unredirected or refused.
-        from.one_of(labels::NATIVE_SIDECAR, &["true"], "true: Weft's proxy is always a native sidecar");
-        (settings, from.errors)
+        for name in labels::NATIVE_SIDECAR {
+            from.setting(name, "true: the proxy is always a native sidecar", |text| go_bool(text).filter(|on| *on));
+        }
+        Reading { settings, refused: from.refused, ignored: from.ignored }
     }
 }
 
 struct Annotations<'a> {
     annotations: &'a BTreeMap<String, String>,
-    errors: Vec<InjectError>,
+    refused: Vec<InjectError>,
+    ignored: Vec<InjectError>,
 }
 
 impl Annotations<'_> {
@@ -137,79 +184,70 @@ impl Annotations<'_> {
         self.annotations.get(name).filter(|value| !value.is_empty()).cloned()
     }
 
-    fn parse<T: FromStr>(&mut self, name: &'static str, expected: &'static str) -> Option<T> {
-        self.parse_if(name, expected, |_| true)
+    fn read<T>(
+        &self,
+        name: &'static str,
+        expected: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<Result<T, InjectError>> {
+        let value = self.annotations.get(name)?;
+        let error = || InjectError { annotation: name, value: value.clone(), expected };
+        Some(parse(value.trim()).ok_or_else(error))
     }
 
-    fn parse_if<T: FromStr>(
+    /// One that the pod must not run without.
+    fn policy<T>(
         &mut self,
         name: &'static str,
         expected: &'static str,
-        valid: impl Fn(&T) -> bool,
+        parse: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
-        let value = self.annotations.get(name)?;
-        let parsed = value.trim().parse().ok().filter(valid);
-        if parsed.is_none() {
-            self.errors.push(InjectError { annotation: name, value: value.clone(), expected });
-        }
-        parsed
+        let read = self.read(name, expected, parse)?;
+        read.map_err(|error| self.refused.push(error)).ok()
+    }
+
+    /// One whose default will do.
+    fn setting<T>(
+        &mut self,
+        name: &'static str,
+        expected: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let read = self.read(name, expected, parse)?;
+        read.map_err(|error| self.ignored.push(error)).ok()
     }
 
     fn port(&mut self, name: &'static str) -> Option<u16> {
-        self.parse_if(name, PORT, |port: &u16| *port != 0)
+        self.setting(name, PORT, |text| text.parse().ok().filter(|port| *port != 0))
+    }
+
+    fn flag(&mut self, name: &'static str) -> bool {
+        self.setting(name, BOOL, go_bool).unwrap_or(false)
     }
 
     fn one_of(&mut self, name: &'static str, values: &[&str], expected: &'static str) -> Option<String> {
-        self.parse_if(name, expected, |value: &String| values.contains(&value.as_str()))
+        self.setting(name, expected, |text| values.contains(&text).then(|| text.to_owned()))
     }
 
-    fn duration(&mut self, name: &'static str) -> Option<String> {
-        self.parse_if(name, DURATION, |value: &String| is_duration(value))
+    fn duration(&mut self, name: &'static str) -> Option<Duration> {
+        self.setting(name, DURATION, duration::parse)
     }
 
     fn quantity(&mut self, name: &'static str) -> Option<String> {
-        self.parse_if(name, QUANTITY, |value: &String| is_quantity(value))
+        self.setting(name, QUANTITY, |text| is_quantity(text).then(|| text.to_owned()))
     }
 }
 
-struct Subnets(Vec<IpNet>);
-
-impl FromStr for Subnets {
-    type Err = crate::policy::CidrError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-        parts.map(|part| part.parse::<Cidr>().map(|cidr| cidr.0)).collect::<Result<_, _>>().map(Self)
+/// The spellings that Go's `strconv.ParseBool` takes.
+fn go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
     }
 }
 
-#[derive(Default)]
-struct EnvList(Vec<EnvVar>);
-
-impl FromStr for EnvList {
-    type Err = serde_json::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        serde_json::from_str(text).map(Self)
-    }
-}
-
-/// The proxy's own syntax of durations: an integer and a unit, or a bare 0.
-fn is_duration(text: &str) -> bool {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = &text[digits.len()..];
-    digits
-        .parse::<u64>()
-        .is_ok_and(|number| matches!(unit, "ms" | "s" | "m" | "h" | "d") || (unit.is_empty() && number == 0))
-}
-
-/// Kubernetes' quantities: a decimal number and a binary, decimal or exponent suffix.
-pub(crate) fn is_quantity(text: &str) -> bool {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let suffix = &text[number.len()..];
-    number.parse::<f64>().is_ok_and(|number| number >= 0.0)
-        && matches!(
-            suffix,
-            "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei"
-        )
+fn subnets(text: &str) -> Option<Vec<IpNet>> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| part.parse::<Cidr>().ok().map(|cidr| cidr.0)).collect()
 }

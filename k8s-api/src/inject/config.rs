@@ -3,6 +3,7 @@
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
+use super::exemption::ExemptionRules;
 use crate::{
     labels,
     policy::DefaultPolicy,
@@ -26,6 +27,8 @@ pub struct InjectConfig {
     pub proxy_uid: i64,
     /// Group id of the proxy; none leaves it to the image.
     pub proxy_gid: Option<i64>,
+    /// What the cluster's administrator allows pods to exempt from redirection.
+    pub exemption: ExemptionRules,
     /// Ports of the proxy's listeners.
     pub ports: ProxyPorts,
     /// What the proxy asks for and may use.
@@ -94,6 +97,10 @@ pub struct ProxyResources {
     pub memory_request: Option<String>,
     /// Memory at most.
     pub memory_limit: Option<String>,
+    /// Ephemeral storage to reserve.
+    pub storage_request: Option<String>,
+    /// Ephemeral storage at most.
+    pub storage_limit: Option<String>,
 }
 
 /// Addresses of the control plane's services.
@@ -156,6 +163,7 @@ impl InjectConfig {
             image_pull_policy: "IfNotPresent".to_owned(),
             proxy_uid: labels::PROXY_UID,
             proxy_gid: None,
+            exemption: ExemptionRules::default(),
             ports: ProxyPorts::default(),
             resources: ProxyResources::default(),
             require_redirect: false,

@@ -1,5 +1,7 @@
 //! The proxy's environment, in the order of Linkerd's template: a value may refer to variables before it by `$(NAME)`.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::{annotations::Settings, config::InjectConfig};
@@ -45,8 +47,14 @@ impl Env {
     }
 }
 
-/// The proxy's environment in one pod.
-pub(super) fn env(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) -> Vec<EnvVar> {
+/// The proxy's environment in one pod; `inherited` is what the namespace adds to it.
+pub(super) fn env(
+    config: &InjectConfig,
+    settings: &Settings,
+    inherited: &[EnvVar],
+    ports: &PodPorts,
+    ingress: bool,
+) -> Vec<EnvVar> {
     let mut env = Env(Vec::new());
     env.field("_pod_name", "metadata.name");
     env.field("_pod_ns", "metadata.namespace");
@@ -62,8 +70,7 @@ pub(super) fn env(config: &InjectConfig, settings: &Settings, ports: &PodPorts, 
     timeouts(&mut env, settings);
     listeners(&mut env, config, settings, ports, ingress);
     identity(&mut env, config);
-    env.0.extend(settings.additional_env.iter().cloned());
-    env.0.extend(config.extra_env.iter().cloned());
+    env.0.extend(merged([&config.extra_env, inherited, &settings.additional_env]));
     if config.require_redirect {
         // Behind everything that a pod may add: nobody opts out of knowing that the mesh is bypassed.
         env.raw(REQUIRE_REDIRECT, "true");
@@ -71,17 +78,33 @@ pub(super) fn env(config: &InjectConfig, settings: &Settings, ports: &PodPorts, 
     env.0
 }
 
+/// One list of several: a variable of a later list takes the place of one with its name
+/// (`linkerd2:pkg/inject/inject.go`, MergeAdditionalEnv).
+fn merged(lists: [&[EnvVar]; 3]) -> Vec<EnvVar> {
+    let mut all: Vec<EnvVar> = Vec::new();
+    for variable in lists.into_iter().flatten() {
+        match all.iter_mut().find(|known| known.name == variable.name) {
+            Some(known) => known.clone_from(variable),
+            None => all.push(variable.clone()),
+        }
+    }
+    all
+}
+
 fn telemetry(env: &mut Env, config: &InjectConfig, settings: &Settings) {
     env.set("SHUTDOWN_ENDPOINT_ENABLED", settings.admin_shutdown.unwrap_or(false).to_string());
     // Headers may carry secrets, so their spans stay off whatever the level.
     let level = settings.log_level.as_ref().unwrap_or(&config.log_level);
     env.set("LOG", format!("{level},[{{headers}}]=off,[{{request}}]=off"));
+    if let Some(ratio) = settings.cpu_ratio {
+        env.set("CORES_MAX_RATIO", ratio.to_string());
+    }
     env.set("LOG_FORMAT", settings.log_format.as_ref().unwrap_or(&config.log_format));
     if let Some(format) = &settings.access_log {
         env.set("ACCESS_LOG", format);
     }
-    if let Some(period) = &settings.grace_period {
-        env.set("SHUTDOWN_GRACE_PERIOD", period);
+    if let Some(period) = settings.grace_period {
+        env.set("SHUTDOWN_GRACE_PERIOD", millis(period));
     }
 }
 
@@ -99,17 +122,22 @@ fn control_plane(env: &mut Env, config: &InjectConfig, settings: &Settings) {
 }
 
 fn timeouts(env: &mut Env, settings: &Settings) {
-    let or = |value: &Option<String>, default: &str| value.clone().unwrap_or_else(|| default.to_owned());
-    env.set("INBOUND_CONNECT_TIMEOUT", or(&settings.inbound_connect_timeout, "100ms"));
-    env.set("OUTBOUND_CONNECT_TIMEOUT", or(&settings.outbound_connect_timeout, "1000ms"));
-    env.set("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", or(&settings.outbound_cache_timeout, "5s"));
-    env.set("INBOUND_DISCOVERY_IDLE_TIMEOUT", or(&settings.inbound_cache_timeout, "90s"));
+    let or = |value: Option<Duration>, default: &str| value.map_or_else(|| default.to_owned(), millis);
+    env.set("INBOUND_CONNECT_TIMEOUT", or(settings.inbound_connect_timeout, "100ms"));
+    env.set("OUTBOUND_CONNECT_TIMEOUT", or(settings.outbound_connect_timeout, "1000ms"));
+    env.set("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.outbound_cache_timeout, "5s"));
+    env.set("INBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.inbound_cache_timeout, "90s"));
     if settings.no_outbound_detect_timeout {
         env.set("OUTBOUND_DETECT_TIMEOUT", NO_TIMEOUT);
     }
     if settings.no_inbound_detect_timeout {
         env.set("INBOUND_DETECT_TIMEOUT", NO_TIMEOUT);
     }
+}
+
+/// The proxy's own syntax, which knows one number and one unit.
+fn millis(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
 }
 
 fn listeners(env: &mut Env, config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) {

@@ -1,13 +1,12 @@
 //! What the node agent must know of a meshed pod: which connections its proxy gets and which pass by.
 
-use std::str::FromStr;
-
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    annotations::{InjectError, Settings},
+    annotations::{InjectError, Reading, Settings},
     config::ProxyPorts,
+    exemption::{Exemption, ExemptionRules, shared_id},
 };
 use crate::{labels, ports::PortSet};
 
@@ -36,33 +35,6 @@ pub struct Redirection {
     pub skip_subnets: Vec<IpNet>,
 }
 
-/// By what the kernel knows the proxy whose connections it leaves alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Exemption {
-    /// Its user, and its group if that is named: what linkerd-init does. An application with the proxy's user passes, too.
-    #[default]
-    User,
-    /// Its container's cgroup alone.
-    Cgroup,
-}
-
-impl FromStr for Exemption {
-    type Err = UnknownExemption;
-
-    fn from_str(text: &str) -> Result<Self, UnknownExemption> {
-        match text {
-            "user" => Ok(Self::User),
-            "cgroup" => Ok(Self::Cgroup),
-            _ => Err(UnknownExemption),
-        }
-    }
-}
-
-/// A word that is no [`Exemption`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("user or cgroup")]
-pub struct UnknownExemption;
-
 /// What applies to pods that say nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionDefaults {
@@ -72,8 +44,8 @@ pub struct RedirectionDefaults {
     pub proxy_uid: i64,
     /// Group id of the proxy in the pod, if that is known by it.
     pub proxy_gid: Option<i64>,
-    /// By what the proxy's own connections are known.
-    pub exemption: Exemption,
+    /// By what the proxy's own connections are known, and what a pod may change of that.
+    pub rules: ExemptionRules,
     /// Inbound ports that pass by.
     pub skip_inbound_ports: PortSet,
     /// Outbound ports that pass by.
@@ -90,7 +62,7 @@ impl Default for RedirectionDefaults {
             ports: ProxyPorts::default(),
             proxy_uid: labels::PROXY_UID,
             proxy_gid: None,
-            exemption: Exemption::default(),
+            rules: ExemptionRules::default(),
             skip_inbound_ports: galera.clone(),
             skip_outbound_ports: galera,
             skip_subnets: Vec::new(),
@@ -104,10 +76,19 @@ impl Redirection {
     /// # Errors
     /// When an annotation cannot be read; the pod must then not be started, rather than bypass the mesh.
     pub fn of(pod: &Pod, defaults: &RedirectionDefaults) -> Result<Self, InjectError> {
-        let (settings, errors) = pod.metadata.annotations.as_ref().map(Settings::read).unwrap_or_default();
-        if let Some(error) = errors.into_iter().next() {
+        let Reading { settings, refused, .. } =
+            pod.metadata.annotations.as_ref().map(Settings::read).unwrap_or_default();
+        if let Some(error) = refused.into_iter().next() {
             return Err(error);
         }
+        let proxy_uid = settings.uid.unwrap_or(defaults.proxy_uid);
+        // Linkerd's rule: group 0, which many are in, exempts nobody.
+        let proxy_gid = settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0);
+        let exemption = match shared_id(pod, proxy_uid, proxy_gid) {
+            // Admission refuses such a pod; an ephemeral container, or a pod that no webhook saw, may still be one.
+            Some(_) => Exemption::Cgroup,
+            None => defaults.rules.exemption(settings.exemption),
+        };
         let mut skip_inbound_ports = settings.skip_inbound_ports.unwrap_or_else(|| defaults.skip_inbound_ports.clone());
         let ports = defaults.ports;
         let admin = settings.admin_port.unwrap_or(ports.admin);
@@ -116,11 +97,10 @@ impl Redirection {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
             control_port: settings.control_port.unwrap_or(ports.control),
-            proxy_uid: settings.uid.unwrap_or(defaults.proxy_uid),
-            // Linkerd's rule: group 0, which many are in, exempts nobody.
-            proxy_gid: settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0),
-            exemption: settings.exemption.unwrap_or(defaults.exemption),
-            bypass: settings.bypass,
+            proxy_uid,
+            proxy_gid,
+            exemption,
+            bypass: settings.bypass && defaults.rules.bypass_allowed,
             skip_inbound_ports,
             skip_outbound_ports: settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone()),
             skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),

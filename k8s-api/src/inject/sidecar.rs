@@ -1,8 +1,10 @@
 //! The proxy's container and volumes.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSpec, Probe,
+        Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, Pod, PodSpec, Probe,
         ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection,
         Volume, VolumeMount, VolumeProjection,
     },
@@ -14,7 +16,7 @@ use super::{
     config::{InjectConfig, ProxyResources},
     env::{self, PodPorts},
 };
-use crate::{labels, ports::PortSet};
+use crate::{inject::image_reference, labels, ports::PortSet};
 
 /// Name of the volume for the proxy's key.
 const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
@@ -79,13 +81,14 @@ fn named_ports(pod: &Pod, name: &str) -> Vec<u16> {
 }
 
 /// Adds the proxy before every other init container, and its volumes.
-pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, ingress: bool) {
+pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, inherited: &[EnvVar], ingress: bool) {
     let opaque = match &settings.opaque_ports {
         Some(list) => list.resolve(|name| named_ports(pod, name)),
         None => config.default_opaque_ports.clone(),
     };
     let inbound = container_ports(pod).into_iter().chain(probe_ports(pod)).collect();
-    let proxy = container(config, settings, &PodPorts { inbound, opaque }, ingress);
+    let env = env::env(config, settings, inherited, &PodPorts { inbound, opaque }, ingress);
+    let proxy = container(config, settings, env);
     let spec = pod.spec.get_or_insert_with(PodSpec::default);
     spec.init_containers.get_or_insert_default().insert(0, proxy);
     let volumes = spec.volumes.get_or_insert_default();
@@ -93,7 +96,7 @@ pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, ing
     volumes.push(token_volume());
 }
 
-fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) -> Container {
+fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Container {
     let admin = settings.admin_port.unwrap_or(config.ports.admin);
     let inbound = settings.inbound_port.unwrap_or(config.ports.inbound);
     let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
@@ -103,7 +106,7 @@ fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingre
         image_pull_policy: Some(settings.image_pull_policy.clone().unwrap_or_else(|| config.image_pull_policy.clone())),
         command: some(&config.proxy_command),
         args: some(&config.proxy_args),
-        env: Some(env::env(config, settings, ports, ingress)),
+        env: Some(env),
         ports: Some(vec![port("linkerd-proxy", inbound), port("linkerd-admin", admin)]),
         liveness_probe: Some(Probe { initial_delay_seconds: Some(10), ..probe("/live", admin) }),
         readiness_probe: Some(Probe { initial_delay_seconds: Some(2), ..probe("/ready", admin) }),
@@ -119,7 +122,7 @@ fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingre
             read_only_root_filesystem: Some(true),
             run_as_non_root: Some(true),
             run_as_user: Some(settings.uid.unwrap_or(config.proxy_uid)),
-            run_as_group: settings.gid.or(config.proxy_gid),
+            run_as_group: settings.gid.or(config.proxy_gid).filter(|gid| *gid >= 0),
             seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
             ..SecurityContext::default()
         }),
@@ -129,26 +132,35 @@ fn container(config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingre
     }
 }
 
-/// An annotated version replaces the tag of an image that is not annotated itself.
+/// An annotated version replaces the tag or the digest of an image that is not annotated itself.
 fn image(config: &InjectConfig, settings: &Settings) -> String {
     let image = settings.image.as_ref().unwrap_or(&config.proxy_image);
     let Some(version) = &settings.version else { return image.clone() };
-    let name = match image.rsplit_once(':') {
+    let untagged = image.split_once('@').map_or(image.as_str(), |(name, _)| name);
+    let name = match untagged.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => name,
-        _ => image,
+        _ => untagged,
     };
-    format!("{name}:{version}")
+    image_reference(name, version)
 }
 
 fn resources(defaults: &ProxyResources, settings: &Settings) -> Option<ResourceRequirements> {
-    type Choice<'a> = (&'a Option<String>, &'a Option<String>);
-    let list = |cpu: Choice<'_>, memory: Choice<'_>| {
-        let pairs = [("cpu", cpu.0.as_ref().or(cpu.1.as_ref())), ("memory", memory.0.as_ref().or(memory.1.as_ref()))];
-        let set = pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), Quantity(value?.clone()))));
-        Some(set.collect::<std::collections::BTreeMap<_, _>>()).filter(|set| !set.is_empty())
+    let list = |choices: [(&str, &Option<String>, &Option<String>); 3]| {
+        let set =
+            choices.into_iter().filter_map(|(name, own, default)| Some((name, own.as_ref().or(default.as_ref())?)));
+        let set: BTreeMap<_, _> = set.map(|(name, value)| (name.to_owned(), Quantity(value.clone()))).collect();
+        Some(set).filter(|set| !set.is_empty())
     };
-    let requests = list((&settings.cpu.0, &defaults.cpu_request), (&settings.memory.0, &defaults.memory_request));
-    let limits = list((&settings.cpu.1, &defaults.cpu_limit), (&settings.memory.1, &defaults.memory_limit));
+    let requests = list([
+        ("cpu", &settings.cpu.0, &defaults.cpu_request),
+        ("memory", &settings.memory.0, &defaults.memory_request),
+        ("ephemeral-storage", &settings.storage.0, &defaults.storage_request),
+    ]);
+    let limits = list([
+        ("cpu", &settings.cpu.1, &defaults.cpu_limit),
+        ("memory", &settings.memory.1, &defaults.memory_limit),
+        ("ephemeral-storage", &settings.storage.1, &defaults.storage_limit),
+    ]);
     (requests.is_some() || limits.is_some()).then(|| ResourceRequirements {
         requests,
         limits,

@@ -90,11 +90,12 @@ fn decides_by_the_workload_then_the_namespace() {
         ("host network", enabled.clone(), json!({}), json!({"hostNetwork": true}), Some("host_network_enabled")),
         ("has a proxy", enabled.clone(), json!({}), sidecar, Some("sidecar_already_exists")),
         (
+            // Its own token is projected.
             "no token",
             enabled,
             json!({}),
             json!({"automountServiceAccountToken": false}),
-            Some("disabled_automount_service_account_token_account"),
+            None,
         ),
     ] {
         let decision = inject(&pod(own, spec), Some(&namespace(ns)), &config()).unwrap();
@@ -200,30 +201,116 @@ fn ipv6_opens_listeners_of_both_families() {
 }
 
 #[test]
-fn a_malformed_annotation_is_named_with_value_and_expectation() {
+fn an_unreadable_policy_refuses_the_pod() {
     for (annotation, value) in [
         ("config.linkerd.io/skip-inbound-ports", "80,x"),
+        ("config.linkerd.io/skip-outbound-ports", "all"),
         ("config.linkerd.io/skip-subnets", "10.0.0.0/40"),
-        ("config.linkerd.io/opaque-ports", "NOT A PORT"),
         ("config.linkerd.io/default-inbound-policy", "allow"),
-        ("config.linkerd.io/proxy-uid", "root"),
-        ("config.linkerd.io/inbound-port", "0"),
-        ("config.linkerd.io/proxy-inbound-connect-timeout", "soon"),
-        ("config.linkerd.io/proxy-cpu-limit", "many"),
-        ("config.linkerd.io/proxy-additional-env", "{}"),
-        ("config.linkerd.io/proxy-enable-native-sidecar", "false"),
+        ("config.linkerd.io/proxy-require-identity-inbound-ports", "http"),
+        ("weft.io/proxy-exemption", "container"),
+        ("weft.io/bypass", "yes"),
     ] {
         let bad = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
-        let error = inject(&bad, None, &config()).unwrap_err();
+        let Err(Refusal::Annotation(error)) = inject(&bad, None, &config()) else { panic!("{annotation}") };
         assert_eq!((error.annotation, error.value.as_str()), (annotation, value));
         assert!(error.to_string().contains("expected"), "{error}");
         assert_eq!(check_annotations(&bad.metadata).len(), 1, "{annotation}");
+        assert_eq!(Redirection::of(&bad, &RedirectionDefaults::default()), Err(error), "{annotation}");
+    }
+}
+
+#[test]
+fn other_unreadable_annotations_are_ignored_and_named() {
+    let plain = env(&injected(&pod(json!({"linkerd.io/inject": "enabled"}), json!({})), None));
+    for (annotation, value) in [
+        ("config.linkerd.io/opaque-ports", "NOT A PORT"),
+        ("config.linkerd.io/proxy-uid", "root"),
+        ("config.linkerd.io/proxy-uid", "0"),
+        ("config.linkerd.io/proxy-gid", "wheel"),
+        ("config.linkerd.io/inbound-port", "0"),
+        ("config.linkerd.io/pod-inbound-ports", "http"),
+        ("config.linkerd.io/proxy-inbound-connect-timeout", "soon"),
+        ("config.linkerd.io/proxy-outbound-connect-timeout", "1h-5m"),
+        ("config.linkerd.io/shutdown-grace-period", "-1s"),
+        ("config.linkerd.io/proxy-cpu-limit", "many"),
+        ("config.linkerd.io/proxy-additional-env", "{}"),
+        ("config.linkerd.io/access-log", "nginx"),
+        ("config.linkerd.io/proxy-log-format", "xml"),
+        ("config.linkerd.io/proxy-admin-shutdown", "maybe"),
+        ("config.linkerd.io/proxy-disable-inbound-protocol-detect-timeout", "yes"),
+        ("config.linkerd.io/proxy-enable-native-sidecar", "false"),
+        ("config.alpha.linkerd.io/proxy-enable-native-sidecar", "false"),
+        ("config.beta.linkerd.io/proxy-enable-native-sidecar", "no"),
+    ] {
+        let bad = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
+        let pod = injected(&bad, None);
+        assert_eq!(env(&pod), plain, "{annotation}: {value}");
+        assert_eq!(proxy(&pod).security_context.as_ref().unwrap().run_as_user, Some(2102), "{annotation}");
+        assert_eq!(check_annotations(&bad.metadata), [], "{annotation}");
+        let ignored = ignored_annotations(&pod.metadata);
+        assert_eq!(ignored.len(), 1, "{annotation}: {ignored:?}");
+        assert_eq!(ignored[0].field, FieldPath::annotation(annotation));
+        assert!(Redirection::of(&pod, &RedirectionDefaults::default()).is_ok(), "{annotation}");
+    }
+}
+
+#[test]
+fn linkerds_spellings_are_understood() {
+    for (annotation, value, variable, expected) in [
+        ("proxy-admin-shutdown", "enabled", "SHUTDOWN_ENDPOINT_ENABLED", "true"),
+        ("proxy-admin-shutdown", "disabled", "SHUTDOWN_ENDPOINT_ENABLED", "false"),
+        ("shutdown-grace-period", "1m30s", "SHUTDOWN_GRACE_PERIOD", "90000ms"),
+        ("proxy-inbound-connect-timeout", "1.5s", "INBOUND_CONNECT_TIMEOUT", "1500ms"),
+        ("proxy-outbound-discovery-cache-unused-timeout", "1h0m0s", "OUTBOUND_DISCOVERY_IDLE_TIMEOUT", "3600000ms"),
+        ("proxy-disable-outbound-protocol-detect-timeout", "True", "OUTBOUND_DETECT_TIMEOUT", "365d"),
+        ("proxy-disable-inbound-protocol-detect-timeout", "1", "INBOUND_DETECT_TIMEOUT", "365d"),
+        ("access-log", "json", "ACCESS_LOG", "json"),
+        ("proxy-log-format", "json", "LOG_FORMAT", "json"),
+        ("enable-external-profiles", "t", "DESTINATION_PROFILE_SUFFIXES", "."),
+    ] {
+        let annotation = format!("config.linkerd.io/{annotation}");
+        let pod = injected(&pod(json!({"linkerd.io/inject": "enabled", &annotation: value}), json!({})), None);
+        assert_eq!(env(&pod)[&format!("LINKERD2_PROXY_{variable}")], expected, "{annotation}: {value}");
+        assert_eq!(ignored_annotations(&pod.metadata), [], "{annotation}: {value}");
+    }
+    let config = InjectConfig { proxy_gid: Some(2102), ..config() };
+    let unset = pod(json!({"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-gid": "-1"}), json!({}));
+    let Ok(Decision::Injected(pod)) = inject(&unset, None, &config) else { panic!("not injected") };
+    assert_eq!(proxy(&pod).security_context.as_ref().unwrap().run_as_group, None);
+    let defaults = RedirectionDefaults { proxy_gid: Some(2102), ..RedirectionDefaults::default() };
+    assert_eq!(Redirection::of(&pod, &defaults).unwrap().proxy_gid, None);
+}
+
+#[test]
+fn additional_environment_is_merged_and_the_pods_own_wins() {
+    let variable = |name: &str, value: &str| json!({"name": name, "value": value});
+    let list = |variables: &[Value]| {
+        json!({
+        "linkerd.io/inject": "enabled", "config.linkerd.io/proxy-additional-env": json!(variables).to_string()})
+    };
+    let helm = [variable("A", "helm"), variable("B", "helm"), variable("C", "helm")];
+    let config = InjectConfig { extra_env: serde_json::from_value(json!(helm)).unwrap(), ..config() };
+    let namespace = namespace(list(&[variable("B", "namespace"), variable("C", "namespace")]));
+    for (own, expected) in [
+        (
+            list(&[variable("C", "pod"), variable("D", "pod")]),
+            &[("A", "helm"), ("B", "namespace"), ("C", "pod"), ("D", "pod")][..],
+        ),
+        (json!({}), &[("A", "helm"), ("B", "namespace"), ("C", "namespace")]),
+    ] {
+        let Ok(Decision::Injected(pod)) = inject(&pod(own, json!({})), Some(&namespace), &config) else {
+            panic!("not injected")
+        };
+        let found: Vec<_> = proxy(&pod).env.iter().flatten().filter(|variable| variable.name.len() == 1).collect();
+        let found: Vec<_> = found.iter().map(|it| (it.name.as_str(), it.value.as_deref().unwrap())).collect();
+        assert_eq!(found, expected);
     }
 }
 
 #[test]
 fn a_pod_that_stays_out_may_say_what_it_likes() {
-    let bad = pod(json!({"config.linkerd.io/proxy-uid": "root"}), json!({}));
+    let bad = pod(json!({"config.linkerd.io/skip-subnets": "here"}), json!({}));
     assert_eq!(inject(&bad, None, &config()), Ok(Decision::Skipped(SkipReason::AnnotationAbsent)));
 }
 
@@ -246,4 +333,116 @@ fn redirection_follows_the_annotations() {
     assert!(
         Redirection::of(&pod(json!({"config.linkerd.io/skip-outbound-ports": "all"}), json!({})), &defaults).is_err()
     );
+}
+
+/// A pod whose application runs with these ids, in its own security context or in the pod's.
+fn pod_with_ids(annotations: Value, of_container: Value, of_pod: Value) -> Pod {
+    let spec = json!({"containers": [{"name": "other"}, {"name": "app", "securityContext": of_container}],
+        "securityContext": of_pod});
+    let mut annotations = annotations;
+    annotations["linkerd.io/inject"] = json!("enabled");
+    pod(annotations, spec)
+}
+
+#[test]
+fn an_application_with_the_proxys_user_or_group_is_refused_unless_the_pod_is_strict() {
+    let with_group = InjectConfig { proxy_gid: Some(2103), ..config() };
+    let strict = InjectConfig {
+        exemption: ExemptionRules { default: Exemption::Cgroup, ..ExemptionRules::default() },
+        ..config()
+    };
+    let (none, user, group) = (json!({}), json!({"runAsUser": 2102}), json!({"runAsGroup": 2103}));
+    let cgroup = json!({"weft.io/proxy-exemption": "cgroup"});
+    let of_user = json!({"weft.io/proxy-exemption": "user"});
+    let own_uid = json!({"config.linkerd.io/proxy-uid": "1000"});
+    let field = |at: &str| Some(at.to_owned());
+    for (row, config, annotations, of_container, of_pod, expected) in [
+        ("another user", &config(), &none, json!({"runAsUser": 1000}), &none, None),
+        ("container", &config(), &none, user.clone(), &none, field("spec.containers[1].securityContext.runAsUser")),
+        ("pod", &config(), &none, none.clone(), &user, field("spec.securityContext.runAsUser")),
+        ("strict by annotation", &config(), &cgroup, user.clone(), &none, None),
+        ("strict by default", &strict, &none, user.clone(), &none, None),
+        (
+            "lax by annotation",
+            &strict,
+            &of_user,
+            user.clone(),
+            &none,
+            field("spec.containers[1].securityContext.runAsUser"),
+        ),
+        ("group", &with_group, &none, group.clone(), &none, field("spec.containers[1].securityContext.runAsGroup")),
+        ("a group that exempts nobody", &config(), &none, group.clone(), &none, None),
+        (
+            "proxy's user by annotation",
+            &config(),
+            &own_uid,
+            json!({"runAsUser": 1000}),
+            &none,
+            field("spec.containers[1].securityContext.runAsUser"),
+        ),
+        ("user of the default proxy", &config(), &own_uid, user.clone(), &none, None),
+    ] {
+        let pod = pod_with_ids(annotations.clone(), of_container, of_pod.clone());
+        let found = match inject(&pod, None, config) {
+            Ok(Decision::Injected(_)) => None,
+            Err(Refusal::ProxyId { field, .. }) => Some(field.to_string()),
+            other => panic!("{row}: {other:?}"),
+        };
+        assert_eq!(found, expected, "{row}");
+    }
+    // The other containers have their own user; the pod's is the proxy's.
+    let others = json!({"containers": [{"name": "app", "securityContext": {"runAsUser": 1000}}],
+        "securityContext": {"runAsUser": 2102}});
+    assert!(inject(&pod(json!({"linkerd.io/inject": "enabled"}), others), None, &config()).is_ok());
+    let init = json!({"initContainers": [{"name": "migrate", "securityContext": {"runAsUser": 2102}}]});
+    assert!(inject(&pod(json!({"linkerd.io/inject": "enabled"}), init), None, &config()).is_err());
+}
+
+#[test]
+fn a_pod_that_shares_the_proxys_user_is_strict_to_the_agent_whatever_it_says() {
+    let defaults = RedirectionDefaults::default();
+    let exemption = |pod: &Pod| Redirection::of(pod, &defaults).unwrap().exemption;
+    let none = json!({});
+    assert_eq!(exemption(&pod_with_ids(none.clone(), none.clone(), none.clone())), Exemption::User);
+    let shared = pod_with_ids(json!({"weft.io/proxy-exemption": "user"}), json!({"runAsUser": 2102}), none.clone());
+    assert_eq!(exemption(&shared), Exemption::Cgroup);
+    let debugged = json!({"ephemeralContainers": [{"name": "debug", "securityContext": {"runAsUser": 2102}}]});
+    assert_eq!(exemption(&pod(none, debugged)), Exemption::Cgroup);
+    // The proxy itself is no application.
+    let injected = injected(&pod(json!({"linkerd.io/inject": "enabled"}), json!({})), None);
+    assert_eq!(exemption(&injected), Exemption::User);
+}
+
+#[test]
+fn an_annotation_does_not_lift_what_the_administrator_enforces() {
+    let rules = ExemptionRules { default: Exemption::Cgroup, enforced: true, bypass_allowed: false };
+    let config = InjectConfig { exemption: rules, ..config() };
+    let defaults = RedirectionDefaults { rules, ..RedirectionDefaults::default() };
+    for (annotation, value, refusal) in [
+        ("weft.io/proxy-exemption", "user", Some(Refusal::ExemptionEnforced)),
+        ("weft.io/proxy-exemption", "cgroup", None),
+        ("weft.io/bypass", "true", Some(Refusal::BypassForbidden)),
+        ("weft.io/bypass", "false", None),
+    ] {
+        let pod = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
+        assert_eq!(inject(&pod, None, &config).err(), refusal, "{annotation}: {value}");
+        // Set on a running pod, no webhook sees it.
+        let redirection = Redirection::of(&pod, &defaults).unwrap();
+        assert_eq!((redirection.exemption, redirection.bypass), (Exemption::Cgroup, false), "{annotation}: {value}");
+        let lax = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();
+        assert_eq!(lax.bypass, annotation == "weft.io/bypass" && value == "true");
+    }
+    // Enforcement is a lower bound: a pod may always be stricter.
+    let lower = ExemptionRules { default: Exemption::User, enforced: true, bypass_allowed: true };
+    assert_eq!(lower.exemption(Some(Exemption::Cgroup)), Exemption::Cgroup);
+}
+
+#[test]
+fn weft_annotations_are_inherited_from_the_namespace() {
+    let ns = json!({"linkerd.io/inject": "enabled", "weft.io/proxy-exemption": "cgroup"});
+    let inherited = injected(&pod(json!({}), json!({})), Some(&namespace(ns.clone())));
+    assert_eq!(inherited.metadata.annotations.as_ref().unwrap()["weft.io/proxy-exemption"], "cgroup");
+    assert_eq!(Redirection::of(&inherited, &RedirectionDefaults::default()).unwrap().exemption, Exemption::Cgroup);
+    let own = injected(&pod(json!({"weft.io/proxy-exemption": "user"}), json!({})), Some(&namespace(ns)));
+    assert_eq!(own.metadata.annotations.unwrap()["weft.io/proxy-exemption"], "user");
 }

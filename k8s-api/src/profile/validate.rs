@@ -5,7 +5,10 @@
 use serde_json::Value;
 
 use super::{RequestMatch, ResponseMatch, RetryBudget, Route, ServiceProfile, StatusRange};
-use crate::field::{FieldPath, Invalid, Step};
+use crate::{
+    duration,
+    field::{FieldPath, Invalid, Step},
+};
 
 /// Status codes that a range may name.
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
@@ -120,8 +123,7 @@ fn check_budget(at: FieldPath, budget: &RetryBudget, found: &mut Vec<Invalid>) {
 }
 
 fn check_duration(at: FieldPath, text: &str, found: &mut Vec<Invalid>) {
-    // "0" is the one duration without a unit that Go reads.
-    if text != "0" && (text.is_empty() || text.parse::<kube::core::Duration>().is_err()) {
+    if duration::parse(text).is_none() {
         found.push(at.invalid(format!("bad duration {text:?}, expected numbers with units, such as 300ms or 1m30s")));
     }
 }
@@ -221,7 +223,10 @@ mod tests {
         check(json!({"routes": [{"name": "r"}]}), &["missing field `condition`"]);
         check(json!({"routes": [{"condition": {"method": "GET"}}]}), &["missing field `name`"]);
         check(route(json!({"name": ""})), &["spec.routes[0].name: empty"]);
-        check(route(json!({"timeout": "soon"})), &["spec.routes[0].timeout: bad duration \"soon\""]);
+        for timeout in ["soon", "1h-5m", "9e99h"] {
+            let problem = format!("spec.routes[0].timeout: bad duration {timeout:?}");
+            check(route(json!({"timeout": timeout})), &[&problem]);
+        }
         check(route(json!({"timeout": "5"})), &["spec.routes[0].timeout"]);
         check(route(json!({"condition": {}})), &["spec.routes[0].condition: matches nothing"]);
         check(route(json!({"condition": {"any": [{}]}})), &["spec.routes[0].condition.any[0]: matches nothing"]);

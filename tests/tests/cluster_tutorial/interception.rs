@@ -39,19 +39,22 @@ pub(super) fn explained(world: &mut World) {
     assert_eq!(stranger["verdict"], "pass_not_meshed", "{stranger:#}");
 }
 
-/// An application with the proxy's user goes around the proxy, as under Linkerd, unless its pod is strict.
+/// An application with the proxy's user is redirected like any other in a strict pod, and refused in any other.
 pub(super) fn strict(world: &mut World) {
-    for (name, exemption, expected) in [("as-proxy", "user", &[][..]), ("as-proxy-strict", "cgroup", &[CLIENT_ID])] {
-        world.cluster.apply(&client_with_the_proxys_user(name, exemption)).unwrap();
-        world.cluster.rolled_out(SHOP, &format!("deploy/{name}")).unwrap();
-        let pod = world.cluster.pod(SHOP, &format!("app={name}")).unwrap();
-        let row = status_of(world, &pod);
-        assert_eq!((&row["state"], &row["strict"]), (&"enrolled".into(), &(exemption == "cgroup").into()), "{row:#}");
-        let report = requests(world, &pod).unwrap();
-        assert_eq!(report.failures, 0, "{name}: {report:?}");
-        assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), expected, "{name}");
-        world.cluster.kubectl(&["-n", SHOP, "delete", "deploy", name, "--wait=false"]).unwrap();
-    }
+    let lax = world.cluster.apply(&client_with_the_proxys_user("Pod", "as-proxy", "user")).unwrap_err();
+    let refused = format!("{lax:#}");
+    assert!(refused.contains("runAsUser is 2102") && refused.contains("weft.io/proxy-exemption: cgroup"), "{refused}");
+
+    let name = "as-proxy-strict";
+    world.cluster.apply(&client_with_the_proxys_user("Deployment", name, "cgroup")).unwrap();
+    world.cluster.rolled_out(SHOP, &format!("deploy/{name}")).unwrap();
+    let pod = world.cluster.pod(SHOP, &format!("app={name}")).unwrap();
+    let row = status_of(world, &pod);
+    assert_eq!((&row["state"], &row["strict"]), (&"enrolled".into(), &true.into()), "{row:#}");
+    let report = requests(world, &pod).unwrap();
+    assert_eq!(report.failures, 0, "{report:?}");
+    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [CLIENT_ID]);
+    world.cluster.kubectl(&["-n", SHOP, "delete", "deploy", name, "--wait=false"]).unwrap();
 }
 
 /// Redirection that is switched off lets connections pass at once, and everybody is told.
@@ -146,26 +149,32 @@ fn status_of(world: &World, pod: &str) -> Value {
     row.cloned().unwrap_or_else(|| panic!("status knows no {pod}: {status:#}"))
 }
 
-fn client_with_the_proxys_user(name: &str, exemption: &str) -> String {
+fn client_with_the_proxys_user(kind: &str, name: &str, exemption: &str) -> String {
     let restricted = serde_json::json!({
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true,
         "runAsNonRoot": true, "runAsUser": 2102, "seccompProfile": {"type": "RuntimeDefault"},
     });
-    serde_json::json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": SHOP},
-        "spec": {
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": {"app": name}, "annotations": {"weft.io/proxy-exemption": exemption}},
-                "spec": {
-                    "serviceAccountName": "client",
-                    "containers": [{
-                        "name": "client", "image": "localhost/weft-examples:0.1.0",
-                        "command": ["/weft-client", "wait"], "securityContext": restricted,
-                    }],
-                },
+    let labels = serde_json::json!({"app": name});
+    let annotations = serde_json::json!({"weft.io/proxy-exemption": exemption});
+    let spec = serde_json::json!({
+        "serviceAccountName": "client",
+        "containers": [{
+            "name": "client", "image": "localhost/weft-examples:0.1.0",
+            "command": ["/weft-client", "wait"], "securityContext": restricted,
+        }],
+    });
+    let object = match kind {
+        "Pod" => serde_json::json!({
+            "apiVersion": "v1", "kind": kind, "spec": spec,
+            "metadata": {"name": name, "namespace": SHOP, "labels": labels, "annotations": annotations},
+        }),
+        _ => serde_json::json!({
+            "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": SHOP},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
             },
-        },
-    })
-    .to_string()
+        }),
+    };
+    object.to_string()
 }

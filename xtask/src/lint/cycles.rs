@@ -15,13 +15,11 @@ use super::{
 };
 
 /// Where modules still use each other: the crate and the parent. This list only shrinks.
-const KNOWN: [(&str, &str); 10] = [
+const KNOWN: [(&str, &str); 8] = [
     ("weft-agent", "crate"),
     ("weft-agent", "datapath"),
-    ("weft-cli", "check"),
     ("weft-cli", "status"),
     ("weft-control-plane", "identity"),
-    ("weft-k8s-api", "inject"),
     ("weft-proxy", "crate"),
     ("weft-proxy", "inbound"),
     ("weft-proxy", "outbound"),

@@ -72,11 +72,7 @@ fn retry_budget(budget: &profile::RetryBudget) -> Result<RetryBudget, String> {
 
 /// Reads Go's durations, `300ms` or `1m30s`; `None` where the text is empty, negative or no duration.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
-    if text.is_empty() {
-        return None;
-    }
-    let duration: kube::core::Duration = text.parse().ok()?;
-    (!duration.is_negative()).then(|| duration.into())
+    weft_k8s_api::duration::parse(text)
 }
 
 /// A quantity in ten thousandths, as Linkerd sends it.
@@ -141,6 +137,7 @@ mod tests {
             ("5ms", Some(5)),
             ("", None),
             ("-1s", None),
+            ("1h-5m", None),
             ("soon", None),
         ] {
             assert_eq!(duration(text), expected.map(Duration::from_millis), "{text:?}");

@@ -115,9 +115,6 @@ fn explanation(reason: SkipReason) -> &'static str {
         SkipReason::InvalidAnnotationAtNamespace => {
             "invalid value for annotation \"linkerd.io/inject\" at namespace, expected enabled, disabled or ingress"
         }
-        SkipReason::TokenDisabled => {
-            "automountServiceAccountToken is false, so the proxy could not prove an identity; set it to true"
-        }
     }
 }
 

@@ -90,7 +90,7 @@ fn only_who_asked_for_a_proxy_hears_that_there_is_none() {
         (SkipReason::HostNetwork, &disabled, &enabled, false),
         (SkipReason::AnnotationAbsent, &nothing, &nothing, false),
         (SkipReason::AnnotationDisabled, &disabled, &enabled, false),
-        (SkipReason::TokenDisabled, &nothing, &enabled, true),
+        (SkipReason::SidecarExists, &nothing, &enabled, true),
     ] {
         assert_eq!(
             matters(reason, &metadata(own.clone()), Some(&namespace(ns.clone()))),
@@ -101,8 +101,8 @@ fn only_who_asked_for_a_proxy_hears_that_there_is_none() {
 }
 
 #[test]
-fn a_bad_annotation_is_named_with_its_place() {
-    let annotation = "config.linkerd.io/proxy-cpu-limit";
+fn a_refusal_names_the_annotation_and_its_place() {
+    let annotation = "config.linkerd.io/skip-inbound-ports";
     let error = |own: Value, ns: Value| {
         let pod: Pod =
             serde_json::from_value(json!({"metadata": {"annotations": own}, "spec": {"containers": []}})).unwrap();
@@ -111,11 +111,35 @@ fn a_bad_annotation_is_named_with_its_place() {
     };
     assert_eq!(
         error(json!({"linkerd.io/inject": "enabled", annotation: "many"}), json!({})),
-        "cannot inject the proxy: annotation config.linkerd.io/proxy-cpu-limit: bad value \"many\", expected a Kubernetes \
-         quantity such as 100m or 64Mi"
+        "cannot inject the proxy: annotation config.linkerd.io/skip-inbound-ports: bad value \"many\", expected ports \
+         1-65535 or ranges such as 8000-8100, separated by commas"
     );
     let inherited = error(json!({}), json!({"linkerd.io/inject": "enabled", annotation: "many"}));
     assert!(inherited.ends_with("(set on namespace shop)"), "{inherited}");
+    let user = json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"containers": [{"name": "app", "securityContext": {"runAsUser": 2102}}]}});
+    let pod: Pod = serde_json::from_value(user).unwrap();
+    let problem = explain(&inject(&pod, None, &config()).unwrap_err(), &pod.metadata, Some(&namespace(json!({}))));
+    assert_eq!(
+        problem,
+        "cannot inject the proxy: spec.containers[0].securityContext.runAsUser is 2102, which is the proxy's: \
+         connections of container \"app\" would bypass the proxy; use another id, or set the annotation \
+         weft.io/proxy-exemption: cgroup"
+    );
+}
+
+#[test]
+fn what_is_ignored_is_a_warning() {
+    let metadata =
+        |annotations: Value| -> ObjectMeta { serde_json::from_value(json!({"annotations": annotations})).unwrap() };
+    assert_eq!(
+        warnings(&metadata(json!({"config.linkerd.io/proxy-cpu-limit": "many"}))).unwrap(),
+        ["metadata.annotations[\"config.linkerd.io/proxy-cpu-limit\"]: bad value \"many\", expected a Kubernetes \
+         quantity such as 100m or 64Mi; ignored"]
+    );
+    assert_eq!(warnings(&metadata(json!({"config.linkerd.io/proxy-cpu-limit": "1"}))), None);
+    let long = warnings(&metadata(json!({"config.linkerd.io/proxy-uid": "x".repeat(200_000)}))).unwrap();
+    assert!(long[0].len() < 250, "{} bytes", long[0].len());
 }
 
 #[test]

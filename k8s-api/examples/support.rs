@@ -1,0 +1,12 @@
+//! Writes what is made from the table of Linkerd's settings: docs/compatibility.md and the chart's list of values.
+
+use std::{fs, io, path::Path};
+
+use weft_k8s_api::support;
+
+fn main() -> io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fs::create_dir_all(root.join("charts/weft-control-plane/files"))?;
+    fs::write(root.join("docs/compatibility.md"), support::document())?;
+    fs::write(root.join("charts/weft-control-plane/files/linkerd-values.json"), support::chart_values())
+}

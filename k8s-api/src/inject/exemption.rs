@@ -1,0 +1,103 @@
+//! By what the kernel knows the proxy whose connections it leaves alone, and who may decide that.
+
+use std::str::FromStr;
+
+use k8s_openapi::api::core::v1::{Pod, SecurityContext};
+
+use crate::{field::FieldPath, labels};
+
+/// By what the kernel knows the proxy whose connections it leaves alone; the later variant is the stricter one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exemption {
+    /// Its user, and its group if that is named: what linkerd-init does. An application with the proxy's user passes, too.
+    #[default]
+    User,
+    /// Its container's cgroup alone.
+    Cgroup,
+}
+
+impl FromStr for Exemption {
+    type Err = UnknownExemption;
+
+    fn from_str(text: &str) -> Result<Self, UnknownExemption> {
+        match text {
+            "user" => Ok(Self::User),
+            "cgroup" => Ok(Self::Cgroup),
+            _ => Err(UnknownExemption),
+        }
+    }
+}
+
+/// A word that is no [`Exemption`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("user or cgroup")]
+pub struct UnknownExemption;
+
+/// What the cluster's administrator decides about connections that are not redirected; the chart's values below `agent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExemptionRules {
+    /// Of pods without the annotation `weft.io/proxy-exemption`.
+    pub default: Exemption,
+    /// Whether no pod may be less strict than the default.
+    pub enforced: bool,
+    /// Whether the annotation `weft.io/bypass` switches a pod's redirection off.
+    pub bypass_allowed: bool,
+}
+
+impl Default for ExemptionRules {
+    /// What linkerd-init does, and pods decide for themselves.
+    fn default() -> Self {
+        Self { default: Exemption::default(), enforced: false, bypass_allowed: true }
+    }
+}
+
+impl ExemptionRules {
+    /// The exemption of a pod whose annotation says `own`.
+    pub fn exemption(&self, own: Option<Exemption>) -> Exemption {
+        match own {
+            Some(own) if self.enforced => own.max(self.default),
+            own => own.unwrap_or(self.default),
+        }
+    }
+}
+
+/// A container that the kernel could not tell from the proxy by user and group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SharedId {
+    /// Name of the container.
+    pub(super) container: String,
+    /// The field that gives it the id.
+    pub(super) field: FieldPath,
+    /// The id.
+    pub(super) id: i64,
+}
+
+/// The first container beside the proxy that the pod's spec gives the proxy's user, or its group. The user that an image
+/// names is not in the spec, and one that a process takes by itself (CAP_SETUID) is nowhere.
+pub(super) fn shared_id(pod: &Pod, proxy_uid: i64, proxy_gid: Option<i64>) -> Option<SharedId> {
+    let spec = pod.spec.as_ref()?;
+    let whole = spec.security_context.as_ref();
+    let init = spec.init_containers.iter().flatten().map(|it| (&it.name, it.security_context.as_ref()));
+    let main = spec.containers.iter().map(|it| (&it.name, it.security_context.as_ref()));
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|it| (&it.name, it.security_context.as_ref()));
+    let at = |list: &'static str| move |(index, (name, own))| (list, index, name, own);
+    let containers = init.enumerate().map(at("initContainers"));
+    let containers = containers.chain(main.enumerate().map(at("containers")));
+    let mut containers = containers.chain(ephemeral.enumerate().map(at("ephemeralContainers")));
+    containers.find_map(|(list, index, name, own): (_, _, &String, Option<&SecurityContext>)| {
+        let ids = [
+            ("runAsUser", own.and_then(|own| own.run_as_user), whole.and_then(|whole| whole.run_as_user)),
+            ("runAsGroup", own.and_then(|own| own.run_as_group), whole.and_then(|whole| whole.run_as_group)),
+        ];
+        let mut ids = ids.into_iter().zip([Some(proxy_uid), proxy_gid]);
+        let (key, own, id) = ids.find_map(|((key, own, inherited), of_proxy)| {
+            let id = own.or(inherited).filter(|id| Some(*id) == of_proxy && name != labels::PROXY_CONTAINER)?;
+            Some((key, own, id))
+        })?;
+        let holder = match own {
+            Some(_) => FieldPath::of("spec").key(list).index(index),
+            None => FieldPath::of("spec"),
+        };
+        Some(SharedId { container: name.clone(), field: holder.key("securityContext").key(key), id })
+    })
+}

@@ -1,0 +1,29 @@
+//! Kubernetes' quantities, such as `100m` and `64Mi`, as far as injection has to know them: whether the API server takes one.
+
+/// Whether `text` is a quantity of 0 or above: a decimal number and a binary, decimal or exponent suffix
+/// (`k8s.io/apimachinery/pkg/api/resource`).
+pub(crate) fn is_quantity(text: &str) -> bool {
+    let unsigned = text.strip_prefix('+').unwrap_or(text);
+    let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(number_end);
+    number.parse::<f64>().is_ok()
+        && match suffix {
+            "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
+            exponent => exponent.strip_prefix(['e', 'E']).is_some_and(|power| power.parse::<i8>().is_ok()),
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_numbers_with_one_suffix() {
+        for text in ["0", "1", "100m", "1.5", ".5", "64Mi", "1e3", "1E6", "12e-3", "+1Gi", "1E"] {
+            assert!(is_quantity(text), "{text}");
+        }
+        for text in ["", "many", "-1", "1e3Ki", "1 Gi", "Mi", "1.2.3", "1mi", "inf", "1e", "1e9999"] {
+            assert!(!is_quantity(text), "{text}");
+        }
+    }
+}

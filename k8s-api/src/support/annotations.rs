@@ -1,0 +1,95 @@
+//! Linkerd's annotations of pods, namespaces and Services (`linkerd2:pkg/k8s/labels.go`, `policy-controller/`).
+
+use super::{
+    Setting,
+    State::{Meaningless, Unsupported, Works},
+};
+
+const NO_TAP: &str = "the proxy has no tap server";
+const NO_DEBUG: &str = "use kubectl debug";
+const NO_TRACING: &str = "the proxy exports no traces";
+const NATIVE: &str =
+    "the proxy is always a native sidecar, for which Kubernetes starts and stops applications in order";
+const NO_BREAKER: &str = "no circuit breaking: a failing endpoint stays in the balancer";
+const NO_RETRY: &str = "the proxy does not retry requests";
+const NO_TIMEOUT: &str = "the proxy limits no request's time";
+
+/// Of pods, and of namespaces for their pods.
+pub const POD_ANNOTATIONS: &[Setting] = &[
+    Setting::of(
+        "linkerd.io/inject",
+        "ingress",
+        Unsupported,
+        "injected, without ingress mode: routed by address, not by l5d-dst-override",
+    ),
+    Setting::new("linkerd.io/inject", Works, "enabled or disabled"),
+    Setting::new("config.linkerd.io/proxy-image", Works, ""),
+    Setting::new("config.linkerd.io/proxy-version", Works, ""),
+    Setting::new("config.linkerd.io/image-pull-policy", Works, ""),
+    Setting::new("config.linkerd.io/debug-image", Unsupported, NO_DEBUG),
+    Setting::new("config.linkerd.io/debug-image-version", Unsupported, NO_DEBUG),
+    Setting::new("config.linkerd.io/debug-image-pull-policy", Unsupported, NO_DEBUG),
+    Setting::new("config.linkerd.io/enable-debug-sidecar", Unsupported, NO_DEBUG),
+    Setting::new("config.linkerd.io/control-port", Unsupported, NO_TAP),
+    Setting::new("config.linkerd.io/inbound-port", Works, ""),
+    Setting::new("config.linkerd.io/outbound-port", Works, ""),
+    Setting::new("config.linkerd.io/admin-port", Works, ""),
+    Setting::new("config.linkerd.io/pod-inbound-ports", Works, ""),
+    Setting::new("config.linkerd.io/skip-inbound-ports", Works, ""),
+    Setting::new("config.linkerd.io/skip-outbound-ports", Works, ""),
+    Setting::new("config.linkerd.io/skip-subnets", Works, ""),
+    Setting::new("config.linkerd.io/opaque-ports", Works, ""),
+    Setting::new("config.linkerd.io/proxy-cpu-request", Works, ""),
+    Setting::new("config.linkerd.io/proxy-cpu-limit", Works, "does not change the number of worker threads"),
+    Setting::new("config.linkerd.io/proxy-cpu-ratio-limit", Works, ""),
+    Setting::new("config.linkerd.io/proxy-memory-request", Works, ""),
+    Setting::new("config.linkerd.io/proxy-memory-limit", Works, ""),
+    Setting::new("config.linkerd.io/proxy-ephemeral-storage-request", Works, ""),
+    Setting::new("config.linkerd.io/proxy-ephemeral-storage-limit", Works, ""),
+    Setting::new("config.linkerd.io/proxy-uid", Works, ""),
+    Setting::new("config.linkerd.io/proxy-gid", Works, ""),
+    Setting::new("config.linkerd.io/proxy-admin-shutdown", Works, ""),
+    Setting::new("config.linkerd.io/proxy-await", Meaningless, NATIVE),
+    Setting::new("config.linkerd.io/close-wait-timeout", Meaningless, "redirected connections have no conntrack entry"),
+    Setting::new("config.linkerd.io/shutdown-grace-period", Works, ""),
+    Setting::new("config.linkerd.io/proxy-log-level", Works, ""),
+    Setting::new("config.linkerd.io/proxy-log-format", Works, ""),
+    Setting::new("config.linkerd.io/proxy-log-http-headers", Unsupported, "headers are never logged"),
+    Setting::new("config.linkerd.io/access-log", Unsupported, "the proxy writes no access log"),
+    Setting::new("config.linkerd.io/proxy-metrics-hostname-labels", Unsupported, "metrics have no label hostname"),
+    Setting::new("config.linkerd.io/enable-external-profiles", Unsupported, "only names of the cluster have profiles"),
+    Setting::new("config.linkerd.io/enable-gateway", Unsupported, "no multicluster gateway"),
+    Setting::new("config.linkerd.io/proxy-require-identity-inbound-ports", Works, ""),
+    Setting::of("config.linkerd.io/default-inbound-policy", "audit", Unsupported, "admits everybody, and logs nothing"),
+    Setting::new("config.linkerd.io/default-inbound-policy", Works, ""),
+    Setting::new("config.linkerd.io/proxy-inbound-connect-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-outbound-connect-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-inbound-discovery-cache-unused-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-outbound-discovery-cache-unused-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-disable-inbound-protocol-detect-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-disable-outbound-protocol-detect-timeout", Works, ""),
+    Setting::new("config.linkerd.io/proxy-enable-native-sidecar", Meaningless, NATIVE),
+    Setting::new("config.beta.linkerd.io/proxy-enable-native-sidecar", Meaningless, NATIVE),
+    Setting::new("config.alpha.linkerd.io/proxy-enable-native-sidecar", Meaningless, NATIVE),
+    Setting::new("config.linkerd.io/proxy-additional-env", Works, ""),
+    Setting::new("config.alpha.linkerd.io/proxy-wait-before-exit-seconds", Meaningless, NATIVE),
+    Setting::new("resource.opentelemetry.io/*", Unsupported, NO_TRACING),
+];
+
+/// Of Services, of routes and of EgressNetworks.
+pub const SERVICE_ANNOTATIONS: &[Setting] = &[
+    Setting::new("config.linkerd.io/opaque-ports", Works, ""),
+    Setting::new("balancer.linkerd.io/failure-accrual", Unsupported, NO_BREAKER),
+    Setting::new("balancer.linkerd.io/failure-accrual-consecutive-*", Unsupported, NO_BREAKER),
+    Setting::new("balancer.alpha.linkerd.io/failure-accrual-*", Unsupported, NO_BREAKER),
+    Setting::new(
+        "balancer.alpha.linkerd.io/penalize-failures",
+        Unsupported,
+        "failures do not change an endpoint's load",
+    ),
+    Setting::new("balancer.alpha.linkerd.io/load-biaser-*", Unsupported, "failures do not change an endpoint's load"),
+    Setting::new("retry.linkerd.io/*", Unsupported, NO_RETRY),
+    Setting::new("timeout.linkerd.io/*", Unsupported, NO_TIMEOUT),
+    Setting::new("multicluster.linkerd.io/*", Unsupported, "no multicluster"),
+    Setting::new("mirror.linkerd.io/*", Unsupported, "no multicluster"),
+];

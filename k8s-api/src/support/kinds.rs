@@ -1,0 +1,57 @@
+//! Kinds of resources that Linkerd reads, and those of their fields that differ from the kind
+//! (`linkerd2:charts/linkerd-crds`, `policy-controller/`).
+
+use super::{
+    Field,
+    State::{Meaningless, Unsupported, Works},
+};
+
+const POLICY: &str = "policy.linkerd.io";
+const GATEWAY: &str = "gateway.networking.k8s.io";
+const NO_ROUTES: &str = "no routes: requests go where the Service's endpoints are, and policy is that of the Server";
+const NO_ROUTE_POLICY: &str = "not applied: it admits nobody; target the Server";
+
+/// Kinds, and fields that deserve a row of their own.
+pub const FIELDS: &[Field] = &[
+    Field::kind(POLICY, "Server", Works, ""),
+    Field::value(POLICY, "Server", "spec.accessPolicy", "audit", Unsupported, "admits everybody, and logs nothing"),
+    Field::kind(POLICY, "ServerAuthorization", Works, ""),
+    Field::kind(POLICY, "AuthorizationPolicy", Works, "of a Server or a Namespace"),
+    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "HTTPRoute", Unsupported, NO_ROUTE_POLICY),
+    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "GRPCRoute", Unsupported, NO_ROUTE_POLICY),
+    Field::kind(POLICY, "MeshTLSAuthentication", Works, ""),
+    Field::kind(POLICY, "NetworkAuthentication", Works, ""),
+    Field::kind(POLICY, "HTTPLocalRateLimitPolicy", Unsupported, "no rate limits"),
+    Field::kind(POLICY, "EgressNetwork", Unsupported, "traffic out of the cluster is not limited"),
+    Field::kind(POLICY, "HTTPRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "HTTPRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "GRPCRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "TLSRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "TCPRoute", Unsupported, NO_ROUTES),
+    Field::kind("linkerd.io", "ServiceProfile", Works, "dstOverrides"),
+    Field::part("linkerd.io", "ServiceProfile", "spec.routes", Unsupported, "the proxy has no metrics by route"),
+    Field::part(
+        "linkerd.io",
+        "ServiceProfile",
+        "spec.routes.isRetryable",
+        Unsupported,
+        "the proxy does not retry requests",
+    ),
+    Field::part(
+        "linkerd.io",
+        "ServiceProfile",
+        "spec.routes.timeout",
+        Unsupported,
+        "the proxy limits no request's time",
+    ),
+    Field::part("linkerd.io", "ServiceProfile", "spec.retryBudget", Unsupported, "the proxy does not retry requests"),
+    Field::part(
+        "linkerd.io",
+        "ServiceProfile",
+        "spec.opaquePorts",
+        Meaningless,
+        "as with Linkerd; annotate the Service",
+    ),
+    Field::kind("workload.linkerd.io", "ExternalWorkload", Works, ""),
+    Field::kind("multicluster.linkerd.io", "Link", Unsupported, "no multicluster"),
+];

@@ -1,0 +1,280 @@
+//! The table against what is really done: every annotation is injected, every value looked up in the chart, every variable
+//! in the proxy's source, every warning asked for.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value as Json, json};
+
+use super::*;
+use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, inject};
+
+fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn metadata(annotations: Json) -> ObjectMeta {
+    serde_json::from_value(json!({"annotations": annotations})).unwrap()
+}
+
+/// Annotations of pods that Linkerd reads (`linkerd2:pkg/k8s/labels.go`), each with a value that it takes and that is not
+/// the default.
+const LINKERD_ANNOTATIONS: &[(&str, &str)] = &[
+    ("linkerd.io/inject", "enabled"),
+    ("linkerd.io/inject", "ingress"),
+    ("config.linkerd.io/proxy-image", "example.org/proxy"),
+    ("config.linkerd.io/proxy-version", "v2"),
+    ("config.linkerd.io/image-pull-policy", "Always"),
+    ("config.linkerd.io/debug-image", "example.org/debug"),
+    ("config.linkerd.io/debug-image-version", "v2"),
+    ("config.linkerd.io/debug-image-pull-policy", "Always"),
+    ("config.linkerd.io/enable-debug-sidecar", "true"),
+    ("config.linkerd.io/control-port", "5190"),
+    ("config.linkerd.io/inbound-port", "5143"),
+    ("config.linkerd.io/outbound-port", "5140"),
+    ("config.linkerd.io/admin-port", "5191"),
+    ("config.linkerd.io/pod-inbound-ports", "81"),
+    ("config.linkerd.io/skip-inbound-ports", "22"),
+    ("config.linkerd.io/skip-outbound-ports", "25"),
+    ("config.linkerd.io/skip-subnets", "10.1.0.0/16"),
+    ("config.linkerd.io/opaque-ports", "9"),
+    ("config.linkerd.io/proxy-cpu-request", "100m"),
+    ("config.linkerd.io/proxy-cpu-limit", "1"),
+    ("config.linkerd.io/proxy-cpu-ratio-limit", "0.5"),
+    ("config.linkerd.io/proxy-memory-request", "20Mi"),
+    ("config.linkerd.io/proxy-memory-limit", "250Mi"),
+    ("config.linkerd.io/proxy-ephemeral-storage-request", "1Gi"),
+    ("config.linkerd.io/proxy-ephemeral-storage-limit", "2Gi"),
+    ("config.linkerd.io/proxy-uid", "3000"),
+    ("config.linkerd.io/proxy-gid", "3000"),
+    ("config.linkerd.io/proxy-admin-shutdown", "enabled"),
+    ("config.linkerd.io/proxy-await", "enabled"),
+    ("config.linkerd.io/close-wait-timeout", "3600s"),
+    ("config.linkerd.io/shutdown-grace-period", "30s"),
+    ("config.linkerd.io/proxy-log-level", "debug"),
+    ("config.linkerd.io/proxy-log-format", "json"),
+    ("config.linkerd.io/proxy-log-http-headers", "insecure"),
+    ("config.linkerd.io/access-log", "apache"),
+    ("config.linkerd.io/proxy-metrics-hostname-labels", "true"),
+    ("config.linkerd.io/enable-external-profiles", "true"),
+    ("config.linkerd.io/enable-gateway", "true"),
+    ("config.linkerd.io/proxy-require-identity-inbound-ports", "80"),
+    ("config.linkerd.io/default-inbound-policy", "deny"),
+    ("config.linkerd.io/default-inbound-policy", "audit"),
+    ("config.linkerd.io/proxy-inbound-connect-timeout", "1s"),
+    ("config.linkerd.io/proxy-outbound-connect-timeout", "2s"),
+    ("config.linkerd.io/proxy-inbound-discovery-cache-unused-timeout", "1m"),
+    ("config.linkerd.io/proxy-outbound-discovery-cache-unused-timeout", "1m"),
+    ("config.linkerd.io/proxy-disable-inbound-protocol-detect-timeout", "true"),
+    ("config.linkerd.io/proxy-disable-outbound-protocol-detect-timeout", "true"),
+    ("config.linkerd.io/proxy-enable-native-sidecar", "true"),
+    ("config.beta.linkerd.io/proxy-enable-native-sidecar", "true"),
+    ("config.alpha.linkerd.io/proxy-enable-native-sidecar", "true"),
+    ("config.linkerd.io/proxy-additional-env", "[{\"name\": \"A\", \"value\": \"1\"}]"),
+    ("config.alpha.linkerd.io/proxy-wait-before-exit-seconds", "10"),
+    ("resource.opentelemetry.io/service.name", "web"),
+];
+
+/// The pod with the proxy, and its redirection, without the annotations that asked for them.
+fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "shop", "annotations": {"linkerd.io/inject": "enabled"}},
+        "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 80}]}]},
+    });
+    let mut pod: Pod = serde_json::from_value(pod).unwrap();
+    pod.metadata.annotations.as_mut().unwrap().insert(annotation.to_owned(), value.to_owned());
+    let config = InjectConfig::new("proxy:1", "1", "anchors");
+    let Ok(Decision::Injected(mut pod)) = inject(&pod, None, &config) else { panic!("{annotation}: not injected") };
+    let redirection = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();
+    pod.metadata.annotations = None;
+    (pod, redirection)
+}
+
+#[test]
+fn every_annotation_of_linkerd_works_or_is_meaningless_or_warned_about() {
+    let plain = injected("linkerd.io/inject", "enabled");
+    let mut seen = BTreeSet::new();
+    for (annotation, value) in LINKERD_ANNOTATIONS {
+        let row = lookup(POD_ANNOTATIONS, annotation, value).unwrap_or_else(|| panic!("{annotation}: no row"));
+        seen.insert((row.name, row.value));
+        let warnings = pod_warnings(&metadata(json!({"linkerd.io/inject": "enabled", *annotation: value})));
+        assert_eq!(warnings.len(), usize::from(row.state == State::Unsupported), "{annotation}: {warnings:?}");
+        let after = injected(annotation, value);
+        // What the policy controller reads is on the pod; the proxy is told by it.
+        let read_elsewhere = *annotation == "linkerd.io/inject";
+        match row.state {
+            State::Works if !read_elsewhere => assert_ne!(after, plain, "{annotation}: {value} changes nothing"),
+            State::Meaningless => assert_eq!(after, plain, "{annotation}: {value} has a meaning"),
+            _ => {}
+        }
+    }
+    let rows: BTreeSet<_> = POD_ANNOTATIONS.iter().map(|row| (row.name, row.value)).collect();
+    assert_eq!(rows.difference(&seen).collect::<Vec<_>>(), Vec::<&(&str, &str)>::new(), "rows of no annotation");
+}
+
+#[test]
+fn what_is_unknown_or_unreadable_is_warned_about() {
+    for (annotations, expected) in [
+        (json!({"config.linkerd.io/skip-inbound-port": "22"}), "unknown annotation; ignored"),
+        (
+            json!({"config.linkerd.io/proxy-cpu-limit": "many"}),
+            "expected a Kubernetes quantity such as 100m or 64Mi; ignored",
+        ),
+        (json!({"config.linkerd.io/access-log": "json"}), "not supported yet: the proxy writes no access log"),
+        (json!({"linkerd.io/inject": "ingress"}), "\"ingress\" is not supported yet: "),
+        (
+            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_ACCESS_LOG\", \"value\": \"json\"}]"}),
+            "not supported yet: no access log",
+        ),
+        (
+            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_CORE\", \"value\": \"1\"}]"}),
+            "unknown variable; ignored",
+        ),
+    ] {
+        let found = pod_warnings(&metadata(annotations.clone()));
+        assert!(found.len() == 1 && found[0].problem.contains(expected), "{annotations}: {found:?}");
+    }
+    let fine = json!({"example.org/x": "y", "weft.io/bypass": "true", "linkerd.io/inject": "enabled",
+        "config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_LOG\", \"value\": \"debug\"}]"});
+    assert_eq!(pod_warnings(&metadata(fine)), []);
+}
+
+#[test]
+fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
+    for annotation in [
+        "balancer.linkerd.io/failure-accrual",
+        "balancer.linkerd.io/failure-accrual-consecutive-max-failures",
+        "balancer.linkerd.io/failure-accrual-consecutive-min-penalty",
+        "balancer.linkerd.io/failure-accrual-consecutive-max-penalty",
+        "balancer.linkerd.io/failure-accrual-consecutive-jitter-ratio",
+        "balancer.alpha.linkerd.io/failure-accrual-success-rate-threshold",
+        "balancer.alpha.linkerd.io/failure-accrual-honor-retry-after",
+        "balancer.alpha.linkerd.io/penalize-failures",
+        "balancer.alpha.linkerd.io/load-biaser-penalty",
+        "retry.linkerd.io/http",
+        "retry.linkerd.io/limit",
+        "timeout.linkerd.io/request",
+        "timeout.linkerd.io/idle",
+        "mirror.linkerd.io/exported",
+        "multicluster.linkerd.io/remote-discovery",
+    ] {
+        assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))).len(), 1, "{annotation}");
+    }
+    assert_eq!(service_warnings(&metadata(json!({"config.linkerd.io/opaque-ports": "25", "example.org/x": ""}))), []);
+    let (policy, gateway, linkerd) = ("policy.linkerd.io", "gateway.networking.k8s.io", "linkerd.io");
+    let route = json!({"spec": {"targetRef": {"kind": "HTTPRoute", "name": "x"}}});
+    let routes = json!({"spec": {"routes": [{"name": "a"}, {"name": "b", "isRetryable": true, "timeout": "1s"}]}});
+    for (group, kind, object, expected) in [
+        (gateway, "HTTPRoute", json!({}), &["kind"][..]),
+        (policy, "HTTPRoute", json!({}), &["kind"]),
+        (gateway, "GRPCRoute", json!({}), &["kind"]),
+        (policy, "EgressNetwork", json!({}), &["kind"]),
+        (policy, "HTTPLocalRateLimitPolicy", json!({}), &["kind"]),
+        (policy, "AuthorizationPolicy", route, &["spec.targetRef.kind"]),
+        (policy, "AuthorizationPolicy", json!({"spec": {"targetRef": {"kind": "Server"}}}), &[]),
+        (policy, "Server", json!({"spec": {"accessPolicy": "audit"}}), &["spec.accessPolicy"]),
+        (policy, "Server", json!({"spec": {"accessPolicy": "deny"}}), &[]),
+        (linkerd, "ServiceProfile", routes, &["spec.routes", "spec.routes.isRetryable", "spec.routes.timeout"]),
+        (linkerd, "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}}), &["spec.retryBudget"]),
+        (linkerd, "ServiceProfile", json!({"spec": {"dstOverrides": [{}], "routes": []}}), &[]),
+        ("example.org", "HTTPRoute", json!({}), &[]),
+    ] {
+        let found: Vec<_> = object_warnings(group, kind, &object).iter().map(|it| it.field.to_string()).collect();
+        assert_eq!(found, expected, "{kind}.{group} {object}");
+    }
+}
+
+/// Every leaf of a tree of values; an empty map or list is one.
+fn leaves(value: &Json, path: &str, into: &mut Vec<String>) {
+    match value.as_object().filter(|map| !map.is_empty()) {
+        Some(map) => map.iter().for_each(|(key, inner)| {
+            leaves(inner, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, into);
+        }),
+        None => into.push(path.to_owned()),
+    }
+}
+
+fn row_of(path: &str) -> Option<&'static Value> {
+    let covers =
+        |row: &&Value| path == row.path || path.strip_prefix(row.path).is_some_and(|rest| rest.starts_with('.'));
+    VALUES.iter().filter(covers).max_by_key(|row| row.path.len())
+}
+
+#[test]
+fn every_value_of_linkerd_has_a_row_and_the_chart_knows_it() {
+    let linkerd: Json = serde_yaml_ng::from_str(table::LINKERD_VALUES).unwrap();
+    let schema = fs::read(repository().join("charts/weft-control-plane/values.schema.json")).unwrap();
+    let schema: Json = serde_json::from_slice(&schema).unwrap();
+    let ours: Json = serde_yaml_ng::from_str(
+        &fs::read_to_string(repository().join("charts/weft-control-plane/values.yaml")).unwrap(),
+    )
+    .unwrap();
+    let mut paths = Vec::new();
+    leaves(&linkerd, "", &mut paths);
+    let mut seen = BTreeSet::new();
+    for path in &paths {
+        let row = row_of(path).unwrap_or_else(|| panic!("{path}: no row"));
+        seen.insert(row.path);
+        assert!(accepts(&schema, &schema, path), "{path}: the chart's schema does not know it");
+        let documented = row.path.split('.').try_fold(&ours, |at, key| at.get(key)).is_some();
+        assert!(documented || row.state != State::Works, "{path}: works, and is not in values.yaml");
+    }
+    let idle: Vec<_> = VALUES.iter().map(|row| row.path).filter(|path| !seen.contains(path)).collect();
+    assert_eq!(idle, Vec::<&str>::new(), "rows of no value");
+}
+
+/// Whether a JSON schema lets a path be set.
+fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
+    let mut at = schema;
+    for key in path.split('.') {
+        while let Some(name) = at.get("$ref").and_then(Json::as_str) {
+            at = &root["definitions"][name.rsplit('/').next().unwrap_or_default()];
+        }
+        if *at == json!(true) || at.get("additionalProperties") != Some(&json!(false)) {
+            return true;
+        }
+        match at["properties"].get(key) {
+            Some(inner) => at = inner,
+            None => return false,
+        }
+    }
+    true
+}
+
+#[test]
+fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
+    let source = |file: &str| fs::read_to_string(repository().join("proxy/src").join(file)).unwrap();
+    let text = source("config.rs") + &source("config/env.rs");
+    // Names, and beginnings and ends of those that are put together of two.
+    let words: BTreeSet<&str> =
+        text.split('"').map(|word| word.trim_start_matches("{group}").trim_start_matches("{PREFIX}")).collect();
+    let read = |name: &str| {
+        let halves = || name.char_indices().filter(|(_, c)| *c == '_').map(|(at, _)| name.split_at(at));
+        words.contains(name) || halves().any(|(group, end)| words.contains(group) && words.contains(end))
+    };
+    for row in VARIABLES.iter().filter(|row| row.value.is_empty() && !row.name.ends_with('*')) {
+        assert_eq!(
+            read(row.name),
+            row.state == State::Works,
+            "LINKERD2_PROXY_{}: proxy/src/config.rs and k8s-api/src/support/variables.rs disagree",
+            row.name
+        );
+    }
+    let unique: BTreeSet<_> = VARIABLES.iter().map(|row| (row.name, row.value)).collect();
+    assert_eq!(unique.len(), VARIABLES.len());
+    let injected = injected("linkerd.io/inject", "enabled").0;
+    for variable in injected.spec.unwrap().init_containers.unwrap()[0].env.iter().flatten() {
+        let Some(name) = variable.name.strip_prefix("LINKERD2_PROXY_") else { continue };
+        assert!(lookup(VARIABLES, name, "").is_some(), "{name} is injected and has no row");
+    }
+}
+
+#[test]
+fn what_is_made_from_the_table_is_current() {
+    for (path, text) in
+        [("docs/compatibility.md", document()), ("charts/weft-control-plane/files/linkerd-values.json", chart_values())]
+    {
+        let kept = fs::read_to_string(repository().join(path)).unwrap_or_default();
+        assert!(kept == text, "{path} is not current; run `cargo run -p weft-k8s-api --example support`");
+    }
+}
