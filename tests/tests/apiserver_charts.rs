@@ -121,12 +121,44 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
         ("no policy", set("proxy.defaultInboundPolicy=open"), &["/proxy/defaultInboundPolicy", "all-unauthenticated"]),
         ("no network", set("clusterNetworks=everything"), &["clusterNetworks", "everything"]),
         ("no port", set("proxyInit.ignoreInboundPorts=http"), &["ignoreInboundPorts"]),
+        ("Linkerd's, and not supported", set("proxy.tracing.enabled=true"), &["proxy.tracing", "not supported yet"]),
+        ("Linkerd's, switched off", set("enableEndpointSlices=false"), &["enableEndpointSlices", "not supported yet"]),
+        (
+            "Linkerd's image",
+            set("controllerImage=cr.l5d.io/linkerd/controller"),
+            &["controllerImage", "Linkerd's image"],
+        ),
         ("nobody signed it", set("proxyInjector.externalSecret=true"), &["proxyInjector.externalSecret", "caBundle"]),
     ] {
         let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{row}: it was taken");
         assert!(words.iter().all(|word| said.contains(word)), "{row}: {said}");
+    }
+}
+
+/// Files that people bring from Linkerd; the images in them are Linkerd's.
+#[test]
+fn linkerds_own_values_are_understood() {
+    let certificates = Certificates::generate();
+    let images = strings(&["--set", "controllerImage=weft/control-plane,proxy.image.name=weft/proxy"]);
+    let with = |file: &str, more: &[&str]| {
+        let arguments = [strings(&["-f", file]), certificates.all(), images.clone(), strings(more)].concat();
+        render(&arguments)
+    };
+    assert!(with("k8s-api/linkerd/values.yaml", &[]).contains("--identity-issuance-lifetime=24h0m0s"));
+    let available = with("k8s-api/linkerd/values-ha.yaml", &[]);
+    for expected in ["maxUnavailable: 1\n", "matchLabelKeys: [pod-template-hash]", "memory: 250Mi\n", "cpu: 100m\n"] {
+        assert!(available.contains(expected), "{expected}");
+    }
+    let meaningless = with("k8s-api/linkerd/values.yaml", &["--set", "cniEnabled=true,proxyInit.runAsRoot=true"]);
+    assert!(!meaningless.contains("linkerd-init"));
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let pinned =
+        format!("controllerImageVersion={digest},proxy.image.name=weft/proxy@{digest},agent.image.version={digest}");
+    let pinned = with("k8s-api/linkerd/values.yaml", &["--set", &pinned, "--set", "controllerLogLevel=fatal"]);
+    for expected in ["weft/control-plane@sha256:", "weft/proxy@sha256:", "weft-agent@sha256:", "--log-level=error"] {
+        assert!(pinned.contains(expected), "{expected}");
     }
 }
 

@@ -9,6 +9,9 @@ app.kubernetes.io/name: {{ .name | default .component }}
 app.kubernetes.io/part-of: weft
 app.kubernetes.io/version: {{ .root.Chart.AppVersion }}
 {{ include "weft.componentLabels" . }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The labels that Linkerd's tools look for; arguments: root, component. */}}
@@ -58,9 +61,61 @@ config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toSt
 {{- end }}
 {{- end }}
 
+{{/* An image by its name and tag, or by its digest, which either of them may have; arguments: root, name, version. */}}
+{{- define "weft.image" -}}
+{{- $version := .version | default .root.Chart.AppVersion -}}
+{{- if contains "@" .name -}}
+{{ .name }}
+{{- else if hasPrefix "sha256:" $version -}}
+{{ .name }}@{{ $version }}
+{{- else -}}
+{{ .name }}:{{ $version }}
+{{- end -}}
+{{- end }}
+
 {{/* Image of the control plane. */}}
 {{- define "weft.controllerImage" -}}
-{{ .Values.controllerImage }}:{{ .Values.controllerImageVersion | default .Chart.AppVersion }}
+{{ include "weft.image" (dict "root" . "name" .Values.controllerImage "version" .Values.controllerImageVersion) }}
+{{- end }}
+
+{{/* A log level; Linkerd's that Weft does not have are the nearest ones. */}}
+{{- define "weft.logLevel" -}}
+{{ get (dict "panic" "error" "fatal" "error" "warning" "warn") . | default . }}
+{{- end }}
+
+{{/*
+A Kubernetes ResourceRequirements, from one or from Linkerd's {cpu: {limit, request}, memory: {...}}; nothing where nothing
+is set.
+*/}}
+{{- define "weft.resources" -}}
+{{- $all := dict -}}
+{{- range $name, $value := . -}}
+{{- if has $name (list "limits" "requests" "claims") -}}
+{{- with $value -}}
+{{- $_ := set $all $name . -}}
+{{- end -}}
+{{- else -}}
+{{- range $kind := list "limit" "request" -}}
+{{- with get ($value | default dict) $kind -}}
+{{- $plural := printf "%ss" $kind -}}
+{{- $_ := set $all $plural (set (get $all $plural | default dict) $name (toString .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $all -}}
+{{- toYaml $all -}}
+{{- end -}}
+{{- end }}
+
+{{/* What every Deployment of the control plane has in common. */}}
+{{- define "weft.deployment" -}}
+replicas: {{ int .Values.controllerReplicas }}
+revisionHistoryLimit: {{ int .Values.revisionHistoryLimit }}
+{{- with .Values.deploymentStrategy }}
+strategy:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* What every pod of a control plane Deployment has in common; arguments: root, component. */}}
@@ -81,11 +136,22 @@ tolerations:
 {{- with $v.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- if $v.enablePodAntiAffinity }}
+{{- with $v.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- if or $v.enablePodAntiAffinity $v.nodeAffinity }}
 affinity:
+{{- end }}
+{{- with $v.nodeAffinity }}
+  nodeAffinity:
+    {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- if $v.enablePodAntiAffinity }}
   podAntiAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       - topologyKey: kubernetes.io/hostname
+        # Pods of another revision do not count: with as many replicas as nodes, a new pod would find no node otherwise.
+        matchLabelKeys: [pod-template-hash]
         labelSelector:
           matchLabels:
             {{- include "weft.componentLabels" . | nindent 12 }}
@@ -111,13 +177,17 @@ capabilities:
 readOnlyRootFilesystem: true
 runAsNonRoot: true
 runAsUser: {{ int .Values.controllerUID }}
+{{- if ge (int .Values.controllerGID) 0 }}
+runAsGroup: {{ int .Values.controllerGID }}
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
 {{/*
 One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
-admin (name of the admin port), resources, mounts (a list), webhook (whether it serves one).
+admin (name of the admin port), resources (nothing set: those of every container), mounts (a list), webhook (whether it
+serves one).
 */}}
 {{- define "weft.container" -}}
 {{- $args := .args -}}
@@ -152,9 +222,9 @@ admin (name of the admin port), resources, mounts (a list), webhook (whether it 
       port: {{ .admin }}
     periodSeconds: 2
     failureThreshold: 7
-  {{- with (.resources | default .root.Values.controllerResources) }}
+  {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" .root.Values.controllerResources | trim) }}
   resources:
-    {{- toYaml . | nindent 4 }}
+    {{- . | nindent 4 }}
   {{- end }}
   securityContext:
     {{- include "weft.securityContext" .root | nindent 4 }}

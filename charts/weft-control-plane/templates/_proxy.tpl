@@ -18,7 +18,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
 {{- $any := ternary "0.0.0.0" "[::]" $v.disableIPv6 -}}
 {{- $outbound := printf "127.0.0.1:%d" (int $proxy.ports.outbound) -}}
 - name: linkerd-proxy
-  image: {{ $proxy.image.name }}:{{ $proxy.image.version | default .root.Chart.AppVersion }}
+  image: {{ include "weft.image" (dict "root" .root "name" $proxy.image.name "version" $proxy.image.version) }}
   imagePullPolicy: {{ $proxy.image.pullPolicy | default $v.imagePullPolicy }}
   {{- if .native }}
   restartPolicy: Always
@@ -167,7 +167,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
     periodSeconds: 1
     failureThreshold: 120
   {{- end }}
-  {{- with include "weft.proxyResources" .root | trim }}
+  {{- with include "weft.resources" $proxy.resources | trim }}
   resources:
     {{- . | nindent 4 }}
   {{- end }}
@@ -190,25 +190,6 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
       mountPath: /var/run/linkerd/identity/end-entity
     - name: linkerd-identity-token
       mountPath: /var/run/secrets/tokens
-{{- end }}
-
-{{/* Resources of the proxy, nothing where none are set. */}}
-{{- define "weft.proxyResources" -}}
-{{- $all := dict -}}
-{{- range $kind := list "limit" "request" -}}
-{{- $some := dict -}}
-{{- range $name := list "cpu" "memory" -}}
-{{- with index $.Values.proxy.resources $name $kind -}}
-{{- $_ := set $some $name (toString .) -}}
-{{- end -}}
-{{- end -}}
-{{- if $some -}}
-{{- $_ := set $all (printf "%ss" $kind) $some -}}
-{{- end -}}
-{{- end -}}
-{{- if $all -}}
-{{- toYaml $all -}}
-{{- end -}}
 {{- end }}
 
 {{/* Volumes of the proxy. */}}

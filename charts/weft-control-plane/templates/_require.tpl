@@ -9,7 +9,42 @@ What has to be true before anything is installed. Each message names the value a
 {{- fail (printf "\n\n%s.externalSecret is true, so say who signed that certificate: set %s.caBundle, .injectCaFrom or .injectCaFromSecret\n" $name $name) -}}
 {{- end -}}
 {{- end -}}
+{{- with include "weft.differs" (dict "root" . "supported" false) | fromYamlArray -}}
+{{- fail (printf "\n\nvalues of Linkerd that Weft does not support yet (docs/compatibility.md), remove them:\n  %s\n" (join "\n  " .)) -}}
+{{- end -}}
+{{- if hasPrefix "cr.l5d.io/" .Values.controllerImage -}}
+{{- fail "\n\ncontrollerImage is Linkerd's image, which is not Weft's control plane: remove the value\n" -}}
+{{- end -}}
 {{- include "weft.requireCluster" . -}}
+{{- end }}
+
+{{/*
+Values of Linkerd that are set to something else than Linkerd's default and have no effect here, a YAML list of texts; arguments:
+root, and supported: true for those that have no meaning, false for those that are not supported yet.
+*/}}
+{{- define "weft.differs" -}}
+{{- $root := .root -}}
+{{- $supported := .supported -}}
+{{- $found := list -}}
+{{- range $row := $root.Files.Get "files/linkerd-values.json" | fromJsonArray -}}
+{{- if eq $row.supported $supported -}}
+{{- $at := $root.Values -}}
+{{- range $key := splitList "." $row.path -}}
+{{- $at = ternary (get ($at | default dict) $key) nil (and (kindIs "map" $at) (hasKey ($at | default dict) $key)) -}}
+{{- end -}}
+{{- $value := $at -}}
+{{- if and (kindIs "map" $at) (kindIs "map" $row.default) -}}
+{{- $value = mergeOverwrite (deepCopy $row.default) (deepCopy $at) -}}
+{{- end -}}
+{{- $unset := or (kindIs "invalid" $at) (and (not (kindIs "bool" $at)) (empty $at)) -}}
+{{- if not (or $unset (eq (toJson $value) (toJson $row.default))) -}}
+{{- $found = append $found (printf "%s: %s: %s" $row.path (ternary "no meaning here" "not supported yet" $supported) $row.note) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $found -}}
+{{- toYaml $found -}}
+{{- end -}}
 {{- end }}
 
 {{- define "weft.requireTrustAnchors" -}}
