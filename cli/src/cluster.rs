@@ -137,6 +137,17 @@ mod tests {
 
     use super::*;
 
+    /// As in corporate networks: from the kubeconfig's proxy-url, or from the environment.
+    #[tokio::test]
+    async fn a_cluster_may_be_behind_a_proxy() {
+        for proxy in ["http://127.0.0.1:3128", "socks5://127.0.0.1:1080"] {
+            let mut config = kube::Config::new("https://127.0.0.1:6443".parse().unwrap());
+            config.proxy_url = Some(proxy.parse().unwrap());
+            let client = kube::Client::try_from(config).map(drop);
+            assert!(client.is_ok(), "{proxy}: {client:?}");
+        }
+    }
+
     #[test]
     fn a_missing_kubeconfig_is_told_from_a_broken_one() {
         let read = |kind| KubeconfigError::ReadConfig(io::Error::from(kind), "config".into());

@@ -47,7 +47,7 @@ use weft_sandbox::host::{container, janitor};
   weft explain web-0 to payments:80      what it would decide, and why
   sudo weft sandbox run examples/mesh    a mesh on this host, from Kubernetes manifests
   sudo weft sandbox ps                   its pods
-  weft completions bash > /etc/bash_completion.d/weft"
+  weft completion bash > /etc/bash_completion.d/weft"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -68,8 +68,9 @@ enum Command {
     Status(status::StatusArgs),
     /// Says what this is, for bug reports
     Version(version::VersionArgs),
-    /// Prints a completion script
-    Completions {
+    /// Print a completion script
+    #[command(visible_alias = "completions")]
+    Completion {
         /// The shell
         shell: clap_complete::Shell,
     },
@@ -125,7 +126,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             version::execute(&args)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Completions { shell } => {
+        Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "weft", &mut script);
             io::stdout().write_all(&script)?;
@@ -155,7 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn completions_know_every_command() {
+    fn completion_knows_every_command_and_its_older_name() {
+        assert!(Cli::try_parse_from(["weft", "completions", "bash"]).is_ok());
         let mut script = Vec::new();
         clap_complete::generate(clap_complete::Shell::Bash, &mut Cli::command(), "weft", &mut script);
         let script = String::from_utf8(script).unwrap();
