@@ -10,6 +10,7 @@
 //! the field and the cure. Judging is synchronous and knows nothing but the facts.
 
 mod agents;
+mod answer;
 mod catalogue;
 mod data_plane;
 mod facts;
@@ -17,7 +18,8 @@ mod gather;
 mod identity;
 mod installed;
 mod kubernetes;
-mod verdict;
+mod outcome;
+mod unsupported;
 mod view;
 mod webhooks;
 
@@ -29,7 +31,7 @@ use tokio::time::Instant;
 
 use crate::cluster::ClusterArgs;
 use facts::Mode;
-use verdict::Outcome;
+use outcome::Outcome;
 use view::Progress;
 
 /// Between two looks at a mesh that is coming up.
@@ -87,7 +89,7 @@ pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
     let mut progress = Progress::new();
     let outcome = loop {
         let facts = gather::gather(&args.cluster, mode, args.namespace.as_deref()).await;
-        let outcome = Outcome::of(&facts);
+        let outcome = Outcome::of(catalogue::CATEGORIES, &facts);
         match outcome.waits_for() {
             Some(check) if Instant::now() + AGAIN < give_up => progress.show(&check),
             _ => break outcome,

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt as _;
 
 use super::{
+    answer::{Stop, known},
     data_plane::{is_ours, last_seen},
     facts::Facts,
     installed::not_ready,
-    verdict::{Stop, known},
 };
 use crate::{
     agent::DAEMON_SET,

@@ -5,11 +5,11 @@ use super::{
     agents, data_plane,
     facts::Mode,
     identity, installed, kubernetes,
-    verdict::{
+    outcome::{
         Category, Check,
         Severity::{Error, Fatal, Waits, Warning},
     },
-    webhooks,
+    unsupported, webhooks,
 };
 
 pub(super) const CATEGORIES: &[Category] = &[
@@ -41,7 +41,7 @@ pub(super) const CATEGORIES: &[Category] = &[
     Category {
         name: "gateway-api-crd",
         applies: installed_at_all,
-        checks: &[Check::new("Gateway API CRDs are installed", Warning, kubernetes::gateway_crds)],
+        checks: &[Check::new("Gateway API CRDs are of a known version", Warning, kubernetes::gateway_crds)],
     },
     Category {
         name: "linkerd-crd",
@@ -150,6 +150,15 @@ pub(super) const CATEGORIES: &[Category] = &[
         ],
     },
     Category {
+        name: "linkerd-unsupported",
+        applies: installed_at_all,
+        checks: &[
+            Check::new("resources are acted upon", Warning, unsupported::resources),
+            Check::new("annotations of services are acted upon", Warning, unsupported::services),
+            Check::new("annotations of pods are acted upon", Warning, unsupported::pods),
+        ],
+    },
+    Category {
         name: "weft-events",
         applies: installed_at_all,
         checks: &[Check::new("no part of the mesh warns", Warning, data_plane::no_warnings)],
@@ -165,7 +174,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{
-        super::{facts::tests::healthy, verdict::Outcome},
+        super::{facts::tests::healthy, outcome::Outcome},
         *,
     };
 
@@ -178,12 +187,7 @@ mod tests {
             if mode == Mode::Pre {
                 cluster.config = Ok(None);
             }
-            for name in ["httproutes", "grpcroutes"] {
-                let crd =
-                    super::super::facts::Crd { served: ["v1".to_owned()].into(), bundle: Some("v1.5.1".to_owned()) };
-                cluster.crds.as_mut().unwrap().insert(format!("{name}.gateway.networking.k8s.io"), crd);
-            }
-            let outcome = Outcome::of(&facts);
+            let outcome = Outcome::of(CATEGORIES, &facts);
             let failed: Vec<_> = outcome.checks().filter(|check| !check.problems.is_empty()).collect();
             assert!(outcome.success && failed.is_empty(), "{mode:?}: {failed:#?}");
         }
@@ -193,7 +197,7 @@ mod tests {
     fn nothing_is_judged_of_a_cluster_that_does_not_answer() {
         let mut facts = healthy();
         facts.cluster = Err("connection refused".to_owned());
-        let outcome = Outcome::of(&facts);
+        let outcome = Outcome::of(CATEGORIES, &facts);
         assert!(!outcome.success);
         let names: Vec<_> = outcome.categories.iter().map(|category| category.category_name).collect();
         assert_eq!(names, ["kubernetes-api"]);
@@ -201,7 +205,9 @@ mod tests {
 
     #[test]
     fn what_may_not_be_read_ends_nothing_and_what_is_not_there_does() {
-        let last = |facts: &super::super::facts::Facts| Outcome::of(facts).categories.last().unwrap().category_name;
+        let last = |facts: &super::super::facts::Facts| {
+            Outcome::of(CATEGORIES, facts).categories.last().unwrap().category_name
+        };
         let mut facts = healthy();
         facts.cluster.as_mut().unwrap().namespaces = Err("namespaces is forbidden".to_owned());
         assert_eq!(last(&facts), "weft-events");

@@ -2,15 +2,16 @@
 
 use k8s_openapi::{
     api::core::v1::{Event, Namespace, Pod},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
     jiff::Timestamp,
 };
 use kube::ResourceExt as _;
-use weft_k8s_api::{inject::check_annotations, labels};
+use weft_k8s_api::{field::Invalid, inject::check_annotations, labels};
 
 use super::{
+    answer::{Stop, known},
     facts::{ClusterFacts, Facts, Mode},
     installed::proxy_not_ready,
-    verdict::{Stop, known},
 };
 use crate::{mesh::pods, problem::Problem, status};
 
@@ -82,18 +83,22 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         .collect())
 }
 
-/// Annotations that nobody can read: of namespaces, of workloads' templates, of pods.
+/// Annotations for which new pods are refused: of namespaces, of workloads' templates, of pods.
 pub(super) fn annotations(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    of_metadata(facts, check_annotations, "correct or remove the annotation; new pods are refused until then")
+}
+
+/// What `find` has to say of the annotations of namespaces, of workloads' templates and of pods.
+pub(super) fn of_metadata(
+    facts: &Facts,
+    find: fn(&ObjectMeta) -> Vec<Invalid>,
+    cure: &str,
+) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let mut found = Vec::new();
     let mut check = |object: String, prefix: &str, metadata: &_| {
-        for invalid in check_annotations(metadata) {
-            let field = format!("{object}, {prefix}{}", invalid.field);
-            found.push(Problem::new(
-                field,
-                invalid.problem,
-                "correct or remove the annotation; new pods are refused until then",
-            ));
+        for invalid in find(metadata) {
+            found.push(Problem::new(format!("{object}, {prefix}{}", invalid.field), invalid.problem, cure));
         }
     };
     let namespaces = known("Namespaces", &cluster.namespaces)?;
@@ -317,12 +322,12 @@ mod tests {
         let cluster = facts.cluster.as_mut().unwrap();
         let bad = |name: &str, value: &str| json!({"name": "x", "annotations": {name: value}});
         cluster.namespaces.as_mut().unwrap().push(object(json!({"metadata": bad("linkerd.io/inject", "yes")})));
-        let template = object(bad("config.linkerd.io/proxy-uid", "root"));
+        let template = object(bad("config.linkerd.io/skip-subnets", "here"));
         cluster.workloads =
             Ok(vec![Workload { kind: "Deployment", namespace: "shop".into(), name: "web".into(), template }]);
         let expected = [
             ("Namespace x, metadata.annotations[\"linkerd.io/inject\"]", "yes"),
-            ("Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-uid\"]", "root"),
+            ("Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/skip-subnets\"]", "here"),
         ];
         check(annotations(&facts), &expected);
     }

@@ -59,6 +59,8 @@ pub(super) struct ClusterFacts {
     pub(super) services: Fetched<Vec<Service>>,
     /// By [`super::webhooks::NAMES`].
     pub(super) webhooks: BTreeMap<&'static str, WebhookFacts>,
+    /// Objects of kinds that are not acted upon, as a whole or in some field.
+    pub(super) objects: Fetched<Vec<CustomObject>>,
     /// Pod templates that may ask for injection; only with [`Mode::Proxy`].
     pub(super) workloads: Fetched<Vec<Workload>>,
     /// Pods of namespaces whose pods are to have a proxy; only with [`Mode::Proxy`].
@@ -104,6 +106,17 @@ pub(super) struct WebhookFacts {
     pub(super) endpoints: Fetched<usize>,
 }
 
+/// An object of a custom resource.
+#[derive(Clone, Debug)]
+pub(super) struct CustomObject {
+    pub(super) group: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// As the API server has it.
+    pub(super) content: serde_json::Value,
+}
+
 /// A Deployment, StatefulSet or DaemonSet.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
@@ -116,8 +129,8 @@ pub(super) struct Workload {
 
 impl Facts {
     /// Everything about the cluster; without it nothing can be judged, and another check says why.
-    pub(super) fn cluster(&self) -> Result<&ClusterFacts, super::verdict::Stop> {
-        self.cluster.as_deref().map_err(|_| super::verdict::Stop::Skip)
+    pub(super) fn cluster(&self) -> Result<&ClusterFacts, super::answer::Stop> {
+        self.cluster.as_deref().map_err(|_| super::answer::Stop::Skip)
     }
 
     /// The cure that installs the control plane again, with other values.
@@ -177,7 +190,7 @@ pub(super) mod tests {
     use weft_tls::ca::Root;
 
     use super::{
-        super::{installed::cluster_role_names, kubernetes::our_crds, verdict::Stop, webhooks},
+        super::{answer::Stop, installed::cluster_role_names, kubernetes::our_crds, webhooks},
         *,
     };
     use crate::{
@@ -227,6 +240,7 @@ pub(super) mod tests {
                 service_accounts: Ok(accounts.map(str::to_owned).into()),
                 services: Ok(vec![object(json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1"}}))]),
                 webhooks: names.map(|name| (name, webhook(&format!("linkerd-{name}.linkerd.svc")))).into(),
+                objects: Ok(Vec::new()),
                 workloads: Ok(Vec::new()),
                 pods: Ok(Vec::new()),
                 events: Ok(Vec::new()),

@@ -22,15 +22,16 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{ListParams, LogParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, LogParams, PostParams},
     client::Body,
 };
 use serde::de::DeserializeOwned;
 use weft_k8s_api::labels;
 
 use super::{
-    facts::{Access, ClusterFacts, Crd, CreatedKind, Facts, Mode, WebhookFacts, Workload},
+    facts::{Access, ClusterFacts, Crd, CreatedKind, CustomObject, Facts, Mode, WebhookFacts, Workload},
     kubernetes::{CREATED, release},
+    unsupported::KINDS,
     webhooks::{self, INJECTOR, NAMES},
 };
 use crate::{
@@ -110,11 +111,12 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         // The control plane's own proxies are asked for, too, whatever the namespace.
         Mesh::gather(cluster, None),
     );
-    let says = ask_not_ready(cluster, &mesh).await;
+    let crds: Fetched<BTreeMap<_, _>> = crds.map(|crds| crds.into_iter().map(crd).collect());
+    let (says, objects) = join!(ask_not_ready(cluster, &mesh), custom_objects(cluster, &crds));
     Ok(ClusterFacts {
         version: (version.0, version.1, info.git_version),
         clock_skew,
-        crds: crds.map(|crds| crds.into_iter().map(crd).collect()),
+        crds,
         access,
         namespaces,
         config,
@@ -124,6 +126,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         cluster_role_bindings,
         service_accounts,
         services,
+        objects,
         webhooks: NAMES.into_iter().zip(hooks).collect(),
         workloads,
         pods,
@@ -164,6 +167,30 @@ fn crd(definition: CustomResourceDefinition) -> (String, Crd) {
     let name = definition.name_any();
     let served = definition.spec.versions.into_iter().filter(|version| version.served).map(|version| version.name);
     (name, Crd { served: served.collect(), bundle })
+}
+
+/// Objects of the kinds in question that the cluster has.
+async fn custom_objects(cluster: &Cluster, crds: &Fetched<BTreeMap<String, Crd>>) -> Fetched<Vec<CustomObject>> {
+    let crds = crds.as_ref().map_err(Clone::clone)?;
+    let served = KINDS.iter().filter_map(|(group, kind, plural)| {
+        let version = crds.get(&format!("{plural}.{group}"))?.served.last()?;
+        let gvk = GroupVersionKind::gvk(group, version, kind);
+        Some((*group, *kind, ApiResource::from_gvk_with_plural(&gvk, plural)))
+    });
+    let every = ListParams::default();
+    let lists = join_all(served.map(async |(group, kind, resource)| {
+        let api = Api::<DynamicObject>::all_with(cluster.client.clone(), &resource);
+        let found = list(api, &every).await?;
+        Ok::<_, String>(found.into_iter().map(move |object| CustomObject {
+            group,
+            kind,
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            content: object.data,
+        }))
+    }));
+    let lists = lists.await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(lists.into_iter().flatten().collect())
 }
 
 async fn access(cluster: &Cluster, mode: Mode) -> Vec<Access> {

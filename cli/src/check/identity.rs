@@ -16,8 +16,8 @@ use weft_tls::{
 };
 
 use super::{
+    answer::{Stop, known},
     facts::{ClusterFacts, Facts},
-    verdict::{Stop, known},
 };
 use crate::{mesh::pods, problem::Problem};
 

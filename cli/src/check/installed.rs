@@ -8,8 +8,8 @@ use kube::ResourceExt as _;
 use weft_k8s_api::values::Values;
 
 use super::{
+    answer::{Stop, known},
     facts::Facts,
-    verdict::{Stop, known},
 };
 use crate::{
     mesh::{DEPLOYMENTS, is_agent, pods},

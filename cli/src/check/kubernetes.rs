@@ -7,8 +7,8 @@ use kube::ResourceExt as _;
 use serde::Deserialize;
 
 use super::{
+    answer::{Stop, known},
     facts::{Crd, CreatedKind, Facts},
-    verdict::{Stop, known},
 };
 use crate::problem::Problem;
 
@@ -145,10 +145,8 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     for name in GATEWAY_KINDS {
         let object = format!("CustomResourceDefinition {name}");
         match there.get(name) {
-            None => {
-                let cure = facts.install_crds("--set installGatewayAPI=true");
-                found.push(Problem::new(object, "does not exist, so there are no routes", cure));
-            }
+            // Nothing is missing: Weft does not act on routes yet.
+            None => {}
             Some(crd) if !crd.served.contains("v1") => {
                 let cure = "upgrade the Gateway API to v1.2 or newer";
                 found.push(Problem::new(format!("{object}, spec.versions"), "does not serve v1", cure));

@@ -5,7 +5,7 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
 };
 
-use super::verdict::{CheckOutcome, Outcome, Severity};
+use super::outcome::{CheckOutcome, Outcome, Severity};
 use crate::output;
 
 /// Clears the line that a terminal's cursor is in.
@@ -107,7 +107,7 @@ fn paint(text: &str, colour: &str, colours: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::verdict::CategoryOutcome, *};
+    use super::{super::outcome::CategoryOutcome, *};
     use crate::problem::Problem;
 
     fn outcome() -> Outcome {

@@ -10,9 +10,9 @@ use weft_tls::{
 };
 
 use super::{
+    answer::{Stop, known},
     facts::{Facts, WebhookFacts},
     identity::{SOON, data_field, ending, text},
-    verdict::{Stop, known},
 };
 use crate::problem::Problem;
 

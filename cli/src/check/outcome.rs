@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use super::{
-    catalogue::CATEGORIES,
+    answer::Stop,
     facts::{Facts, Mode},
 };
 use crate::problem::Problem;
@@ -25,15 +25,6 @@ pub(super) struct Check {
 
 /// Problems that were found; none: it passes.
 pub(super) type Judge = fn(&Facts) -> Result<Vec<Problem>, Stop>;
-
-/// Why a check has no answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// Somebody has to do something first.
-    Unanswered(Problem),
-    /// Another check says already what is missing.
-    Skip,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Severity {
@@ -70,10 +61,10 @@ pub(super) struct CheckOutcome {
 
 impl Outcome {
     /// Asks every check that applies, up to one after which none makes sense.
-    pub(super) fn of(facts: &Facts) -> Self {
-        let mut categories = Vec::new();
+    pub(super) fn of(categories: &[Category], facts: &Facts) -> Self {
+        let mut outcomes = Vec::new();
         let mut fatal = false;
-        for category in CATEGORIES.iter().filter(|category| (category.applies)(facts.mode)) {
+        for category in categories.iter().filter(|category| (category.applies)(facts.mode)) {
             let mut checks = Vec::new();
             for check in category.checks {
                 let Some(outcome) = check.ask(facts) else { continue };
@@ -84,14 +75,14 @@ impl Outcome {
                 }
             }
             if !checks.is_empty() {
-                categories.push(CategoryOutcome { category_name: category.name, checks });
+                outcomes.push(CategoryOutcome { category_name: category.name, checks });
             }
             if fatal {
                 break;
             }
         }
-        let success = !categories.iter().flat_map(|category| &category.checks).any(CheckOutcome::is_error);
-        Self { success, categories }
+        let success = !outcomes.iter().flat_map(|category| &category.checks).any(CheckOutcome::is_error);
+        Self { success, categories: outcomes }
     }
 
     /// The first failure that time may heal; none when everything is well, or something is wrong that time does not heal.
@@ -167,14 +158,6 @@ fn lines(texts: impl Iterator<Item = String>) -> String {
         }
     }
     lines.join("\n")
-}
-
-/// What there is, or why it could not be read.
-pub(super) fn known<'a, T>(what: &str, fetched: &'a Result<T, String>) -> Result<&'a T, Stop> {
-    fetched.as_ref().map_err(|error| {
-        let cure = "let this user get and list them, or use one who may (--context, --as)";
-        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), cure))
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,126 @@
+//! What the cluster has and Weft does not act on: resources, and annotations that have no effect.
+
+use kube::ResourceExt as _;
+use weft_k8s_api::support;
+
+use super::{
+    answer::{Stop, known},
+    data_plane,
+    facts::Facts,
+};
+use crate::problem::Problem;
+
+const CURE: &str = "docs/compatibility.md says what works; remove it, so that nobody relies on it";
+
+/// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
+pub(super) const KINDS: [(&str, &str, &str); 11] = [
+    ("policy.linkerd.io", "Server", "servers"),
+    ("policy.linkerd.io", "AuthorizationPolicy", "authorizationpolicies"),
+    ("policy.linkerd.io", "HTTPLocalRateLimitPolicy", "httplocalratelimitpolicies"),
+    ("policy.linkerd.io", "EgressNetwork", "egressnetworks"),
+    ("policy.linkerd.io", "HTTPRoute", "httproutes"),
+    ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
+    ("gateway.networking.k8s.io", "GRPCRoute", "grpcroutes"),
+    ("gateway.networking.k8s.io", "TLSRoute", "tlsroutes"),
+    ("gateway.networking.k8s.io", "TCPRoute", "tcproutes"),
+    ("linkerd.io", "ServiceProfile", "serviceprofiles"),
+    ("multicluster.linkerd.io", "Link", "links"),
+];
+
+pub(super) fn resources(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let all = known("Custom resources", &facts.cluster()?.objects)?;
+    let found = all.iter().flat_map(|it| {
+        let object = format!("{}.{} {}/{}", it.kind, it.group, it.namespace, it.name);
+        let found = support::object_warnings(it.group, it.kind, &it.content);
+        found
+            .into_iter()
+            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, CURE))
+    });
+    Ok(found.collect())
+}
+
+pub(super) fn services(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let all = known("Services", &facts.cluster()?.services)?;
+    let found = all.iter().flat_map(|it| {
+        let object = format!("Service {}/{}", it.namespace().unwrap_or_default(), it.name_any());
+        let found = support::service_warnings(&it.metadata);
+        found
+            .into_iter()
+            .map(move |invalid| Problem::new(format!("{object}, {}", invalid.field), invalid.problem, CURE))
+    });
+    Ok(found.collect())
+}
+
+pub(super) fn pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    data_plane::of_metadata(facts, support::pod_warnings, CURE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+    use weft_k8s_api::support::State;
+
+    use super::*;
+    use crate::check::facts::{
+        CustomObject, Workload,
+        tests::{check, healthy, object},
+    };
+
+    #[test]
+    fn every_kind_with_an_unsupported_part_is_looked_for() {
+        let unsupported = support::FIELDS.iter().filter(|row| row.state == State::Unsupported);
+        let wanted: BTreeSet<_> = unsupported.map(|row| (row.group, row.kind)).collect();
+        let asked: BTreeSet<_> = KINDS.iter().map(|(group, kind, _)| (*group, *kind)).collect();
+        assert_eq!(asked, wanted);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let custom = |group, kind, content| CustomObject {
+            group,
+            kind,
+            namespace: "shop".to_owned(),
+            name: "x".to_owned(),
+            content,
+        };
+        let target = |kind: &str| json!({"spec": {"targetRef": {"kind": kind, "name": "x"}}});
+        cluster.objects = Ok(vec![
+            custom("gateway.networking.k8s.io", "HTTPRoute", json!({"spec": {}})),
+            custom("policy.linkerd.io", "AuthorizationPolicy", target("HTTPRoute")),
+            custom("policy.linkerd.io", "AuthorizationPolicy", target("Server")),
+            custom("linkerd.io", "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}})),
+        ]);
+        let accrual = json!({"balancer.linkerd.io/failure-accrual": "consecutive"});
+        let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": accrual}});
+        cluster.services.as_mut().unwrap().push(object(service));
+        let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "ingress"}}});
+        cluster.namespaces.as_mut().unwrap().push(object(namespace));
+        let template = object(json!({"annotations": {"config.linkerd.io/access-log": "json"}}));
+        cluster.workloads =
+            Ok(vec![Workload { kind: "Deployment", namespace: "shop".into(), name: "web".into(), template }]);
+        check(
+            resources(&facts),
+            &[
+                ("HTTPRoute.gateway.networking.k8s.io shop/x, kind", "not supported yet"),
+                ("AuthorizationPolicy.policy.linkerd.io shop/x, spec.targetRef.kind", "\"HTTPRoute\""),
+                ("ServiceProfile.linkerd.io shop/x, spec.retryBudget", "does not retry"),
+            ],
+        );
+        let field = "metadata.annotations[\"balancer.linkerd.io/failure-accrual\"]";
+        check(services(&facts), &[(&format!("Service shop/web, {field}"), "no circuit breaking")]);
+        check(
+            pods(&facts),
+            &[
+                ("Namespace shop, metadata.annotations[\"linkerd.io/inject\"]", "\"ingress\""),
+                (
+                    "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/access-log\"]",
+                    "no access log",
+                ),
+            ],
+        );
+    }
+}
