@@ -88,7 +88,7 @@ impl AdminPort {
                 None
             }
             None => {
-                tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+                tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
                     server = &*policy.meta.name, "request to the admin port denied");
                 self.count(&metrics.inbound_http_deny, &policy, route, None, client);
                 Some(denied())

@@ -128,7 +128,7 @@ impl HttpConnection {
                 handles.allowed.inc();
                 if authz.is_audit() {
                     tracing::info!(client.addr = %self.client.addr,
-                        client.id = self.client.identity().map(|id| id.as_str()), orig_dst.addr = %self.target.addr,
+                        client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
                         server = &*policy.meta.name, route = &*route.name, authz = &*authz.name, "Request allowed");
                 }
                 Ok(handles)

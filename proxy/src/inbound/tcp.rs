@@ -38,7 +38,7 @@ where
     };
     count(inbound, &metrics.inbound_tcp_allow, &known, Some(authz), &client, target);
     if authz.is_audit() {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(|id| id.as_str()),
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
             orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
     }
     drop(known);
