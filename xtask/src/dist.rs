@@ -231,8 +231,9 @@ fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
 
 /// What an archive depends on, by name, size and time: reading it all would take as long as writing the archive.
 fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
-    // How an image is made is part of what it depends on.
-    let own = std::env::current_exe().context("find this program")?;
+    // How an image is made is part of what it depends on. Not by its path: a build of the workspace replaces this program's
+    // file while it runs.
+    let own = PathBuf::from("/proc/self/exe");
     let mut text = String::new();
     for file in std::iter::once(own).chain(files.cloned()) {
         let found = file.metadata().with_context(|| format!("look at {}", file.display()))?;
