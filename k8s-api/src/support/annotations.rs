@@ -60,7 +60,6 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/enable-external-profiles", Unsupported, "only names of the cluster have profiles"),
     Setting::new("config.linkerd.io/enable-gateway", Unsupported, "no multicluster gateway"),
     Setting::new("config.linkerd.io/proxy-require-identity-inbound-ports", Works, ""),
-    Setting::of("config.linkerd.io/default-inbound-policy", "audit", Unsupported, "admits everybody, and logs nothing"),
     Setting::new("config.linkerd.io/default-inbound-policy", Works, ""),
     Setting::new("config.linkerd.io/proxy-inbound-connect-timeout", Works, ""),
     Setting::new("config.linkerd.io/proxy-outbound-connect-timeout", Works, ""),

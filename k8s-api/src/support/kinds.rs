@@ -14,7 +14,6 @@ const NO_ROUTE_POLICY: &str = "not applied: it admits nobody; target the Server"
 /// Kinds, and fields that deserve a row of their own.
 pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "Server", Works, ""),
-    Field::value(POLICY, "Server", "spec.accessPolicy", "audit", Unsupported, "admits everybody, and logs nothing"),
     Field::kind(POLICY, "ServerAuthorization", Works, ""),
     Field::kind(POLICY, "AuthorizationPolicy", Works, "of a Server or a Namespace"),
     Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "HTTPRoute", Unsupported, NO_ROUTE_POLICY),

@@ -172,7 +172,7 @@ fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
         (policy, "HTTPLocalRateLimitPolicy", json!({}), &["kind"]),
         (policy, "AuthorizationPolicy", route, &["spec.targetRef.kind"]),
         (policy, "AuthorizationPolicy", json!({"spec": {"targetRef": {"kind": "Server"}}}), &[]),
-        (policy, "Server", json!({"spec": {"accessPolicy": "audit"}}), &["spec.accessPolicy"]),
+        (policy, "Server", json!({"spec": {"accessPolicy": "audit"}}), &[]),
         (policy, "Server", json!({"spec": {"accessPolicy": "deny"}}), &[]),
         (linkerd, "ServiceProfile", routes, &["spec.routes", "spec.routes.isRetryable", "spec.routes.timeout"]),
         (linkerd, "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}}), &["spec.retryBudget"]),

@@ -81,7 +81,7 @@ pub const VALUES: &[Value] = &[
     Value::new("proxy.requireTLSOnInboundPorts", Meaningless, "Linkerd's proxy does not read it either"),
     Value::new("proxy.opaquePorts", Works, ""),
     Value::new("proxy.shutdownGracePeriod", Unsupported, BY_ANNOTATION),
-    Value::new("proxy.defaultInboundPolicy", Works, "audit admits everybody, and logs nothing"),
+    Value::new("proxy.defaultInboundPolicy", Works, ""),
     Value::new("proxy.outboundTransportMode", Unsupported, "it is transport-header"),
     Value::new("proxy.nativeSidecar", Meaningless, NATIVE),
     Value::new("proxy.isGateway", Unsupported, "no multicluster gateway"),

@@ -3,11 +3,12 @@
 use super::env::Env;
 
 /// Names without their prefix, as `linkerd/app/src/env.rs` of linkerd2-proxy has them.
-const WITHOUT_EFFECT: [&str; 39] = [
+///
+/// Two that every injector sets are not here: `CONTROL_LISTEN_ADDR` has no effect without `TAP_SVC_NAME` in linkerd2-proxy
+/// either, and `DESTINATION_PROFILE_SUFFIXES` has one only for names outside of the cluster ([`EXTERNAL_PROFILES`]).
+const WITHOUT_EFFECT: [&str; 37] = [
     "ACCESS_LOG",
-    "CONTROL_LISTEN_ADDR",
     "DESTINATION_PROFILE_INITIAL_TIMEOUT",
-    "DESTINATION_PROFILE_SUFFIXES",
     "DNS_MAX_TTL",
     "DNS_MIN_TTL",
     "INBOUND_CONNECT_EXP_BACKOFF_JITTER",
@@ -45,8 +46,14 @@ const WITHOUT_EFFECT: [&str; 39] = [
     "TRACE_SERVICE_NAME",
 ];
 
+/// Asks for profiles of all names, also those outside of the cluster, which this proxy does not ask for.
+const EXTERNAL_PROFILES: (&str, &str) = ("DESTINATION_PROFILE_SUFFIXES", ".");
+
 /// The full names of those that are set to something other than `false`, which is what this proxy does anyway.
 pub(super) fn set_without_effect(env: &Env<'_>) -> Vec<String> {
     let is_set = |name: &&str| env.string(name).is_some_and(|value| !value.trim().eq_ignore_ascii_case("false"));
-    WITHOUT_EFFECT.into_iter().filter(is_set).map(|name| format!("LINKERD2_PROXY_{name}")).collect()
+    let (suffixes, everything) = EXTERNAL_PROFILES;
+    let external = env.string(suffixes).is_some_and(|value| value.split(',').any(|suffix| suffix.trim() == everything));
+    let names = WITHOUT_EFFECT.into_iter().filter(is_set).chain(external.then_some(suffixes));
+    names.map(|name| format!("LINKERD2_PROXY_{name}")).collect()
 }

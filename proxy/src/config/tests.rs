@@ -176,6 +176,10 @@ fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
         ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "false"),
         ("LINKERD2_PROXY_TAP_SVC_NAME", ""),
         ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
+        ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "0.0.0.0:4190"),
+        ("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local."),
     ]);
     assert_eq!(config.unwrap().without_effect, ["LINKERD2_PROXY_ACCESS_LOG", "LINKERD2_PROXY_INGRESS_MODE"]);
+    let external = parse(&[("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local., .")]).unwrap();
+    assert_eq!(external.without_effect, ["LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES"]);
 }

@@ -262,10 +262,10 @@ spec: {containers: [{name: legacy, image: x, command: [legacy]}]}
     }
 
     #[test]
-    fn a_pod_with_an_unreadable_annotation_is_not_started() {
+    fn a_pod_with_an_unreadable_policy_is_not_started() {
         let text = MESHED.replace(
             "{labels: {app: web}}",
-            "{labels: {app: web}, annotations: {config.linkerd.io/proxy-uid: nobody}}",
+            "{labels: {app: web}, annotations: {config.linkerd.io/default-inbound-policy: sometimes}}",
         );
         let manifests = weft_k8s_api::manifest::parse(Path::new("test.yaml"), &text);
         let objects = manifests.objects.into_iter().map(|located| located.object).collect();
