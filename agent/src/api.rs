@@ -1,15 +1,19 @@
 //! The gRPC edge: turns messages into calls of the datapath and errors into status codes. Refuses to decide anything.
-//! [`Pods`] is served where nobody else tells of pods; on a Kubernetes node `kubernetes` calls the same functions.
+//! [`Pods`] is served outside Kubernetes; on a Kubernetes node `kubernetes` makes the same calls.
 
-use std::{collections::HashMap, pin::Pin, sync::Arc, time::UNIX_EPOCH};
+mod request;
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream, wrappers::errors::BroadcastStreamRecvError};
 use tonic::{Request, Response, Status};
-use weft_ebpf_abi::{
-    counter,
-    verdict::{Direction, Verdict},
-};
+use weft_ebpf_abi::verdict::{Direction, Verdict};
 use weft_proto::agent::{
     EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, Host, LogLine, PodRef, PodState, PodStatus,
     StatusRequest, StatusResponse, VerdictCount, WatchRequest, WithdrawRequest, WithdrawResponse, pods_server,
@@ -19,17 +23,19 @@ use weft_runtime::telemetry::{self, Recent};
 
 use crate::{
     cgroup::{self, AttachPoint},
-    cookies::Cookies,
-    datapath::{Datapath, DatapathError, Enrolled},
+    datapath::{
+        DatapathError,
+        explain::Answer,
+        handle::Handle,
+        netns::{Netns, NetnsError},
+        rules::{InvalidRule, PodName, Rules},
+        sample::{Enrolled, Sample},
+    },
     error::chain,
-    explain::{self, Answer, Question},
     features::Feature,
     host,
     kubernetes::{Problem, Tracking, Trackings},
-    netns::{Netns, NetnsError},
-    rules::{InvalidRule, PodName, Rules, netns_path},
-    shared::Shared,
-    trace::{Filter, Hub, api_direction},
+    trace::{Broadcaster, Filter, api_direction},
 };
 
 /// Enrolments that are under way at once: one writes to the kernel, which only one can, while another asks its namespace,
@@ -38,14 +44,13 @@ const ENROLMENTS: usize = 3;
 
 /// Enrols and withdraws pods.
 pub(crate) struct Pods {
-    datapath: Shared,
-    cookies: Cookies,
+    datapath: Handle,
     enrolments: Semaphore,
 }
 
 /// Streams verdicts.
 pub(crate) struct Trace {
-    pub(crate) hub: Hub,
+    pub(crate) events: Broadcaster,
     /// Whose view of a pod goes with an explanation.
     pub(crate) status: StatusService,
 }
@@ -53,7 +58,7 @@ pub(crate) struct Trace {
 /// Tells how things stand.
 #[derive(Clone)]
 pub(crate) struct StatusService {
-    pub(crate) datapath: Shared,
+    pub(crate) datapath: Handle,
     pub(crate) attach: AttachPoint,
     /// As they were found at the start.
     pub(crate) features: Vec<Feature>,
@@ -70,9 +75,8 @@ pub(crate) struct KubernetesNode {
 }
 
 impl Pods {
-    pub(crate) fn new(datapath: Shared) -> Self {
-        let cookies = datapath.lock().cookies();
-        Self { datapath, cookies, enrolments: Semaphore::new(ENROLMENTS) }
+    pub(crate) fn new(datapath: Handle) -> Self {
+        Self { datapath, enrolments: Semaphore::new(ENROLMENTS) }
     }
 }
 
@@ -80,20 +84,14 @@ impl Pods {
 impl pods_server::Pods for Pods {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
         let request = request.into_inner();
-        let path = netns_path(&request).map_err(invalid)?;
-        let mut rules = Rules::parse(request).map_err(invalid)?;
+        let path = request::netns_path(&request).map_err(invalid)?;
+        let mut rules = request::rules(request).and_then(Rules::new).map_err(invalid)?;
         let pod = rules.pod.clone();
-        let (datapath, cookies) = (self.datapath.clone(), self.cookies.clone());
-        let enrol = {
-            let path = path.clone();
-            move || {
-                let netns = Netns::open(&path, &cookies).map_err(no_netns)?;
-                rules.add_addresses(&netns.addresses);
-                datapath.lock().enrol(&netns, &rules).map_err(refused)
-            }
-        };
         let turn = self.enrolments.acquire().await.map_err(|_| Status::unavailable("the agent ends"))?;
-        let done = blocking(enrol).await??;
+        let (cookies, netns_path) = (self.datapath.facts().cookies.clone(), path.clone());
+        let netns = blocking(move || Netns::open(&netns_path, &cookies)).await?.map_err(no_netns)?;
+        rules.add_addresses(&netns.addresses);
+        let done = self.datapath.enrol(netns, rules).await.map_err(refused)?;
         drop(turn);
         tracing::info!(
             namespace = pod.namespace, pod = pod.name, netns = %path.display(), netns_cookie = done.cookie,
@@ -103,9 +101,9 @@ impl pods_server::Pods for Pods {
     }
 
     async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
-        let pod = PodName::parse(request.into_inner().pod).map_err(invalid)?;
+        let pod = request::pod_name(request.into_inner().pod).map_err(invalid)?;
         tracing::info!(namespace = pod.namespace, pod = pod.name, "pod withdrawn");
-        run(&self.datapath, move |datapath| datapath.withdraw(&pod)).await?;
+        self.datapath.call(move |kernel| kernel.withdraw(&pod)).await.map_err(refused)?;
         Ok(Response::new(WithdrawResponse {}))
     }
 }
@@ -117,7 +115,7 @@ impl trace_server::Trace for Trace {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let filter = Filter::parse(request.into_inner()).map_err(Status::invalid_argument)?;
         let mut missed = 0;
-        let events = BroadcastStream::new(self.hub.subscribe()).filter_map(move |event| match event {
+        let events = BroadcastStream::new(self.events.subscribe()).filter_map(move |event| match event {
             // An event that is filtered out must not take the count of lost ones with it.
             Ok(event) => {
                 missed += event.dropped_before;
@@ -136,30 +134,29 @@ impl trace_server::Trace for Trace {
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
-        let question = Question::parse(request.into_inner()).map_err(invalid)?;
-        let status = self.status.clone();
-        let response = run(&self.status.datapath, move |datapath| {
-            let Answer { verdict, new_destination, reason, change } = explain::explain(datapath, &question)?;
-            let known = status.known();
-            let wanted = PodRef::from(&question.pod);
-            let pod = pods(datapath.pods()?, known).into_iter().find(|pod| pod.pod.as_ref() == Some(&wanted));
-            Ok(ExplainResponse {
-                verdict: verdict.label().to_owned(),
-                new_destination: new_destination.map(|end| end.to_string()).unwrap_or_default(),
-                reason,
-                change,
-                pod_status: pod,
-            })
+        let question = request::question(request.into_inner()).map_err(invalid)?;
+        let wanted = PodRef::from(&question.pod);
+        let answered = self.status.datapath.call(move |kernel| {
+            let answer = kernel.explain(&question)?;
+            Ok((answer, kernel.sample(Duration::ZERO)?))
         });
-        response.await.map(Response::new)
+        let (Answer { verdict, new_destination, reason, change }, sample) = answered.await.map_err(refused)?;
+        let pods = pods(&sample.pods, self.status.known());
+        Ok(Response::new(ExplainResponse {
+            verdict: verdict.label().to_owned(),
+            new_destination: new_destination.map(|end| end.to_string()).unwrap_or_default(),
+            reason,
+            change,
+            pod_status: pods.into_iter().find(|pod| pod.pod.as_ref() == Some(&wanted)),
+        }))
     }
 }
 
 #[tonic::async_trait]
 impl status_server::Status for StatusService {
     async fn get(&self, _request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let view = self.clone();
-        run(&self.datapath, move |datapath| view.status(datapath)).await.map(Response::new)
+        let sample = self.datapath.call(|kernel| kernel.sample(Duration::ZERO)).await.map_err(refused)?;
+        Ok(Response::new(self.status(&sample)))
     }
 }
 
@@ -169,38 +166,34 @@ impl StatusService {
         self.kubernetes.as_ref().and_then(|node| node.pods.borrow().clone())
     }
 
-    fn status(&self, datapath: &Datapath) -> Result<StatusResponse, DatapathError> {
-        let mut verdicts = Vec::new();
-        for direction in Direction::ALL {
-            for verdict in Verdict::ALL.into_iter().filter(|verdict| verdict.is_counted()) {
-                verdicts.push(VerdictCount {
-                    direction: api_direction(direction).into(),
-                    verdict: verdict.label().to_owned(),
-                    count: datapath.verdicts(direction, verdict)?,
-                });
-            }
-        }
-        Ok(StatusResponse {
+    fn status(&self, sample: &Sample) -> StatusResponse {
+        let facts = self.datapath.facts();
+        let count = |(direction, verdict, count): &(Direction, Verdict, u64)| VerdictCount {
+            direction: api_direction(*direction).into(),
+            verdict: verdict.label().to_owned(),
+            count: *count,
+        };
+        StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            programs: datapath.digest(),
-            cgroup: datapath.cgroup().display().to_string(),
-            pin_dir: datapath.pin_dir().display().to_string(),
-            pods: pods(datapath.pods()?, self.known()),
-            verdicts,
-            events_dropped: datapath.counter(counter::EVENTS_DROPPED)?,
-            flow_misses: datapath.counter(counter::FLOW_MISSES)?,
+            programs: facts.digest.clone(),
+            cgroup: facts.cgroup.display().to_string(),
+            pin_dir: facts.pin_dir.display().to_string(),
+            pods: pods(&sample.pods, self.known()),
+            verdicts: sample.verdicts.iter().map(count).collect(),
+            events_dropped: sample.events_dropped,
+            flow_misses: sample.flow_misses,
             node: self.kubernetes.as_ref().map(|node| node.name.clone()).unwrap_or_default(),
             mode: if self.kubernetes.is_some() { "kubernetes" } else { "api" }.to_owned(),
             cgroup_reason: self.attach.reason.clone(),
             cgroup_is_root: self.attach.is_root,
-            bypassed: datapath.bypassed()?,
-            bind_failures: datapath.counter(counter::BIND_FAILURES)?,
-            listeners_lost: datapath.counter(counter::LISTENERS_LOST)?,
-            admissions_refused: datapath.counter(counter::ADMISSIONS_REFUSED)?,
+            bypassed: sample.bypassed,
+            bind_failures: sample.bind_failures,
+            listeners_lost: sample.listeners_lost,
+            admissions_refused: sample.admissions_refused,
             host: Some(Host { kernel: host::kernel(), cgroups: cgroup::layout().to_owned(), btf: host::has_btf() }),
             last_errors: self.recent.lines().into_iter().map(log_line).collect(),
             features: self.features.iter().map(Into::into).collect(),
-        })
+        }
     }
 }
 
@@ -215,7 +208,7 @@ fn log_line(line: telemetry::Line) -> LogLine {
 }
 
 /// The kernel's pods and, on a Kubernetes node, what is known of them and of those that are not in the kernel.
-fn pods(enrolled: Vec<Enrolled>, known: Trackings) -> Vec<PodStatus> {
+fn pods(enrolled: &[Enrolled], known: Trackings) -> Vec<PodStatus> {
     let in_kubernetes = known.is_some();
     let (mut by_cookie, mut others) = (HashMap::new(), Vec::new());
     for tracking in known.into_iter().flatten() {
@@ -263,8 +256,8 @@ fn is_refused(tracking: &Tracking) -> bool {
     matches!(tracking.problem, Some(Problem::Annotation(_)))
 }
 
-impl From<Enrolled> for PodStatus {
-    fn from(pod: Enrolled) -> Self {
+impl From<&Enrolled> for PodStatus {
+    fn from(pod: &Enrolled) -> Self {
         let state = if pod.outbound && pod.inbound { PodState::Enrolled } else { PodState::Pending };
         Self {
             pod: pod.name.as_ref().map(Into::into),
@@ -283,13 +276,10 @@ impl From<Enrolled> for PodStatus {
     }
 }
 
-/// Calls the datapath off the async threads: a call may load programs.
-async fn run<T: Send + 'static>(
-    datapath: &Shared,
-    call: impl FnOnce(&mut Datapath) -> Result<T, DatapathError> + Send + 'static,
-) -> Result<T, Status> {
-    let datapath = datapath.clone();
-    blocking(move || call(&mut datapath.lock())).await?.map_err(refused)
+impl From<&PodName> for PodRef {
+    fn from(pod: &PodName) -> Self {
+        Self { namespace: pod.namespace.clone(), name: pod.name.clone() }
+    }
 }
 
 fn refused(error: DatapathError) -> Status {
@@ -300,7 +290,7 @@ fn refused(error: DatapathError) -> Status {
 
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     let called = tokio::task::spawn_blocking(call).await;
-    called.map_err(|error| Status::internal(format!("datapath call failed: {error}")))
+    called.map_err(|error| Status::internal(format!("the call failed: {error}")))
 }
 
 fn invalid(rule: InvalidRule) -> Status {
@@ -360,7 +350,7 @@ mod tests {
             tracking("older", None, Some(Problem::Annotation(bad))),
         ];
         let kernel = vec![enrolled("running", 1), enrolled("changed", 2), enrolled("deleted", 3), enrolled("older", 4)];
-        let told: Vec<_> = pods(kernel, Some(known))
+        let told: Vec<_> = pods(&kernel, Some(known))
             .into_iter()
             .map(|pod| (pod.pod.unwrap().name, pod.uid, PodState::try_from(pod.state).unwrap(), pod.reason.is_empty()))
             .collect();
@@ -380,7 +370,7 @@ mod tests {
 
     #[test]
     fn nobody_leaves_before_the_first_list() {
-        let told = pods(vec![enrolled("running", 1)], None);
+        let told = pods(&[enrolled("running", 1)], None);
         assert_eq!(told[0].state(), PodState::Enrolled);
     }
 }

@@ -24,20 +24,17 @@ use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal,
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
-    bpf, bpffs, bypass,
     cgroup::{AttachPoint, Search},
-    datapath::{Datapath, Options, SelfEnrolment},
+    datapath::{Datapath, Options, SelfEnrolment, bpf, bpffs, handle::Handle, lock::Lock, migrate},
     features::{self, Feature, Linux},
-    garbage, host, keep,
-    kubernetes::{self, Identity, Outputs, Owner, Publisher},
-    lock::Lock,
-    metrics::{self, EnrolmentSeconds},
-    migrate,
-    shared::Shared,
-    trace::Hub,
+    host,
+    kubernetes::{self, Identity, Outputs, Owner, Publisher, metrics::EnrolmentSeconds},
+    maintenance::{bypass, garbage, pins},
+    metrics,
+    trace::Broadcaster,
 };
 
-/// What `weft-agent run` is told.
+/// Parameters of `weft-agent run`.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) socket: PathBuf,
@@ -55,7 +52,7 @@ pub(crate) struct Config {
     pub(crate) kubernetes: Option<KubernetesConfig>,
 }
 
-/// What is told only to an agent on a Kubernetes node.
+/// Parameters of an agent on a Kubernetes node.
 #[derive(Clone, Debug)]
 pub(crate) struct KubernetesConfig {
     pub(crate) identity: Identity,
@@ -63,7 +60,7 @@ pub(crate) struct KubernetesConfig {
     pub(crate) defaults: RedirectionDefaults,
 }
 
-/// The API server, and whom to ask and tell there.
+/// The API server, and what the agent does there.
 struct Cluster {
     config: KubernetesConfig,
     client: Client,
@@ -162,12 +159,12 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     let Prepared { features, attach, datapath, ebpf, lock } = prepared;
     tracing::info!(
         programs = datapath.digest(), cgroup = %attach.path.display(), reason = attach.reason,
-        pin_dir = %config.pin_dir.display(), pods = datapath.pods()?.len(), "datapath in force"
+        pin_dir = %config.pin_dir.display(), pods = datapath.pod_count()?, "datapath in force"
     );
-    let datapath = Shared::new(datapath);
+    let datapath = Handle::spawn(datapath).context("cannot start the datapath's thread")?;
     // Shared, because it has to outlast the tasks.
     let lock = Arc::new(Mutex::new(lock));
-    let hub = Hub::new();
+    let events = Broadcaster::new();
     let readiness = Readiness::new();
     let registry = Metrics::new();
     registry.register(|registry| metrics::register(registry, datapath.clone()));
@@ -176,11 +173,11 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     let (gone_tx, gone) = mpsc::unbounded_channel();
     let (pods_tx, pods) = watch::channel(None);
     let (owner_tx, owner) = watch::channel(Owner::Unknown);
-    tasks.spawn("trace", hub.clone().run(datapath.clone()));
+    tasks.spawn("trace", events.clone().run(datapath.clone()));
     tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
     let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
     tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
-    tasks.spawn("pins", keep::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
+    tasks.spawn("pins", pins::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
     tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone()));
     if config.debug_log {
         tasks.spawn("kernel-log", kernel_log(ebpf));
@@ -196,7 +193,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         let node = kubernetes.identity.node.clone();
         status.kubernetes = Some(KubernetesNode { name: node.clone(), pods: pods.clone() });
         let seconds = EnrolmentSeconds::new();
-        registry.register(|registry| metrics::register_kubernetes(registry, &seconds, pods));
+        registry.register(|registry| kubernetes::metrics::register(registry, &seconds, pods));
         let (reports, reported) = mpsc::unbounded_channel();
         tasks.spawn("events", publisher.clone().run(reported));
         if let Some(pod) = kubernetes.identity.pod.clone() {
@@ -230,7 +227,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         let listener = TcpListenerStream::new(bind(address, "--api-addr").await?);
         // Who reaches a TCP port of the node may look, and nothing else.
         let server = Server::builder()
-            .add_service(TraceServer::new(Trace { hub: hub.clone(), status: status.clone() }))
+            .add_service(TraceServer::new(Trace { events: events.clone(), status: status.clone() }))
             .add_service(StatusServer::new(status.clone()));
         tasks.spawn("api", async move { server.serve_with_incoming(listener).await.context("gRPC server failed") });
     }
@@ -238,7 +235,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     // Where the API server tells of pods, nobody else does.
     let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath)));
     let server = Server::builder()
-        .add_service(TraceServer::new(Trace { hub, status: status.clone() }))
+        .add_service(TraceServer::new(Trace { events, status: status.clone() }))
         .add_service(StatusServer::new(status))
         .add_optional_service(enrolment);
     tasks.spawn("socket", async move {

@@ -13,7 +13,10 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use weft_proto::agent::{Feature as ApiFeature, FeatureFound, FeatureNeed};
 
-use crate::{bpf::AttachType, cookies::CookieSource, host};
+use crate::{
+    datapath::{bpf::AttachType, cookies::CookieSource},
+    host,
+};
 
 /// How much depends on a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

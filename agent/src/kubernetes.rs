@@ -9,6 +9,7 @@
 //! Decisions are in [`plan`], synchronous; this is the shell that waits and acts. Refuses to withdraw: see [`plan`].
 
 mod locate;
+pub(crate) mod metrics;
 mod owner;
 mod plan;
 mod pod;
@@ -32,7 +33,8 @@ use weft_k8s_api::{inject::RedirectionDefaults, labels};
 use weft_runtime::readiness::Gate;
 
 use self::{
-    locate::{LocateError, Locator},
+    locate::{LocateError, Locator, Sandbox},
+    metrics::EnrolmentSeconds,
     plan::Plan,
     pod::MeshedPod,
     wake::Wake,
@@ -43,10 +45,18 @@ pub(crate) use self::{
     report::Publisher,
 };
 use crate::{
-    cgroup::AttachPoint, error::chain, metrics::EnrolmentSeconds, rules::PodName, rules::Rules, shared::Shared,
+    cgroup::AttachPoint,
+    datapath::{
+        handle::Handle,
+        rules::{PodName, Rules},
+    },
+    error::chain,
 };
 
-/// Whom the agent is, as the downward API told it.
+/// Pods that are looked for and enrolled at once.
+const ATTEMPTS: usize = 4;
+
+/// The node and pod this agent runs as, from the downward API.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) node: String,
@@ -64,7 +74,7 @@ pub(crate) struct OwnPod {
 /// What is known of the node's pods, for status and metrics. `None` before the first list.
 pub(crate) type Trackings = Option<Vec<Tracking>>;
 
-/// What enrolment is told.
+/// Parameters of the enrolment of a node's pods.
 pub(crate) struct Config {
     pub(crate) node: String,
     /// Only pods of the control plane in this namespace.
@@ -75,9 +85,9 @@ pub(crate) struct Config {
     pub(crate) gone: mpsc::UnboundedReceiver<Vec<u64>>,
 }
 
-/// Whom enrolment tells.
+/// Where the enrolment of a node's pods leaves its results.
 pub(crate) struct Outputs {
-    pub(crate) datapath: Shared,
+    pub(crate) datapath: Handle,
     pub(crate) trackings: watch::Sender<Trackings>,
     pub(crate) caught_up: Gate,
     pub(crate) seconds: EnrolmentSeconds,
@@ -89,7 +99,7 @@ pub(crate) struct Outputs {
 /// # Errors
 /// When the node cannot be looked at. An API server that does not answer is waited for.
 pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outputs) -> Result<()> {
-    let cookies = outputs.datapath.lock().cookies();
+    let cookies = outputs.datapath.facts().cookies.clone();
     let locator = Locator::new(config.attach.clone(), cookies).context("cannot read the agent's own namespaces")?;
     let selector = match &config.controller_namespace {
         Some(namespace) => format!("{}={namespace}", labels::CONTROL_PLANE_NS),
@@ -132,8 +142,13 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
                 wake.watch_pod(&cgroup, &uid);
             }
         }
-        for pod in plan.due(Instant::now()) {
-            let result = attempt(&outputs, &locator, pod.clone()).await?;
+        let attempts = plan.due(Instant::now()).into_iter().map(|pod| async {
+            let result = attempt(&outputs, &locator, &pod).await;
+            (pod, result)
+        });
+        // One pod with thousands of processes does not delay the others.
+        let mut attempts = pin!(futures::stream::iter(attempts).buffer_unordered(ATTEMPTS));
+        while let Some((pod, result)) = attempts.next().await {
             plan.attempted(&pod, result, Instant::now());
         }
         for report in plan.take_reports() {
@@ -160,42 +175,27 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     }
 }
 
-/// Tries to enrol one pod, off the async threads.
-async fn attempt(outputs: &Outputs, locator: &Locator, pod: MeshedPod) -> Result<Result<Enrolment, Problem>> {
-    let (datapath, locator, seconds) = (outputs.datapath.clone(), locator.clone(), outputs.seconds.clone());
-    let enrol = move || enrol(&datapath, &locator, &seconds, &pod);
-    tokio::task::spawn_blocking(enrol).await.context("an enrolment panicked")
-}
-
-fn enrol(
-    datapath: &Shared,
-    locator: &Locator,
-    seconds: &EnrolmentSeconds,
-    pod: &MeshedPod,
-) -> Result<Enrolment, Problem> {
-    let rules = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
-    let sandbox = locator.find(pod, rules).map_err(|error| match error {
-        LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
-        _ => Problem::NotYet(error.to_string()),
-    })?;
-    let found = Instant::now();
-    let request = pod::request(pod, rules, &sandbox.netns.addresses, sandbox.proxy);
-    let rules = Rules::parse(request).map_err(|error| Problem::Failed(error.to_string()))?;
-    let done = datapath.lock().enrol(&sandbox.netns, &rules).map_err(|error| Problem::Failed(chain(&error)))?;
+/// Finds a pod on the node and enrols it.
+async fn attempt(outputs: &Outputs, locator: &Locator, pod: &MeshedPod) -> Result<Enrolment, Problem> {
+    let (look_for, locator) = (pod.clone(), locator.clone());
+    let located = tokio::task::spawn_blocking(move || locate(&locator, &look_for)).await;
+    let (sandbox, rules, found) = located.map_err(|error| Problem::Failed(error.to_string()))??;
+    let Sandbox { netns, proxy, age } = sandbox;
+    let done = outputs.datapath.enrol(netns, rules).await.map_err(|error| Problem::Failed(chain(&error)))?;
     if !done.changed {
         return Ok(Enrolment { cookie: done.cookie, after: Duration::ZERO });
     }
-    let after = if done.is_new { sandbox.age + found.elapsed() } else { Duration::ZERO };
+    let after = if done.is_new { age + found.elapsed() } else { Duration::ZERO };
     let (namespace, name) = (&pod.name.namespace, &pod.name.name);
     if done.is_new {
-        seconds.observe(after);
+        outputs.seconds.observe(after);
         tracing::info!(
             namespace,
             pod = name,
             netns_cookie = done.cookie,
             generation = done.generation,
-            proxy_uid = sandbox.proxy.uid,
-            proxy_cgroup = sandbox.proxy.cgroup,
+            proxy_uid = proxy.uid,
+            proxy_cgroup = proxy.cgroup,
             after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
             "pod enrolled"
         );
@@ -209,4 +209,17 @@ fn enrol(
         );
     }
     Ok(Enrolment { cookie: done.cookie, after })
+}
+
+/// Where a pod is on the node, and its rules with what was learnt there.
+fn locate(locator: &Locator, pod: &MeshedPod) -> Result<(Sandbox, Rules, Instant), Problem> {
+    let redirection = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
+    let sandbox = locator.find(pod, redirection).map_err(|error| match error {
+        LocateError::Read { .. } | LocateError::Netns(_) | LocateError::NoPodCgroups => Problem::Failed(chain(&error)),
+        _ => Problem::NotYet(error.to_string()),
+    })?;
+    let found = Instant::now();
+    let wanted = pod::wanted(pod, redirection, &sandbox.netns.addresses, sandbox.proxy);
+    let rules = Rules::new(wanted).map_err(|error| Problem::Failed(error.to_string()))?;
+    Ok((sandbox, rules, found))
 }

@@ -1,41 +1,25 @@
-//! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, tells what the kernel decides.
+//! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, reports what the kernel decides.
 //!
 //! ```text
 //! sandbox ──Enrol──> api ───────────┐
-//! API server ──watch──> kubernetes ─┴─> datapath ──> pins, programs ──bpf(2)──> kernel
-//! weft trace <──events── api <── trace hub <──ring buffer─────────────────────────┘
+//! API server ──watch──> kubernetes ─┴─> datapath (one thread) ──bpf(2)──> kernel
+//! weft trace <── api <── trace <──────────ring buffer────────────────────────┘
 //! ```
 //!
-//! [`datapath`] is synchronous and does what it is told; [`app`] starts the asynchronous edges. Refuses to be needed: the
+//! [`datapath`] is synchronous and has one owner; [`app`] starts the asynchronous edges. Refuses to be needed: the
 //! kernel goes on without it, and another agent takes over what is pinned.
 
 mod api;
 mod app;
-mod bpf;
-mod bpffs;
-mod bypass;
 mod cgroup;
-mod cookies;
 mod datapath;
 mod error;
-mod explain;
 mod features;
-mod garbage;
 mod host;
-mod keep;
 mod kubernetes;
-mod listeners;
-mod lock;
+mod maintenance;
 mod metrics;
-mod migrate;
-mod netns;
-mod pins;
-mod programs;
-mod rules;
-mod shared;
-mod sock_diag;
 mod status;
-mod steering;
 mod trace;
 
 use std::{
@@ -54,11 +38,9 @@ use weft_runtime::{
 };
 
 use crate::{
-    datapath::SelfEnrolment,
+    datapath::{SelfEnrolment, pins::Pins, rules::PodName},
     features::Linux,
     kubernetes::{Identity, OwnPod},
-    pins::Pins,
-    rules::PodName,
     status::Output,
 };
 
@@ -124,6 +106,16 @@ enum Command {
         /// Count what came with a later Linux as missing, to see what an older node would lack
         #[arg(long, value_name = "VERSION")]
         as_on_linux: Option<Linux>,
+    },
+    /// Send the listeners of processes over standard input, a unix socket (internal)
+    #[command(name = datapath::takeover::SUBCOMMAND, hide = true)]
+    TakeListeners {
+        /// The processes to look into
+        #[arg(long, value_delimiter = ',')]
+        pids: Vec<i32>,
+        /// The inodes of the sockets
+        #[arg(long, value_delimiter = ',')]
+        inodes: Vec<u64>,
     },
     /// Prints a completion script
     Completions {
@@ -256,6 +248,7 @@ fn execute(command: Command) -> Result<()> {
                 args.log
             };
             let log = telemetry::init(&filter, args.log_format)?;
+            // It holds one or two descriptors for each pod, and 220 for programs that are loaded in advance.
             if let Err(error) = files::raise_limit() {
                 tracing::warn!(%error, "the limit on open files cannot be raised");
             }
@@ -275,12 +268,12 @@ fn execute(command: Command) -> Result<()> {
             }))
         }
         Command::Unload { pin_dir } => {
-            let message = if migrate::unload(&pin_dir)? { "unloaded" } else { "nothing to unload:" };
+            let message = if datapath::migrate::unload(&pin_dir)? { "unloaded" } else { "nothing to unload:" };
             writeln!(std::io::stderr(), "{message} {}", pin_dir.display()).context("write to standard error")
         }
         Command::Bypass { state, pin_dir } => {
             let on = state == Bypass::On;
-            let before = datapath::set_bypassed(&Pins::new(&pin_dir), on)
+            let before = datapath::maps::set_bypassed(&Pins::new(&pin_dir), on)
                 .with_context(|| format!("no datapath in {}: does an agent run on this node?", pin_dir.display()))?;
             let message = match (before, on) {
                 (false, true) => "nothing on this node is redirected any more: `weft-agent bypass off` ends that",
@@ -299,6 +292,9 @@ fn execute(command: Command) -> Result<()> {
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")?;
             anyhow::ensure!(enough, "this kernel lacks required features: see `no` in the table");
             Ok(())
+        }
+        Command::TakeListeners { pids, inodes } => {
+            datapath::takeover::send_listeners(&pids, &inodes).context("cannot take listeners")
         }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "weft-agent", &mut std::io::stdout());

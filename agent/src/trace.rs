@@ -1,5 +1,6 @@
-//! The kernel's events on their way to whoever watches. The kernel produces them, and this reads them, only while
-//! somebody does. Refuses to hold anything back for a slow watcher: it misses events and is told how many.
+//! The kernel's events on their way to those who watch. The kernel produces them, and this reads them, only while there
+//! are watchers. A pod can produce events faster than they are read: they are taken in bounded batches, and other tasks
+//! run between two batches. Refuses to hold anything back for a slow watcher: it misses events and learns how many.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -7,34 +8,38 @@ use std::{
     sync::Arc,
 };
 
-use aya::maps::{MapData, RingBuf};
 use ipnet::IpNet;
 use lru::LruCache;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, broadcast};
 use weft_ebpf_abi::{
     address::Address,
-    counter,
     event::{COMMAND_BYTES, Event as KernelEvent, kind},
     verdict::{Direction, Verdict},
 };
 use weft_proto::agent::{self, Event, EventKind, WatchRequest};
 
-use crate::{bpf, datapath::Datapath, shared::Shared};
+use crate::datapath::{
+    events::EventSource,
+    handle::{Handle, Names},
+};
 
 /// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
 const BACKLOG: usize = 4096;
 /// Connections between verdict and acceptance; a refused one stays until it is the oldest.
 const PENDING: NonZeroUsize = NonZeroUsize::new(16384).unwrap();
 
-/// Distributes events.
+/// Events that are read before other tasks run again: about a millisecond's work.
+const BATCH: usize = 512;
+
+/// Distributes events to watchers.
 #[derive(Clone)]
-pub(crate) struct Hub {
+pub(crate) struct Broadcaster {
     events: broadcast::Sender<Arc<Event>>,
     watchers: Arc<Notify>,
 }
 
-impl Hub {
+impl Broadcaster {
     pub(crate) fn new() -> Self {
         Self { events: broadcast::Sender::new(BACKLOG), watchers: Arc::new(Notify::new()) }
     }
@@ -50,55 +55,56 @@ impl Hub {
     ///
     /// # Errors
     /// When the kernel's side cannot be switched or read.
-    pub(crate) async fn run(self, datapath: Shared) -> anyhow::Result<()> {
+    pub(crate) async fn run(self, datapath: Handle) -> anyhow::Result<()> {
         loop {
             self.watchers.notified().await;
             if self.events.receiver_count() == 0 {
                 continue;
             }
-            let events = {
-                let mut datapath = datapath.lock();
-                let mut events = datapath.events()?;
-                // What an earlier watcher left behind.
-                while events.next().is_some() {}
-                datapath.set_watched(true)?;
-                events
-            };
+            let events = datapath.call(|kernel| kernel.start_events()).await?;
             tracing::debug!("trace begins");
-            let ended = self.pump(events, &datapath).await;
-            datapath.lock().set_watched(false)?;
+            let ended = self.pump(events.readable()?, || datapath.names()).await;
+            datapath.call(|kernel| kernel.stop_events()).await?;
             tracing::debug!("trace ends");
             ended?;
         }
     }
 
-    async fn pump(&self, events: RingBuf<MapData>, datapath: &Shared) -> anyhow::Result<()> {
-        let mut events = bpf::readable(events)?;
+    /// Passes events on until the last watcher has left.
+    async fn pump(&self, mut events: impl EventSource, names: impl Fn() -> Names) -> anyhow::Result<()> {
         let mut verdicts = Verdicts::new();
-        let mut dropped = datapath.lock().counter(counter::EVENTS_DROPPED)?;
+        let mut dropped = events.dropped()?;
         loop {
-            let mut guard = tokio::select! {
+            tokio::select! {
                 () = self.events.closed() => return Ok(()),
-                guard = events.readable_mut() => guard?,
-            };
-            let offset_ns = wall_clock_offset_ns();
-            {
-                let datapath = datapath.lock();
-                let ring = guard.get_inner_mut();
-                while let Some(bytes) = ring.next() {
-                    let Some(event) = KernelEvent::from_bytes(&bytes) else { continue };
-                    drop(bytes);
-                    let total = datapath.counter(counter::EVENTS_DROPPED)?;
-                    let dropped_before = total.saturating_sub(dropped);
-                    dropped = total;
+                ready = events.ready() => ready?,
+            }
+            // All that is there, before waiting again: what waits in the ring buffer announces itself only once.
+            loop {
+                let (names, offset_ns) = (names(), wall_clock_offset_ns());
+                let total = events.dropped()?;
+                let mut lost = total.saturating_sub(std::mem::replace(&mut dropped, total));
+                let mut taken = 0;
+                while taken < BATCH
+                    && let Some(event) = events.next()
+                {
+                    taken += 1;
                     let given = verdicts.take_in(&event);
-                    if let Some(event) = describe(&event, given, &datapath, offset_ns, dropped_before) {
-                        // Fails without receivers; then the next round ends.
+                    if let Some(mut event) = describe(&event, given, &names, offset_ns) {
+                        event.dropped_before = std::mem::take(&mut lost);
+                        // Fails without receivers.
                         let _ = self.events.send(Arc::new(event));
                     }
                 }
+                dropped -= lost;
+                if taken < BATCH {
+                    break;
+                }
+                if self.events.receiver_count() == 0 {
+                    return Ok(());
+                }
+                tokio::task::yield_now().await;
             }
-            guard.clear_ready();
         }
     }
 }
@@ -157,13 +163,7 @@ fn wall_clock_offset_ns() -> i128 {
 /// The kernel's event in the API's words; `None` when a newer kernel side says something unknown.
 ///
 /// `given` is the verdict that preceded an accepted connection, if it was seen.
-fn describe(
-    event: &KernelEvent,
-    given: Option<Given>,
-    datapath: &Datapath,
-    offset_ns: i128,
-    dropped_before: u64,
-) -> Option<Event> {
+fn describe(event: &KernelEvent, given: Option<Given>, names: &Names, offset_ns: i128) -> Option<Event> {
     let (kind, by) = match event.kind {
         kind::VERDICT => (EventKind::Verdict, Some(Given::from(event))),
         kind::ACCEPTED => (EventKind::Accepted, given),
@@ -178,7 +178,7 @@ fn describe(
     let command: Vec<u8> = command.iter().copied().take_while(|byte| *byte != 0).collect();
     Some(Event {
         time_unix_ns: u64::try_from(i128::from(event.time_ns) + offset_ns).unwrap_or_default(),
-        pod: datapath.name(event.netns_cookie).map(Into::into),
+        pod: names.get(&event.netns_cookie).map(Into::into),
         netns_cookie: event.netns_cookie,
         direction: api_direction(direction).into(),
         pid,
@@ -188,7 +188,7 @@ fn describe(
         original_destination: end(event.original, event.original_port),
         new_destination: end(event.new, event.new_port),
         verdict: verdict.to_owned(),
-        dropped_before,
+        dropped_before: 0,
         kind: kind.into(),
         accepted_after_ns: given.map_or(0, |given| event.time_ns.saturating_sub(given.time_ns)),
         generation: event.generation.into(),
@@ -262,9 +262,12 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use weft_proto::agent::PodRef;
 
     use super::*;
+    use crate::datapath::DatapathError;
 
     fn event() -> Event {
         Event {
@@ -280,9 +283,7 @@ mod tests {
 
     #[test]
     fn an_accepted_connection_finds_its_verdict_once() {
-        let bytes = [0u8; size_of::<KernelEvent>()];
-        let event = KernelEvent::from_bytes(&bytes).unwrap();
-        let asked = KernelEvent { time_ns: 1000, netns_cookie: 7, source_port: 40000, verdict: 6, ..event };
+        let asked = KernelEvent { time_ns: 1000, netns_cookie: 7, source_port: 40000, verdict: 6, ..kernel_event() };
         let accepted = KernelEvent { time_ns: 1400, kind: kind::ACCEPTED, ..asked };
         let mut verdicts = Verdicts::new();
         assert_eq!(verdicts.take_in(&asked), None);
@@ -291,6 +292,47 @@ mod tests {
         let given = verdicts.take_in(&accepted).unwrap();
         assert_eq!((given.time_ns, given.verdict), (1000, 6));
         assert_eq!(verdicts.take_in(&accepted), None);
+    }
+
+    fn kernel_event() -> KernelEvent {
+        KernelEvent::from_bytes(&[0u8; size_of::<KernelEvent>()]).unwrap()
+    }
+
+    /// A pod that produces events faster than they can be read, until it stops.
+    struct Flood {
+        produced: Arc<AtomicU64>,
+    }
+
+    impl EventSource for Flood {
+        async fn ready(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn next(&mut self) -> Option<KernelEvent> {
+            self.produced.fetch_add(1, Ordering::Relaxed);
+            Some(KernelEvent { kind: kind::VERDICT, direction: Direction::ALL[0] as u8, ..kernel_event() })
+        }
+
+        fn dropped(&self) -> Result<u64, DatapathError> {
+            Ok(0)
+        }
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_during_a_flood_and_it_ends_with_the_last_watcher() {
+        let broadcaster = Broadcaster::new();
+        let mut watcher = broadcaster.subscribe();
+        let produced = Arc::new(AtomicU64::new(0));
+        let flood = Flood { produced: Arc::clone(&produced) };
+        let pump = tokio::spawn(async move { broadcaster.pump(flood, Names::default).await });
+        // One thread runs both tasks: these lines are reached only if the flood yields.
+        for _ in 0..3 {
+            watcher.recv().await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert!(produced.load(Ordering::Relaxed) <= 16 * BATCH as u64);
+        drop(watcher);
+        pump.await.unwrap().unwrap();
     }
 
     #[test]

@@ -8,13 +8,15 @@
 #![expect(clippy::allow_attributes, reason = "modules that test programs share are not used whole by each")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
-#[path = "../src/bpf.rs"]
+#[path = "../src/datapath/bpf.rs"]
 #[allow(dead_code, reason = "a test looks at pins and attaches nothing")]
 mod bpf;
 #[path = "failures/confined.rs"]
 mod confined;
 #[path = "failures/crashes.rs"]
 mod crashes;
+#[path = "failures/flood.rs"]
+mod flood;
 #[path = "failures/full.rs"]
 mod full;
 #[path = "failures/kernel.rs"]
@@ -53,7 +55,7 @@ const APP: u32 = 1000;
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 34] = [
+const CHECKS: [Check; 36] = [
     ("agent: ten crashes in a row are not noticed", crashes::ten_crashes_in_a_row),
     ("agent: killed at any step of a first start, the next one completes it", crashes::killed_while_starting),
     ("agent: killed at any step of an update, the next one completes it", crashes::killed_while_updating),
@@ -80,6 +82,11 @@ const CHECKS: [Check; 34] = [
     ("map full: ADMISSIONS", full::admissions),
     ("map full: one container fills none", full::one_container),
     ("ring buffer full: connections go on and the loss is told", full::events),
+    (
+        "trace: a pod that floods delays no enrolment, and its flood is not read without a watcher",
+        flood::delays_nothing,
+    ),
+    ("pod: a proxy with thousands of descriptors is taken over", pods::proxy_with_many_descriptors),
     ("pod: a proxy that crashes again and again is back with its listener", pods::proxy_crash_loop),
     ("pod: a source port used again has its own destination", pods::source_port_reuse),
     ("pod: sockets of other processes and of before the enrolment", pods::inherited_sockets),
@@ -93,7 +100,7 @@ const CHECKS: [Check; 34] = [
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
-        Some(pod::SUBCOMMAND) => return pod::main(&arguments[1..], |_| None),
+        Some(pod::SUBCOMMAND) => return pod::main(&arguments[1..], pods::command),
         Some(pod::CHILD) => return pod::child(&arguments[1..]),
         Some(traced::SUBCOMMAND) => return traced::main(&arguments[1..]),
         Some(confined::SUBCOMMAND) => return confined::main(&arguments[1..]),

@@ -15,9 +15,11 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::{Found, Probe};
 use crate::{
-    bpf::{self, AttachType, Link},
     cgroup,
-    cookies::{self, Cookies},
+    datapath::{
+        bpf::{self, AttachType, Link},
+        cookies::{self, Cookies},
+    },
     error, host,
 };
 

@@ -22,11 +22,14 @@ use weft_k8s_api::{
     labels,
 };
 
-use super::pod::{MeshedPod, Proxy};
+use super::pod::MeshedPod;
 use crate::{
     cgroup::AttachPoint,
-    cookies::Cookies,
-    netns::{Netns, NetnsError, is_link_local},
+    datapath::{
+        cookies::Cookies,
+        netns::{Netns, NetnsError, is_link_local},
+        rules::Proxy,
+    },
 };
 
 /// Levels of cgroups in a pod's that are looked into: a container's own, the one inside it in which crun starts the
@@ -78,7 +81,7 @@ pub(super) struct Locator {
     host_users: u64,
 }
 
-/// A process, and the cgroup in which it was found.
+/// A process, by its age.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     start_ticks: u64,
@@ -204,14 +207,12 @@ impl Locator {
     fn host_id(&self, pid: u32, id: i64, map: &str, user_namespace: bool) -> Result<u32, LocateError> {
         let unmapped = LocateError::IdMapping { id };
         let Ok(in_pod) = u32::try_from(id) else { return Err(unmapped) };
-        if !user_namespace {
-            return Ok(in_pod);
-        }
         let process = self.proc.join(pid.to_string());
         // On its way into its namespaces it is in the network's before the user's.
-        if inode(&process.join("ns/user"))? == self.host_users {
+        if user_namespace && inode(&process.join("ns/user"))? == self.host_users {
             return Err(unmapped);
         }
+        // Also of a pod without `hostUsers: false`: some runtimes map the users of every pod. The host's map changes nothing.
         let path = process.join(map);
         let map = fs::read_to_string(&path).map_err(|source| reading(&path, source))?;
         map_id(&map, in_pod).ok_or(unmapped)

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use weft_k8s_api::inject::{InjectError, RedirectionDefaults};
 
 use super::pod::MeshedPod;
-use crate::rules::PodName;
+use crate::datapath::rules::PodName;
 
 /// The first wait after an attempt that came too early: a container runtime needs some milliseconds between making a
 /// container's cgroup and putting its first process into its namespaces.

@@ -7,9 +7,8 @@ use weft_k8s_api::{
     inject::{InjectError, Redirection, RedirectionDefaults},
     labels,
 };
-use weft_proto::agent::{EnrolRequest, PortRange};
 
-use crate::rules::PodName;
+use crate::datapath::rules::{PodName, Proxy, Wanted};
 
 /// A pod that gets its redirection from this agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,44 +60,26 @@ impl MeshedPod {
     }
 }
 
-/// By what the host knows a pod's proxy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Proxy {
-    pub(crate) uid: u32,
-    /// 0 for none.
-    pub(crate) gid: u32,
-    /// The cgroup's id, 0 for none.
-    pub(crate) cgroup: u64,
-}
-
 /// The rules as the datapath is asked for them.
 ///
 /// `namespace_ips` are the addresses that the pod's network namespace has: those, and no others, are the pod's own. What
 /// the API server says may be late or belong to another pod by now; it only decides which goes first and so becomes the
 /// source of redirected connections.
-pub(crate) fn request(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy: Proxy) -> EnrolRequest {
+pub(crate) fn wanted(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy: Proxy) -> Wanted {
     let mut ips = namespace_ips.to_vec();
     ips.sort_by_key(|ip| pod.ips.iter().position(|known| known == ip).unwrap_or(usize::MAX));
     ips.truncate(weft_ebpf_abi::pod::ADDRESSES);
-    let ranges = |ports: &weft_k8s_api::ports::PortSet| {
-        let ranges = ports.ranges();
-        ranges.map(|range| PortRange { first: (*range.start()).into(), last: (*range.end()).into() }).collect()
-    };
-    EnrolRequest {
-        pod: Some((&pod.name).into()),
-        uid: pod.uid.clone(),
-        netns_path: String::new(),
-        ips: ips.iter().map(ToString::to_string).collect(),
-        proxy_uid: proxy.uid,
-        proxy_gid: proxy.gid,
-        proxy_cgroup: proxy.cgroup,
+    Wanted {
+        pod: pod.name.clone(),
+        ips,
+        proxy,
         bypass: rules.bypass,
-        outbound_port: rules.outbound_port.into(),
-        inbound_port: rules.inbound_port.into(),
-        control_port: rules.control_port.into(),
-        skip_outbound_ports: ranges(&rules.skip_outbound_ports),
-        skip_inbound_ports: ranges(&rules.skip_inbound_ports),
-        skip_subnets: rules.skip_subnets.iter().map(ToString::to_string).collect(),
+        outbound_port: rules.outbound_port,
+        inbound_port: rules.inbound_port,
+        control_port: rules.control_port,
+        skip_outbound_ports: rules.skip_outbound_ports.ranges().collect(),
+        skip_inbound_ports: rules.skip_inbound_ports.ranges().collect(),
+        skip_subnets: rules.skip_subnets.clone(),
     }
 }
 
@@ -174,14 +155,11 @@ pub(super) mod tests {
         let rules = pod.rules.clone().unwrap();
         assert_eq!(rules.proxy_uid, 2200);
         let proxy = Proxy { uid: 102_200, gid: 0, cgroup: 9 };
-        let request = request(&pod, &rules, &["10.244.0.7".parse().unwrap()], proxy);
-        assert_eq!((request.proxy_uid, request.proxy_gid, request.proxy_cgroup), (102_200, 0, 9));
-        assert_eq!(
-            request.skip_outbound_ports,
-            [PortRange { first: 25, last: 25 }, PortRange { first: 8000, last: 8002 }]
-        );
-        assert!(request.skip_inbound_ports.contains(&PortRange { first: 4191, last: 4191 }), "{request:?}");
-        assert_eq!(request.control_port, 4190);
+        let wanted = wanted(&pod, &rules, &["10.244.0.7".parse().unwrap()], proxy);
+        assert_eq!(wanted.proxy, proxy);
+        assert_eq!(wanted.skip_outbound_ports, [25..=25, 8000..=8002]);
+        assert!(wanted.skip_inbound_ports.contains(&(4191..=4191)), "{wanted:?}");
+        assert_eq!(wanted.control_port, 4190);
     }
 
     #[test]
@@ -196,7 +174,8 @@ pub(super) mod tests {
         for (row, ips, expected) in rows {
             let pod = read(&json!({"status": {"podIPs": ips}})).unwrap();
             let rules = pod.rules.clone().unwrap();
-            assert_eq!(request(&pod, &rules, &namespace, Proxy::default()).ips, expected, "{row}");
+            let ips = wanted(&pod, &rules, &namespace, Proxy::default()).ips;
+            assert_eq!(ips, expected.map(|ip| ip.parse::<IpAddr>().unwrap()), "{row}");
         }
     }
 

@@ -9,7 +9,7 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::bpf;
+use crate::datapath::bpf;
 
 /// Watches directories of the cgroup tree for new entries (inotify(7)).
 #[derive(Debug)]

@@ -129,11 +129,15 @@ pub(crate) fn strict_pods_have_no_impostors(world: &mut World) {
     for (target, port) in routes {
         assert_eq!(ask(target, port), "error ConnectionRefused", "{target}");
     }
-    // A proxy that listens before its pod is strict is found, too.
+    // A proxy that listens before its pod is strict is found, too, and before the pod becomes strict.
     world.enrol(world.request("c")).unwrap();
     let mut proxy = world.pod_in("proxy", "c", PROXY);
     proxy.ok("proxy");
+    let mut client = world.pod("b", PROXY);
+    let load = std::thread::spawn(move || client.say("load 10.98.0.3:8080 3000"));
     world.enrol(strict).unwrap();
+    assert!(!load.is_finished(), "the load ended too soon");
+    assert_eq!(load.join().unwrap(), "4143=3000");
     let own = format!("pid={}", proxy.id());
     for (target, port) in routes {
         assert!((0..20).all(|_| ask(target, port).ends_with(&own)), "{target}");

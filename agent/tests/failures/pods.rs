@@ -1,6 +1,55 @@
 //! What applications and proxies do that a mesh has to bear.
 
+use std::{
+    net::{Ipv4Addr, TcpStream},
+    os::fd::IntoRawFd as _,
+    thread,
+};
+
+use nix::sys::resource::{Resource, setrlimit};
+
 use crate::{APP, Mesh, PROXY, kernel, reaches, world::World};
+
+/// More descriptors than a process may have by default.
+const DESCRIPTORS: u64 = 4096;
+
+/// What the processes of this file do besides the common commands.
+pub(crate) fn command(words: &[&str]) -> Option<String> {
+    match words {
+        ["fill-descriptors"] => {
+            setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS + 64, DESCRIPTORS + 64).unwrap();
+            for _ in 0..DESCRIPTORS {
+                let _ = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
+            }
+            Some("ok".into())
+        }
+        ["flood"] => {
+            // Refused at once, so that nothing but the verdict costs anything.
+            thread::spawn(|| {
+                loop {
+                    let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, 9));
+                }
+            });
+            Some("ok".into())
+        }
+        _ => None,
+    }
+}
+
+pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let mut server = world.pod("b", APP);
+    server.ok("serve 8080");
+    let mut proxy = world.pod("b", PROXY);
+    proxy.ok("fill-descriptors");
+    proxy.ok("proxy");
+    // It listened before any program could see it, so its sockets have to be taken from it.
+    world.start_agent(&[]);
+    world.enrol(world.request("b")).unwrap();
+    reaches(&world.pod("c", APP).connect("10.98.0.2:8080"), 4143);
+    assert!(world.pod("b", APP).say("attest").starts_with("flags=3 "));
+}
 
 pub(crate) fn proxy_crash_loop(world: &mut World) {
     let mesh = Mesh::new(world);

@@ -15,9 +15,7 @@ use super::{
 };
 
 /// Where modules still use each other: the crate and the parent. This list only shrinks.
-const KNOWN: [(&str, &str); 8] = [
-    ("weft-agent", "crate"),
-    ("weft-agent", "datapath"),
+const KNOWN: [(&str, &str); 6] = [
     ("weft-cli", "status"),
     ("weft-control-plane", "identity"),
     ("weft-proxy", "crate"),

@@ -26,13 +26,15 @@ use std::{
 use weft_ebpf_abi::LAYOUT;
 
 use crate::{
-    bpf::{AttachType, Link},
-    datapath::DatapathError,
+    datapath::{
+        DatapathError,
+        bpf::{AttachType, Link},
+        handle::Handle,
+        lock::{Lock, LockError},
+        pins::{Pins, PinsError},
+        programs::{self, ProgramsError},
+    },
     error::chain,
-    lock::{Lock, LockError},
-    pins::{Pins, PinsError},
-    programs::{self, ProgramsError},
-    shared::Shared,
 };
 
 /// How often an older layout's pods are looked at.
@@ -136,7 +138,7 @@ pub(crate) fn unload(pin_dir: &Path) -> Result<bool, MigrateError> {
 ///
 /// # Errors
 /// Never.
-pub(crate) async fn run(datapath: Shared, pin_dir: PathBuf) -> anyhow::Result<()> {
+pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf) -> anyhow::Result<()> {
     let mut last_problem = None;
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
@@ -154,7 +156,7 @@ pub(crate) async fn run(datapath: Shared, pin_dir: PathBuf) -> anyhow::Result<()
 }
 
 /// Returns what there is to wait for, if anything.
-async fn retire_all(datapath: &Shared, pin_dir: &Path) -> Result<Option<String>, MigrateError> {
+async fn retire_all(datapath: &Handle, pin_dir: &Path) -> Result<Option<String>, MigrateError> {
     let mut waiting = None;
     for path in older(pin_dir)? {
         // Held until the directory is gone, so that no older agent takes it over meanwhile.
@@ -167,10 +169,9 @@ async fn retire_all(datapath: &Shared, pin_dir: &Path) -> Result<Option<String>,
             Err(error) => return Err(error.into()),
         };
         let pins = Pins::new(&path);
-        let enrolled = {
-            let pods = datapath.lock().pods()?;
-            pods.into_iter().filter(|pod| pod.outbound && pod.inbound).map(|pod| pod.cookie).collect()
-        };
+        let sample = datapath.call(|kernel| kernel.sample(Duration::ZERO)).await?;
+        let in_force = sample.pods.iter().filter(|pod| pod.outbound && pod.inbound);
+        let enrolled = in_force.map(|pod| pod.cookie).collect();
         let remaining = remaining(&old_pods(&pins)?, &enrolled);
         if !remaining.is_empty() {
             waiting = Some(format!("pods in {} that nobody enrolled here: {remaining:?}", path.display()));

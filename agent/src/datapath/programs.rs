@@ -19,12 +19,14 @@ use aya::{
 use weft_ebpf_abi::map;
 
 use crate::{
-    bpf::{AttachType, Link},
     cgroup,
-    cookies::{CookieSource, Cookies, Namespaces},
+    datapath::{
+        bpf::{AttachType, Link},
+        cookies::{CookieSource, Cookies, Namespaces},
+        pins::{Pins, PinsError},
+        steering::{Spares, Steering, SteeringError},
+    },
     error::chain,
-    pins::{Pins, PinsError},
-    steering::{Spares, Steering, SteeringError},
 };
 
 /// The object that `cargo xtask ebpf` built.

@@ -10,28 +10,24 @@ use weft_ebpf_abi::{
     verdict::{Direction, Verdict},
 };
 use weft_k8s_api::labels;
-use weft_proto::agent::{self, ExplainRequest};
 
-use crate::{
-    datapath::{Datapath, DatapathError},
-    rules::{InvalidRule, PodName, invalid},
-};
+use crate::datapath::{Datapath, DatapathError, rules::PodName};
 
 /// A user and group that no proxy has: ids are below this.
-const NOBODY: u32 = u32::MAX;
+pub(crate) const NOBODY: u32 = u32::MAX;
 
 /// A connection that might be, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) pod: PodName,
-    direction: Direction,
-    destination: SocketAddr,
-    source: Option<IpAddr>,
-    uid: u32,
-    gid: u32,
-    as_proxy: bool,
-    not_tcp: bool,
-    device_bound: bool,
+    pub(crate) direction: Direction,
+    pub(crate) destination: SocketAddr,
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) as_proxy: bool,
+    pub(crate) not_tcp: bool,
+    pub(crate) device_bound: bool,
 }
 
 /// What would happen.
@@ -43,42 +39,6 @@ pub(crate) struct Answer {
     pub(crate) reason: String,
     /// Empty where there is nothing to change.
     pub(crate) change: String,
-}
-
-impl Question {
-    /// Checks a request.
-    ///
-    /// # Errors
-    /// Names the first field that cannot be used.
-    pub(crate) fn parse(request: ExplainRequest) -> Result<Self, InvalidRule> {
-        let direction = match request.direction() {
-            agent::Direction::Outbound => Direction::Outbound,
-            agent::Direction::Inbound => Direction::Inbound,
-            agent::Direction::Unspecified => return Err(invalid("direction", "neither 1 (outbound) nor 2 (inbound)")),
-        };
-        let destination = request
-            .destination
-            .parse::<SocketAddr>()
-            .map_err(|_| invalid("destination", format!("{:?} is not ip:port or [ip]:port", request.destination)))?;
-        if destination.port() == 0 && !request.not_tcp {
-            return Err(invalid("destination", "port 0 is nobody's"));
-        }
-        let source = match request.source.as_str() {
-            "" => None,
-            text => Some(text.parse().map_err(|_| invalid("source", format!("{text:?} is not an IP address")))?),
-        };
-        Ok(Self {
-            pod: PodName::parse(request.pod)?,
-            direction,
-            destination,
-            source,
-            uid: request.uid.unwrap_or(NOBODY),
-            gid: request.gid.unwrap_or(NOBODY),
-            as_proxy: request.as_proxy,
-            not_tcp: request.not_tcp,
-            device_bound: request.device_bound,
-        })
-    }
 }
 
 /// Answers from the kernel's maps.
@@ -105,9 +65,9 @@ fn connect_verdict(
     destination: SocketAddr,
 ) -> Result<Verdict, DatapathError> {
     let skips_port = entry.has(pod::SKIPS_OUTBOUND_PORTS)
-        && datapath.skips_port(cookie, entry, Direction::Outbound, destination.port())?;
+        && datapath.maps().skips_port(cookie, entry, Direction::Outbound, destination.port())?;
     let connect = Connect {
-        node_bypassed: datapath.bypassed()?,
+        node_bypassed: datapath.maps().bypassed()?,
         caller: caller(question, entry),
         bound_to_device: question.device_bound,
     };
@@ -134,10 +94,10 @@ fn inbound_verdict(
     let (local, port) = (Address::from(destination.ip()), destination.port());
     let client = question.source.map_or_else(|| stranger(&local), Address::from);
     let skips_port =
-        entry.has(pod::SKIPS_INBOUND_PORTS) && datapath.skips_port(cookie, entry, Direction::Inbound, port)?;
-    let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.skips_subnet(cookie, entry, &client)?;
+        entry.has(pod::SKIPS_INBOUND_PORTS) && datapath.maps().skips_port(cookie, entry, Direction::Inbound, port)?;
+    let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.maps().skips_subnet(cookie, entry, &client)?;
     let controls = datapath.listens(cookie, entry, entry.control_port)?;
-    let arrival = Arrival { node_bypassed: datapath.bypassed()?, client: &client, local: &local, port };
+    let arrival = Arrival { node_bypassed: datapath.maps().bypassed()?, client: &client, local: &local, port };
     let decision = decide_inbound(Some(entry), &arrival, |_| controls, || skips_port, || skips_subnet);
     match decision.steer_to {
         Some(port) if !datapath.listens(cookie, entry, port)? => Ok(Verdict::DenyNoListener),
@@ -288,40 +248,21 @@ fn question_uid(question: &Question, entry: Option<&Pod>) -> u32 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use weft_proto::agent::PodRef;
-
     use super::*;
-
-    fn request() -> ExplainRequest {
-        ExplainRequest {
-            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
-            direction: agent::Direction::Outbound.into(),
-            destination: "10.0.0.9:80".into(),
-            ..ExplainRequest::default()
-        }
-    }
-
-    #[test]
-    fn names_the_field_that_cannot_be_used() {
-        type Change = fn(&mut ExplainRequest);
-        let rows: [(&str, Change); 5] = [
-            ("pod", |r| r.pod = None),
-            ("direction", |r| r.direction = 0),
-            ("destination", |r| r.destination = "web.shop:80".into()),
-            ("destination", |r| r.destination = "10.0.0.9:0".into()),
-            ("source", |r| r.source = "10.0.0.0/8".into()),
-        ];
-        for (field, change) in rows {
-            let mut request = request();
-            change(&mut request);
-            assert_eq!(Question::parse(request).unwrap_err().field, field);
-        }
-        assert!(Question::parse(request()).is_ok());
-    }
 
     #[test]
     fn every_verdict_has_a_reason_of_its_own() {
-        let question = Question::parse(request()).unwrap();
+        let question = Question {
+            pod: PodName { namespace: "shop".into(), name: "web-0".into() },
+            direction: Direction::Outbound,
+            destination: "10.0.0.9:80".parse().unwrap(),
+            source: None,
+            uid: NOBODY,
+            gid: NOBODY,
+            as_proxy: false,
+            not_tcp: false,
+            device_bound: false,
+        };
         let reasons: BTreeSet<_> =
             Verdict::ALL.iter().map(|verdict| sentences(&question, None, question.destination, *verdict).0).collect();
         assert_eq!(reasons.len(), Verdict::ALL.len());

@@ -1,20 +1,16 @@
 //! A pod's rules as asked for, checked and put into the kernel's form. Pure: touches neither maps nor namespaces.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
+use sha2::{Digest as _, Sha256};
 use weft_ebpf_abi::{
     address::Address,
     pod::{self, BLOCK_PORTS, Pod, PortBlock},
 };
-use weft_proto::agent::{EnrolRequest, PodRef, PortRange};
 
-use crate::netns::is_link_local;
+use crate::datapath::netns::is_link_local;
 
-/// Linkerd's default ports.
-const OUTBOUND_PORT: u16 = 4140;
-const INBOUND_PORT: u16 = 4143;
-const CONTROL_PORT: u16 = weft_ebpf_abi::socket::DEFAULT_CONTROL_PORT;
 /// Bounds the longest-prefix map's share of one pod.
 const MAX_SUBNETS: usize = 256;
 
@@ -59,14 +55,40 @@ pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> Invalid
     InvalidRule { field, reason: reason.into() }
 }
 
+/// A pod's proxy as the host sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Proxy {
+    pub(crate) uid: u32,
+    /// Exempt beside the user; 0 for none.
+    pub(crate) gid: u32,
+    /// The cgroup's id, exempt instead of user and group; 0 for none.
+    pub(crate) cgroup: u64,
+}
+
+/// A pod's rules as they are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) pod: PodName,
+    /// The pod's own addresses. The first of a family is the source of its redirected connections.
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) proxy: Proxy,
+    pub(crate) bypass: bool,
+    pub(crate) outbound_port: u16,
+    pub(crate) inbound_port: u16,
+    /// Where the proxy serves its metrics and probes.
+    pub(crate) control_port: u16,
+    pub(crate) skip_outbound_ports: Vec<RangeInclusive<u16>>,
+    pub(crate) skip_inbound_ports: Vec<RangeInclusive<u16>>,
+    pub(crate) skip_subnets: Vec<IpNet>,
+}
+
 impl PodName {
-    /// Reads a reference.
+    /// Checks a pod's namespace and name.
     ///
     /// # Errors
-    /// When it is missing or a part of it is empty or contains a slash.
-    pub(crate) fn parse(pod: Option<PodRef>) -> Result<Self, InvalidRule> {
-        let pod = pod.ok_or_else(|| invalid("pod", "missing"))?;
-        for (field, part) in [("pod.namespace", &pod.namespace), ("pod.name", &pod.name)] {
+    /// When a part is empty or is not a Kubernetes name.
+    pub(crate) fn new(namespace: String, name: String) -> Result<Self, InvalidRule> {
+        for (field, part) in [("pod.namespace", &namespace), ("pod.name", &name)] {
             if part.is_empty() {
                 return Err(invalid(field, "empty"));
             }
@@ -74,35 +96,18 @@ impl PodName {
                 return Err(invalid(field, format!("{part:?} is not a Kubernetes name")));
             }
         }
-        Ok(Self { namespace: pod.namespace, name: pod.name })
-    }
-}
-
-/// The path by which a request refers to a network namespace.
-///
-/// # Errors
-/// When it is empty.
-pub(crate) fn netns_path(request: &EnrolRequest) -> Result<PathBuf, InvalidRule> {
-    if request.netns_path.is_empty() { Err(invalid("netns_path", "empty")) } else { Ok((&request.netns_path).into()) }
-}
-
-impl From<&PodName> for PodRef {
-    fn from(pod: &PodName) -> Self {
-        Self { namespace: pod.namespace.clone(), name: pod.name.clone() }
+        Ok(Self { namespace, name })
     }
 }
 
 impl Rules {
-    /// Checks a request.
+    /// Checks what is asked for and puts it into the kernel's form.
     ///
     /// # Errors
     /// Names the first field that cannot be used.
-    pub(crate) fn parse(request: EnrolRequest) -> Result<Self, InvalidRule> {
-        let pod = PodName::parse(request.pod)?;
+    pub(crate) fn new(wanted: Wanted) -> Result<Self, InvalidRule> {
         let mut ips = Vec::new();
-        for text in &request.ips {
-            let ip: IpAddr = text.parse().map_err(|_| invalid("ips", format!("{text:?} is not an IP address")))?;
-            let ip = ip.to_canonical();
+        for ip in wanted.ips.iter().map(IpAddr::to_canonical) {
             if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
                 return Err(invalid("ips", format!("{ip} cannot be a pod's address")));
             }
@@ -116,39 +121,30 @@ impl Rules {
         if ips.len() > pod::ADDRESSES {
             return Err(invalid("ips", format!("at most {} are possible, not {}", pod::ADDRESSES, ips.len())));
         }
-        let mut subnets = Vec::new();
-        for text in &request.skip_subnets {
-            let subnet = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).map_err(|_| {
-                invalid("skip_subnets", format!("{text:?} is not a network such as 10.0.0.0/8 or fd00::/8"))
-            })?;
-            subnets.push(subnet.trunc());
-        }
+        let mut subnets: Vec<IpNet> = wanted.skip_subnets.iter().map(IpNet::trunc).collect();
         if subnets.len() > MAX_SUBNETS {
             return Err(invalid("skip_subnets", format!("at most {MAX_SUBNETS} are possible, not {}", subnets.len())));
         }
         subnets.sort_unstable();
         subnets.dedup();
-        let outbound_port = port("outbound_port", request.outbound_port, OUTBOUND_PORT)?;
-        let inbound_port = port("inbound_port", request.inbound_port, INBOUND_PORT)?;
-        if outbound_port == inbound_port {
+        if wanted.outbound_port == wanted.inbound_port {
             return Err(invalid("inbound_port", "the same as outbound_port"));
         }
-        let control_port = port("control_port", request.control_port, CONTROL_PORT)?;
-        if [outbound_port, inbound_port].contains(&control_port) {
+        if [wanted.outbound_port, wanted.inbound_port].contains(&wanted.control_port) {
             return Err(invalid("control_port", "the same as outbound_port or inbound_port"));
         }
         Ok(Self {
-            pod,
+            pod: wanted.pod,
             ips,
-            proxy_uid: request.proxy_uid,
-            proxy_gid: request.proxy_gid,
-            proxy_cgroup: request.proxy_cgroup,
-            bypass: request.bypass,
-            outbound_port,
-            inbound_port,
-            control_port,
-            outbound: blocks("skip_outbound_ports", &request.skip_outbound_ports)?,
-            inbound: blocks("skip_inbound_ports", &request.skip_inbound_ports)?,
+            proxy_uid: wanted.proxy.uid,
+            proxy_gid: wanted.proxy.gid,
+            proxy_cgroup: wanted.proxy.cgroup,
+            bypass: wanted.bypass,
+            outbound_port: wanted.outbound_port,
+            inbound_port: wanted.inbound_port,
+            control_port: wanted.control_port,
+            outbound: blocks("skip_outbound_ports", &wanted.skip_outbound_ports)?,
+            inbound: blocks("skip_inbound_ports", &wanted.skip_inbound_ports)?,
             subnets,
         })
     }
@@ -200,14 +196,13 @@ impl Rules {
         }
     }
 
-    /// FNV-1a over everything that the kernel is told, so that the same request is recognised by another agent too.
+    /// Identifies the rules, so that another agent recognises the same ones. A pod's owner chooses most of what goes in, and
+    /// must not find other rules with the same digest: SHA-256, of which the first 64 bits are kept. Each list begins with
+    /// its length.
     fn digest(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut feed = |bytes: &[u8]| {
-            for byte in bytes {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
+        let mut hash = Sha256::new();
+        let mut feed = |bytes: &[u8]| hash.update(bytes);
+        feed(&self.ips.len().to_le_bytes());
         for ip in &self.ips {
             feed(&Address::from(*ip).octets());
         }
@@ -218,8 +213,8 @@ impl Rules {
         feed(&self.outbound_port.to_le_bytes());
         feed(&self.inbound_port.to_le_bytes());
         feed(&self.control_port.to_le_bytes());
-        for (mark, blocks) in [(b"out", &self.outbound), (b"in ", &self.inbound)] {
-            feed(mark);
+        for blocks in [&self.outbound, &self.inbound] {
+            feed(&blocks.len().to_le_bytes());
             for (block, ports) in blocks {
                 feed(&block.to_le_bytes());
                 for word in ports.words {
@@ -227,32 +222,23 @@ impl Rules {
                 }
             }
         }
+        feed(&self.subnets.len().to_le_bytes());
         for subnet in &self.subnets {
             feed(&Address::from(subnet.addr()).octets());
             feed(&[subnet.prefix_len(), u8::from(subnet.addr().is_ipv4())]);
         }
-        hash
+        let digest = hash.finalize();
+        u64::from_le_bytes(std::array::from_fn(|at| digest[at]))
     }
 }
 
-fn port(field: &'static str, number: u32, default: u16) -> Result<u16, InvalidRule> {
-    match u16::try_from(number) {
-        Ok(0) => Ok(default),
-        Ok(port) => Ok(port),
-        Err(_) => Err(invalid(field, format!("{number} is not a port"))),
-    }
-}
-
-fn blocks(field: &'static str, ranges: &[PortRange]) -> Result<BTreeMap<u16, PortBlock>, InvalidRule> {
+fn blocks(field: &'static str, ranges: &[RangeInclusive<u16>]) -> Result<BTreeMap<u16, PortBlock>, InvalidRule> {
     let mut blocks = BTreeMap::<u16, PortBlock>::new();
     for range in ranges {
-        let (Ok(first), Ok(last)) = (u16::try_from(range.first), u16::try_from(range.last)) else {
-            return Err(invalid(field, format!("{}-{} leaves the ports 1 to 65535", range.first, range.last)));
-        };
-        if first == 0 || last < first {
-            return Err(invalid(field, format!("{first}-{last} is not a range of ports")));
+        if *range.start() == 0 || range.is_empty() {
+            return Err(invalid(field, format!("{}-{} is not a range of ports", range.start(), range.end())));
         }
-        for port in first..=last {
+        for port in range.clone() {
             blocks.entry(port / BLOCK_PORTS).or_default().insert(port);
         }
     }
@@ -263,25 +249,24 @@ fn blocks(field: &'static str, ranges: &[PortRange]) -> Result<BTreeMap<u16, Por
 mod tests {
     use super::*;
 
-    fn request() -> EnrolRequest {
-        EnrolRequest {
-            pod: Some(PodRef { namespace: "shop".into(), name: "web-0".into() }),
-            uid: "u".into(),
-            netns_path: "/run/netns/x".into(),
-            ips: vec!["10.244.0.5".into(), "fd00::5".into()],
-            proxy_uid: 2102,
-            outbound_port: 0,
-            inbound_port: 0,
-            skip_outbound_ports: vec![PortRange { first: 25, last: 25 }],
-            skip_inbound_ports: vec![PortRange { first: 4191, last: 4192 }, PortRange { first: 510, last: 513 }],
-            skip_subnets: vec!["10.9.1.2/16".into(), "fd99::/16".into()],
-            ..EnrolRequest::default()
+    fn wanted() -> Wanted {
+        Wanted {
+            pod: PodName { namespace: "shop".into(), name: "web-0".into() },
+            ips: vec!["10.244.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
+            proxy: Proxy { uid: 2102, ..Proxy::default() },
+            bypass: false,
+            outbound_port: 4140,
+            inbound_port: 4143,
+            control_port: 4190,
+            skip_outbound_ports: vec![25..=25],
+            skip_inbound_ports: vec![4191..=4192, 510..=513],
+            skip_subnets: vec!["10.9.1.2/16".parse().unwrap(), "fd99::/16".parse().unwrap()],
         }
     }
 
     #[test]
     fn becomes_an_entry() {
-        let entry = Rules::parse(request()).unwrap().entry(3);
+        let entry = Rules::new(wanted()).unwrap().entry(3);
         assert_eq!((entry.outbound_port, entry.inbound_port, entry.generation), (4140, 4143, 3));
         assert_eq!(entry.control_port, 4190);
         assert_eq!(IpAddr::from(entry.source_v4).to_string(), "10.244.0.5");
@@ -291,9 +276,8 @@ mod tests {
 
     #[test]
     fn link_local_addresses_are_own_and_never_a_source() {
-        let mut request = request();
-        request.ips = vec!["fe80::5".into(), "fd00::5".into()];
-        let mut rules = Rules::parse(request).unwrap();
+        let ips = ["fe80::5", "fd00::5"].map(|ip| ip.parse().unwrap()).to_vec();
+        let mut rules = Rules::new(Wanted { ips, ..wanted() }).unwrap();
         rules.add_addresses(&["169.254.1.5".parse().unwrap(), "fd00::5".parse().unwrap()]);
         let entry = rules.entry(1);
         for own in ["fe80::5", "fd00::5", "169.254.1.5"] {
@@ -305,60 +289,67 @@ mod tests {
 
     #[test]
     fn a_range_over_two_blocks_fills_both() {
-        let rules = Rules::parse(request()).unwrap();
+        let rules = Rules::new(wanted()).unwrap();
         assert!(rules.inbound[&0].contains(511) && !rules.inbound[&0].contains(509));
         assert!(rules.inbound[&1].contains(512) && !rules.inbound[&1].contains(514));
     }
 
     #[test]
     fn subnets_lose_their_host_bits() {
-        let rules = Rules::parse(request()).unwrap();
+        let rules = Rules::new(wanted()).unwrap();
         assert_eq!(rules.subnets[0].to_string(), "10.9.0.0/16");
     }
 
     #[test]
     fn the_same_rules_have_the_same_digest_and_others_another() {
-        let first = Rules::parse(request()).unwrap().entry(1);
-        let mut reordered = request();
+        let first = Rules::new(wanted()).unwrap().entry(1);
+        let mut reordered = wanted();
         reordered.skip_subnets.reverse();
         reordered.skip_inbound_ports.reverse();
-        assert_eq!(Rules::parse(reordered).unwrap().entry(9).rules, first.rules);
-        type Change = fn(&mut EnrolRequest);
+        assert_eq!(Rules::new(reordered).unwrap().entry(9).rules, first.rules);
+        type Change = fn(&mut Wanted);
         let changes: [Change; 5] = [
-            |r| r.skip_outbound_ports.clear(),
-            |r| r.proxy_gid = 7,
-            |r| r.proxy_cgroup = 7,
-            |r| r.bypass = true,
-            |r| r.control_port = 7,
+            |w| w.skip_outbound_ports.clear(),
+            |w| w.proxy.gid = 7,
+            |w| w.proxy.cgroup = 7,
+            |w| w.bypass = true,
+            |w| w.control_port = 7,
         ];
         for (row, change) in changes.into_iter().enumerate() {
-            let mut other = request();
+            let mut other = wanted();
             change(&mut other);
-            assert_ne!(Rules::parse(other).unwrap().entry(1).rules, first.rules, "{row}");
+            assert_ne!(Rules::new(other).unwrap().entry(1).rules, first.rules, "{row}");
         }
     }
 
     #[test]
     fn names_the_field_that_cannot_be_used() {
-        type Change = fn(&mut EnrolRequest);
-        let rows: [(&str, Change); 11] = [
-            ("pod", |r| r.pod = None),
-            ("pod.name", |r| r.pod = Some(PodRef { namespace: "a".into(), name: String::new() })),
-            ("pod.namespace", |r| r.pod = Some(PodRef { namespace: "a/b".into(), name: "c".into() })),
-            ("ips", |r| r.ips.clear()),
-            ("ips", |r| r.ips = vec!["10.0.0.300".into()]),
-            ("ips", |r| r.ips = vec!["127.0.0.1".into()]),
-            ("skip_subnets", |r| r.skip_subnets = vec!["10.0.0.0/33".into()]),
-            ("skip_outbound_ports", |r| r.skip_outbound_ports = vec![PortRange { first: 0, last: 5 }]),
-            ("skip_inbound_ports", |r| r.skip_inbound_ports = vec![PortRange { first: 9, last: 70000 }]),
-            ("inbound_port", |r| r.inbound_port = 4140),
-            ("control_port", |r| r.control_port = 4143),
+        type Change = fn(&mut Wanted);
+        let rows: [(&str, Change); 7] = [
+            ("ips", |w| w.ips.clear()),
+            ("ips", |w| w.ips = vec!["127.0.0.1".parse().unwrap()]),
+            ("skip_subnets", |w| {
+                w.skip_subnets =
+                    (0..=u16::MAX).map(|n| IpNet::from(IpAddr::from([10, 0, (n >> 8) as u8, n as u8]))).collect()
+            }),
+            ("skip_outbound_ports", |w| w.skip_outbound_ports = vec![0..=5]),
+            ("skip_inbound_ports", |w| w.skip_inbound_ports = vec![RangeInclusive::new(9, 7)]),
+            ("inbound_port", |w| w.inbound_port = 4140),
+            ("control_port", |w| w.control_port = 4143),
         ];
         for (field, change) in rows {
-            let mut request = request();
-            change(&mut request);
-            assert_eq!(Rules::parse(request).unwrap_err().field, field);
+            let mut wanted = wanted();
+            change(&mut wanted);
+            assert_eq!(Rules::new(wanted).unwrap_err().field, field);
         }
-        assert_eq!(netns_path(&EnrolRequest::default()).unwrap_err().field, "netns_path");
+    }
+
+    #[test]
+    fn names_the_part_of_a_pods_name_that_cannot_be_used() {
+        for (namespace, name, field) in [("a", "", "pod.name"), ("a/b", "c", "pod.namespace"), ("a", "b c", "pod.name")]
+        {
+            assert_eq!(PodName::new(namespace.into(), name.into()).unwrap_err().field, field);
+        }
+        assert!(PodName::new("a".into(), "b-0.c".into()).is_ok());
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use weft_ebpf_abi::LAYOUT;
 
-use crate::rules::PodName;
+use crate::datapath::rules::PodName;
 
 /// The pin directory of one agent.
 #[derive(Clone, Debug)]

@@ -17,25 +17,16 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
 };
-
-use tokio::sync::Mutex;
-use weft_runtime::readiness::Gate;
 
 use crate::{
-    bpf::{AttachType, Link, Object},
-    datapath::DatapathError,
-    error::chain,
+    datapath::{
+        bpf::{AttachType, Link, Object},
+        lock::LockError,
+        pins::{Pins, PinsError},
+    },
     host,
-    lock::{Lock, LockError},
-    pins::{Pins, PinsError},
-    shared::Shared,
 };
-
-/// How long pins may be missing before somebody notices. What they name stays in force meanwhile.
-const PERIOD: Duration = Duration::from_secs(1);
 
 /// What is held, by the path of its pin.
 #[derive(Debug)]
@@ -180,63 +171,6 @@ fn pin(path: &Path, pin: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Kee
     fs::create_dir_all(directory)
         .and_then(|()| pin(path))
         .map_err(|source| KeepError::Pin { path: path.display().to_string(), source })
-}
-
-/// Looks after the pins, forever. The gate is shut while they cannot be kept.
-///
-/// # Errors
-/// When somebody unloaded the programs: the next agent starts anew.
-pub(crate) async fn watch(datapath: Shared, lock: Arc<Mutex<Lock>>, gate: Gate) -> anyhow::Result<()> {
-    gate.open();
-    let mut last_problem = None;
-    let mut ticks = tokio::time::interval(PERIOD);
-    loop {
-        ticks.tick().await;
-        let mut lock = lock.lock().await;
-        // A directory that is made again is another one, which another agent could lock.
-        let kept = match relock(&datapath, &mut lock) {
-            Ok(()) => {
-                let datapath = datapath.clone();
-                tokio::task::spawn_blocking(move || datapath.lock().keep_pins()).await?
-            }
-            Err(error) => Err(DatapathError::Keep(error)),
-        };
-        match kept {
-            Ok(found) => {
-                if let Found::Restored(count) = found {
-                    tracing::error!(count, "pins were removed by somebody else and have been made again");
-                }
-                if last_problem.take().is_some() {
-                    tracing::info!("the pins can be kept again");
-                    gate.open();
-                }
-            }
-            Err(error @ DatapathError::Keep(KeepError::Unloaded)) => return Err(error.into()),
-            Err(error) => {
-                let problem = chain(&error);
-                if last_problem.as_ref() != Some(&problem) {
-                    tracing::error!(error = problem, "cannot keep the pins; what they named stays in force meanwhile");
-                    gate.close();
-                    gate.explain(problem.clone());
-                    last_problem = Some(problem);
-                }
-            }
-        }
-    }
-}
-
-fn relock(datapath: &Shared, lock: &mut Lock) -> Result<(), KeepError> {
-    let root = datapath.lock().pin_dir().to_path_buf();
-    if lock.is_of(&root) {
-        return Ok(());
-    }
-    // Nothing is made again that was removed on purpose.
-    if datapath.lock().is_unloaded()? {
-        return Err(KeepError::Unloaded);
-    }
-    host::check_bpffs(&root).map_err(|_| KeepError::NoBpffs { path: root.display().to_string() })?;
-    *lock = Lock::take(&root)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::{datapath::DatapathError, error::chain, shared::Shared};
+use crate::{
+    datapath::{DatapathError, handle::Handle},
+    error::chain,
+};
 
 /// Nothing waits for it but a pod whose sandbox was replaced: a dead namespace costs a map entry.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -13,13 +16,11 @@ const PERIOD: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// When the pins cannot be read any more.
-pub(crate) async fn collect(datapath: Shared, gone: mpsc::UnboundedSender<Vec<u64>>) -> anyhow::Result<()> {
+pub(crate) async fn collect(datapath: Handle, gone: mpsc::UnboundedSender<Vec<u64>>) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
         ticks.tick().await;
-        let datapath = datapath.clone();
-        let collected = tokio::task::spawn_blocking(move || datapath.lock().collect_garbage()).await?;
-        match collected {
+        match datapath.call(|kernel| kernel.collect_garbage()).await {
             Ok(cookies) if cookies.is_empty() => {}
             Ok(cookies) => {
                 tracing::info!(pods = cookies.len(), "forgot pods whose network namespaces are gone");
@@ -29,5 +30,23 @@ pub(crate) async fn collect(datapath: Shared, gone: mpsc::UnboundedSender<Vec<u6
             Err(error @ DatapathError::Pins(_)) => return Err(error.into()),
             Err(error) => tracing::warn!(error = chain(&error), "cannot look for pods that are gone"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::fake::FakeKernel;
+
+    #[tokio::test(start_paused = true)]
+    async fn reports_the_pods_that_were_removed() {
+        let kernel = FakeKernel::default();
+        kernel.state().gone = vec![7, 9];
+        let (gone_tx, mut gone) = mpsc::unbounded_channel();
+        let collecting = tokio::spawn(collect(kernel.spawn(), gone_tx));
+        assert_eq!(gone.recv().await, Some(vec![7, 9]));
+        kernel.state().gone = vec![11];
+        assert_eq!(gone.recv().await, Some(vec![11]));
+        collecting.abort();
     }
 }

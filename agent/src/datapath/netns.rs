@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         LazyLock,
         mpsc::{self, RecvError},
@@ -22,7 +22,7 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 
-use crate::{
+use crate::datapath::{
     cookies::{self, Cookies},
     sock_diag::{self, Listening},
 };
@@ -141,22 +141,44 @@ fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 
     answered.recv().map_err(ended)?
 }
 
-/// The cookies of all network namespaces in which a process lives.
+/// The cookies of all network namespaces in which a process lives; `None` when that cannot be told, because a namespace
+/// could not be asked. A process that exits meanwhile is not an error.
 ///
 /// # Errors
-/// When the table of processes cannot be read. A process that ends meanwhile, or may not be looked at, is left out.
-pub(crate) fn living(source: &Cookies) -> io::Result<BTreeSet<u64>> {
-    let (mut inodes, mut cookies) = (BTreeSet::new(), BTreeSet::new());
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path().join("ns/net");
-        let Ok(inode) = fs::metadata(&path).map(|metadata| metadata.ino()) else { continue };
-        if inodes.insert(inode)
-            && let Ok(netns) = Netns::open(&path, source)
-        {
-            cookies.insert(netns.cookie);
+/// When the table of processes cannot be read.
+pub(crate) fn living(source: &Cookies) -> io::Result<Option<BTreeSet<u64>>> {
+    let ask = |path: &Path| Netns::open(path, source).map(|netns| netns.cookie);
+    let exists = |path: &Path| fs::metadata(path).map(|metadata| metadata.ino());
+    let processes: io::Result<Vec<PathBuf>> = fs::read_dir("/proc")?.map(|entry| Ok(entry?.path())).collect();
+    Ok(living_among(processes?.into_iter().map(|process| process.join("ns/net")), exists, ask))
+}
+
+/// Asks each namespace once, by the first process that lives long enough.
+fn living_among(
+    paths: impl Iterator<Item = PathBuf>,
+    inode: impl Fn(&Path) -> io::Result<u64>,
+    ask: impl Fn(&Path) -> Result<u64, NetnsError>,
+) -> Option<BTreeSet<u64>> {
+    let (mut known, mut unknown, mut cookies) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for path in paths {
+        let Ok(inode) = inode(&path) else { continue };
+        if known.contains(&inode) {
+            continue;
+        }
+        // Another process of the namespace may answer where this one did not.
+        match ask(&path) {
+            Ok(cookie) => {
+                known.insert(inode);
+                unknown.remove(&inode);
+                cookies.insert(cookie);
+            }
+            Err(error) => {
+                tracing::debug!(error = crate::error::chain(&error), "a process's network namespace cannot be asked");
+                unknown.insert(inode);
+            }
         }
     }
-    Ok(cookies)
+    unknown.is_empty().then_some(cookies)
 }
 
 fn is_unicast(ip: &IpAddr) -> bool {
@@ -193,5 +215,31 @@ mod tests {
             let own: Vec<String> = own.iter().map(ToString::to_string).collect();
             assert_eq!(own.join(" "), expected, "{what}");
         }
+    }
+
+    /// Processes by number, each with its namespace's inode, or none if it has exited, and the cookie if it answers.
+    fn living_of(processes: &[(Option<u64>, Option<u64>)]) -> Option<BTreeSet<u64>> {
+        let of = |path: &Path| processes[path.to_str().unwrap().parse::<usize>().unwrap()];
+        let exited = || io::Error::from_raw_os_error(libc::ESRCH);
+        living_among(
+            (0..processes.len()).map(|number| PathBuf::from(number.to_string())),
+            |path| of(path).0.ok_or_else(exited),
+            |path| of(path).1.ok_or_else(|| NetnsError::Open { path: String::new(), source: exited() }),
+        )
+    }
+
+    #[test]
+    fn a_namespace_lives_though_its_first_process_exits_during_the_scan() {
+        assert_eq!(living_of(&[(Some(1), None), (Some(1), Some(71)), (Some(2), Some(72))]), Some([71, 72].into()));
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_be_asked_makes_the_scan_inconclusive() {
+        assert_eq!(living_of(&[(Some(1), Some(71)), (Some(2), None)]), None);
+    }
+
+    #[test]
+    fn a_process_that_exited_before_the_scan_counts_for_nothing() {
+        assert_eq!(living_of(&[(None, None), (Some(1), Some(71))]), Some([71].into()));
     }
 }

@@ -2,7 +2,7 @@
 //! where it does not, the socket itself carries it, put there by a program of ours when it was made.
 //!
 //! That program sees the sockets of the pods' cgroup. An agent that runs elsewhere has it attached to its own cgroup too,
-//! for as long as it runs. Refuses to enter namespaces: that is [`crate::netns`]'s.
+//! for as long as it runs. Refuses to enter namespaces: that is [`crate::datapath::netns`]'s.
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
@@ -12,7 +12,7 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
 };
 
-use crate::bpf::Link;
+use crate::datapath::bpf::Link;
 
 sockopt_impl!(
     /// The identity of a socket's network namespace, eight bytes.

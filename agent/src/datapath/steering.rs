@@ -26,7 +26,7 @@ use aya::maps::{MapData, MapError};
 use aya_obj::{EbpfSectionKind, Object, ParseError, relocation::EbpfRelocationError};
 use weft_ebpf_abi::map;
 
-use crate::{bpf, pins::Pins};
+use crate::datapath::{bpf, pins::Pins};
 
 /// The program in the object.
 const PROGRAM: &str = "weft_sk_lookup";

@@ -1,0 +1,268 @@
+//! The proxies' listeners as the programs know them, the maps LISTENERS and PROXIES. The programs record sockets that begin
+//! to listen. A proxy on a node whose agent comes later, or comes back after everything was unloaded, listens already:
+//! its sockets are found by [`takeover`](super::takeover) and recorded here. Without this such a proxy gets no connection
+//! until it restarts. Refuses to replace what the programs recorded, and to look into processes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use aya::maps::{HashMap, MapData, MapError, SockHash};
+use weft_ebpf_abi::{
+    map,
+    pod::{EXEMPTS_CGROUP, Owner, Pod},
+    socket::{LISTENER_SLOTS, ListenerKey, ProxyKey, Slots},
+};
+
+use super::{
+    cookies::Namespaces,
+    takeover::{Search, TakenListener},
+};
+
+/// Do not replace (linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
+/// How long it matters not whether a proxy still listens.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// The proxies' listeners, as the programs know them.
+pub(crate) struct Listeners {
+    map: SockHash<MapData, ListenerKey>,
+    proxies: HashMap<MapData, ProxyKey, Slots>,
+    /// Where sockets carry the cookie of their namespace.
+    namespaces: Option<Namespaces>,
+    /// The namespaces whose proxy's listeners are known to.
+    carrying: BTreeSet<u64>,
+    /// The cgroup below which pods run.
+    cgroup: PathBuf,
+    /// Who listened when somebody looked last.
+    seen: Option<(Instant, BTreeMap<ProxyKey, Slots>)>,
+}
+
+/// Why listeners could not be read or recorded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenersError {
+    #[error("cannot read map {name}")]
+    Read { name: &'static str, source: MapError },
+    #[error("cannot write map {name} (is it full?)")]
+    Write { name: &'static str, source: MapError },
+}
+
+impl Listeners {
+    /// Wraps the maps; `cgroup` is the one below which pods run.
+    pub(crate) fn new(
+        map: SockHash<MapData, ListenerKey>,
+        proxies: HashMap<MapData, ProxyKey, Slots>,
+        namespaces: Option<Namespaces>,
+        cgroup: PathBuf,
+    ) -> Self {
+        Self { map, proxies, namespaces, carrying: BTreeSet::new(), cgroup, seen: None }
+    }
+
+    /// The proxies that have a listener now, and in which slots: sockets leave the kernel's map by themselves when they are
+    /// closed.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn living(&self) -> Result<BTreeMap<ProxyKey, Slots>, ListenersError> {
+        let mut living = BTreeMap::new();
+        for key in self.map.keys() {
+            let key = key.map_err(|source| ListenersError::Read { name: map::LISTENERS, source })?;
+            let ListenerKey { netns_cookie, owner, port, slot, .. } = key;
+            *living.entry(ProxyKey { netns_cookie, owner, port: port.into(), pad: 0 }).or_default() |= 1 << slot;
+        }
+        Ok(living)
+    }
+
+    /// Takes the notes of proxies whose listeners are gone out of the kernel's map: those do not go by themselves.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn collect_garbage(&mut self) -> Result<(), ListenersError> {
+        if !self.carrying.is_empty() {
+            let living: BTreeSet<u64> = self.living()?.into_keys().map(|proxy| proxy.netns_cookie).collect();
+            // A proxy that starts anew has listeners that are younger than the programs.
+            self.carrying.retain(|cookie| living.contains(cookie));
+        }
+        // Notes first: what is noted listens already, or not any more.
+        let notes: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
+        let notes = notes.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
+        let living = self.living()?;
+        let dead: Vec<ProxyKey> = notes.into_iter().filter(|note| !living.contains_key(note)).collect();
+        for note in &dead {
+            match self.proxies.remove(note) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(source) if is(&source, io::ErrorKind::NotFound) => {}
+                Err(source) => return Err(ListenersError::Write { name: map::PROXIES, source }),
+            }
+        }
+        // A successor may have begun to listen meanwhile.
+        let living = if dead.is_empty() { BTreeMap::new() } else { self.living()? };
+        dead.iter().filter_map(|note| living.get_key_value(note)).try_for_each(|(note, slots)| self.note(*note, *slots))
+    }
+
+    fn note(&mut self, proxy: ProxyKey, slots: Slots) -> Result<(), ListenersError> {
+        self.proxies.insert(proxy, slots, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
+    }
+
+    /// What has to be found before a pod's inbound connections can be redirected; `None` if its proxy's listeners are
+    /// known.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn search(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Option<Search>, ListenersError> {
+        let Known { inbound, outbound } = self.known(netns_cookie, pod)?;
+        let carry = self.carries(netns_cookie);
+        if inbound && outbound && carry {
+            return Ok(None);
+        }
+        let wanted = [(pod.inbound_port, inbound), (pod.outbound_port, outbound)];
+        let ports = wanted.into_iter().filter(|(_, known)| !(*known && carry)).map(|(port, _)| port).collect();
+        Ok(Some(Search {
+            proxy_uid: pod.proxy_uid,
+            proxy_cgroup: pod.has(EXEMPTS_CGROUP).then_some(pod.proxy_cgroup),
+            cgroup: self.cgroup.clone(),
+            ports,
+            control_port: (!inbound).then_some(pod.control_port),
+        }))
+    }
+
+    /// Records the listeners that a search found, unless the programs know one already. Returns how many were recorded.
+    ///
+    /// # Errors
+    /// See [`ListenersError`].
+    pub(crate) fn adopt(
+        &mut self,
+        netns_cookie: u64,
+        pod: &Pod,
+        found: &[TakenListener],
+    ) -> Result<usize, ListenersError> {
+        let Known { inbound, outbound } = self.known(netns_cookie, pod)?;
+        if !self.carries(netns_cookie) {
+            self.have_carry(netns_cookie, pod, found)?;
+        }
+        let mut adopted = 0;
+        if !inbound {
+            adopted += self.record_all(netns_cookie, pod, pod.inbound_port, found)?;
+            adopted += self.record_all(netns_cookie, pod, pod.control_port, found)?;
+        }
+        if !outbound {
+            adopted += self.record_all(netns_cookie, pod, pod.outbound_port, found)?;
+        }
+        Ok(adopted)
+    }
+
+    fn known(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Known, ListenersError> {
+        Ok(Known {
+            inbound: self.is_known(netns_cookie, pod, pod.inbound_port)?,
+            // Elsewhere the kernel finds the outbound listener by itself.
+            outbound: !pod.has(EXEMPTS_CGROUP) || self.is_known(netns_cookie, pod, pod.outbound_port)?,
+        })
+    }
+
+    /// Whether the programs know a listener of a pod's proxy: without a note there is none, with one there was.
+    fn is_known(&mut self, netns_cookie: u64, pod: &Pod, port: u16) -> Result<bool, ListenersError> {
+        let key = proxy_key(netns_cookie, pod, port);
+        Ok(self.is_noted(&key)? && self.was_seen_listening(&key)?)
+    }
+
+    /// Records listeners of a pod's proxy on one port, and that it has them. Returns how many were recorded.
+    fn record_all(
+        &mut self,
+        netns_cookie: u64,
+        pod: &Pod,
+        port: u16,
+        found: &[TakenListener],
+    ) -> Result<usize, ListenersError> {
+        let (mut slots, mut recorded) = (0, 0);
+        for TakenListener { family, socket, .. } in found.iter().filter(|one| one.port == port) {
+            if let Some(slot) = self.record(netns_cookie, pod.proxy(), port, *family, socket)? {
+                slots |= 1 << slot;
+                recorded += 1;
+            }
+        }
+        if recorded > 0 {
+            self.note(proxy_key(netns_cookie, pod, port), slots)?;
+        }
+        Ok(recorded)
+    }
+
+    /// Whether the proxy's listeners carry the cookie of their namespace, or need not.
+    fn carries(&self, netns_cookie: u64) -> bool {
+        self.namespaces.is_none() || self.carrying.contains(&netns_cookie)
+    }
+
+    /// Has a proxy's listeners carry the cookie of their namespace: they may be older than the programs, and what they
+    /// accept has it from them.
+    fn have_carry(&mut self, netns_cookie: u64, pod: &Pod, found: &[TakenListener]) -> Result<(), ListenersError> {
+        let ports = [pod.inbound_port, pod.outbound_port];
+        for TakenListener { socket, .. } in found.iter().filter(|one| ports.contains(&one.port)) {
+            if let Some(namespaces) = &mut self.namespaces {
+                let written = namespaces.insert(socket, netns_cookie, 0);
+                written.map_err(|source| ListenersError::Write { name: map::NAMESPACES, source })?;
+            }
+        }
+        // A proxy that listens on one port only may come to listen on the other with a socket that is as old.
+        if ports.iter().all(|port| found.iter().any(|one| one.port == *port)) {
+            self.carrying.insert(netns_cookie);
+        }
+        Ok(())
+    }
+
+    /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have seen that.
+    fn was_seen_listening(&mut self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
+        let stale = self.seen.as_ref().is_none_or(|(at, seen)| at.elapsed() > MOMENT || !seen.contains_key(proxy));
+        if stale {
+            // Walking the map takes a system call for each listener: not for each of a hundred pods that start at once.
+            self.seen = Some((Instant::now(), self.living()?));
+        }
+        Ok(self.seen.as_ref().is_some_and(|(_, seen)| seen.contains_key(proxy)))
+    }
+
+    fn is_noted(&self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
+        match self.proxies.get(proxy, 0) {
+            Ok(_) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(source) => Err(ListenersError::Read { name: map::PROXIES, source }),
+        }
+    }
+
+    /// Puts a listener into a free slot, and returns which. None if all are taken: then other members of its group stand
+    /// for it.
+    fn record(
+        &mut self,
+        netns_cookie: u64,
+        owner: Owner,
+        port: u16,
+        family: u8,
+        socket: &OwnedFd,
+    ) -> Result<Option<u8>, ListenersError> {
+        for slot in 0..LISTENER_SLOTS {
+            let key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
+            match self.map.insert(key, socket.as_raw_fd(), BPF_NOEXIST) {
+                Ok(()) => return Ok(Some(slot)),
+                Err(error) if is(&error, io::ErrorKind::AlreadyExists) => {}
+                Err(source) => return Err(ListenersError::Write { name: map::LISTENERS, source }),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Which ports' listeners of a proxy the programs know, or need not know.
+struct Known {
+    inbound: bool,
+    outbound: bool,
+}
+
+/// What a listener of a pod's proxy is noted by.
+pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod, port: u16) -> ProxyKey {
+    ProxyKey { netns_cookie, owner: pod.proxy(), port: port.into(), pad: 0 }
+}
+
+fn is(error: &MapError, kind: io::ErrorKind) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.kind() == kind)
+}

@@ -1,0 +1,281 @@
+//! Typed access to the pinned maps that describe pods: entries, skipped ports and subnets, flows, counters,
+//! admissions, switches. Refuses to decide what is written, and in which order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::maps::{
+    Array, HashMap, Map, MapData, MapError, PerCpuArray,
+    lpm_trie::{Key, LpmTrie},
+};
+use weft_ebpf_abi::{
+    address::Address,
+    map,
+    pod::{self, AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
+    socket::{Flow, FlowKey},
+    switch,
+    verdict::Direction,
+};
+
+use crate::datapath::{DatapathError, SelfEnrolment, pins::Pins, rules::Rules};
+
+/// The maps.
+pub(crate) struct Maps {
+    entries: HashMap<MapData, u64, Pod>,
+    ports: HashMap<MapData, PortBlockKey, PortBlock>,
+    subnets: LpmTrie<MapData, Subnet, u8>,
+    stats: PerCpuArray<MapData, u64>,
+    switches: Array<MapData, u32>,
+    flows: HashMap<MapData, FlowKey, Flow>,
+    admissions: HashMap<MapData, AdmissionKey, u64>,
+    /// The keys of rules in the kernel by cookie and generation. Looking for them there takes a system call for each rule
+    /// of the node.
+    written: BTreeMap<(u64, u32), Keys>,
+}
+
+/// Where the rules of one generation of a pod are.
+#[derive(Default)]
+struct Keys {
+    ports: Vec<PortBlockKey>,
+    subnets: Vec<Key<Subnet>>,
+}
+
+pub(crate) fn open_map<T>(
+    pins: &Pins,
+    name: &'static str,
+    wrap: impl FnOnce(MapData) -> Result<T, MapError>,
+) -> Result<T, DatapathError> {
+    MapData::from_pin(pins.map(name)).and_then(wrap).map_err(|source| DatapathError::OpenMap { name, source })
+}
+
+/// Opens the counters on their own: whoever only reads them needs nothing else.
+pub(crate) fn open_counters(pins: &Pins) -> Result<Counters, DatapathError> {
+    open_map(pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data))).map(Counters)
+}
+
+/// The programs' counters.
+pub(crate) struct Counters(PerCpuArray<MapData, u64>);
+
+impl Counters {
+    /// A counter of [`weft_ebpf_abi::counter`], summed over all CPUs.
+    pub(crate) fn read(&self, index: u32) -> Result<u64, DatapathError> {
+        let values = self.0.get(&index, 0).map_err(reading(map::STATS))?;
+        Ok(values.iter().sum())
+    }
+}
+
+/// Switches all redirection of the node off or on, by the pins alone: needs no agent. Returns how it was.
+///
+/// # Errors
+/// When there is no datapath, or it is of another layout.
+pub(crate) fn set_bypassed(pins: &Pins, bypassed: bool) -> Result<bool, DatapathError> {
+    pins.check_layout()?;
+    let mut switches: Array<MapData, u32> = open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?;
+    let before = switches.get(&switch::BYPASS, 0).map_err(reading(map::SWITCHES))?;
+    switches.set(switch::BYPASS, u32::from(bypassed), 0).map_err(writing(map::SWITCHES))?;
+    Ok(before != 0)
+}
+
+fn writing(name: &'static str) -> impl Fn(MapError) -> DatapathError {
+    move |source| DatapathError::WriteMap { name, source }
+}
+
+fn reading(name: &'static str) -> impl Fn(MapError) -> DatapathError {
+    move |source| DatapathError::ReadMap { name, source }
+}
+
+/// Removing what is not there is fine.
+fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn found<T>(result: Result<T, MapError>, name: &'static str) -> Result<Option<T>, DatapathError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(reading(name)(error)),
+    }
+}
+
+impl Maps {
+    /// Opens the pinned maps and reads which rules are in them.
+    pub(crate) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let mut maps = Self {
+            entries: open_map(pins, map::PODS, |data| HashMap::try_from(Map::HashMap(data)))?,
+            ports: open_map(pins, map::PORTS, |data| HashMap::try_from(Map::HashMap(data)))?,
+            subnets: open_map(pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
+            stats: open_map(pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
+            switches: open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?,
+            flows: open_map(pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
+            admissions: open_map(pins, map::ADMISSIONS, |data| HashMap::try_from(Map::HashMap(data)))?,
+            written: BTreeMap::new(),
+        };
+        for key in maps.ports.keys() {
+            let key = key.map_err(reading(map::PORTS))?;
+            maps.written.entry((key.netns_cookie, key.generation)).or_default().ports.push(key);
+        }
+        for key in maps.subnets.keys() {
+            let key = key.map_err(reading(map::SUBNETS))?;
+            let data = key.data();
+            let of = (u64::from_ne_bytes(data.netns_cookie), u32::from_ne_bytes(data.generation));
+            maps.written.entry(of).or_default().subnets.push(key);
+        }
+        Ok(maps)
+    }
+
+    /// A pod's entry.
+    pub(crate) fn entry(&self, cookie: u64) -> Result<Option<Pod>, DatapathError> {
+        found(self.entries.get(&cookie, 0), map::PODS)
+    }
+
+    /// All pods' entries.
+    pub(crate) fn entries(&self) -> Result<Vec<(u64, Pod)>, DatapathError> {
+        self.entries.iter().map(|item| item.map_err(reading(map::PODS))).collect()
+    }
+
+    /// Writes a pod's entry.
+    pub(crate) fn put_entry(&mut self, cookie: u64, entry: &Pod) -> Result<(), DatapathError> {
+        self.entries.insert(cookie, entry, 0).map_err(writing(map::PODS))
+    }
+
+    /// Removes a pod's entry.
+    pub(crate) fn remove_entry(&mut self, cookie: u64) -> Result<(), DatapathError> {
+        absent_is_fine(self.entries.remove(&cookie)).map_err(writing(map::PODS))
+    }
+
+    /// Whether a pod's rules skip a port, as the programs look it up.
+    pub(crate) fn skips_port(
+        &self,
+        cookie: u64,
+        entry: &Pod,
+        direction: Direction,
+        port: u16,
+    ) -> Result<bool, DatapathError> {
+        let key = PortBlockKey {
+            netns_cookie: cookie,
+            generation: entry.generation,
+            direction: direction as u16,
+            block: port / pod::BLOCK_PORTS,
+        };
+        Ok(found(self.ports.get(&key, 0), map::PORTS)?.is_some_and(|block| block.contains(port)))
+    }
+
+    /// Whether a pod's rules skip a client, as the programs look it up.
+    pub(crate) fn skips_subnet(&self, cookie: u64, entry: &Pod, client: &Address) -> Result<bool, DatapathError> {
+        let key = Key::new(Subnet::HEAD_BITS + 128, Subnet::new(cookie, entry.generation, client));
+        Ok(found(self.subnets.get(&key, 0), map::SUBNETS)?.is_some())
+    }
+
+    /// A counter of [`weft_ebpf_abi::counter`], summed over all CPUs.
+    pub(crate) fn counter(&self, index: u32) -> Result<u64, DatapathError> {
+        let values = self.stats.get(&index, 0).map_err(reading(map::STATS))?;
+        Ok(values.iter().sum())
+    }
+
+    /// Whether all redirection is switched off.
+    pub(crate) fn bypassed(&self) -> Result<bool, DatapathError> {
+        self.switches.get(&switch::BYPASS, 0).map(|on| on != 0).map_err(reading(map::SWITCHES))
+    }
+
+    /// Has the kernel produce events, or stop it.
+    pub(crate) fn set_watched(&mut self, watched: bool) -> Result<(), DatapathError> {
+        self.set(switch::TRACE, u32::from(watched))
+    }
+
+    /// Has the kernel enrol namespaces by itself, or stop it.
+    pub(crate) fn set_self_enrolment(&mut self, to: Option<SelfEnrolment>) -> Result<(), DatapathError> {
+        if let Some(SelfEnrolment { proxy_uid, outbound_port, inbound_port }) = to {
+            self.set(switch::PROXY_UID, proxy_uid)?;
+            self.set(switch::OUTBOUND_PORT, outbound_port.into())?;
+            self.set(switch::INBOUND_PORT, inbound_port.into())?;
+        }
+        self.set(switch::SELF_ENROL, u32::from(to.is_some()))
+    }
+
+    fn set(&mut self, index: u32, value: u32) -> Result<(), DatapathError> {
+        self.switches.set(index, value, 0).map_err(writing(map::SWITCHES))
+    }
+
+    /// Writes a generation of a pod's rules.
+    pub(crate) fn write_rules(&mut self, cookie: u64, generation: u32, rules: &Rules) -> Result<(), DatapathError> {
+        // Noted before it is written: what a failure leaves is removed, too.
+        let keys = self.written.entry((cookie, generation)).or_default();
+        for (direction, blocks) in [(Direction::Outbound, &rules.outbound), (Direction::Inbound, &rules.inbound)] {
+            for (block, ports) in blocks {
+                let key = PortBlockKey { netns_cookie: cookie, generation, direction: direction as u16, block: *block };
+                keys.ports.push(key);
+                self.ports.insert(key, ports, 0).map_err(writing(map::PORTS))?;
+            }
+        }
+        for subnet in &rules.subnets {
+            let data = Subnet::new(cookie, generation, &Address::from(subnet.addr()));
+            let mapped_bits = if subnet.addr().is_ipv4() { 96 } else { 0 };
+            let key = Key::new(Subnet::HEAD_BITS + mapped_bits + u32::from(subnet.prefix_len()), data);
+            keys.subnets.push(key);
+            self.subnets.insert(&key, 1, 0).map_err(writing(map::SUBNETS))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the rules of a pod whose generation is not `but`.
+    pub(crate) fn remove_rules(&mut self, cookie: u64, but: Option<u32>) -> Result<(), DatapathError> {
+        let generations = self.written.range((cookie, 0)..=(cookie, u32::MAX)).map(|((_, generation), _)| *generation);
+        let unwanted: Vec<u32> = generations.filter(|generation| Some(*generation) != but).collect();
+        unwanted.into_iter().try_for_each(|generation| self.remove_generation(cookie, generation))
+    }
+
+    /// Removes one generation of a pod's rules.
+    pub(crate) fn remove_generation(&mut self, cookie: u64, generation: u32) -> Result<(), DatapathError> {
+        let Some(keys) = self.written.get(&(cookie, generation)) else { return Ok(()) };
+        for key in &keys.ports {
+            absent_is_fine(self.ports.remove(key)).map_err(writing(map::PORTS))?;
+        }
+        for key in &keys.subnets {
+            absent_is_fine(self.subnets.remove(key)).map_err(writing(map::SUBNETS))?;
+        }
+        self.written.remove(&(cookie, generation));
+        Ok(())
+    }
+
+    /// Removes rules that no entry refers to: what an agent left that was killed while it wrote them.
+    pub(crate) fn remove_unused_rules(&mut self) -> Result<(), DatapathError> {
+        let used: BTreeMap<u64, u32> =
+            self.entries()?.into_iter().map(|(cookie, entry)| (cookie, entry.generation)).collect();
+        let cookies: BTreeSet<u64> = self.written.keys().map(|(cookie, _)| *cookie).collect();
+        cookies.into_iter().try_for_each(|cookie| self.remove_rules(cookie, used.get(&cookie).copied()))
+    }
+
+    /// The network namespaces that the kernel admitted by itself.
+    pub(crate) fn admissions(&self) -> Result<Vec<(AdmissionKey, u64)>, DatapathError> {
+        self.admissions.iter().map(|item| item.map_err(reading(map::ADMISSIONS))).collect()
+    }
+
+    /// Removes admissions of namespaces that are gone, and of those that an agent enrolled since.
+    pub(crate) fn remove_admissions(
+        &mut self,
+        admissions: Vec<(AdmissionKey, u64)>,
+        gone: &[u64],
+    ) -> Result<(), DatapathError> {
+        for (key, cookie) in admissions {
+            if gone.contains(&cookie) || self.entry(cookie)?.is_some_and(|entry| !entry.has(pod::SELF_ENROLLED)) {
+                absent_is_fine(self.admissions.remove(&key)).map_err(writing(map::ADMISSIONS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what connections left that never came to be, of pods that are gone.
+    pub(crate) fn remove_stale_flows(&mut self) -> Result<(), DatapathError> {
+        // Flows first: a pod is there before its flows are. Entries that come and go meanwhile are the kernel's business.
+        let flows: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
+        let pods: Result<BTreeSet<u64>, MapError> = self.entries.keys().collect();
+        let pods = pods.map_err(reading(map::PODS))?;
+        for key in flows.into_iter().filter(|key| !pods.contains(&key.netns_cookie)) {
+            absent_is_fine(self.flows.remove(&key)).map_err(writing(map::FLOWS))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! What status and metrics show of the datapath: plain values, read in one call.
+
+use std::net::IpAddr;
+
+use weft_ebpf_abi::verdict::{Direction, Verdict};
+
+use crate::datapath::rules::PodName;
+
+/// Pods and counters at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    /// The pods in the kernel, by name.
+    pub(crate) pods: Vec<Enrolled>,
+    /// How often each verdict was given since the maps were made.
+    pub(crate) verdicts: Vec<(Direction, Verdict, u64)>,
+    /// Trace events that found no room in the ring buffer.
+    pub(crate) events_dropped: u64,
+    /// Connections to a proxy without a recorded original destination.
+    pub(crate) flow_misses: u64,
+    /// Redirected connections without the pod's source address.
+    pub(crate) bind_failures: u64,
+    /// Listeners of proxies that could not be recorded.
+    pub(crate) listeners_lost: u64,
+    /// Binds of proxies for which the kernel had no room to admit their network namespace by itself.
+    pub(crate) admissions_refused: u64,
+    /// Whether all redirection of the node is switched off.
+    pub(crate) bypassed: bool,
+}
+
+/// A pod as the kernel has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Enrolled {
+    pub(crate) name: Option<PodName>,
+    pub(crate) cookie: u64,
+    pub(crate) generation: u32,
+    pub(crate) outbound: bool,
+    pub(crate) inbound: bool,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) bypassed: bool,
+    pub(crate) self_enrolled: bool,
+    pub(crate) strict: bool,
+    /// Whether the proxy has a listener for inbound connections.
+    pub(crate) listening: bool,
+}

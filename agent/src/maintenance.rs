@@ -1,0 +1,6 @@
+//! What the agent looks at again and again: pods that are gone, pins, the node's bypass switch. Refuses to hold state that
+//! the kernel has.
+
+pub(crate) mod bypass;
+pub(crate) mod garbage;
+pub(crate) mod pins;

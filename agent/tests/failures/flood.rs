@@ -1,0 +1,33 @@
+//! A pod that produces events faster than they can be read.
+
+use std::time::Duration;
+
+use aya::maps::{Array, Map};
+use weft_ebpf_abi::{map, switch};
+use weft_proto::agent::WatchRequest;
+
+use crate::{APP, Mesh, kernel, world::World};
+
+pub(crate) fn delays_nothing(world: &mut World) {
+    let mesh = Mesh::new(world);
+    let is_watched = |world: &World| {
+        let switches = Array::<_, u32>::try_from(Map::Array(kernel::data(&world.pins(), map::SWITCHES))).unwrap();
+        switches.get(&switch::TRACE, 0).unwrap() == 1
+    };
+    let mut floods: Vec<_> = (0..2).map(|_| world.pod("a", APP)).collect();
+    let mut watch = world.watch(WatchRequest::default());
+    floods.iter_mut().for_each(|flood| flood.ok("flood"));
+    world.eventually("a ring buffer that overflows", |world| {
+        watch.try_next(Duration::ZERO);
+        (world.status().events_dropped > 0).then_some(())
+    });
+    for _ in 0..3 {
+        world.withdraw("b");
+        world.enrol(world.request("b")).unwrap();
+    }
+    assert!(is_watched(world), "the flood was traced all the while");
+    drop(watch);
+    world.eventually("the end of tracing", |world| (!is_watched(world)).then_some(()));
+    drop(floods);
+    mesh.is_meshed(world);
+}
