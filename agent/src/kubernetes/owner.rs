@@ -2,7 +2,9 @@
 //! when an agent stops for any other reason: a rollout, an eviction, a node that shuts down.
 //!
 //! `helm uninstall` deletes the DaemonSet first and the agent's rights soon after, and its pods last. So the agent watches
-//! its DaemonSet from the start, and what that watch said is what counts.
+//! its DaemonSet from the start. A DaemonSet that is deleted and created again at once (`kubectl replace --force`, a GitOps
+//! tool that replaces) is no uninstallation: so the agent asks again for a while before it believes a deletion, and leaves
+//! everything in force where the API server does not answer.
 
 use std::{future::Future, time::Duration};
 
@@ -16,7 +18,7 @@ use kube::{
     api::ObjectMeta,
     runtime::{WatchStreamExt, watcher::watch_object},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::OwnPod;
 use crate::error::chain;
@@ -25,6 +27,10 @@ use crate::error::chain;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between questions for the agent's own pod.
 const RETRY: Duration = Duration::from_secs(5);
+/// How long a deleted DaemonSet has to stay away.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between questions for a deleted DaemonSet.
+const RECHECK: Duration = Duration::from_millis(500);
 
 /// What is known of the agent's DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,38 +74,69 @@ pub(crate) async fn follow(client: Client, pod: OwnPod, state: watch::Sender<Own
     anyhow::bail!("the watch of DaemonSet {namespace}/{name} ended")
 }
 
+/// What the API server says about an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Present,
+    /// Not there, or being deleted.
+    Gone,
+    /// The agent may not ask: an uninstallation takes its rights before it takes its pods.
+    Forbidden,
+    /// No answer.
+    Unknown,
+}
+
 /// Why everything is to be unloaded now that the agent was told to stop; `None` to leave it in force.
 pub(crate) async fn uninstalled(client: &Client, pod: &OwnPod, owner: &Owner) -> Option<String> {
     let namespace = &pod.name.namespace;
-    if let Owner::Deleted(name) = owner {
-        return Some(format!("DaemonSet {namespace}/{name} was deleted"));
-    }
-    // The watch may have been between two connections.
-    if let Owner::Present(name) = owner {
+    if let Owner::Present(name) | Owner::Deleted(name) = owner {
         let daemon_sets = Api::<DaemonSet>::namespaced(client.clone(), namespace);
-        if is_deleted(daemon_sets.get_metadata_opt(name), |found| found.metadata).await {
+        let ask = async || presence(daemon_sets.get_metadata_opt(name), |found| found.metadata).await;
+        let was_deleted = matches!(owner, Owner::Deleted(_));
+        // The watch may have been between two connections.
+        if (was_deleted || ask().await == Presence::Gone) && stays_away(ask).await {
             return Some(format!("DaemonSet {namespace}/{name} was deleted"));
         }
     }
     let namespaces = Api::<Namespace>::all(client.clone());
-    if is_deleted(namespaces.get_metadata_opt(namespace), |found| found.metadata).await {
+    if presence(namespaces.get_metadata_opt(namespace), |found| found.metadata).await == Presence::Gone {
         return Some(format!("namespace {namespace} was deleted"));
     }
     None
 }
 
-/// Whether the API server says so. No answer, or no right to ask, says nothing.
-async fn is_deleted<T>(
+/// Whether a deleted object is not created again.
+async fn stays_away(mut ask: impl AsyncFnMut() -> Presence) -> bool {
+    let end = Instant::now() + GRACE;
+    loop {
+        let presence = ask().await;
+        if presence == Presence::Present {
+            tracing::info!("the agent's DaemonSet was created again");
+            return false;
+        }
+        if Instant::now() >= end {
+            return presence != Presence::Unknown;
+        }
+        tokio::time::sleep(RECHECK).await;
+    }
+}
+
+async fn presence<T>(
     question: impl Future<Output = kube::Result<Option<T>>>,
     metadata: impl Fn(T) -> ObjectMeta,
-) -> bool {
+) -> Presence {
     match tokio::time::timeout(PATIENCE, question).await {
-        Ok(Ok(found)) => found.is_none_or(|found| metadata(found).deletion_timestamp.is_some()),
+        Ok(Ok(Some(found))) => match metadata(found).deletion_timestamp {
+            None => Presence::Present,
+            Some(_) => Presence::Gone,
+        },
+        Ok(Ok(None)) => Presence::Gone,
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => Presence::Forbidden,
         Ok(Err(error)) => {
             tracing::debug!(error = chain(&error), "cannot ask whether Weft was uninstalled");
-            false
+            Presence::Unknown
         }
-        Err(_) => false,
+        Err(_) => Presence::Unknown,
     }
 }
 
@@ -136,6 +173,26 @@ mod tests {
         assert_eq!(daemon_set(&owners("DaemonSet", false)), None);
         assert_eq!(daemon_set(&owners("ReplicaSet", true)), None);
         assert_eq!(daemon_set(&ObjectMeta::default()), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_counts_only_if_it_lasts() {
+        use Presence::{Forbidden, Gone, Present, Unknown};
+        let rows: [(&str, &[Presence], bool); 5] = [
+            ("uninstalled", &[Gone], true),
+            ("uninstalled together with the agent's rights", &[Gone, Forbidden], true),
+            ("created again", &[Gone, Gone, Present], false),
+            ("created again after a failure", &[Unknown, Present], false),
+            ("the API server went away", &[Gone, Unknown], false),
+        ];
+        for (row, answers, expected) in rows {
+            let (mut answers, mut last) = (answers.iter(), Unknown);
+            let ask = async || {
+                last = answers.next().copied().unwrap_or(last);
+                last
+            };
+            assert_eq!(stays_away(ask).await, expected, "{row}");
+        }
     }
 
     #[test]
