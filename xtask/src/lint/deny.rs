@@ -19,8 +19,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let configuration = workspace.root.join("deny.toml");
     let run = |directory: &Path, options: &[&str], checks: &[&str]| {
         let mut command = Command::new(&deny);
-        command.args(["--log-level", "error", "--workspace", "--all-features"]).args(options);
-        command.arg("check").arg("--config").arg(&configuration).args(checks);
+        command.args(["--log-level", "error", "--workspace", "--all-features", "--config"]).arg(&configuration);
+        command.args(options).arg("check").args(checks);
         command::run(command.current_dir(directory))
     };
     let mut checks = vec!["bans", "licenses", "sources"];

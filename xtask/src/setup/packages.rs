@@ -63,7 +63,12 @@ const RUN: [Need; 5] = [
 ];
 
 /// What a Kubernetes node takes besides the programs that `kube` builds.
-const KUBE: [Need; 7] = [
+const KUBE: [Need; 8] = [
+    need(
+        Probe::Program("bpftool"),
+        "bpftool",
+        "shows the checks of the cluster which programs are attached, and where",
+    ),
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
