@@ -107,9 +107,11 @@ impl PodRecord {
             _ if pod.metadata.deletion_timestamp.is_some() => Lifecycle::Terminating,
             _ => Lifecycle::Live,
         };
-        let proxy = serving().find(|container| container.name == labels::PROXY_CONTAINER).and_then(proxy_ports);
+        let container = serving().find(|container| container.name == labels::PROXY_CONTAINER);
+        let proxy = container.and_then(proxy_ports);
         let meshed = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
-        if proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
+        // Without the container there is nothing to mend: the node agent has the label, too.
+        if container.is_some() && proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
             problems.push(format!(
                 "pod is labelled as meshed, but the environment of its container {} names no inbound, admin and \
                  control addresses; it is not announced",

@@ -449,6 +449,10 @@ fn a_meshed_pod_whose_proxy_cannot_be_read_is_not_reached_in_plain_text() {
     let problems = world.index.apply(vec![object(silent.clone())]).problems;
     assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Pod shop/web-1"), "{problems:?}");
     assert_eq!(world.index.apply(vec![object(silent.clone())]).problems, [], "a problem is reported once");
+    let agent = pod("agent", "10.244.0.2", json!({"spec": {"initContainers": [], "containers": [{"name": "agent"}]}}));
+    let agent = serde_json::from_value(agent).unwrap();
+    let agent = Event::Apply(Box::new(manifest::Object::Pod(agent)));
+    assert_eq!(world.index.apply(vec![agent]).problems, [], "a pod without the container has nothing to mend");
     let mut rx = profiles(&world, "10.244.0.1:8080");
     assert_eq!(*rx.borrow_and_update(), None);
     world.apply(pod("web-1", "10.244.0.1", json!({})));
