@@ -19,17 +19,24 @@ const LONGEST: usize = 72;
 /// Checks the commits between [`BASE`] and what is checked out.
 ///
 /// # Errors
-/// When git cannot list the commits of a checkout that has git's directory, as in a shallow clone.
+/// When git cannot list the commits.
 pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     if !workspace.root.join(".git").exists() {
         step("commit subjects: not checked, this is no git checkout");
         return Ok(Vec::new());
     }
     packages::ensure(&[packages::GIT])?;
-    let mut git = Command::new("git");
-    // The owner of the checkout may be another user than root, who runs this in CI.
-    git.args(["-c", "safe.directory=*", "log", "--no-merges", "--format=%h %s"]).arg(format!("{BASE}..HEAD"));
-    let log = command::output(git.current_dir(&workspace.root)).context("list commits (a shallow clone lacks them)")?;
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        // The owner of the checkout may be another user than root, who runs this in CI.
+        git.args(["-c", "safe.directory=*"]).args(arguments).current_dir(&workspace.root);
+        command::output(&mut git)
+    };
+    if git(&["merge-base", "--is-ancestor", BASE, "HEAD"]).is_err() {
+        step(&format!("commit subjects: not checked, this clone's history does not reach back to {BASE}"));
+        return Ok(Vec::new());
+    }
+    let log = git(&["log", "--no-merges", "--format=%h %s", &format!("{BASE}..HEAD")]).context("list commits")?;
     Ok(log.lines().filter_map(finding).collect())
 }
 
