@@ -13,8 +13,7 @@ use crate::problem::Problem;
 const CURE: &str = "docs/compatibility.md says what works; remove it, so that nobody relies on it";
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
-pub(super) const KINDS: [(&str, &str, &str); 11] = [
-    ("policy.linkerd.io", "Server", "servers"),
+pub(super) const KINDS: [(&str, &str, &str); 10] = [
     ("policy.linkerd.io", "AuthorizationPolicy", "authorizationpolicies"),
     ("policy.linkerd.io", "HTTPLocalRateLimitPolicy", "httplocalratelimitpolicies"),
     ("policy.linkerd.io", "EgressNetwork", "egressnetworks"),
