@@ -459,7 +459,7 @@ impl Kernel for Datapath {
                 removed.push(cookie);
             }
         }
-        // No link tells of the end of these.
+        // These have no link that ends with their namespace.
         let is_old = |seen: &Instant| seen.elapsed() > SELF_ENROLLED_GRACE;
         let old: Vec<u64> = self.self_enrolled.iter().filter(|(_, seen)| is_old(seen)).map(|(c, _)| *c).collect();
         if !old.is_empty()

@@ -47,7 +47,7 @@ pub(crate) fn open_map<T>(
     MapData::from_pin(pins.map(name)).and_then(wrap).map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// Opens the counters on their own: whoever only reads them needs nothing else.
+/// Opens the counters on their own, for readers that need nothing else.
 pub(crate) fn open_counters(pins: &Pins) -> Result<Counters, DatapathError> {
     open_map(pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data))).map(Counters)
 }

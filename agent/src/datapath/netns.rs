@@ -141,7 +141,7 @@ fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 
     answered.recv().map_err(ended)?
 }
 
-/// The cookies of all network namespaces in which a process lives; `None` when that cannot be told, because a namespace
+/// The cookies of all network namespaces in which a process lives; `None` when the scan is incomplete, because a namespace
 /// could not be asked. A process that exits meanwhile is not an error.
 ///
 /// # Errors
