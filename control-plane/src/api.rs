@@ -1,8 +1,7 @@
-//! The Kubernetes API: how to reach it, what is logged of every request, and Events for people.
-//!
-//! Every request is logged at debug with method, URL, status and duration, and fails when no answer begins in time; the
-//! bodies of watches may then take as long as they like. Dead connections are found by TCP keep-alive, since a watch may
-//! rightly be silent for minutes.
+//! The Kubernetes API: connecting to it, logging of requests, and Events for people.
+//! Every request is logged at debug with method, URL, status and duration, and fails if the answer does not
+//! start in time. The body of a watch may take as long as it likes. TCP keep-alive finds dead connections,
+//! because a watch can be silent for minutes.
 
 pub(crate) mod events;
 
@@ -28,11 +27,12 @@ use kube::{
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-/// How long the API may take to begin an answer.
+/// How long the API server may take to start an answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long connecting may take.
+/// Deadline for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence after which a connection is probed, and how often until it counts as dead: 60 s in all.
+/// Silence after which a connection is probed, and the interval of the probes; it counts as dead after 60 s
+/// in all.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -45,7 +45,7 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client>
     client(config(kubeconfig).await?).context("prepare the client of the Kubernetes API")
 }
 
-/// What went wrong, on one line: the API's own message, or the error with its causes.
+/// The error on one line: the API server's own message, or the error with its causes.
 pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{} ({})", status.message, status.code);
@@ -62,7 +62,7 @@ pub(crate) fn explain(error: &kube::Error) -> String {
     text
 }
 
-/// What went wrong with a watch, on one line.
+/// The error of a watch, on one line.
 pub(crate) fn explain_watch(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(error)
@@ -77,7 +77,7 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let options = KubeConfigOptions::default();
     if let Some(paths) = kubeconfig {
         let mut merged = Kubeconfig::default();
-        // Like KUBECONFIG itself: several files, the first mention of a name counts.
+        // As with KUBECONFIG itself: of several files, the first one that defines a name counts.
         for path in std::env::split_paths(paths) {
             let read = Kubeconfig::read_from(&path)
                 .with_context(|| format!("--kubeconfig {}: not a kubeconfig", path.display()))?;

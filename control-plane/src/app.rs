@@ -7,9 +7,9 @@
 //! Helm values, namespaces ------------------------> injector
 //! ```
 //!
-//! Addresses are bound before anything else, so that a conflict is the first thing to be reported. Services that answer from
-//! the index accept connections only once the source has sent everything: a proxy that asks too early must wait, not hear
-//! that nothing exists.
+//! Addresses are bound first, so that a conflict is the first thing to be reported. Services that answer from
+//! the index accept connections only once the source has sent everything: a proxy that asks too early must
+//! wait, and must not be answered that nothing exists.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -67,7 +67,8 @@ use crate::{
 /// Batches that may wait for the index; the source waits beyond.
 const BATCHES: usize = 16;
 
-/// The largest request, in bytes: a token and a signing request of a few KiB each, or the name of a destination.
+/// The largest request, in bytes: a token and a signing request of a few KiB each, or the name of a
+/// destination.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
 /// Runs the process until a signal.
@@ -95,7 +96,7 @@ pub(crate) struct App {
     pub(crate) bound: Bound,
 }
 
-/// Addresses of the services that run, with the ports that the system chose where 0 was asked for.
+/// Bound addresses of the services that run; for port 0, the port that the system chose.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bound {
     pub(crate) destination: Option<SocketAddr>,
@@ -105,7 +106,7 @@ pub(crate) struct Bound {
     pub(crate) admin: Option<SocketAddr>,
 }
 
-/// What every service gets.
+/// What every service needs.
 struct Parts {
     tasks: Tasks,
     watch: drain::Watch,
@@ -113,12 +114,12 @@ struct Parts {
     metrics: Metrics,
     grpc: GrpcMetrics,
     bound: Bound,
-    /// Connected where something needs it.
+    /// The client of the Kubernetes API, connected if some service needs it.
     api: Option<Client>,
 }
 
 impl App {
-    /// Binds and starts what the command asks for.
+    /// Binds the addresses and starts the tasks of a command.
     ///
     /// # Errors
     /// When an address is taken or a file is missing or malformed; the message names the flag.
@@ -167,7 +168,7 @@ impl App {
     /// Runs until `shutdown`, then ends every stream and waits for calls in progress.
     ///
     /// # Errors
-    /// When a task ended before.
+    /// When a task ended earlier.
     pub(crate) async fn run_until(mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         self.tasks.run_until(shutdown).await?;
         if !self.drain.drain(self.grace).await {
@@ -177,7 +178,7 @@ impl App {
     }
 }
 
-/// The index, and whether it knows everything.
+/// The index, and whether it is complete.
 struct Served {
     index: SharedIndex,
     synced: watch::Receiver<bool>,
@@ -221,7 +222,7 @@ impl Parts {
                 let client = self.api(cluster).await?;
                 let gate = self.readiness.gate("caches");
                 let interest = Interest { destination: destination.is_some(), policy: policy.is_some() };
-                // Both parts watch Servers; one of them tells their owners.
+                // Both parts watch Servers; only one of them informs their owners.
                 let owners = if interest.policy { Events::new(client.clone(), "policy") } else { Events::none() };
                 let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
                 self.tasks.spawn("source", source.run(batch_tx));
@@ -242,7 +243,7 @@ impl Parts {
         Ok(Served { index, synced })
     }
 
-    /// Takes part in the election of the writer of EndpointSlices, and writes while elected.
+    /// Takes part in the election of the writer of EndpointSlices, and writes while it holds the lease.
     fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) -> anyhow::Result<SliceWriter> {
         let identity = args.lease_identity()?;
         let config = LeaseConfig {
@@ -379,14 +380,14 @@ impl Parts {
         self.bound.admin = Some(listener.local_addr()?);
         let admin = Admin::new(self.metrics.clone(), self.readiness.clone());
         self.tasks.spawn("admin", async move {
-            // Probes and scrapes are answered to the very end.
+            // Probes and scrapes are answered until the process exits.
             admin.serve(listener, std::future::pending()).await;
             Ok(())
         });
         Ok(())
     }
 
-    /// Serves once the index knows everything, until the drain.
+    /// Serves once the index is complete, until the drain.
     fn serve(
         &mut self,
         name: &'static str,
@@ -415,7 +416,7 @@ impl Parts {
     }
 }
 
-/// Applies batches; `synced` hears of how many changes the start consisted.
+/// Applies batches; `synced` receives the number of changes that the initial state consisted of.
 async fn apply(
     index: SharedIndex,
     slices: Option<SliceWriter>,
@@ -446,7 +447,7 @@ fn read(flag: &str, path: &std::path::Path) -> anyhow::Result<String> {
 async fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(addr)
         .await
-        .with_context(|| format!("{flag} {addr}: cannot be bound, stop whoever has it or choose another"))
+        .with_context(|| format!("{flag} {addr}: cannot be bound, stop the process that uses it or choose another"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The command line, parsed once into what the parts need.
+//! The command line, parsed once into the settings of each part.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use weft_runtime::telemetry::LogFormat;
 
 use crate::index::{Cluster, TransportMode};
 
-/// Weft's control plane: tells proxies who they are, where services are, and who may connect.
+/// Weft's control plane: certificates, service discovery and policy for the proxies of a mesh.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -33,7 +33,7 @@ Examples:
   Shell completions:
     weft-control-plane completions bash > /etc/bash_completion.d/weft-control-plane";
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     #[command(flatten)]
@@ -168,7 +168,7 @@ pub(crate) enum SourceKind {
     File,
 }
 
-/// A source that was chosen.
+/// The source that was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The Kubernetes API.
@@ -181,7 +181,7 @@ impl SourceArgs {
     /// The source that the flags choose.
     ///
     /// # Errors
-    /// When a directory is given to a source that reads none.
+    /// When a directory is given and the source is not `file`.
     pub(crate) fn source(&self) -> anyhow::Result<Source> {
         match (self.source, self.dir.clone()) {
             (None | Some(SourceKind::File), Some(dir)) => Ok(Source::File(dir)),
@@ -204,7 +204,7 @@ pub(crate) struct DestinationArgs {
     /// Announce IPv6 endpoints; pods with both families are then reached by IPv6.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_ipv6: bool,
-    /// Who this replica is among those that want the lease of the EndpointSlice writer; a pod's own name.
+    /// Name of this replica in the election of the EndpointSlice writer; a pod's own name.
     #[arg(long, env = "HOSTNAME", value_name = "NAME")]
     lease_identity: Option<String>,
 }
@@ -213,7 +213,7 @@ impl DestinationArgs {
     /// The name of this replica.
     ///
     /// # Errors
-    /// When there is none: two replicas of one name would both take themselves for the holder of the lease.
+    /// When there is none: two replicas of one name would both believe that they hold the lease.
     pub(crate) fn lease_identity(&self) -> anyhow::Result<String> {
         let identity = self.lease_identity.clone().filter(|identity| !identity.is_empty());
         identity.context("--lease-identity: no name, pass the pod's own (the environment has no HOSTNAME)")
@@ -255,11 +255,12 @@ pub(crate) struct IdentityArgs {
     /// Trust anchors, PEM; watched.
     #[arg(long, value_name = "FILE")]
     pub(crate) identity_trust_anchors: PathBuf,
-    /// Public key of whoever signs service account tokens, PEM; by default the Kubernetes API reviews tokens.
+    /// Public key that verifies service account tokens, PEM; by default the Kubernetes API reviews tokens.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_key: Option<PathBuf>,
-    /// Certify holders of tokens that were made for the API server and not for the mesh, such as those of proxies without
-    /// a projected token. Any such token of a ServiceAccount is then as good as its mesh identity.
+    /// Certify holders of tokens that were issued for the API server and not for the mesh, such as those of
+    /// proxies without a projected token. Any such token of a ServiceAccount is then as good as its mesh
+    /// identity.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) identity_accept_any_audience: bool,
     /// How long certificates are valid, such as 24h or 90s.
@@ -270,7 +271,7 @@ pub(crate) struct IdentityArgs {
     pub(crate) identity_clock_skew_allowance: Duration,
 }
 
-/// A webhook of its own.
+/// A webhook that runs in its own process.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct WebhookArgs {
     /// Namespace of the control plane.
@@ -289,7 +290,7 @@ pub(crate) struct WebhookArgs {
 /// The webhook beside the policy services.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct ValidatorArgs {
-    /// Address of the webhook that checks policy resources, HTTPS; by default there is none.
+    /// Address of the webhook that checks policy resources, HTTPS; by default it is not served.
     #[arg(long)]
     pub(crate) webhook_addr: Option<SocketAddr>,
     #[command(flatten)]
@@ -325,13 +326,13 @@ pub(crate) struct AdminArgs {
     /// Address of /live, /ready, /ping and /metrics.
     #[arg(long, default_value = "0.0.0.0:9990")]
     pub(crate) admin_addr: SocketAddr,
-    /// How long to wait for streams and calls at the end.
+    /// Longest wait for streams and calls at shutdown.
     #[arg(long, default_value = "5s", value_parser = duration)]
     pub(crate) shutdown_grace_period: Duration,
 }
 
 impl ClusterArgs {
-    /// Settings of the index; a part that is not run has its defaults.
+    /// Settings of the index; a part that does not run has its defaults.
     pub(crate) fn cluster(&self, destination: Option<&DestinationArgs>, policy: Option<&PolicyArgs>) -> Cluster {
         let mode = destination.map_or(TransportModeArg::TransportHeader, |args| args.outbound_transport_mode);
         Cluster {

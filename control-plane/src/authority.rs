@@ -1,12 +1,12 @@
-//! Names of destinations in requests: an authority, and the Service or the pod that it stands for.
+//! Names of destinations in requests: an authority, and the Service or pod that it refers to.
 
 use std::net::IpAddr;
 
 use crate::index::Key;
 
-/// Port of an authority that names none.
+/// Port of an authority without one.
 const DEFAULT_PORT: u16 = 80;
-/// The longest authority that is read: a DNS name of 253 characters (RFC 1035) with dot, colon and port.
+/// The longest authority that is parsed: a DNS name of 253 characters (RFC 1035) with dot, colon and port.
 const MAX_AUTHORITY: usize = 260;
 
 /// Host and port.
@@ -18,7 +18,7 @@ pub(crate) struct Authority {
     pub(crate) port: u16,
 }
 
-/// What a host stands for.
+/// What a host refers to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     /// An address.
@@ -30,7 +30,7 @@ pub(crate) enum Host {
 }
 
 impl Authority {
-    /// Reads `host`, `host:port`, `[v6]:port` or a bare IPv6 address; `None` for anything else.
+    /// Parses `host`, `host:port`, `[v6]:port` or a bare IPv6 address; `None` for anything else.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.len() > MAX_AUTHORITY {
             return None;
@@ -52,7 +52,8 @@ impl Authority {
     }
 }
 
-/// What `host` stands for in a cluster of this domain; `None` for other names, which proxies then resolve by DNS.
+/// What `host` refers to in a cluster of this domain; `None` for other names, which proxies then resolve by
+/// DNS.
 pub(crate) fn resolve(host: &str, domain: &str) -> Option<Host> {
     if let Ok(ip) = host.parse() {
         return Some(Host::Ip(ip));
@@ -70,7 +71,7 @@ pub(crate) fn resolve(host: &str, domain: &str) -> Option<Host> {
     }
 }
 
-/// The beginning of what a client wrote, for an answer or a log.
+/// The start of a client's text, short enough for an answer or a log.
 pub(crate) fn excerpt(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_AUTHORITY)]
 }

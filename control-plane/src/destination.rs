@@ -1,8 +1,9 @@
-//! The destination service: `Get` streams a Service's endpoints, `GetProfile` what to know of an address or a name.
-//!
-//! Parses requests, chooses the subscription, and turns snapshots into messages; the index decides everything else.
-//! Codes and texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose
-//! between retrying and giving up by them.
+//! The destination service: `Get` streams a Service's endpoints, `GetProfile` the profile of an address or a
+//! name.
+//! It parses requests, chooses the subscription, and turns snapshots into messages; the index decides
+//! everything else. Codes and texts of errors are Linkerd's
+//! (`linkerd2:controller/api/destination/server.go`), because proxies choose between retrying and giving up
+//! by them.
 
 mod diff;
 mod message;
@@ -31,11 +32,11 @@ const GET_PROFILE: Method = Method { grpc_service: SERVICE, grpc_method: "GetPro
 /// The service.
 #[derive(Clone)]
 pub(crate) struct Destination {
-    /// What it answers from.
+    /// The index that answers.
     pub(crate) index: SharedIndex,
-    /// Ends its streams.
+    /// Ends the streams.
     pub(crate) drain: drain::Watch,
-    /// Counts its calls.
+    /// Counts the calls.
     pub(crate) metrics: GrpcMetrics,
 }
 
@@ -64,7 +65,7 @@ impl destination_server::Destination for Destination {
             Ok(Profile::Address(addr)) => match self.index.watch_endpoint_profile(addr) {
                 Ok(snapshots) => {
                     let drain = self.drain.clone();
-                    // Where nothing can be said, clients keep what they have.
+                    // While nothing is known, nothing is sent and clients keep what they have.
                     let step = |profile: &Option<Arc<EndpointProfile>>| {
                         Step::Send(profile.iter().map(|profile| message::endpoint_profile(profile)).collect())
                     };
@@ -77,7 +78,7 @@ impl destination_server::Destination for Destination {
     }
 }
 
-/// What a profile is asked of.
+/// The subject of a profile request.
 enum Profile {
     Service(Key, u16),
     Address(SocketAddr),
@@ -118,7 +119,8 @@ impl Destination {
             Host::Service(service) => match self.index.service(&service) {
                 Some(record) if record.external => Err(external(&service)),
                 Some(_) => Ok(Profile::Service(service, authority.port)),
-                // Linkerd passes the API's error on as it is, which gRPC calls unknown; proxies retry it.
+                // Linkerd passes on the API server's error, which gRPC reports as `Unknown`; proxies retry
+                // it.
                 None => Err(Status::unknown(format!("service {:?} not found", service.name))),
             },
             Host::Instance(hostname, service) => match self.index.pod_of_service(&service, &hostname) {

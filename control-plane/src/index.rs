@@ -1,12 +1,13 @@
-//! What the control plane knows, and who wants to hear about which part of it.
+//! The control plane's state, and the subscriptions to parts of it.
 //!
 //! ```text
 //! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per subscription
 //! ```
 //!
-//! Everything here is synchronous. A lookup touches only what matches: pods by address, services by cluster address,
-//! slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest snapshot, so a slow
-//! stream never blocks an update. The gRPC edge turns snapshots into messages; nothing of gRPC is known here.
+//! Everything here is synchronous. A lookup touches only what matches: pods by address, services by cluster
+//! address, slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest
+//! snapshot, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the index
+//! does not know gRPC.
 
 mod apply;
 mod cluster;
@@ -48,21 +49,21 @@ use records::{PodRecord, ServiceRecord, WorkloadRecord};
 use store::Store;
 use watches::Watches;
 
-/// What a batch of changes led to, beside new snapshots.
+/// The result of a batch, besides new snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
-    /// Whether the batch completed the start.
+    /// Whether the batch completed the initial state.
     pub(crate) synced: bool,
-    /// What is wrong with objects since this batch.
+    /// Problems of objects that are new with this batch.
     pub(crate) problems: Vec<Problem>,
 }
 
-/// Something of an object that cannot be used.
+/// A part of an object that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     /// Kind, namespace and name.
     pub(crate) object: String,
-    /// What is wrong, and what follows from it.
+    /// The problem, and its consequence.
     pub(crate) problem: String,
 }
 
@@ -76,7 +77,7 @@ struct Index {
     store: Store,
     dirty: Dirty,
     problems: Vec<Problem>,
-    /// AuthorizationPolicies that grant nothing, and why, by namespace and name.
+    /// AuthorizationPolicies that grant nothing, with the reason, by namespace and name.
     ineffective: HashMap<String, BTreeMap<String, String>>,
     synced: bool,
     endpoints: Watches<Key, EndpointsKey, Arc<Endpoints>>,
@@ -88,7 +89,7 @@ struct Index {
     outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
 }
 
-/// What changed since the last publication.
+/// Changes since the last publication.
 #[derive(Default)]
 struct Dirty {
     services: HashSet<Key>,
@@ -141,7 +142,7 @@ impl SharedIndex {
         self.0.lock().ineffective.values().map(BTreeMap::len).sum()
     }
 
-    /// What never changes about the cluster.
+    /// Settings of the mesh, which never change.
     pub(crate) fn cluster(&self) -> Arc<Cluster> {
         self.0.lock().cluster.clone()
     }
@@ -164,7 +165,7 @@ impl SharedIndex {
         self.0.lock().store.pod_of_service(service, hostname)
     }
 
-    /// The endpoints of a Service's port; follows the Service through deletion and re-creation.
+    /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service.
     pub(crate) fn watch_endpoints(&self, service: &Key, key: EndpointsKey) -> watch::Receiver<Arc<Endpoints>> {
         let mut index = self.0.lock();
         let Index { endpoints, store, cluster, .. } = &mut *index;
@@ -178,7 +179,7 @@ impl SharedIndex {
         service_profiles.subscribe(service, key, |key| Arc::new(profile::service(store, cluster, service, key)))
     }
 
-    /// The profile of an address that is no Service's. The snapshot is `None` where nothing can be said at the moment:
+    /// The profile of an address that belongs to no Service. The snapshot is `None` while nothing is known:
     /// clients keep what they have.
     ///
     /// # Errors
@@ -198,15 +199,16 @@ impl SharedIndex {
         }))
     }
 
-    /// The policy of a pod's port; `None` where there is no such pod, and in the snapshot once it is gone.
+    /// The policy of a pod's port. `None` if the pod does not exist; the snapshot becomes `None` when the pod
+    /// is deleted.
     pub(crate) fn watch_inbound(&self, pod: &Key, port: u16) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
         let mut index = self.0.lock();
         let Index { inbound, store, cluster, .. } = &mut *index;
         inbound.subscribe_known(pod, port, |port| inbound::compute(store, cluster, pod, *port))
     }
 
-    /// The policy of an ExternalWorkload's port; `None` where there is no such workload, and in the snapshot once it is
-    /// gone.
+    /// The policy of an ExternalWorkload's port. `None` if the workload does not exist; the snapshot becomes
+    /// `None` when it is deleted.
     pub(crate) fn watch_inbound_external(
         &self,
         workload: &Key,
@@ -218,7 +220,8 @@ impl SharedIndex {
             .subscribe_known(workload, port, |port| inbound::compute_external(store, cluster, workload, *port))
     }
 
-    /// The policy towards an address; `None` where nothing is known of it, and in the snapshot once that is so.
+    /// The policy towards an address. `None` if the address is unknown; the snapshot becomes `None` when that
+    /// is so.
     pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> Option<watch::Receiver<Option<Arc<OutboundPolicy>>>> {
         let mut index = self.0.lock();
         let Index { outbound, store, cluster, .. } = &mut *index;
@@ -238,7 +241,7 @@ impl SharedIndex {
 }
 
 impl Index {
-    /// Recomputes what the changes since the last call concern, and nothing else.
+    /// Recomputes the snapshots that changes since the last call affect, and no others.
     fn publish(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
         if self.synced {
@@ -285,7 +288,7 @@ impl Dirty {
         self.addresses(pod);
     }
 
-    /// Addresses at which the pod answers.
+    /// Marks the addresses of a pod.
     fn addresses(&mut self, pod: &PodRecord) {
         self.addresses.extend(&pod.ips);
         self.addresses.extend(pod.host_ports.iter().map(|host| host.addr.ip()));

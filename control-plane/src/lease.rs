@@ -1,12 +1,13 @@
-//! A lease of `coordination.k8s.io`: of all replicas, the holder alone writes.
+//! A lease of `coordination.k8s.io`: of all replicas, only the holder writes.
 //!
 //! ```text
 //! watch of the lease --observe--> Election --decide--> Action --API--> observe
 //! ```
 //!
-//! The holder renews, and others take over once they saw no renewal for the lease's duration. They measure that by their own
-//! clock from what they observe, never by the time that the holder wrote: clocks of machines differ. A holder that ends
-//! releases the lease, and the next one takes it at once. Times are client-go's (`leaderelection`), as Linkerd sets them.
+//! The holder renews, and others take over if they see no renewal for the lease's duration. They measure that
+//! with their own clock from what they observe, never by the time that the holder wrote: clocks of machines
+//! differ. A holder that shuts down releases the lease, and the next one takes it at once. Times are
+//! client-go's (`leaderelection`), as Linkerd sets them.
 
 mod election;
 
@@ -36,20 +37,20 @@ use weft_runtime::drain;
 use crate::api::{explain, explain_watch};
 use election::{Action, Election};
 
-/// How long a lease holds without renewal.
+/// How long a lease is valid without renewal.
 const DURATION: Duration = Duration::from_secs(30);
-/// How often it is renewed, and how often others look whether it ran out.
+/// Interval of renewals, and of the checks of other replicas whether the lease has expired.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long a holder that cannot renew goes on: less than [`DURATION`], so that two never write at once.
+/// How long a holder that cannot renew continues: less than [`DURATION`], so that two never write at once.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a release may take: the process is about to end.
+/// How long a release may take: the process is about to exit.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-/// HTTP status of a write that came too late.
+/// HTTP status of a write based on an outdated version.
 const CONFLICT: u16 = 409;
 
-/// Which lease, and for whom.
+/// The lease, and the replica that wants it.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseConfig {
     /// Namespace of the lease.
@@ -60,10 +61,11 @@ pub(crate) struct LeaseConfig {
     pub(crate) identity: String,
 }
 
-/// Holds the lease whenever it can and says so in `held`; releases it when the drain begins, and ends.
+/// Holds the lease whenever possible and publishes that in `held`; when the drain begins, releases it and
+/// returns.
 ///
 /// # Errors
-/// None: whatever the API refuses is retried.
+/// Never: a request that the API server refuses is retried.
 pub(crate) async fn hold(
     client: Client,
     config: LeaseConfig,
@@ -82,13 +84,13 @@ struct Holder {
     api: Api<Lease>,
     config: LeaseConfig,
     held: watch::Sender<bool>,
-    /// The last problem, reported once.
+    /// The last problem, which is reported once.
     complaint: Option<String>,
 }
 
 impl Holder {
-    /// Observes and acts until `end`. A write that has begun is finished first: without its answer it is not known what
-    /// the lease says, so that it could not be released.
+    /// Observes and acts until `end`. A write that has started is finished first: without its answer the
+    /// state of the lease is unknown, and it could not be released.
     async fn run_until(&mut self, end: impl Future<Output = ()>) {
         let mut end = pin!(end);
         let api = self.api.clone();
@@ -118,7 +120,7 @@ impl Holder {
         }
     }
 
-    /// Does what the election says, until it says to wait.
+    /// Performs the election's actions until it says to wait.
     async fn act(&mut self) {
         let action = self.election.decide(Instant::now());
         let Some(lease) = self.wanted(&action) else { return self.publish() };
@@ -134,7 +136,7 @@ impl Holder {
         match tokio::time::timeout(REQUEST_TIMEOUT, written).await {
             Ok(Ok(lease)) => {
                 self.complaint = None;
-                // From before the request: others count from when the API took it.
+                // Not later than the request: others count from when the API server received it.
                 self.election.wrote(lease, began);
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
                 match action {
@@ -142,7 +144,7 @@ impl Holder {
                     _ => tracing::info!(identity = self.config.identity, "acquired lease {namespace}/{name}"),
                 }
             }
-            // Another replica wrote first; the watch brings what it wrote.
+            // Another replica wrote first; the watch will deliver its version.
             Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => self.election.outdated(),
             Ok(Err(error)) => self.complain(&format!("lease cannot be written: {}", explain(&error))),
             Err(_) => self.complain("lease cannot be written: no answer from the Kubernetes API in time"),
@@ -150,7 +152,7 @@ impl Holder {
         self.publish();
     }
 
-    /// The lease as the action leaves it; `None` where nothing is to be written.
+    /// The lease after the action; `None` if there is nothing to write.
     fn wanted(&self, action: &Action) -> Option<Lease> {
         let now = MicroTime(Timestamp::now());
         let mut lease = match action {
@@ -176,7 +178,7 @@ impl Holder {
         Some(lease)
     }
 
-    /// Tells whether the lease is held, where that changed.
+    /// Publishes whether the lease is held, if that changed.
     fn publish(&mut self) {
         let holds = self.election.holds(Instant::now());
         let changed = self.held.send_if_modified(|held| std::mem::replace(held, holds) != holds);
@@ -208,15 +210,15 @@ impl Holder {
     fn complain(&mut self, problem: &str) {
         let (namespace, name) = (&self.config.namespace, &self.config.name);
         if self.complaint.as_deref() == Some(problem) {
-            tracing::debug!(lease = format!("{namespace}/{name}"), problem, "lease is still in trouble");
+            tracing::debug!(lease = format!("{namespace}/{name}"), problem, "lease still fails");
         } else {
-            tracing::warn!(lease = format!("{namespace}/{name}"), problem, "lease is in trouble, retrying");
+            tracing::warn!(lease = format!("{namespace}/{name}"), problem, "lease fails, retrying");
             self.complaint = Some(problem.to_owned());
         }
     }
 }
 
-/// The next observation; after an error not before the given moment.
+/// The next observation; after an error not before the given time.
 async fn next(
     leases: &mut (impl futures::Stream<Item = watcher::Result<Option<Lease>>> + Unpin),
     not_before: Instant,

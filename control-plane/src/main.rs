@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes on one line, without those that the message before already quotes.
+/// An error and its causes on one line, without causes that the previous message already contains.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

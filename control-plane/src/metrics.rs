@@ -79,12 +79,12 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Ends the call with a code.
+    /// Ends the call with a status code.
     pub(crate) fn end(&mut self, code: Code) {
         self.code = code;
     }
 
-    /// Ends a unary call, or a stream that could not start, with its result's code.
+    /// Ends a unary call, or a stream that could not start, with its status code.
     pub(crate) fn end_with<T>(mut self, result: Result<T, tonic::Status>) -> Result<T, tonic::Status> {
         self.code = result.as_ref().err().map_or(Code::Ok, tonic::Status::code);
         result
@@ -146,8 +146,8 @@ impl Collector for IssuerTtl {
     }
 }
 
-/// `weft_policy_ineffective_authorization_policies`: how many grant nothing whatever Servers there are; the log says
-/// why.
+/// `weft_policy_ineffective_authorization_policies`: number of policies that grant nothing whichever Servers
+/// exist; the log has the reasons.
 pub(crate) struct IneffectivePolicies(pub(crate) SharedIndex);
 
 impl fmt::Debug for IneffectivePolicies {

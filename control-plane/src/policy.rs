@@ -1,6 +1,5 @@
-//! The policy services: what a pod's port admits, and how to treat a destination.
-//!
-//! Parses requests and turns snapshots into messages; the index decides.
+//! The policy services: which clients a pod's port admits, and how to connect to a destination.
+//! They parse requests and turn snapshots into messages; the index decides.
 
 mod inbound;
 mod inbound_message;
@@ -15,10 +14,10 @@ use std::{collections::HashMap, time::Duration};
 
 use weft_proto::linkerd::meta::{Metadata, Resource, metadata};
 
-/// How long proxies read before they take a connection for opaque TCP, Linkerd's constant.
+/// How long proxies try to detect a protocol before they treat a connection as opaque, Linkerd's constant.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Metadata of something that exists without a resource.
+/// Metadata of a default, which no resource defines.
 fn default_metadata(name: &str) -> Metadata {
     Metadata { kind: Some(metadata::Kind::Default(name.to_owned())) }
 }

@@ -5,7 +5,7 @@
 //! batches --observe--> Slices --plan (while the lease is held)--> Action --API--> observe
 //! ```
 //!
-//! What is wanted is decided in synchronous code from everything that is known; writing is tried again until it works
+//! Synchronous code decides which slices are wanted, from the complete state; a failed write is retried until it works
 //! or the Service has failed too often.
 
 mod endpoints;
@@ -26,7 +26,7 @@ use tokio::{
     time::Instant,
 };
 
-/// How often a Service's slices are written in vain before only a change of the Service leads to the next attempt.
+/// How often writing a Service's slices may fail before it is retried only after the Service changes.
 const MAX_ATTEMPTS: u32 = 15;
 /// Wait after the first failure; it doubles with each further one.
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ struct Shared {
     changed: Notify,
 }
 
-/// Failures of one Service in a row.
+/// Consecutive failures of one Service.
 struct Failed {
     attempts: u32,
     retry_at: Instant,
@@ -67,16 +67,16 @@ impl SliceWriter {
         }
     }
 
-    /// Writes whenever `held` says that this replica may. Runs until the lease is over for good.
+    /// Writes while `held` says that this replica may. Runs until the lease is given up.
     ///
     /// # Errors
-    /// None: whatever the API refuses is retried.
+    /// Never: a request that the API server refuses is retried.
     pub(crate) async fn run(self, client: Client, mut held: watch::Receiver<bool>) -> anyhow::Result<()> {
         loop {
             if held.wait_for(|held| *held).await.is_err() {
                 return Ok(());
             }
-            // Another replica may have written since, or died before it did.
+            // Another replica may have written slices since, or died before it could.
             self.0.slices.lock().all_anew();
             tokio::select! {
                 () = self.write(&client) => {}
@@ -122,7 +122,7 @@ impl SliceWriter {
         }
     }
 
-    /// Brings one Service's slices to what they should be; says whether that worked.
+    /// Writes one Service's slices as they should be; returns whether that worked.
     async fn write_service(&self, client: &Client, service: &Key) -> bool {
         let actions = self.0.slices.lock().plan(service);
         let api = Api::<EndpointSlice>::namespaced(client.clone(), &service.namespace);
@@ -154,7 +154,7 @@ impl SliceWriter {
     }
 }
 
-/// Does it, and returns the slice as it is now, if it still is.
+/// Performs the action, and returns the slice as it is now, unless it was deleted.
 async fn perform(api: &Api<EndpointSlice>, action: Action) -> kube::Result<Option<EndpointSlice>> {
     match action {
         Action::Create(slice) => api.create(&PostParams::default(), &slice).await.map(Some),
@@ -167,7 +167,7 @@ async fn perform(api: &Api<EndpointSlice>, action: Action) -> kube::Result<Optio
             let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
             match api.delete(&name, &params).await {
                 Ok(_) => Ok(None),
-                // Gone is what was wanted.
+                // It is deleted already.
                 Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
                 Err(error) => Err(error),
             }

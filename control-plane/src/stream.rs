@@ -1,6 +1,6 @@
 //! From a watched snapshot to a gRPC stream.
 //!
-//! The stream is pulled: while a client is slow nothing is computed for it, and when it asks again it gets what is newest.
+//! The stream is pulled: nothing is computed for a client while it is slow, and its next message has the newest state.
 
 use std::{collections::VecDeque, pin::Pin};
 
@@ -11,14 +11,14 @@ use weft_runtime::drain;
 
 use crate::metrics::Call;
 
-/// What tonic sends.
+/// The stream type that tonic sends.
 pub(crate) type Messages<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
 
-/// What follows from one snapshot.
+/// What to do with one snapshot.
 pub(crate) enum Step<M> {
-    /// These messages.
+    /// Send these messages.
     Send(Vec<M>),
-    /// The end of the stream.
+    /// End the stream.
     End,
 }
 
@@ -31,8 +31,9 @@ struct State<T, F, M> {
     call: Call,
 }
 
-/// Sends what `step` makes of the first and of every later snapshot. The stream ends with OK when `step` says so, when the
-/// index forgets the subscription, and when the process drains: clients reconnect, to another replica if there is one.
+/// Sends the messages that `step` returns for the first and every later snapshot. The stream ends with OK when `step`
+/// says so, when the index drops the subscription, and when the process drains: clients reconnect, to another replica
+/// if there is one.
 pub(crate) fn messages<T, M, F>(snapshots: watch::Receiver<T>, drain: drain::Watch, call: Call, step: F) -> Messages<M>
 where
     T: Clone + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! Admission webhooks: what the Kubernetes API server asks before it stores an object.
+//! Admission webhooks: the API server calls them before it stores an object.
 //!
 //! ```text
 //! Secret, webhook configuration --watch--> certificate --pair--> server <--AdmissionReview-- API server
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each webhook runs where Linkerd runs it: the injector in its own Deployment, the validators beside destination. The
-//! certificate is made, renewed and made known by the webhook itself ([`certificate`]); nothing but the names below is
-//! agreed with the chart.
+//! webhook itself creates, renews and publishes its certificate ([`certificate`]); it shares only the names below with
+//! the chart.
 
 mod certificate;
 mod injector;
@@ -43,7 +43,7 @@ pub(crate) enum ConfigurationKind {
     Validating,
 }
 
-/// What the chart and a webhook know each other by.
+/// The names that the chart and a webhook share.
 #[derive(Debug)]
 pub(crate) struct Webhook {
     /// The component, in Events and task names.
@@ -80,13 +80,13 @@ pub(crate) static POLICY_VALIDATOR: Webhook = Webhook {
     configuration: "linkerd-policy-validator-webhook-config",
 };
 
-/// Who decides.
+/// The decision that a webhook makes.
 pub(crate) enum Admission {
-    /// Adds proxies.
+    /// Add proxies.
     Injector(Injector),
-    /// Checks ServiceProfiles.
+    /// Check ServiceProfiles.
     Profiles,
-    /// Checks policy resources.
+    /// Check policy resources.
     Policies,
 }
 
@@ -101,7 +101,7 @@ impl Admission {
     }
 }
 
-/// What a webhook runs with.
+/// Dependencies of a webhook.
 pub(crate) struct Parts<'a> {
     pub(crate) tasks: &'a mut Tasks,
     pub(crate) watch: &'a drain::Watch,
@@ -110,9 +110,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) client: Client,
     /// Namespace of the control plane, where the Secret is.
     pub(crate) namespace: String,
-    /// How long generated certificates are valid.
+    /// Lifetime of generated certificates.
     pub(crate) lifetime: Duration,
-    /// Who signs certificates of the webhook's clients, if they have some.
+    /// Authorities that sign certificates of the webhook's clients; `None` accepts any client.
     pub(crate) clients: Option<TrustAnchors>,
 }
 
@@ -141,12 +141,12 @@ pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission:
     );
 }
 
-/// The object of a request, as the API server sent it.
+/// The object of a request, as sent by the API server.
 fn object(request: &AdmissionRequest<DynamicObject>) -> serde_json::Result<serde_json::Value> {
     serde_json::to_value(&request.object)
 }
 
-/// Allows, and warns of what Weft does not act on.
+/// Allows, with a warning for each part that Weft does not act on.
 fn warned(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     let mut response = AdmissionResponse::from(request);
     let object = object(request).unwrap_or_default();

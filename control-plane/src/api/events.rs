@@ -1,6 +1,5 @@
-//! Kubernetes Events: what a person should know of an object, where `kubectl describe` shows it.
-//!
-//! Publishing never fails a caller and never makes it wait: an Event that the API refuses is logged.
+//! Kubernetes Events: what a person should know about an object, shown by `kubectl describe`.
+//! Publishing never fails the caller and never makes it wait: an Event that the API server refuses is logged.
 
 use std::sync::Arc;
 
@@ -13,11 +12,11 @@ use tokio::sync::Semaphore;
 
 use super::explain;
 
-/// Longest note, in bytes, that the API accepts (`events.k8s.io/v1`: 1024).
+/// The longest note that the API server accepts, in bytes (`events.k8s.io/v1`: 1024).
 const MAX_NOTE: usize = 1024;
 
-/// Events that may be on their way at a time. Further ones are dropped: clients of the control plane cause them, and an API
-/// server that does not keep up must not cost memory here.
+/// The most Events that may be in flight. Further ones are dropped: clients of the control plane cause
+/// Events, and a slow API server must not cost memory here.
 const MAX_PENDING: usize = 64;
 
 /// Publishes Events as one component; without an API (the sandbox), drops them.
@@ -35,24 +34,24 @@ impl Events {
         Self { recorder: Some(Recorder::new(client, reporter)), pending: Arc::new(Semaphore::new(MAX_PENDING)) }
     }
 
-    /// Events that nobody reads.
+    /// Drops every Event.
     pub(crate) fn none() -> Self {
         Self { recorder: None, pending: Arc::new(Semaphore::new(MAX_PENDING)) }
     }
 
-    /// Publishes that something went as it should, in the background.
+    /// Publishes in the background that something went well.
     pub(crate) fn normal(&self, reason: &'static str, note: String, regarding: ObjectReference) {
         self.spawn(EventType::Normal, reason, note, regarding);
     }
 
-    /// Publishes that somebody should act, in the background.
+    /// Publishes in the background that somebody should act.
     pub(crate) fn warning(&self, reason: &'static str, note: String, regarding: ObjectReference) {
         self.spawn(EventType::Warning, reason, note, regarding);
     }
 
     fn spawn(&self, type_: EventType, reason: &'static str, note: String, regarding: ObjectReference) {
         let Ok(permit) = self.pending.clone().try_acquire_owned() else {
-            return tracing::debug!(reason, "an event is dropped, too many wait");
+            return tracing::debug!(reason, "event dropped, too many are waiting");
         };
         let events = self.clone();
         tokio::spawn(async move {
@@ -61,7 +60,7 @@ impl Events {
         });
     }
 
-    /// Publishes and waits until it is done, for a process that is about to end.
+    /// Publishes and waits until that is done, for a process that is about to end.
     pub(crate) async fn publish(
         &self,
         type_: EventType,

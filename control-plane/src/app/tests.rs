@@ -1,4 +1,4 @@
-//! The real process on ports of the system's choice, with a real directory, asked by gRPC.
+//! The real process on ports that the system chooses, with a real directory, called over gRPC.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -32,7 +32,7 @@ use weft_tls::{
 use super::*;
 use crate::args::{Args, Command};
 
-/// More than anything here needs.
+/// Longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const SERVICE: &str = "
@@ -108,7 +108,7 @@ struct World {
     running: JoinHandle<anyhow::Result<()>>,
 }
 
-/// The command line of `all` on free ports, with everything it needs in `dir`.
+/// The command line of `all` on free ports, with its files in `dir`.
 fn command(dir: &Path, signer: &TokenSigner) -> Box<RunCommand> {
     let (manifests, issuer) = (dir.join("manifests"), dir.join("issuer"));
     fs::create_dir(&manifests).unwrap();
@@ -191,7 +191,7 @@ async fn next<T>(stream: &mut Streaming<T>) -> Option<T> {
     timeout(DEADLINE, stream.message()).await.unwrap().unwrap()
 }
 
-/// `+` for added and `-` for removed addresses.
+/// Addresses of an update: `+` for added and `-` for removed ones.
 fn show(update: Update) -> Vec<String> {
     let address =
         |addr: weft_proto::linkerd::net::TcpAddress| std::net::SocketAddr::try_from(addr).unwrap().to_string();
@@ -226,7 +226,7 @@ async fn endpoints_stream_and_follow_files_past_malformed_ones() {
     assert_eq!(show(next(&mut stream).await.unwrap()), ["-10.244.0.1:8080"]);
 
     world.stop().await;
-    assert!(next(&mut stream).await.is_none(), "a stream that the server ends, ends with OK");
+    assert!(next(&mut stream).await.is_none(), "the server ends the stream with OK");
 }
 
 #[tokio::test]
@@ -306,7 +306,7 @@ async fn inbound_policies_follow_servers() {
     assert_eq!(next(&mut stream).await.unwrap().authorizations.len(), 1);
     world.write("policy.yaml", &server("everybody"));
     world.write("web.yaml", SERVICE);
-    assert!(next(&mut stream).await.is_none(), "the unreadable server changed nothing; the pod's end is the stream's");
+    assert!(next(&mut stream).await.is_none(), "an unreadable server changes nothing; the stream ends with the pod");
     world.stop().await;
 }
 
@@ -362,7 +362,7 @@ async fn certificates_readiness_and_metrics() {
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(world.issuer.join("crt.pem").exists());
 
-    // An answer from the index means that the manifests are known.
+    // An answer from the index means that the manifests were read.
     DestinationClient::new(channel(world.bound.destination).await)
         .get(destination("web.shop.svc.cluster.local:80"))
         .await

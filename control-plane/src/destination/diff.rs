@@ -8,14 +8,13 @@ use super::message;
 use crate::index::Endpoints;
 
 /// The snapshot that the client has.
-///
-/// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`: Linkerd never sends
-/// `no_endpoints`, and proxies fail fast instead of waiting where it is sent.
+/// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`. Linkerd never sends
+/// `no_endpoints`; a proxy that receives it fails fast instead of waiting.
 #[derive(Default)]
 pub(super) struct Diff(Arc<Endpoints>);
 
 impl Diff {
-    /// The updates that lead from the last snapshot to this one; an endpoint that changed in any way is added again.
+    /// The updates from the last snapshot to this one; an endpoint that changed in any way is added again.
     pub(super) fn advance(&mut self, new: &Arc<Endpoints>) -> Vec<Update> {
         let old = std::mem::replace(&mut self.0, new.clone());
         let changed = new.by_addr.values().filter(|endpoint| old.by_addr.get(&endpoint.addr) != Some(endpoint));

@@ -21,9 +21,9 @@ use crate::index::{Endpoint, EndpointProfile, Hint, Key, PeerIdentity, ServicePr
 const WEIGHT: u32 = 10_000;
 /// How often proxies ping idle and busy HTTP/2 connections, Linkerd's chart default.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long they wait for the answer.
+/// How long a proxy waits for the answer to a ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// An endpoint.
+/// The message of an endpoint.
 pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
     WeightedAddr {
         addr: Some(endpoint.addr.into()),
@@ -53,7 +53,7 @@ pub(super) fn endpoint_profile(profile: &EndpointProfile) -> DestinationProfile 
     }
 }
 
-/// The profile of a Service; of an undeclared port, an empty message.
+/// The profile of a Service; an empty message for a port that the Service does not declare.
 pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
     let ServiceProfile::Declared { service, port, name, opaque, profile } = profile else {
         return DestinationProfile::default();
@@ -83,7 +83,7 @@ pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
     message
 }
 
-/// Labels.
+/// Labels as the message has them.
 pub(super) fn map(labels: &BTreeMap<String, String>) -> HashMap<String, String> {
     labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
 }

@@ -18,7 +18,7 @@ use crate::index::{self, DstOverride, duration};
 const DEFAULT_RETRY_BUDGET: index::RetryBudget =
     index::RetryBudget { ratio: 0.2, min_per_second: 10, ttl: Duration::from_secs(10) };
 
-/// A route.
+/// The message of a route.
 pub(super) fn route(route: &profile::Route) -> Route {
     let class = |class: &profile::ResponseClass| ResponseClass {
         condition: Some(response(&class.condition)),
@@ -33,7 +33,7 @@ pub(super) fn route(route: &profile::Route) -> Route {
     }
 }
 
-/// A retry budget.
+/// The message of a retry budget.
 pub(super) fn retry_budget(budget: index::RetryBudget) -> RetryBudget {
     RetryBudget {
         retry_ratio: budget.ratio,
@@ -42,12 +42,12 @@ pub(super) fn retry_budget(budget: index::RetryBudget) -> RetryBudget {
     }
 }
 
-/// The retry budget where no ServiceProfile names another.
+/// The retry budget of a Service whose ServiceProfile has none.
 pub(super) fn default_retry_budget() -> RetryBudget {
     retry_budget(DEFAULT_RETRY_BUDGET)
 }
 
-/// An alternate destination; without a port of its own it has the Service's.
+/// The message of an alternate destination; without a port of its own it has the Service's.
 pub(super) fn weighted_dst(destination: &DstOverride, port: u16) -> WeightedDst {
     let DstOverride { authority, weight } = destination;
     let authority = if authority.contains(':') { authority.clone() } else { format!("{authority}:{port}") };
@@ -66,7 +66,7 @@ fn request(wanted: &profile::RequestMatch) -> RequestMatch {
         wanted.method.as_ref().filter(said).map(|name| Match::Method(method(name))),
     ];
     let mut parts: Vec<_> = parts.into_iter().flatten().collect();
-    // Everything that is said must match; what says one thing needs no list.
+    // All conditions must match; a single one needs no list.
     let only = if parts.len() == 1 { parts.pop() } else { None };
     let list = || Seq { matches: parts.into_iter().map(|part| RequestMatch { r#match: Some(part) }).collect() };
     RequestMatch { r#match: Some(only.unwrap_or_else(|| Match::All(list()))) }

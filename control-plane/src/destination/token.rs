@@ -1,13 +1,13 @@
-//! The context of the proxy that asks.
+//! The context token: what a proxy says about itself in a request.
 
 use serde::Deserialize;
 
 /// The longest name of a namespace or a node (RFC 1123).
 const MAX_NAME: usize = 253;
-/// The longest token that is read: three names and what JSON needs around them.
+/// The longest token that is parsed: three names and the JSON around them.
 const MAX_TOKEN: usize = 1024;
 
-/// The context that the injector gives to a proxy.
+/// The context token, which the injector configures.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Token {
@@ -20,8 +20,8 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Reads the JSON form, and `ns:<namespace>` of old proxies, which says nothing of the node. Anything else counts
-    /// as empty: a bad token costs locality, never discovery.
+    /// Parses the JSON form, and `ns:<namespace>` of old proxies, which does not name the node. Anything else
+    /// counts as empty: a bad token costs locality, never discovery.
     pub(crate) fn parse(text: &str) -> Self {
         if text.is_empty() {
             return Self::default();
@@ -33,7 +33,7 @@ impl Token {
         };
         let short = |name: &Option<String>| name.as_ref().is_none_or(|name| name.len() <= MAX_NAME);
         token.filter(|token| short(&token.namespace) && short(&token.node_name)).unwrap_or_else(|| {
-            // A client decides how often this happens, and what its token says.
+            // Debug only: a client decides how often this happens, and what its token contains.
             tracing::debug!(bytes = text.len(), "unreadable context token is ignored");
             Self::default()
         })

@@ -1,4 +1,4 @@
-//! The write side: what a change of an object does to the tables, and whom it concerns.
+//! The write side: how a change of an object changes the tables, and which subscriptions it affects.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -20,7 +20,7 @@ use super::{
 };
 
 impl Index {
-    /// Takes in an object that is new or changed.
+    /// Applies a new or changed object.
     pub(super) fn apply(&mut self, object: Object) {
         let key = Key::of(object.metadata());
         match object {
@@ -36,7 +36,7 @@ impl Index {
             Object::ExternalWorkload(external) => self.set_workload(&key, Some(WorkloadRecord::new(&external))),
             Object::ServiceProfile(profile) => match ProfileRecord::new(profile) {
                 Ok(record) => self.set_profile(key, Some(record)),
-                // Linkerd, too, goes on with what it had.
+                // As in Linkerd, the last state stays in force.
                 Err(problem) => {
                     let problem = format!("{problem}; its last state stays in force");
                     self.problems.push(Problem { object: format!("ServiceProfile {key}"), problem });
@@ -91,7 +91,7 @@ impl Index {
         }
     }
 
-    /// Forgets an object.
+    /// Removes an object.
     pub(super) fn delete(&mut self, reference: &ObjectRef) {
         let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
         match reference.kind {
@@ -126,7 +126,7 @@ impl Index {
         }
     }
 
-    /// Reports problems of an object that it did not have before.
+    /// Reports problems that an object did not have before.
     fn report(&mut self, kind: Kind, key: &Key, before: Option<&[String]>, now: Option<&[String]>) {
         let before = before.unwrap_or_default();
         for problem in now.unwrap_or_default().iter().filter(|problem| !before.contains(problem)) {
@@ -200,7 +200,7 @@ impl Index {
 
     fn set_pod(&mut self, key: &Key, new: Option<PodRecord>) {
         let old = self.store.pods.get(key).cloned();
-        // Most updates of a pod are of its status, and change nothing here.
+        // Most updates of a pod are of its status and change nothing here.
         if old.as_deref() == new.as_ref() {
             return;
         }
@@ -237,7 +237,7 @@ impl Index {
         }
     }
 
-    /// Zones are in every endpoint's labels, and nodes change them rarely: everything is recomputed.
+    /// Zones are in every endpoint's labels and rarely change, so everything is recomputed.
     fn set_zone(&mut self, node: &str, zone: Option<String>) {
         let old = match zone.clone() {
             Some(zone) => self.store.zones.insert(node.to_owned(), zone),
@@ -280,7 +280,7 @@ impl Index {
         };
     }
 
-    /// The owner's owner is in the labels of endpoints; it may become known after the pods.
+    /// The labels of endpoints contain the owner's owner, which may become known after the pods.
     fn set_owner(&mut self, kind: Kind, key: Key, owner: Option<Owner>) {
         let owned = Owned { kind: kind.to_string(), key };
         let store = &mut self.store;
@@ -309,8 +309,8 @@ impl Index {
         }
     }
 
-    /// A Server concerns the workloads that it selects or selected: their policies, and (by being opaque) their
-    /// endpoints.
+    /// A change of a Server affects the workloads that it selects or selected: their policies, and their
+    /// endpoints if it makes a port opaque.
     fn server_changed(&mut self, namespace: &str, servers: impl Iterator<Item = Arc<ServerRecord>>) {
         let servers: Vec<_> = servers.collect();
         let selected = |subject: Subject<'_>| servers.iter().any(|server| selection::selects_workload(server, subject));
@@ -337,8 +337,8 @@ impl Index {
         self.dirty.workloads.extend(self.store.workloads_in(namespace).map(|workload| workload.key.clone()));
     }
 
-    /// Reports AuthorizationPolicies of a namespace that came to grant nothing, and why. Only after the start: what a
-    /// policy refers to may be known later than the policy.
+    /// Reports AuthorizationPolicies of a namespace that have become ineffective, with the reason. Only after
+    /// the start: a policy may arrive before the objects that it refers to.
     pub(super) fn report_ineffective(&mut self, namespace: &str) {
         let now = inbound::ineffective(&self.store, &self.cluster, namespace);
         let before = self.ineffective.remove(namespace).unwrap_or_default();
@@ -352,13 +352,14 @@ impl Index {
     }
 }
 
-/// What a pod is owned by.
+/// The intermediate owner (ReplicaSet or Job) of a pod.
 fn owned_by(pod: &PodRecord) -> Option<Owned> {
     let Owner { kind, name } = pod.owner.clone()?;
     Some(Owned { kind, key: Key::new(pod.key.namespace.clone(), name) })
 }
 
-/// Authentications that a policy refers to, by namespace and name; kinds are distinguished when the policy is read.
+/// Authentications that a policy refers to, by namespace and name; the kind is checked when the policy is
+/// computed.
 fn authentications<'a>(namespace: &'a str, spec: &'a AuthorizationPolicySpec) -> impl Iterator<Item = Key> + 'a {
     let refs = spec.required_authentication_refs.iter();
     refs.map(|reference| Key::new(reference.namespace.as_deref().unwrap_or(namespace), &reference.name))

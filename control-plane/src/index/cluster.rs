@@ -1,4 +1,4 @@
-//! What never changes while the process runs: names, networks, defaults.
+//! Settings that never change while the process runs: names, networks, defaults.
 
 use std::net::IpAddr;
 
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
     pub(crate) probe_networks: Vec<IpNet>,
     /// Policy of ports that no Server selects.
     pub(crate) default_policy: DefaultPolicy,
-    /// Ports that are opaque unless something else is said.
+    /// Ports that are opaque unless an annotation says otherwise.
     pub(crate) default_opaque_ports: PortSet,
     /// How proxies reach meshed endpoints.
     pub(crate) transport_mode: TransportMode,
@@ -50,12 +50,12 @@ impl Cluster {
         format!("{account}.{}", self.namespace_suffix(namespace))
     }
 
-    /// What every identity of a namespace ends in.
+    /// The common suffix of all identities of a namespace.
     pub(crate) fn namespace_suffix(&self, namespace: &str) -> String {
         format!("{namespace}.serviceaccount.identity.{}.{}", self.control_namespace, self.trust_domain)
     }
 
-    /// The Service that a ServiceProfile's name means.
+    /// The Service that a ServiceProfile's name refers to.
     pub(crate) fn service_of_profile(&self, name: &str) -> Option<Key> {
         let labels = name.strip_suffix(&self.cluster_domain)?.strip_suffix(".svc.")?;
         let (service, namespace) = labels.split_once('.').filter(|(_, namespace)| !namespace.contains('.'))?;

@@ -2,27 +2,28 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-/// How clients may speak to an endpoint's proxy.
+/// How clients may use an endpoint's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hint {
-    /// Nothing is known.
+    /// Unknown.
     Unknown,
-    /// HTTP/1 may travel in HTTP/2.
+    /// The proxy accepts HTTP/1 inside HTTP/2.
     H2,
-    /// Nothing may be read.
+    /// The port is opaque: the proxy must not detect a protocol.
     Opaque,
 }
 
-/// Who an endpoint's proxy proves to be.
+/// The identity of an endpoint's proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerIdentity {
-    /// A service account of the cluster, by its name, which is also what clients ask for in TLS.
+    /// A service account of the cluster: the name in its certificate, which clients also send as the TLS
+    /// server name.
     ServiceAccount(String),
     /// A machine outside the cluster.
     External {
         /// Its SPIFFE ID.
         id: String,
-        /// The name that clients ask for in TLS.
+        /// The TLS server name that clients send.
         server_name: String,
     },
 }
@@ -30,9 +31,9 @@ pub(crate) enum PeerIdentity {
 /// One endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// Its address.
+    /// Address and port of the application.
     pub(crate) addr: SocketAddr,
-    /// Its own labels.
+    /// Labels of this endpoint alone.
     pub(crate) labels: BTreeMap<String, String>,
     /// Identity of its proxy; `None` means plain text.
     pub(crate) identity: Option<PeerIdentity>,
@@ -47,7 +48,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// An address of which nothing is known.
+    /// An address about which nothing is known.
     pub(crate) fn plain(addr: SocketAddr) -> Self {
         Self {
             addr,

@@ -1,4 +1,4 @@
-//! Endpoints of a Service's port, as one client may see them.
+//! Endpoints of a Service's port, as one client should see them.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,14 +13,14 @@ use super::{
     workload,
 };
 
-/// Which port, and who asks.
+/// The port and the client of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EndpointsKey {
     /// The Service's port.
     pub(crate) port: u16,
-    /// The client's node, where it is known.
+    /// The client's node, if it is known.
     pub(crate) node: Option<String>,
-    /// Only the endpoint with this hostname.
+    /// Restricts the answer to the endpoint with this hostname.
     pub(crate) hostname: Option<String>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Endpoints {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
-/// Computes the endpoints; none where there is no such Service.
+/// Computes the endpoints; empty if the Service does not exist.
 pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &EndpointsKey) -> Endpoints {
     let Some(record) = store.service(service) else { return Endpoints::default() };
     let candidates = candidates(store, &record, key);
@@ -49,7 +49,7 @@ pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &End
             }
         }
     }
-    // A pod with addresses of both families is presented once, by its IPv6 address.
+    // A pod with addresses of both families is announced once, by its IPv6 address.
     let with_v6: HashSet<_> =
         of_pods.iter().filter(|(_, addr)| addr.is_ipv6()).map(|(pod, addr)| (*pod, addr.port())).collect();
     for (pod, addr) in &of_pods {
@@ -64,8 +64,8 @@ pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &End
     Endpoints { by_addr, labels }
 }
 
-/// Endpoints that serve the port and whose pods are known, each with the port's number there. A port that the Service
-/// does not declare is taken literally; a declared one that a slice lacks has no endpoints in it.
+/// Endpoints that serve the port and whose pods are known, each with its target port. A port that the Service
+/// does not declare is taken literally; a slice without a declared port has no endpoints for it.
 fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey) -> Vec<(u16, &'a SliceEndpoint)> {
     let name = service.port(key.port).map(|port| port.name.clone());
     let slices = store.slices(&service.key);
@@ -78,7 +78,8 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
     });
     let hostname = key.hostname.as_deref();
     let wanted = |endpoint: &SliceEndpoint| hostname.is_none() || endpoint.hostname.as_deref() == hostname;
-    // What is not known yet must not count in the topology filter, which would leave only that of a zone.
+    // Endpoints of unknown pods must not count in the topology filter, or it could leave only those of one
+    // zone.
     let known = |endpoint: &SliceEndpoint| match &endpoint.target {
         Target::Pod(pod) => store.pod(pod).is_some(),
         Target::External(workload) => store.workload(workload).is_some(),
@@ -87,8 +88,8 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
     of_slice.flatten().filter(|(_, endpoint)| wanted(endpoint) && known(endpoint)).collect()
 }
 
-/// Linkerd's topology filter: local Services only on the client's node; else by the zones for which endpoints are
-/// hinted, if every endpoint is and any is left.
+/// Linkerd's topology filter. A local Service has only the endpoints on the client's node. Otherwise the zone
+/// hints apply, if every endpoint has hints and at least one endpoint is left.
 fn filter<'a>(
     candidates: Vec<(u16, &'a SliceEndpoint)>,
     local: bool,
@@ -111,7 +112,7 @@ fn addresses<'a>(
     endpoint: &'a SliceEndpoint,
     port: u16,
 ) -> impl Iterator<Item = SocketAddr> + use<'a> {
-    // Only pods have an address of the other family instead.
+    // Only pods can have an address of the other family instead.
     let any_family = cluster.ipv6 || !matches!(endpoint.target, Target::Pod(_));
     let usable = endpoint.addresses.iter().filter(move |ip| any_family || ip.is_ipv4());
     usable.map(move |ip| SocketAddr::new(*ip, port))
@@ -136,7 +137,7 @@ fn build(
         (Some(_), Some(_)) => "remote",
         _ => "unknown",
     };
-    // Linkerd names every endpoint's zone, also one that is not known.
+    // Linkerd labels every endpoint with a zone, empty if it is unknown.
     endpoint.labels.entry("zone".to_owned()).or_default();
     if let Some(zone) = &slice.zone {
         endpoint.labels.insert("zone".to_owned(), zone.clone());

@@ -1,12 +1,12 @@
-//! Who may connect to a pod's port.
+//! Policy of a pod's port: which clients may connect.
 //!
 //! ```text
 //! port --Server?--> none:  the pod's or the mesh's default policy
 //!                   found: ServerAuthorizations, AuthorizationPolicies on it or on its Namespace, its own accessPolicy
 //! ```
 //!
-//! What cannot be read or resolved never allows: an AuthorizationPolicy with an unresolved reference is ignored, an
-//! unreadable default policy is `deny`.
+//! Anything that cannot be parsed or resolved never allows: an AuthorizationPolicy with an unresolved
+//! reference is ignored, and an unreadable default policy is `deny`.
 
 use std::{
     collections::BTreeMap,
@@ -31,9 +31,9 @@ use super::{
 /// The policy of one port.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InboundServer {
-    /// The Server, or the default policy, that it comes from.
+    /// The Server or the default policy that defines it.
     pub(crate) origin: Origin,
-    /// What clients speak.
+    /// The protocol of clients.
     pub(crate) protocol: ServerProtocol,
     /// A client must satisfy one of these.
     pub(crate) authorizations: Vec<Authorization>,
@@ -43,7 +43,7 @@ pub(crate) struct InboundServer {
     pub(crate) probe_networks: Vec<IpNet>,
 }
 
-/// Where a rule comes from.
+/// The resource or the default that a rule comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A default, by name.
@@ -56,10 +56,10 @@ pub(crate) enum Origin {
     AuthorizationPolicy(String),
 }
 
-/// What clients speak on a port.
+/// The protocol of clients on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerProtocol {
-    /// To be detected.
+    /// Detected by the proxy.
     Detect,
     /// HTTP/1.
     Http1,
@@ -69,39 +69,39 @@ pub(crate) enum ServerProtocol {
     Grpc,
     /// TCP.
     Opaque,
-    /// TLS of the application.
+    /// TLS that the application terminates.
     Tls,
 }
 
-/// One way to be allowed.
+/// One set of clients that may connect.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Authorization {
-    /// Where it comes from.
+    /// The resource or default that grants this.
     pub(crate) origin: Origin,
-    /// A client must come from one of these; never empty: stock proxies refuse a whole Server that has an authorization
-    /// without networks.
+    /// A client must come from one of these networks; never empty: stock proxies refuse a whole Server that
+    /// has an authorization without networks.
     pub(crate) networks: Vec<Network>,
-    /// And be this.
+    /// The client must also satisfy this.
     pub(crate) authentication: Authentication,
 }
 
-/// What a client must prove.
+/// The identity that a client must prove.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Authentication {
-    /// Nothing.
+    /// None.
     Unauthenticated,
-    /// That it speaks mesh TLS, with any identity or none.
+    /// Mesh TLS, with any identity or without one.
     Tls,
     /// One of these identities; an empty list admits no client.
     Identities(Vec<IdentityMatch>),
 }
 
-/// Computes the policy; `None` where there is no such pod.
+/// Computes the policy; `None` if the pod does not exist.
 pub(super) fn compute(store: &Store, cluster: &Cluster, pod: &Key, port: u16) -> Option<Arc<InboundServer>> {
     Some(Arc::new(of(store, cluster, Subject::Pod(store.pod(pod)?), port)))
 }
 
-/// Computes the policy of an ExternalWorkload; `None` where there is no such workload.
+/// Computes the policy of an ExternalWorkload; `None` if the workload does not exist.
 pub(super) fn compute_external(
     store: &Store,
     cluster: &Cluster,
@@ -172,7 +172,7 @@ fn default_authorization(cluster: &Cluster, policy: DefaultPolicy) -> Option<Aut
         DefaultPolicy::ClusterAuthenticated => (cluster_networks(), meshed()),
         DefaultPolicy::Deny => return None,
     };
-    // A mesh without cluster networks: there is no client from there.
+    // Without cluster networks, no client can come from one.
     if networks.is_empty() {
         return None;
     }
@@ -186,7 +186,7 @@ fn server_authorizations(store: &Store, cluster: &Cluster, server: &ServerRecord
     let means = |reference: &ServerReference| match (&reference.name, &reference.selector) {
         (Some(name), None) => *name == server.key.name,
         (None, Some(selector)) => policy::selects(selector, Some(&server.labels)),
-        // Both or neither is no valid reference.
+        // A reference with both or with neither is invalid.
         _ => false,
     };
     let found = policies.server_authorizations.iter().filter(|(_, spec)| means(&spec.server));
@@ -203,7 +203,8 @@ fn server_authorizations(store: &Store, cluster: &Cluster, server: &ServerRecord
     resolved.collect()
 }
 
-/// What a client must prove, in the strictest reading where more than one thing is said; `None` admits no client.
+/// The authentication that a ServerAuthorization requires, the strictest one if it sets several; `None`
+/// admits no client.
 fn client(cluster: &Cluster, namespace: &str, client: &Client) -> Option<Authentication> {
     let Some(tls) = &client.mesh_tls else { return client.unauthenticated.then_some(Authentication::Unauthenticated) };
     let mut identities = tls.identities.clone().unwrap_or_default();
@@ -237,7 +238,7 @@ fn is_namespace(target: &TargetRef, namespace: &str) -> bool {
     target.is("", "Namespace") && target.name == *namespace
 }
 
-/// AuthorizationPolicies of a namespace that grant nothing, whatever Servers there are, and why; by name.
+/// AuthorizationPolicies of a namespace that grant nothing whichever Servers exist, with the reason; by name.
 pub(super) fn ineffective(store: &Store, cluster: &Cluster, namespace: &str) -> BTreeMap<String, String> {
     let policies = store.policies(namespace).into_iter().flat_map(|policies| &policies.authorizations);
     let problem = |authz: &Authz| {
@@ -245,7 +246,7 @@ pub(super) fn ineffective(store: &Store, cluster: &Cluster, namespace: &str) -> 
         if !target.is(policy::GROUP, "Server") && !is_namespace(target, namespace) {
             let (kind, name) = (&target.kind, &target.name);
             return Some(format!(
-                "spec.targetRef: {kind} {name} is no target, expected a Server or the policy's Namespace"
+                "spec.targetRef: {kind} {name} is not a valid target, expected a Server or the policy's Namespace"
             ));
         }
         resolve(store, cluster, namespace, &authz.spec).err().map(|error| error.to_string())
@@ -259,7 +260,7 @@ struct Requirements {
     authentication: Authentication,
 }
 
-/// Why a policy's requirements cannot be known.
+/// Why a policy's requirements cannot be resolved.
 #[derive(Debug, thiserror::Error)]
 enum RequirementError {
     #[error("spec.requiredAuthenticationRefs: {0} {1} does not exist")]
@@ -275,7 +276,7 @@ enum RequirementError {
     Unsupported(String, String),
 }
 
-/// What a policy requires.
+/// Resolves the authentications that a policy requires.
 fn resolve(
     store: &Store,
     cluster: &Cluster,
@@ -289,7 +290,7 @@ fn resolve(
         if reference.is(policy::GROUP, "NetworkAuthentication") {
             let found = policies.and_then(|policies| policies.networks.get(&key.name));
             let found = found.ok_or_else(|| RequirementError::Missing("NetworkAuthentication", key.clone()))?;
-            // It names no client, and proxies could not enforce it.
+            // An empty list would name no client, and proxies could not enforce it.
             if found.is_empty() {
                 return Err(RequirementError::NoNetworks(key));
             }
@@ -312,7 +313,7 @@ fn resolve(
     Ok(Requirements { networks: networks.unwrap_or_else(everywhere), authentication })
 }
 
-/// Two requirements of one sort are not supported: reading them as alternatives would allow too much.
+/// Two requirements of one sort are not supported: taking them as alternatives would allow too much.
 fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), RequirementError> {
     slot.replace(value).is_none().then_some(()).ok_or(RequirementError::Second)
 }

@@ -1,4 +1,4 @@
-//! How proxies should treat connections to an address or a Service's name.
+//! Policy for connections to an address or to a Service's name.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(crate) enum OutboundPolicy {
         port: u16,
         /// Name and port that the balancer resolves.
         authority: String,
-        /// What clients speak.
+        /// The protocol of clients.
         protocol: OutboundProtocol,
     },
     /// A Service's cluster address with a port that the Service does not declare: connections are refused.
@@ -29,17 +29,17 @@ pub(crate) enum OutboundPolicy {
         /// The port.
         port: u16,
     },
-    /// An address outside the cluster: connections go where they were going.
+    /// An address outside the cluster: connections go to their original destination.
     Egress {
         /// The address.
         addr: SocketAddr,
     },
 }
 
-/// What clients speak to a Service's port.
+/// The protocol of clients of a Service's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutboundProtocol {
-    /// To be detected.
+    /// Detected by the proxy.
     Detect,
     /// TCP.
     Opaque,
@@ -49,8 +49,8 @@ pub(crate) enum OutboundProtocol {
     Http2,
 }
 
-/// The policy towards an address; `None` for cluster addresses that no Service owns: proxies then go by the endpoint's
-/// profile. The same holds for an address that several Services claim.
+/// The policy towards an address. `None` for cluster addresses that belong to no Service or to several;
+/// proxies then use the endpoint's profile.
 pub(super) fn by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<OutboundPolicy> {
     match store.service_by_ip(addr.ip()) {
         Ok(Some(service)) if service.port(addr.port()).is_none() => {
@@ -76,7 +76,7 @@ fn of_service(cluster: &Cluster, key: &Key, port: u16, service: Option<&ServiceR
     let protocol = match app_protocol {
         Some("http") => OutboundProtocol::Http1,
         Some("kubernetes.io/h2c") => OutboundProtocol::Http2,
-        // A protocol that the proxy does not know is still a protocol: reading it as HTTP could break it.
+        // An unknown protocol is still a protocol, and reading it as HTTP could break it.
         Some(_) => OutboundProtocol::Opaque,
         None if opaque => OutboundProtocol::Opaque,
         None => OutboundProtocol::Detect,

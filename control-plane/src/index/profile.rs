@@ -10,19 +10,21 @@ use super::{
     workload,
 };
 
-/// Which port of a Service, and who asks.
+/// The port of a Service and the client of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProfileKey {
     /// The Service's port.
     pub(crate) port: u16,
-    /// The client's namespace, where it is known: its own ServiceProfile comes before the Service's.
+    /// The client's namespace, if it is known: a ServiceProfile there takes precedence over the one in the
+    /// Service's.
     pub(crate) namespace: Option<String>,
 }
 
-/// What proxies should know of a Service's port before they connect.
+/// What proxies should know about a Service's port before they connect.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ServiceProfile {
-    /// The Service declares the port, or there is no such Service (any more): its clients keep its name.
+    /// The Service declares the port, or the Service does not exist (any more), in which case clients keep
+    /// its name.
     Declared {
         /// The Service.
         service: Key,
@@ -32,14 +34,14 @@ pub(crate) enum ServiceProfile {
         name: String,
         /// Whether the port is opaque.
         opaque: bool,
-        /// What a ServiceProfile says of it.
+        /// Its ServiceProfile.
         profile: Option<Arc<ProfileRecord>>,
     },
-    /// The Service does not declare the port: the policy forbids it, the profile is empty.
+    /// The Service does not declare the port: the policy forbids connections, and the profile is empty.
     Undeclared,
 }
 
-/// What proxies should know of an address that is no Service's.
+/// What proxies should know about an address that belongs to no Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndpointProfile {
     /// The endpoint.
@@ -61,15 +63,15 @@ pub(super) fn service(store: &Store, cluster: &Cluster, service: &Key, key: &Pro
     ServiceProfile::Declared { service: service.clone(), port: key.port, opaque, profile, name }
 }
 
-/// The endpoint of the pod or the ExternalWorkload, or the bare address where there is neither. `None` where nothing
-/// can be said of what is there: the address became ambiguous, or the pod's proxy does not say where it listens.
-/// Clients then keep what they have, because a bare address would send them there in plain text.
+/// The endpoint of the pod or the ExternalWorkload, or the bare address if neither is there. `None` if the
+/// address became ambiguous, or if the pod's proxy does not say where it listens. Clients then keep what they
+/// have, because a bare address would make them connect in plain text.
 pub(super) fn endpoint(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<EndpointProfile> {
     let endpoint = if let Some(found) = store.pod_by_addr(addr).ok()? {
         let pod = found.pod;
         let mut endpoint = workload::endpoint(store, cluster, pod, SocketAddr::new(addr.ip(), found.port))?;
         endpoint.addr = addr;
-        // The node's address leads to one port of the pod, and not to that of its proxy.
+        // The node's address leads to one port of the pod, and not to the proxy's port.
         if !pod.ips.contains(&addr.ip()) {
             endpoint.transport_port = None;
         }

@@ -1,7 +1,6 @@
-//! What the index keeps of each object: the parts that decisions need, parsed once.
-//!
-//! A record that says the same as the one before changes nothing. What cannot be read of an object is a problem of its
-//! record; the index reports it when it appears.
+//! The parts of each object that the index needs, parsed once.
+//! A record that equals its predecessor changes nothing. Parts of an object that cannot be parsed are
+//! problems of its record, which the index reports once.
 
 mod pod;
 mod profile;
@@ -51,18 +50,18 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// What a workload's annotation says about ports that no Server selects.
+/// A workload's annotation about ports that no Server selects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DefaultPolicyAnnotation {
-    /// Nothing.
+    /// The annotation is absent.
     Inherit,
     /// A policy.
     Policy(DefaultPolicy),
-    /// Something that cannot be read, which denies.
+    /// The annotation cannot be parsed, which denies.
     Unreadable,
 }
 
-/// What an object is owned by.
+/// The owner of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) kind: String,
@@ -93,7 +92,7 @@ impl DefaultPolicyAnnotation {
             None => Self::Inherit,
             Some(Ok(policy)) => Self::Policy(policy),
             Some(Err(error)) => {
-                problems.push(format!("annotation {name} cannot be read, so that it denies: {error}"));
+                problems.push(format!("annotation {name} cannot be read, and therefore denies: {error}"));
                 Self::Unreadable
             }
         }
@@ -111,12 +110,12 @@ impl ServerRecord {
     }
 }
 
-/// When an object was created; manifests in files do not say.
+/// Creation time of an object; manifests in files have none.
 pub(super) fn created(metadata: &ObjectMeta) -> Option<Timestamp> {
     metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// The owner, where there is one and no other.
+/// The owner, if there is exactly one.
 pub(super) fn single_owner(metadata: &ObjectMeta) -> Option<Owner> {
     match metadata.owner_references.as_deref().unwrap_or_default() {
         [owner] => Some(Owner { kind: owner.kind.clone(), name: owner.name.clone() }),
@@ -143,7 +142,7 @@ fn require_identity(metadata: &ObjectMeta, problems: &mut Vec<String>) -> PortSe
     let name = labels::REQUIRE_IDENTITY_PORTS;
     let Some(value) = annotation(metadata, name) else { return PortSet::default() };
     value.parse().unwrap_or_else(|error| {
-        problems.push(format!("annotation {name} cannot be read, so that every port requires an identity: {error}"));
+        problems.push(format!("annotation {name} cannot be read, every port therefore requires an identity: {error}"));
         let mut all = PortSet::default();
         all.insert(1..=u16::MAX);
         all

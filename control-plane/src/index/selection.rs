@@ -1,4 +1,4 @@
-//! Which Server speaks for a workload's port.
+//! Which Server selects a workload's port.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use weft_k8s_api::{
 
 use super::{records::ServerRecord, store::Store, subject::Subject};
 
-/// The Server that selects a workload's port: of several the oldest, then the first by name (Linkerd's order).
+/// The Server that selects a workload's port: of several the oldest, then the first by name (Linkerd's
+/// order).
 pub(super) fn server<'a>(store: &'a Store, subject: Subject<'_>, port: u16) -> Option<&'a Arc<ServerRecord>> {
     let servers = store.policies(subject.namespace())?.servers.values();
     let selecting = servers.filter(|server| selects(server, subject, port));

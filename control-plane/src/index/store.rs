@@ -1,4 +1,4 @@
-//! Records by key, and the tables that find them by what a question names.
+//! Records by key, and tables for each way to look one up.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,7 +15,7 @@ use super::records::{
     WorkloadRecord,
 };
 
-/// Why a lookup by address has no answer: several objects claim the address.
+/// Several objects claim one address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AmbiguousAddress {
     /// Services.
@@ -29,7 +29,7 @@ pub(crate) enum AmbiguousAddress {
     Workloads(String, SocketAddr),
 }
 
-/// Everything known.
+/// Everything that is known.
 #[derive(Default)]
 pub(super) struct Store {
     pub(super) services: HashMap<Key, Arc<ServiceRecord>>,
@@ -54,7 +54,7 @@ pub(super) struct Store {
     pub(super) policies_by_authentication: Table<Key, String>,
 }
 
-/// An object that stands between pods and what people deploy.
+/// An object between pods and what people deploy (a ReplicaSet or a Job).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Owned {
     pub(super) kind: String,
@@ -135,7 +135,7 @@ impl Store {
         self.pods.get(key)
     }
 
-    /// The pod that answers at an address: by the pod's own address, else by its node's.
+    /// The pod at an address: by the pod's own address, else by its node's.
     pub(super) fn pod_by_addr(&self, addr: SocketAddr) -> Result<Option<PodAt<'_>>, AmbiguousAddress> {
         let by_ip = self.pod_ips.iter(&addr.ip()).filter_map(|key| self.pods.get(key));
         if let Some(pod) = answering(by_ip.filter(|pod| !pod.host_network), addr)? {
@@ -171,7 +171,7 @@ impl Store {
         self.workloads.get(key)
     }
 
-    /// The ExternalWorkload that serves an address; one that does not list the port is not it.
+    /// The ExternalWorkload at an address, if it lists the port.
     pub(super) fn workload_by_addr(&self, addr: SocketAddr) -> Result<Option<&Arc<WorkloadRecord>>, AmbiguousAddress> {
         let at = self.workload_ips.iter(&addr.ip()).filter_map(|key| self.workloads.get(key));
         let found: Vec<_> = at.filter(|workload| workload.ports.contains(&addr.port())).collect();
@@ -203,8 +203,8 @@ fn names<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     keys.map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
-/// The pod that answers at an address which several may claim: one that is being terminated still runs, with its proxy,
-/// unless its address already belongs to another.
+/// The pod at an address that several may claim: a terminating pod still runs, with its proxy, unless its
+/// address already belongs to another.
 fn answering<'a>(
     pods: impl Iterator<Item = &'a Arc<PodRecord>>,
     addr: SocketAddr,

@@ -1,11 +1,11 @@
-//! What a Server may select: pods, and machines outside the cluster.
+//! Workloads that a Server may select: pods, and machines outside the cluster.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use weft_k8s_api::ports::PortSet;
 
 use super::records::{DefaultPolicyAnnotation, PodRecord, WorkloadRecord};
 
-/// What a Server may select.
+/// A workload that a Server may select.
 #[derive(Clone, Copy)]
 pub(super) enum Subject<'a> {
     Pod(&'a PodRecord),
@@ -20,7 +20,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Whether a number or a port's name means the port.
+    /// Whether a number or the name of a port denotes the port.
     pub(super) fn port_is(self, wanted: &IntOrString, port: u16) -> bool {
         match self {
             Self::Pod(pod) => pod.port_is(wanted, port),
@@ -44,7 +44,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// What the workload says about ports that no Server selects.
+    /// The workload's annotation about ports that no Server selects.
     pub(super) fn default_policy(self) -> DefaultPolicyAnnotation {
         match self {
             Self::Pod(pod) => pod.default_policy,

@@ -1,4 +1,4 @@
-//! The index by its two sides: events in, snapshots out.
+//! The index from outside: events in, snapshots out.
 
 mod destination;
 mod policy;
@@ -14,7 +14,7 @@ use weft_k8s_api::{
 
 use super::*;
 
-/// An index and the objects that it was given.
+/// An index and the objects in it.
 struct World {
     index: SharedIndex,
 }
@@ -60,8 +60,8 @@ impl World {
     }
 }
 
-/// The snapshot, if there is one that was not seen yet.
-fn news<T: Clone>(rx: &mut watch::Receiver<T>) -> Option<T> {
+/// The snapshot, if it has not been seen yet.
+fn changed<T: Clone>(rx: &mut watch::Receiver<T>) -> Option<T> {
     rx.has_changed().unwrap().then(|| rx.borrow_and_update().clone())
 }
 

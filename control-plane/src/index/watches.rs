@@ -4,11 +4,12 @@ use std::{collections::HashMap, hash::Hash};
 
 use tokio::sync::watch;
 
-/// Subscriptions that one change may concern are in one group: all ports of an address, all filters of a Service.
+/// Subscriptions that one change may affect are in one group: all ports of an address, all filters of a
+/// Service.
 pub(super) struct Watches<G, K, T> {
     groups: HashMap<G, HashMap<K, watch::Sender<T>>>,
     subscriptions: usize,
-    /// Number of subscriptions at which those without a receiver are dropped.
+    /// Number of subscriptions at which those without a receiver are removed.
     sweep_at: usize,
 }
 
@@ -22,7 +23,7 @@ impl<G, K, T> Default for Watches<G, K, T> {
 }
 
 impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
-    /// Joins a subscription, or starts it with a snapshot made by `compute`.
+    /// Joins a subscription, or starts it with the snapshot that `compute` returns.
     pub(super) fn subscribe(&mut self, group: &G, key: K, compute: impl FnOnce(&K) -> T) -> watch::Receiver<T> {
         if let Some(sender) = self.groups.get(group).and_then(|keys| keys.get(&key)) {
             return sender.subscribe();
@@ -36,14 +37,14 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
         receiver
     }
 
-    /// Recomputes the snapshots of a group; receivers hear of those that differ.
+    /// Recomputes the snapshots of a group; receivers are notified of those that differ.
     pub(super) fn update(&mut self, group: &G, compute: impl Fn(&G, &K) -> T) {
         for (key, sender) in self.groups.get(group).into_iter().flatten() {
             if sender.receiver_count() > 0 {
                 publish(sender, compute(group, key));
             }
         }
-        // A snapshot without a receiver would be stale for the next subscriber.
+        // Without a receiver, nothing would keep the snapshot current for the next subscriber.
         if let Some(keys) = self.groups.get_mut(group) {
             let before = keys.len();
             keys.retain(|_, sender| sender.receiver_count() > 0);
@@ -77,8 +78,8 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
 }
 
 impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, Option<T>> {
-    /// As [`Watches::subscribe`], but leaves nothing behind where the snapshot would be `None`: what does not exist may
-    /// be asked for by any name.
+    /// Like [`Watches::subscribe`], but keeps no subscription if the snapshot would be `None`: clients may
+    /// ask for any number of names that do not exist.
     pub(super) fn subscribe_known(
         &mut self,
         group: &G,

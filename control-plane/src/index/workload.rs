@@ -13,8 +13,8 @@ use super::{
     subject::Subject,
 };
 
-/// The endpoint of a pod's port, or `None` where the pod's proxy does not say on which ports it listens: other proxies
-/// could not reach it as they must.
+/// The endpoint of a pod's port. `None` if the pod's proxy does not say on which ports it listens: other
+/// proxies could not connect to it over mesh TLS.
 pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: SocketAddr) -> Option<Endpoint> {
     let port = addr.port();
     let opaque = selection::is_opaque(store, Subject::Pod(pod), port, &cluster.default_opaque_ports);
@@ -84,14 +84,14 @@ fn pod_labels(store: &Store, pod: &PodRecord) -> BTreeMap<String, String> {
     found
 }
 
-/// The owner's kind as a label and its name; a ReplicaSet stands for its Deployment, a Job for its CronJob.
+/// The owner's kind as a label, and its name; a Deployment stands for its ReplicaSet, a CronJob for its Job.
 fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
     let owner = pod.owner.as_ref()?;
     if let Some(above) = store.owner_of(&owner.kind, &Key::new(&pod.key.namespace, &owner.name)) {
         return Some((label(&above.kind), above.name.clone()));
     }
     if owner.kind == "ReplicaSet" {
-        // Without the object, its name suffices: it is that of the Deployment and the hash of its template.
+        // If the object is unknown, its name suffices: the Deployment's name and the hash of its template.
         let hash = pod.labels.get(labels::POD_TEMPLATE_HASH);
         if let Some(deployment) = hash.and_then(|hash| owner.name.strip_suffix(hash.as_str())?.strip_suffix('-')) {
             return Some(("deployment".to_owned(), deployment.to_owned()));
@@ -100,7 +100,7 @@ fn owner(store: &Store, pod: &PodRecord) -> Option<(String, String)> {
     Some((label(&owner.kind), owner.name.clone()))
 }
 
-/// `job` is taken by Prometheus.
+/// The kind as a label; `job` has another meaning in Prometheus.
 fn label(kind: &str) -> String {
     let kind = kind.to_lowercase();
     if kind == "job" { "k8s_job".to_owned() } else { kind }

@@ -1,4 +1,4 @@
-//! Who should hold a lease: decided from what was observed, by the local clock alone.
+//! Decides who should hold a lease, from observations and the local clock alone.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,35 +7,35 @@ use tokio::time::Instant;
 
 use super::{DURATION, PERIOD, RENEW_DEADLINE};
 
-/// How many replaced versions are remembered: the renewals of more than two lease durations, far more than a watch that
-/// is alive lags behind.
+/// How many replaced versions are remembered: the renewals of more than two lease durations, far more than a
+/// live watch lags behind.
 const MAX_REPLACED: usize = 32;
 
-/// What to do about the lease.
+/// The next action on the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Nothing for now.
+    /// Nothing to do now.
     Wait,
-    /// Create it, and hold it.
+    /// Create the lease and hold it.
     Create,
-    /// Take it: it has no holder, or its holder is dead.
+    /// Take the lease: it has no holder, or its holder is dead.
     Take,
-    /// Renew it.
+    /// Renew the lease.
     Renew,
 }
 
-/// One replica's view.
+/// One replica's view of the lease.
 pub(super) struct Election {
     me: String,
-    /// Whether anything was observed yet.
+    /// Whether anything has been observed.
     informed: bool,
     seen: Option<Seen>,
     /// Resource versions that newer ones replaced, the oldest first. The watch repeats this replica's writes after
     /// their answers; versions are opaque, and the times in a lease are its writer's wall clock, which may be set back.
     replaced: VecDeque<String>,
-    /// When this replica last wrote the lease in its own name, while no other replica did since.
+    /// When this replica last wrote the lease in its own name, if no other replica has written it since.
     renewed: Option<Instant>,
-    /// Whether what was seen is known to be old, so that nothing can be written before it is seen anew.
+    /// Whether a newer version is known to exist, so that a write has to wait until it is observed.
     outdated: bool,
 }
 
@@ -50,7 +50,7 @@ impl Election {
         Self { me, informed: false, seen: None, replaced: VecDeque::new(), renewed: None, outdated: false }
     }
 
-    /// Takes in what the API says of the lease.
+    /// Takes in the API server's version of the lease.
     pub(super) fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         self.informed = true;
         let Some(lease) = lease else {
@@ -74,7 +74,7 @@ impl Election {
         }
     }
 
-    /// Takes in the result of an own write that began at `now`.
+    /// Takes in the result of this replica's write, which began at `now`.
     pub(super) fn wrote(&mut self, lease: Lease, now: Instant) {
         self.observe(Some(lease), now);
         if self.holder() == Some(&self.me) {
@@ -82,12 +82,12 @@ impl Election {
         }
     }
 
-    /// Notes that the API knows a newer version than was seen.
+    /// Records that the API server has a newer version than was observed.
     pub(super) fn outdated(&mut self) {
         self.outdated = true;
     }
 
-    /// Decides.
+    /// Decides the next action.
     pub(super) fn decide(&self, now: Instant) -> Action {
         if !self.informed || self.outdated {
             return Action::Wait;
@@ -96,7 +96,7 @@ impl Election {
         match (self.holder(), self.renewed) {
             (None, _) => Action::Take,
             (Some(holder), Some(renewed)) if holder == self.me && now < renewed + PERIOD / 2 => Action::Wait,
-            // Without a renewal of ours it is that of this replica's last life, which is over.
+            // Without a renewal of this process, it is that of a former process of this replica.
             (Some(holder), _) if holder == self.me => Action::Renew,
             (Some(_), _) if now >= seen.since + duration(&seen.lease) => Action::Take,
             (Some(_), _) => Action::Wait,
@@ -108,19 +108,19 @@ impl Election {
         self.renewed.is_some_and(|renewed| now < renewed + RENEW_DEADLINE)
     }
 
-    /// Who holds the lease, as far as is known.
+    /// The current holder, if it is known.
     pub(super) fn holder(&self) -> Option<&str> {
         let holder = self.lease()?.spec.as_ref()?.holder_identity.as_deref()?;
         (!holder.is_empty()).then_some(holder)
     }
 
-    /// The lease as last seen.
+    /// The lease as last observed.
     pub(super) fn lease(&self) -> Option<&Lease> {
         self.seen.as_ref().map(|seen| &seen.lease)
     }
 }
 
-/// How long the lease holds, as its holder says.
+/// The duration of the lease, as its holder wrote it.
 fn duration(lease: &Lease) -> Duration {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
@@ -141,7 +141,7 @@ mod tests {
         serde_json::from_value(json!({
             "metadata": {"name": "l", "namespace": "linkerd", "resourceVersion": version.to_string()},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 30,
-                // What the holder's clock says must not matter.
+                // The holder's clock must not matter.
                 "renewTime": format!("2001-01-01T00:00:{version:02}.000000Z")},
         }))
         .unwrap()
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(election.decide(now), Action::Wait);
         assert_eq!(election.decide(now + secs(2)), Action::Renew);
         election.wrote(lease(3, Some("a")), now + secs(2));
-        // The watch repeats what was written, the newest last.
+        // The watch repeats what was written, the newest version last.
         election.observe(Some(lease(2, Some("a"))), now + secs(2));
         election.observe(Some(lease(3, Some("a"))), now + secs(2));
         assert_eq!(election.lease(), Some(&lease(3, Some("a"))));
@@ -178,7 +178,7 @@ mod tests {
         assert!(!election.holds(now + secs(13)), "the renewal deadline is over");
     }
 
-    /// The wall clock is set back between two renewals, so that the newer one names the older time.
+    /// The wall clock is set back between two renewals, so that the newer one has the older time.
     #[test]
     fn a_wall_clock_that_goes_back_does_not_end_the_lease() {
         let now = Instant::now();
@@ -194,14 +194,14 @@ mod tests {
         election.observe(Some(at(2, "12:00:00")), now);
         election.wrote(at(3, "11:00:00"), now + secs(2));
         assert_eq!(election.lease(), Some(&at(3, "11:00:00")));
-        // The watch is one renewal behind, and what it repeats is not taken for new.
+        // The watch is one renewal behind, and its old version is not taken for a new one.
         election.wrote(at(4, "11:00:02"), now + secs(4));
         election.observe(Some(at(3, "11:00:00")), now + secs(4));
         election.observe(Some(at(4, "11:00:02")), now + secs(4));
         assert_eq!(election.lease(), Some(&at(4, "11:00:02")));
         assert!(election.holds(now + secs(13)));
         assert_eq!(election.decide(now + secs(6)), Action::Renew);
-        // Another writer's version is taken in, whatever time it names.
+        // Another writer's version is accepted, whatever its time.
         election.outdated();
         election.observe(Some(lease(5, Some("b"))), now + secs(6));
         assert_eq!((election.holder(), election.holds(now + secs(6))), (Some("b"), false));
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(election.decide(now + secs(29)), Action::Wait);
         election.observe(Some(lease(2, Some("b"))), now + secs(29));
         assert_eq!(election.decide(now + secs(31)), Action::Wait);
-        // The same version once more is no renewal.
+        // The same version again is not a renewal.
         election.observe(Some(lease(2, Some("b"))), now + secs(50));
         assert_eq!(election.decide(now + secs(58)), Action::Wait);
         assert_eq!(election.decide(now + secs(59)), Action::Take);

@@ -24,11 +24,11 @@ const WATCH_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "WatchPo
 /// The service.
 #[derive(Clone)]
 pub(crate) struct InboundPolicies {
-    /// What it answers from.
+    /// The index that answers.
     pub(crate) index: SharedIndex,
-    /// Ends its streams.
+    /// Ends the streams.
     pub(crate) drain: drain::Watch,
-    /// Counts its calls.
+    /// Counts the calls.
     pub(crate) metrics: GrpcMetrics,
 }
 
@@ -48,7 +48,7 @@ impl inbound_server_policies_server::InboundServerPolicies for InboundPolicies {
             Ok((snapshots, _)) => snapshots,
             Err(status) => return call.end_with(Err(status)),
         };
-        // The workload's end is the stream's end.
+        // The stream ends when the workload is deleted.
         let step = |server: &Option<Arc<InboundServer>>| match server {
             Some(server) => Step::Send(vec![inbound_message::server(server)]),
             None => Step::End,

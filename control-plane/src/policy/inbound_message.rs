@@ -22,7 +22,7 @@ use crate::index::{Authentication, Authorization, InboundServer, Origin, ServerP
 /// API group of Server and AuthorizationPolicy in labels.
 const GROUP: &str = weft_k8s_api::policy::GROUP;
 
-/// A port's policy.
+/// The message of a port's policy.
 pub(super) fn server(server: &InboundServer) -> Server {
     let authorizations: Vec<_> = server.authorizations.iter().map(authz).collect();
     let http = || http_routes(server, &authorizations);
@@ -46,7 +46,7 @@ pub(super) fn server(server: &InboundServer) -> Server {
     }
 }
 
-/// A route for everything, and one for the probes of the kubelet, which has no identity.
+/// A route for all requests, and one for the probes of the kubelet, which has no identity.
 fn http_routes(server: &InboundServer, authorizations: &[Authz]) -> Vec<HttpRoute> {
     let all = HttpRoute {
         metadata: Some(default_metadata("default")),

@@ -1,4 +1,4 @@
-//! `OutboundPolicies`: how a workload should treat a destination.
+//! `OutboundPolicies`: how a workload should connect to a destination.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,11 +22,11 @@ const WATCH: Method = Method { grpc_service: SERVICE, grpc_method: "Watch", grpc
 /// The service.
 #[derive(Clone)]
 pub(crate) struct OutboundPolicies {
-    /// What it answers from.
+    /// The index that answers.
     pub(crate) index: SharedIndex,
-    /// Ends its streams.
+    /// Ends the streams.
     pub(crate) drain: drain::Watch,
-    /// Counts its calls.
+    /// Counts the calls.
     pub(crate) metrics: GrpcMetrics,
 }
 
@@ -46,7 +46,7 @@ impl outbound_policies_server::OutboundPolicies for OutboundPolicies {
             Ok((snapshots, _)) => snapshots,
             Err(status) => return call.end_with(Err(status)),
         };
-        // A destination that is no longer known: the client asks again and is answered NotFound.
+        // The destination is no longer known: the client asks again and gets NotFound.
         let step = |policy: &Option<Arc<OutboundPolicy>>| match policy {
             Some(policy) => Step::Send(vec![outbound_message::policy(policy)]),
             None => Step::End,

@@ -18,14 +18,14 @@ use weft_proto::linkerd::{
 use super::{DETECT_TIMEOUT, default_metadata, resource_metadata};
 use crate::index::{Key, OutboundPolicy, OutboundProtocol};
 
-/// Linkerd's constants: what a balancer's queue holds, and how long it waits for an endpoint.
+/// Linkerd's constants: capacity of a balancer's queue, and how long it waits for an endpoint.
 const QUEUE_CAPACITY: u32 = 100;
 const FAILFAST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Linkerd's constants: an endpoint's latency before it was measured, and how fast measurements age.
+/// Linkerd's constants: assumed latency of an unmeasured endpoint, and how fast measurements decay.
 const DEFAULT_RTT: Duration = Duration::from_millis(30);
 const EWMA_DECAY: Duration = Duration::from_secs(10);
 
-/// A destination's policy.
+/// The message of a destination's policy.
 pub(super) fn policy(policy: &OutboundPolicy) -> Message {
     match policy {
         OutboundPolicy::Service { service, port, authority, protocol } => {
@@ -70,7 +70,7 @@ fn service_metadata(service: &Key, port: u16) -> Metadata {
     })
 }
 
-/// One route for everything to one backend, in the shape that the protocol needs.
+/// One route for everything to one backend, in the form that the protocol needs.
 fn routed(protocol: OutboundProtocol, backend: &Backend, http_name: &str, opaque_name: &str) -> ProxyProtocol {
     let http = || vec![http_route(backend, http_name)];
     let opaque = || proxy_protocol::Opaque { routes: vec![opaque_route(backend, opaque_name)] };

@@ -1,4 +1,4 @@
-//! How a proxy names the workload it serves.
+//! The name of a workload in a proxy's request.
 
 use serde::Deserialize;
 use tonic::Status;
@@ -21,7 +21,7 @@ struct Json {
     external_workload: Option<String>,
 }
 
-/// Reads `namespace:pod`, `{"ns","pod"}` or `{"ns","external_workload"}`.
+/// Parses `namespace:pod`, `{"ns","pod"}` or `{"ns","external_workload"}`.
 ///
 /// # Errors
 /// `InvalidArgument` for anything else.
@@ -47,10 +47,10 @@ pub(super) fn parse(text: &str) -> Result<Workload, Status> {
     }
 }
 
-/// Reads a port.
+/// Parses a port.
 ///
 /// # Errors
-/// `InvalidArgument` where it is not 1 to 65535.
+/// `InvalidArgument` unless it is 1 to 65535.
 pub(super) fn port(port: u32) -> Result<u16, Status> {
     u16::try_from(port)
         .ok()

@@ -1,4 +1,4 @@
-//! Which endpoints a Service has among ExternalWorkloads: pure.
+//! The endpoints that a Service has among ExternalWorkloads. Pure functions.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,10 +11,10 @@ use k8s_openapi::{
 };
 use weft_k8s_api::{labels, workload::ExternalWorkload};
 
-/// Protocol of ports that name none.
+/// Protocol of ports without one.
 const TCP: &str = "TCP";
 
-/// Endpoints that may share a slice: one address family, the same ports. Ports are compared by what they say.
+/// Endpoints that may share a slice: one address family and equal ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     /// `IPv4` or `IPv6`.
@@ -24,7 +24,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of a slice that exists.
+    /// The group of an existing slice.
     pub(super) fn of(family: &str, ports: &[EndpointPort]) -> Self {
         let port = |port: &EndpointPort| {
             let protocol = port.protocol.clone().unwrap_or_else(|| TCP.to_owned());
@@ -35,7 +35,7 @@ impl Group {
         Self { family: family.to_owned(), ports }
     }
 
-    /// The ports as a slice has them.
+    /// The ports in the form of a slice.
     pub(super) fn endpoint_ports(&self, service: &Service) -> Vec<EndpointPort> {
         let declared = || service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
         let app_protocol = |name: &str| {
@@ -52,7 +52,7 @@ impl Group {
     }
 }
 
-/// The endpoints that a Service should have, by the workloads that it selects; by address in each group.
+/// The endpoints that a Service should have, from the workloads that it selects; by address in each group.
 pub(super) fn wanted<'a>(
     service: &Service,
     workloads: impl Iterator<Item = &'a ExternalWorkload>,
@@ -76,7 +76,7 @@ pub(super) fn wanted<'a>(
     groups
 }
 
-/// Address families of a Service; a headless one that names none has both.
+/// Address families of a Service; a headless one without families has both.
 fn families(service: &Service) -> Vec<&'static str> {
     let spec = service.spec.as_ref();
     let named = spec.and_then(|spec| spec.ip_families.as_ref()).filter(|families| !families.is_empty());
@@ -94,7 +94,7 @@ pub(super) fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
 }
 
-/// The Service's ports as the workload has them; a port that the workload does not list is left out.
+/// The Service's ports, resolved for the workload; a port that the workload does not list is left out.
 fn ports(service: &Service, workload: &ExternalWorkload) -> Vec<(String, i32, String)> {
     let listed = || workload.spec.ports.iter().flatten();
     let of = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| TCP.to_owned());

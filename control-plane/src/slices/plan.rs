@@ -1,4 +1,4 @@
-//! What exists, what is wanted, and the writes that lead from one to the other: pure.
+//! The existing slices, the wanted ones, and the writes that lead from one to the other. Pure functions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,11 +19,11 @@ use weft_k8s_api::{
 use super::endpoints::{self, Group};
 use crate::index::Key;
 
-/// The most endpoints of a slice, Kubernetes' own default.
+/// The most endpoints in a slice, Kubernetes' own default.
 const MAX_ENDPOINTS: usize = 100;
-/// EndpointSlice label: who keeps it. Other controllers leave such slices alone.
+/// EndpointSlice label: the controller that manages it. Other controllers leave such slices alone.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Linkerd's name in that label.
+/// Linkerd's value of that label.
 const MANAGER: &str = "linkerd-external-workloads-controller";
 /// EndpointSlice label of headless Services.
 const HEADLESS: &str = "service.kubernetes.io/headless";
@@ -35,9 +35,9 @@ const EXCLUDED_NAMESPACE: &str = "kube-system";
 pub(super) enum Action {
     /// Creates a slice under a name that the API chooses.
     Create(Box<EndpointSlice>),
-    /// Replaces a slice, unless it changed meanwhile.
+    /// Replaces a slice, unless it has changed in between.
     Update(Box<EndpointSlice>),
-    /// Deletes a slice, unless it changed meanwhile.
+    /// Deletes a slice, unless it has changed in between.
     Delete {
         /// Name.
         name: String,
@@ -47,7 +47,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Name of the slice, or how it will begin.
+    /// Name of the slice, or the prefix of a new one's.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Create(slice) => slice.metadata.generate_name.as_deref().unwrap_or_default(),
@@ -56,7 +56,7 @@ impl Action {
         }
     }
 
-    /// Resource version of the slice that it replaces or deletes.
+    /// Resource version of the slice that is replaced or deleted.
     pub(super) fn version(&self) -> Option<&str> {
         match self {
             Self::Create(_) => None,
@@ -66,22 +66,22 @@ impl Action {
     }
 }
 
-/// Everything that decides about slices.
+/// The objects that determine slices.
 #[derive(Default)]
 pub(super) struct Slices {
     /// Services with a selector.
     services: HashMap<Key, Service>,
     workloads: HashMap<Key, ExternalWorkload>,
-    /// Slices that are ours, and the Service of each.
+    /// Slices that this controller manages, and the Service of each.
     slices: BTreeMap<Key, (Key, EndpointSlice)>,
     slices_of_service: HashMap<Key, BTreeSet<Key>>,
     work: HashSet<Key>,
-    /// Nothing is decided before everything is known.
+    /// Whether the initial state is complete; nothing is decided before.
     synced: bool,
 }
 
 impl Slices {
-    /// Takes in an object that is new or changed.
+    /// Applies a new or changed object.
     pub(super) fn apply(&mut self, object: &Object) {
         let key = Key::of(object.metadata());
         match object {
@@ -91,7 +91,7 @@ impl Slices {
                     true => drop(self.services.insert(key.clone(), service.clone())),
                     false => drop(self.services.remove(&key)),
                 }
-                // Slices of a Service that lost its selector have to go.
+                // Slices of a Service that lost its selector have to be deleted.
                 if relevant || self.slices_of_service.contains_key(&key) {
                     self.work.insert(key);
                 }
@@ -111,12 +111,12 @@ impl Slices {
         }
     }
 
-    /// Forgets an object.
+    /// Removes an object.
     pub(super) fn delete(&mut self, reference: &ObjectRef) {
         let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
         match reference.kind {
             Kind::Service => {
-                // Its slices are its own, and go with it.
+                // Kubernetes deletes its slices with it.
                 self.services.remove(&key);
             }
             Kind::ExternalWorkload => {
@@ -132,20 +132,20 @@ impl Slices {
         }
     }
 
-    /// Notes that everything is known.
+    /// Records that the initial state is complete.
     pub(super) fn synced(&mut self) {
         self.synced = true;
     }
 
-    /// Takes in the answer to a write, unless the watch said something newer of the slice meanwhile: `replaced` is the
-    /// version on which the write was based, `None` for a slice that was created.
+    /// Takes in the answer to a write, unless the watch has delivered a newer version of the slice in between.
+    /// `replaced` is the version on which the write was based, `None` for a slice that was created.
     pub(super) fn wrote(&mut self, replaced: Option<&str>, slice: EndpointSlice) {
         if self.version(&Key::of(&slice.metadata)) == replaced {
             self.apply(&Object::EndpointSlice(slice));
         }
     }
 
-    /// Takes in that a slice was deleted in this version, unless the watch said something newer of it meanwhile.
+    /// Takes in that a slice was deleted in this version, unless the watch has delivered a newer one in between.
     pub(super) fn deleted(&mut self, key: &Key, version: Option<&str>) {
         if self.version(key) == version {
             self.forget(key);
@@ -156,7 +156,7 @@ impl Slices {
         self.slices.get(key).and_then(|(_, slice)| slice.metadata.resource_version.as_deref())
     }
 
-    /// Forgets a slice, and says whose it was.
+    /// Removes a slice, and returns its Service.
     fn forget(&mut self, key: &Key) -> Option<Key> {
         let (service, _) = self.slices.remove(key)?;
         if let Some(slices) = self.slices_of_service.get_mut(&service) {
@@ -168,17 +168,17 @@ impl Slices {
         Some(service)
     }
 
-    /// Whether there are Services to look at.
+    /// Whether Services are waiting to be checked.
     pub(super) fn has_work(&self) -> bool {
         self.synced && !self.work.is_empty()
     }
 
-    /// Services to look at, each once.
+    /// Services to check, each once.
     pub(super) fn take_work(&mut self) -> Vec<Key> {
         if self.synced { self.work.drain().collect() } else { Vec::new() }
     }
 
-    /// Has every Service looked at.
+    /// Queues every Service to be checked.
     pub(super) fn all_anew(&mut self) {
         self.work.extend(self.services.keys().chain(self.slices_of_service.keys()).cloned());
     }
@@ -192,7 +192,7 @@ impl Slices {
         }
     }
 
-    /// The writes that bring a Service's slices to what they should be.
+    /// The writes that make a Service's slices as they should be.
     pub(super) fn plan(&self, key: &Key) -> Vec<Action> {
         let existing = self.slices_of_service.get(key).into_iter().flatten();
         let existing: Vec<_> = existing.filter_map(|slice| self.slices.get(slice)).map(|(_, slice)| slice).collect();
@@ -203,11 +203,12 @@ impl Slices {
             workload.metadata.namespace.as_ref() == Some(&key.namespace) && selects(service, workload)
         });
         let mut wanted = endpoints::wanted(service, selected);
-        // Slices of a former Service of the same name are about to be collected as garbage, with what is written to
-        // them.
+        // Slices of a former Service of the same name are about to be garbage-collected, with everything that is
+        // written to them.
         let (existing, former): (Vec<_>, Vec<_>) = existing.into_iter().partition(|slice| is_owned_by(slice, service));
         let mut actions = Vec::new();
-        // Slices keep what they have as far as it is still wanted, so that a change touches as few of them as possible.
+        // Slices keep their endpoints as far as these are still wanted, so that a change touches as few slices as
+        // possible.
         let mut kept: Vec<(&EndpointSlice, Group, Vec<Endpoint>)> = Vec::new();
         for slice in existing {
             let group = Group::of(&slice.address_type, slice.ports.as_deref().unwrap_or_default());
@@ -264,7 +265,7 @@ fn selects(service: &Service, workload: &ExternalWorkload) -> bool {
     selector(service).is_some_and(|selector| policy::selects(&selector, workload.metadata.labels.as_ref()))
 }
 
-/// The Service of a slice of ours.
+/// The Service of a managed slice.
 fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let labels = slice.metadata.labels.as_ref()?;
     let ours = labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);

@@ -4,8 +4,9 @@
 //! directory --scan--> manifests per file --plan--> events
 //! ```
 //!
-//! Every change in the directory leads to one scan; only files that changed are read again. What vanished from all files is
-//! deleted; what became unreadable keeps its last good state, is reported once as ERROR, and never hides the rest.
+//! Every change in the directory leads to one scan, and only changed files are read again. An object that is no longer
+//! in any file is deleted. An unreadable file keeps its last good state, is reported once as ERROR, and does not hide
+//! the others.
 
 mod plan;
 mod scan;
@@ -20,11 +21,11 @@ use super::Event;
 use plan::Plan;
 use scan::Scanner;
 
-/// Writers replace files one by one; a scan waits until the directory was quiet for this long.
+/// Writers replace files one by one; a scan waits until the directory has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(20);
-/// But no longer than this, however busy the directory is.
+/// The longest wait for that, however busy the directory is.
 const BUSY: Duration = Duration::from_millis(200);
-/// A scan without any notice, in case the kernel dropped one (`inotify(7)`: queues overflow).
+/// Interval of scans without a notification, in case the kernel dropped one (`inotify(7)`: queues overflow).
 const RESCAN: Duration = Duration::from_secs(10);
 
 /// A directory that is being watched.
@@ -35,7 +36,7 @@ pub(crate) struct FileSource {
 }
 
 impl FileSource {
-    /// Starts watching; what happens from now on is not missed.
+    /// Starts watching; no later change is missed.
     ///
     /// # Errors
     /// When the directory does not exist or cannot be watched.
@@ -44,7 +45,7 @@ impl FileSource {
             .with_context(|| format!("--dir {}: not a readable directory, create it or name another", dir.display()))?;
         let (wake_tx, wake_rx) = mpsc::channel(1);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading is an event, too, and must not cause another scan. Errors may hide changes: scan.
+            // A read access is an event too, and must not cause another scan. An error may hide changes, so it does.
             if event.map_or(true, |event| !event.kind.is_access()) {
                 let _ = wake_tx.try_send(());
             }
@@ -56,8 +57,8 @@ impl FileSource {
         Ok(Self { dir, wake_rx, _watcher: watcher })
     }
 
-    /// Sends a batch of events for the state at start, ending in [`Event::Synced`], and one for every later change. Runs until
-    /// nobody receives.
+    /// Sends a batch of events for the initial state, ending in [`Event::Synced`], and one for every later change.
+    /// Runs until the receiver is dropped.
     ///
     /// # Errors
     /// When reading panicked.
@@ -87,7 +88,7 @@ impl FileSource {
         }
     }
 
-    /// Waits for a change and then for quiet.
+    /// Waits for a change and then until the directory is quiet.
     async fn changed(&mut self) {
         if tokio::time::timeout(RESCAN, self.wake_rx.recv()).await.is_err() {
             return;

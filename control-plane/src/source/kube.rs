@@ -4,9 +4,9 @@
 //! API --watch per kind--> follow --Update--> Caches --batches of events-->
 //! ```
 //!
-//! A watch starts with a streamed list, goes on with bookmarks, resumes where it was interrupted, and lists again only
-//! when the API has forgotten where that was, then in pages of what is newest; nothing is polled. What vanished
-//! meanwhile is deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
+//! A watch starts with a streamed list, continues with bookmarks, and resumes after an interruption. It lists again
+//! only if the API server no longer has its position, then in pages of the newest state. Nothing is polled. Objects
+//! that vanished during an interruption are deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
 
 mod caches;
 mod follow;
@@ -22,10 +22,10 @@ use crate::api::events::Events;
 use caches::Caches;
 pub(crate) use kinds::Interest;
 
-/// Updates that may wait to be merged into a batch; the watches wait beyond.
+/// Updates that may wait to be merged into a batch; beyond that, the watches wait.
 const UPDATES: usize = 512;
 
-/// Watches that have not begun.
+/// Watches that have not started.
 pub(crate) struct KubeSource {
     client: Client,
     interest: Interest,
@@ -34,7 +34,7 @@ pub(crate) struct KubeSource {
 }
 
 impl KubeSource {
-    /// Prepares the watches. `gate` shows what the start waits for; `owners` receives what is wrong with their objects.
+    /// Prepares the watches. `gate` shows what the start waits for; `owners` publishes problems of objects as Events.
     pub(crate) fn new(client: Client, interest: Interest, gate: Gate, owners: Events) -> Self {
         Self { client, interest, gate, owners }
     }
@@ -42,7 +42,7 @@ impl KubeSource {
     /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until the receiver is dropped.
     ///
     /// # Errors
-    /// None: whatever the API refuses is retried.
+    /// Never: a request that the API server refuses is retried.
     pub(crate) async fn run(self, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
         let kinds = kinds::watched(self.interest);
         let mut caches = Caches::new(&kinds);

@@ -1,7 +1,6 @@
-//! The certificate of a webhook: made, kept in a Secret that all replicas share, renewed, and made known to the API
-//! server by the configuration's `caBundle`.
-//!
-//! [`rotation`] decides; this watches the two objects and does what was decided. Whichever replica comes first writes the
+//! The certificate of a webhook: it is generated, kept in a Secret that all replicas share, renewed, and published to
+//! the API server in the configuration's `caBundle`.
+//! [`rotation`] decides; this file watches the two objects and carries out the decisions. The first replica writes the
 //! Secret: the API server refuses a second write of the same version. A certificate that somebody else put into the
 //! Secret is served and otherwise left alone.
 
@@ -34,14 +33,14 @@ use super::{ConfigurationKind, Webhook};
 use crate::api::events::Events;
 use rotation::{Configuration, Generation, Plan, Rotation, Step};
 
-/// How long to wait after the API refused a write, before the next attempt.
+/// How long to wait before the next attempt after the API server refused a write.
 const RETRY: Duration = Duration::from_secs(2);
-/// The longest wait without looking at the clock again: clocks of machines that slept are repaired by then.
+/// The longest wait without looking at the clock again: a machine that slept has corrected its clock by then.
 const LONGEST: Duration = Duration::from_secs(600);
-/// The API server's answer when somebody else was first.
+/// HTTP status of a write after another replica's.
 const CONFLICT: u16 = 409;
 
-/// Keeps one webhook's certificate.
+/// Keeps the certificate of one webhook current.
 pub(super) struct Keeper {
     pub(super) webhook: &'static Webhook,
     pub(super) client: Client,
@@ -68,11 +67,11 @@ impl Keeper {
                 Done::Wait(wait) => wait,
             };
             tokio::select! {
-                Some(heard) = secrets.next() => match heard {
+                Some(received) = secrets.next() => match received {
                     Ok(secret) => rotation.observe_secret(secret.as_ref()),
                     Err(error) => self.deaf("Secret", self.webhook.secret, &error),
                 },
-                Some(heard) = configurations.next() => match heard {
+                Some(received) = configurations.next() => match received {
                     Ok(object) => rotation.observe_configuration(object.map(|object| Configuration::read(&object))),
                     Err(error) => self.deaf(self.webhook.kind.name(), self.webhook.configuration, &error),
                 },
@@ -82,7 +81,7 @@ impl Keeper {
         }
     }
 
-    /// Does what was planned; afterwards there may be more to plan.
+    /// Carries out a plan; afterwards there may be more to plan.
     async fn execute(&self, rotation: &mut Rotation, plan: Plan) -> Done {
         for step in plan.steps {
             match step {
@@ -97,7 +96,7 @@ impl Keeper {
                             rotation.observe_secret(Some(&secret));
                             Done::Again
                         }
-                        // Another replica was first; the watch brings what it wrote.
+                        // Another replica was first; the watch will deliver what it wrote.
                         Ok(None) => Done::Wait(RETRY),
                         Err(error) => self.failed("Secret", self.webhook.secret, &error),
                     };
@@ -107,7 +106,8 @@ impl Keeper {
                         Ok(written) => {
                             tracing::info!(configuration = self.webhook.configuration, "caBundle set");
                             rotation.observe_configuration(Some(Configuration::read(&written)));
-                            // The watch tells of it at once; whoever overwrites it each time does not make this spin.
+                            // The watch delivers the change at once. The wait keeps this from spinning if somebody
+                            // overwrites it each time.
                             Done::Wait(RETRY)
                         }
                         Err(error) => self.failed(self.webhook.kind.name(), self.webhook.configuration, &error),
@@ -119,7 +119,7 @@ impl Keeper {
         Done::Wait(plan.wake.map_or(LONGEST, |at| at.duration_since(now).unwrap_or_default().min(LONGEST)))
     }
 
-    /// Writes a new certificate into the Secret as it was read; `None` when it is another one by now.
+    /// Writes a new certificate into the Secret as it was read; `None` if the Secret has changed since.
     async fn generate(&self, generation: Generation) -> anyhow::Result<Option<Secret>> {
         let Generation { mut secret, names, earlier, reason } = generation;
         let made = serving::generate(&names, SystemTime::now(), self.lifetime)?;
@@ -144,7 +144,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the API server what to trust. A strategic merge by the webhooks' names changes nothing else.
+    /// Puts the trust bundle into the configuration. A strategic merge by the webhooks' names changes nothing else.
     async fn trust(&self, bundle: &str, hooks: &[String]) -> kube::Result<DynamicObject> {
         let bundle = ByteString(bundle.as_bytes().to_vec());
         let hooks: Vec<_> =
@@ -153,7 +153,7 @@ impl Keeper {
         self.configurations().patch(self.webhook.configuration, &PatchParams::default(), &patch).await
     }
 
-    /// Opens or closes the gate, and says once what is wrong.
+    /// Opens or closes the gate, and reports a problem once.
     fn report(&self, plan: &Plan, said: &mut Option<String>) {
         match &plan.problem {
             Some(problem) if said.as_ref() != Some(problem) => {
@@ -208,14 +208,14 @@ impl Keeper {
 }
 
 enum Done {
-    /// Something changed by our own doing: plan again.
+    /// Plan again, because this process changed something.
     Again,
-    /// Nothing to do until something is heard, or this long.
+    /// Nothing to do until an object changes, or for this long.
     Wait(Duration),
 }
 
 impl ConfigurationKind {
-    /// The kind's name.
+    /// Name of the kind.
     fn name(self) -> &'static str {
         match self {
             Self::Mutating => "MutatingWebhookConfiguration",

@@ -1,7 +1,7 @@
-//! proxy-injector: pods that are to be meshed get their proxy, and pods and Services their opaque ports.
-//!
-//! What is added is [`inject()`]'s decision; this turns it into a JSON patch, counts it, and tells the pod's owner. A pod
-//! with an annotation that cannot be read is refused: started without a proxy, it would be open to everybody.
+//! proxy-injector: adds the proxy to pods that are to be meshed, and their opaque ports to pods and Services.
+//! [`inject()`] decides what to add; this turns it into a JSON patch, counts it, and reports it in an Event of the
+//! pod's owner. A pod with an unreadable annotation is refused: if it started without a proxy, every client could
+//! reach it.
 
 mod owner;
 mod patch;
@@ -44,13 +44,13 @@ use crate::api::events::Events;
 use owner::{Report, Reporter};
 use settings::Settings;
 
-/// How long the API may take to tell of a namespace that the cache does not know yet.
+/// Deadline for asking the API server for a namespace that the cache does not have yet.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Such questions at a time: anybody who reaches the webhook can name namespaces.
+/// How many such requests may run at a time: anybody who reaches the webhook can name namespaces.
 const MAX_LOOKUPS: usize = 8;
 
-/// Where the injector's settings come from.
+/// Sources of the injector's settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     /// Namespace of the control plane.
@@ -66,14 +66,14 @@ pub(crate) struct Injector {
     settings: Settings,
     namespaces: Store<PartialObjectMeta<Namespace>>,
     client: Client,
-    /// Taken to ask the API for a namespace.
+    /// Permits to ask the API server for a namespace.
     lookups: Semaphore,
     reporter: Reporter,
     metrics: InjectorMetrics,
 }
 
 impl Injector {
-    /// Starts what the injector needs: the settings' reader, the namespaces' cache, the Events' writer.
+    /// Starts the injector's tasks: the reader of the settings, the cache of namespaces, the writer of Events.
     ///
     /// # Errors
     /// When the files' directories cannot be watched.
@@ -156,7 +156,7 @@ impl Injector {
         namespace: Option<&Namespace>,
         config: &InjectConfig,
     ) -> AdmissionResponse {
-        // The object may leave it to the URL; only the request's is known to exist.
+        // The object may leave the namespace to the URL; only the request's is known to exist.
         pod.metadata.namespace = Some(request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
         let annotation_at = annotation_at(&pod.metadata, namespace);
         let asked = asked(&pod.metadata, "pod", annotation_at);
@@ -201,7 +201,7 @@ impl Injector {
     ) -> AdmissionResponse {
         let ports = inject::service_opaque_ports(&service, namespace, config);
         let mut response = patched(request, patch::opaque_ports(&service.metadata, ports));
-        // Not worth refusing a Service: what cannot be read is ignored, and the ports are detected.
+        // Not worth refusing a Service: an unreadable list is ignored, and the protocol of its ports is detected.
         let unreadable = inject::check_opaque_ports(&service.metadata).err();
         let unreadable = unreadable.map(|it| Invalid { problem: format!("{}; ignored", it.problem), ..it });
         let unsupported = support::service_warnings(&service.metadata);
@@ -209,7 +209,8 @@ impl Injector {
         response
     }
 
-    /// The namespace's annotations, from the cache; from the API for one so new that the cache does not have it.
+    /// The namespace's annotations, from the cache, or from the API server if the cache does not have the namespace
+    /// yet.
     async fn namespace(&self, name: Option<&str>) -> anyhow::Result<Option<Namespace>> {
         let Some(name) = name else { return Ok(None) };
         let metadata = match self.namespaces.get(&ObjectRef::new(name)) {
@@ -235,8 +236,8 @@ async fn follow_namespaces(
 ) -> anyhow::Result<()> {
     use futures::StreamExt;
     let mut watched = std::pin::pin!(watched);
-    while let Some(heard) = watched.next().await {
-        if let Err(error) = heard {
+    while let Some(received) = watched.next().await {
+        if let Err(error) = received {
             tracing::warn!(%error, "namespaces cannot be watched, trying again");
             gate.explain(format!("cannot be watched: {error}"));
         }
@@ -244,7 +245,7 @@ async fn follow_namespaces(
     anyhow::bail!("the watch of namespaces ended")
 }
 
-/// Allows, with a patch if there is something in it.
+/// Allows, with the patch unless it is empty.
 fn patched(request: &AdmissionRequest<DynamicObject>, patch: json_patch::Patch) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     if patch.0.is_empty() {
@@ -256,7 +257,7 @@ fn patched(request: &AdmissionRequest<DynamicObject>, patch: json_patch::Patch) 
     }
 }
 
-/// Whether a person who asked for a proxy should hear that there is none.
+/// Whether a person who asked for a proxy should get an Event that there is none.
 fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> bool {
     let asks = |metadata: &ObjectMeta| value(metadata, labels::INJECT).is_some_and(|value| value != "disabled");
     let refuses = value(metadata, labels::INJECT) == Some("disabled");
@@ -265,7 +266,7 @@ fn matters(reason: SkipReason, metadata: &ObjectMeta, namespace: Option<&Namespa
         && (asks(metadata) || namespace.is_some_and(|namespace| asks(&namespace.metadata)))
 }
 
-/// The label of a refusal in `skip_reason`.
+/// The value of the label `skip_reason` for a refusal.
 fn refusal_label(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Annotation(_) => "invalid_annotation",
@@ -274,7 +275,7 @@ fn refusal_label(refusal: &Refusal) -> &'static str {
     }
 }
 
-/// What whoever creates the pod should know of its annotations; Kubernetes shows it beside the answer.
+/// Warnings about a pod's annotations, which Kubernetes shows to the pod's creator with the answer.
 fn warnings(metadata: &ObjectMeta) -> Option<Vec<String>> {
     texts(support::pod_warnings(metadata))
 }
@@ -283,7 +284,7 @@ fn texts(warnings: Vec<Invalid>) -> Option<Vec<String>> {
     (!warnings.is_empty()).then(|| warnings.iter().map(ToString::to_string).collect())
 }
 
-/// The problem, and where the annotation stands.
+/// The problem, and where the annotation is set.
 fn explain(error: &Refusal, metadata: &ObjectMeta, namespace: Option<&Namespace>) -> String {
     let own = error.annotation().is_none_or(|annotation| value(metadata, annotation).is_some());
     match namespace.and_then(|namespace| namespace.metadata.name.as_deref()).filter(|_| !own) {
@@ -303,10 +304,10 @@ fn annotation_at(metadata: &ObjectMeta, namespace: Option<&Namespace>) -> &'stat
 }
 
 fn asked(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'static str) -> Asked {
-    // Anybody may send a review, so a label must not be its text.
+    // Anybody may send a review, so its text must not become a label.
     let owner_kind = match owner::controller(metadata).map(|owner| owner.kind.as_str()) {
         None => kind,
-        // A ReplicaSet stands for the Deployment that made it, as nearly all do.
+        // The Deployment stands for its ReplicaSet: nearly all have one.
         Some("ReplicaSet" | "Deployment") => "deployment",
         Some("StatefulSet") => "statefulset",
         Some("DaemonSet") => "daemonset",
@@ -323,7 +324,7 @@ fn value<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(annotation).map(String::as_str)
 }
 
-/// The settings that injection uses now.
+/// The settings that injection uses at present.
 type Current = Option<Arc<InjectConfig>>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Metrics of the webhooks, Linkerd's names where it has one.
+//! Metrics of the webhooks, under Linkerd's names where it has one.
 
 use std::{
     fmt,
@@ -25,9 +25,9 @@ pub(crate) struct InjectorMetrics {
 pub(crate) struct Asked {
     /// Kind of the owner, in lower case, or of the object itself; `other` for kinds that Kubernetes does not have.
     pub(crate) owner_kind: &'static str,
-    /// Namespace of the object, one that exists.
+    /// Namespace of the object; it exists.
     pub(crate) namespace: String,
-    /// Where `linkerd.io/inject` stands: `workload`, `namespace` or nowhere.
+    /// Where `linkerd.io/inject` is set: on the `workload`, on the `namespace`, or nowhere.
     pub(crate) annotation_at: &'static str,
 }
 
@@ -46,12 +46,12 @@ impl InjectorMetrics {
         let metrics = Self::default();
         registry.register(
             "proxy_inject_admission_requests",
-            "Objects that the injector was asked about",
+            "Objects in requests to the injector",
             metrics.requests.clone(),
         );
         registry.register(
             "proxy_inject_admission_responses",
-            "Objects that the injector answered about",
+            "Objects in answers of the injector",
             metrics.responses.clone(),
         );
         metrics
@@ -62,7 +62,7 @@ impl InjectorMetrics {
         self.requests.get_or_create(asked).inc();
     }
 
-    /// Counts an answer; `skipped` is why nothing was injected, or empty.
+    /// Counts an answer; `skipped` is the reason why nothing was injected, or empty.
     pub(crate) fn answered(&self, asked: Asked, skipped: &'static str) {
         let Asked { owner_kind, namespace, annotation_at } = asked;
         let skip = if skipped.is_empty() { "false" } else { "true" };
@@ -71,8 +71,8 @@ impl InjectorMetrics {
     }
 }
 
-/// Registers `webhook_cert_ttl_seconds`: seconds until the certificate in force expires, computed at each scrape; 0 once
-/// it has, or before there is one.
+/// Registers `webhook_cert_ttl_seconds`: seconds until the certificate in force expires, computed at each scrape; 0
+/// after that, or before there is one.
 pub(super) fn register_ttl(registry: &mut Registry, component: &'static str, current: CurrentPair) {
     registry.register_collector(Box::new(Ttl { component, current }));
 }

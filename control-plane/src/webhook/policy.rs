@@ -1,4 +1,4 @@
-//! policy-validator: policy resources that nobody could act upon are not stored.
+//! policy-validator: invalid policy resources are not stored.
 
 use kube::core::{
     DynamicObject,
@@ -13,7 +13,7 @@ use weft_k8s_api::{
 
 use super::{denied, object, warned};
 
-/// Allows a valid policy resource, and kinds that are none of ours.
+/// Allows a valid policy resource, and kinds that are not policy.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     if request.object.is_none() || request.kind.group != GROUP {
         return request.into();

@@ -1,4 +1,4 @@
-//! sp-validator: invalid ServiceProfiles are not stored, and what Weft does not act on is warned about.
+//! sp-validator: invalid ServiceProfiles are not stored; parts that Weft does not act on cause a warning.
 
 use kube::core::{
     DynamicObject,
@@ -8,7 +8,7 @@ use weft_k8s_api::profile::{self, GROUP};
 
 use super::{denied, object, warned};
 
-/// Allows a valid ServiceProfile, and anything that is none.
+/// Allows a valid ServiceProfile, and objects of other kinds.
 pub(super) fn answer(request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     if request.object.is_none() || request.kind.group != GROUP || request.kind.kind != "ServiceProfile" {
         return request.into();

@@ -1,7 +1,7 @@
 //! The HTTPS server that the API server calls: `POST /` with an AdmissionReview (`admission.k8s.io/v1`).
 //!
-//! What is no AdmissionReview is answered with HTTP 400 and the reason; what is one always gets an AdmissionReview back.
-//! Connections and what they may hold are bounded by [`Limits::WEBHOOK`].
+//! A body that is not an AdmissionReview is answered with HTTP 400 and the reason; an AdmissionReview is always
+//! answered with one. [`Limits::WEBHOOK`] bounds connections and what they may hold.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,16 +22,19 @@ use weft_runtime::{
 
 use super::Admission;
 
-/// The largest request body, in bytes: Linkerd's limit. An AdmissionReview holds an object twice at most, of 1.5 MiB each.
+/// The largest request body, in bytes: Linkerd's limit. An AdmissionReview contains an object at most twice, of up to
+/// 1.5 MiB each.
 const MAX_BODY_BYTES: usize = 10 * 1024 * 1024;
-/// How long to go on accepting after the order to end: by then, nobody is sent here any more. Within the grace period.
+/// How long connections are still accepted after the drain began; within the grace period. By then, no client is sent
+/// here.
 pub(super) const LINGER: Duration = Duration::from_secs(3);
-/// What is spoken inside TLS.
+/// Protocols inside TLS.
 pub(super) const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
-/// The version of the review that is understood.
+/// The supported version of AdmissionReview.
 const API_VERSION: &str = "admission.k8s.io/v1";
 
-/// Serves until the drain and `linger` beyond, asking clients to go elsewhere, then lets requests in progress end.
+/// Serves until the drain and for `linger` beyond, asks clients to reconnect elsewhere, then lets requests in progress
+/// finish.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
@@ -66,7 +69,7 @@ async fn handle(admission: &Admission, request: Request<RequestBody>) -> Respons
     let review = match read(&body) {
         Ok(review) => review,
         Err(problem) => {
-            tracing::warn!(%problem, "no AdmissionReview");
+            tracing::warn!(%problem, "request without an AdmissionReview");
             return text(StatusCode::BAD_REQUEST, format!("{problem}\n"));
         }
     };
@@ -88,10 +91,10 @@ async fn handle(admission: &Admission, request: Request<RequestBody>) -> Respons
     response
 }
 
-/// Reads the request out of an AdmissionReview.
+/// Parses the request in an AdmissionReview.
 fn read(body: &[u8]) -> Result<AdmissionRequest<DynamicObject>, String> {
     let review: AdmissionReview<DynamicObject> = serde_json::from_slice(body)
-        .map_err(|error| format!("the body is no AdmissionReview: {error}; expected one of {API_VERSION}"))?;
+        .map_err(|error| format!("the body is not an AdmissionReview: {error}; expected one of {API_VERSION}"))?;
     if review.types.api_version != API_VERSION || review.types.kind != "AdmissionReview" {
         return Err(format!(
             "the body is a {} of {}, expected an AdmissionReview of {API_VERSION}",
@@ -155,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Sends a request as text; the answer as text, once the server has closed the connection.
+    /// Sends a request as text; returns the answer as text once the server has closed the connection.
     async fn ask(connector: &tokio_rustls::TlsConnector, addr: std::net::SocketAddr, request: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let stream = TcpStream::connect(addr).await.unwrap();
@@ -175,7 +178,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("connection: close"), "{answer}");
         server.await.unwrap();
         assert!(drained.await.unwrap(), "nothing is left");
-        assert!(TcpStream::connect(addr).await.is_err(), "nobody listens");
+        assert!(TcpStream::connect(addr).await.is_err(), "the port is closed");
     }
 
     #[tokio::test]
@@ -216,7 +219,7 @@ mod tests {
         ];
         for (request, expected) in requests.iter().zip([
             &["HTTP/1.1 200", "\"uid\":\"u-1\"", "\"allowed\":false", "spec.routes[0].condition", "\"code\":400"][..],
-            &["HTTP/1.1 400", "the body is no AdmissionReview"],
+            &["HTTP/1.1 400", "the body is not an AdmissionReview"],
             &["HTTP/1.1 405"],
             &["HTTP/1.1 404"],
             &["HTTP/1.1 413", "at most 10 MiB"],
@@ -231,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_review_and_says_what_is_none() {
+    fn reads_a_review_and_refuses_other_bodies() {
         assert_eq!(review(|_| ()).unwrap().namespace.as_deref(), Some("shop"));
         let beta = review(|review| review["apiVersion"] = json!("admission.k8s.io/v1beta1")).unwrap_err();
         assert!(beta.contains("expected an AdmissionReview of admission.k8s.io/v1"), "{beta}");
         assert!(review(|review| review["request"] = Value::Null).unwrap_err().contains("no request"));
-        assert!(review(|review| review["request"]["uid"] = json!(1)).unwrap_err().contains("no AdmissionReview"));
-        assert!(read(b"GET / HTTP/1.1").unwrap_err().contains("no AdmissionReview"));
+        assert!(review(|review| review["request"]["uid"] = json!(1)).unwrap_err().contains("not an AdmissionReview"));
+        assert!(read(b"GET / HTTP/1.1").unwrap_err().contains("not an AdmissionReview"));
         assert!(read(b"").is_err());
     }
 }

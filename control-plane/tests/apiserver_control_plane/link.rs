@@ -1,4 +1,4 @@
-//! A way to the API server that a test can disturb.
+//! A connection to the API server that a test can disturb.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -8,7 +8,7 @@ use tokio::{
     sync::watch,
 };
 
-/// Passes TCP connections on.
+/// Forwards TCP connections.
 pub(crate) struct Link {
     address: SocketAddr,
     state: watch::Sender<State>,
@@ -17,7 +17,7 @@ pub(crate) struct Link {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Up,
-    /// Requests arrive, answers do not.
+    /// Requests pass, answers do not.
     Mute,
     Cut,
 }
@@ -40,7 +40,7 @@ impl Link {
         Self { address, state: sender }
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) const fn address(&self) -> SocketAddr {
         self.address
     }
@@ -50,12 +50,12 @@ impl Link {
         self.state.send_replace(State::Cut);
     }
 
-    /// Holds back whatever is answered, until the link is mended.
+    /// Holds back answers until the link is mended.
     pub(crate) fn mute(&self) {
         self.state.send_replace(State::Mute);
     }
 
-    /// Lets everything through again.
+    /// Lets everything pass again.
     pub(crate) fn mend(&self) {
         self.state.send_replace(State::Up);
     }
@@ -80,7 +80,7 @@ async fn pass_answers(
     let mut bytes = [0; 16 * 1024];
     loop {
         let length = from.read(&mut bytes).await?;
-        // An error means that the link is no more, and its test neither.
+        // An error means that the link, and so its test, is gone.
         let _ = state.wait_for(|state| *state != State::Mute).await;
         if length == 0 {
             return Ok(());

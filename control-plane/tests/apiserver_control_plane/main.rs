@@ -1,7 +1,7 @@
 //! The control plane against a real API server: watches, tokens, the lease, the EndpointSlices that it guards, webhooks.
 //!
-//! Every test has namespaces of its own. They run one after the other all the same: one of them takes a custom resource
-//! definition away from everybody.
+//! Every test has its own namespaces. They still run one after the other: one of them removes a custom resource
+//! definition, which all share.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -50,7 +50,7 @@ async fn discovery_follows_watches_and_polls_nothing() {
     assert!(bookmarks.clone().count() > 0 && bookmarks.clone().all(|line| line.contains("allowWatchBookmarks=true")));
     let read = |line: &&String| line.contains("\"method\":\"GET\"") && !line.contains("/leases");
     let before = destination.lines("API request").iter().filter(read).count();
-    // Several renewals of the lease, and no other request.
+    // Several renewals of the lease, and no other request in between.
     let renewals = destination.lines("renewed lease").len();
     eventually("three renewals", async || {
         let now = destination.lines("renewed lease").len();
@@ -89,7 +89,7 @@ async fn a_missing_definition_is_named_and_its_installation_noticed() {
     let world = World::new().await;
     world.undefine("externalworkloads.workload.linkerd.io").await;
     let policy = world.policy().await;
-    eventually("the reason is told", async || {
+    eventually("the reason is reported", async || {
         let (status, body) = policy.get("/ready").await;
         let named = body.contains("externalworkloads.workload.linkerd.io") && body.contains("helm install weft-crds");
         if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
@@ -108,7 +108,7 @@ async fn without_permission_the_cure_is_named() {
     let world = World::new().await;
     let kubeconfig = world.account_kubeconfig("nobody").await;
     let policy = world.policy_as(&kubeconfig).await;
-    eventually("the reason is told", async || {
+    eventually("the reason is reported", async || {
         let (status, body) = policy.get("/ready").await;
         let named = body.contains("pods of the core group may not be watched") && body.contains("ClusterRole");
         if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
@@ -172,7 +172,7 @@ async fn certificates_that_do_not_fit_are_an_event_on_the_deployment() {
     }
     world.has_event("Deployment", "linkerd-identity", "IssuerValidationFailed", &secret).await;
 
-    // Whoever runs keeps the issuer that works, and says so.
+    // A running process keeps the issuer that works, and reports the bad one.
     let dir = world.certificates();
     let identity = world.identity_as(None, &dir).await;
     identity.ready().await;
@@ -192,14 +192,14 @@ async fn the_lease_moves_when_its_holder_is_killed_and_at_once_when_it_stops() {
         one.ready().await;
         assert!(one.lines("acquired lease").is_empty(), "there is a holder");
     }
-    // Stopped: released, and taken without waiting for the lease to run out.
+    // Stopped: released, and taken without waiting for the lease to expire.
     let since = Instant::now();
     first.end(Signal::Terminate).await;
     assert_eq!(first.lines("released lease").len(), 1);
     let holder = world.another_holder("first").await;
     assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
     let (holder, heir) = if holder == "second" { (second, third) } else { (third, second) };
-    // Killed: taken when the lease runs out, not before.
+    // Killed: taken when the lease expires, not before.
     let since = Instant::now();
     let name = world.lease_holder().await.unwrap();
     holder.end(Signal::Kill).await;
@@ -214,11 +214,11 @@ async fn a_holder_that_stops_while_it_renews_releases_the_lease() {
     let world = World::new().await;
     let link = world.link().await;
     let destination = world.destination("one", Some(&link)).await;
-    // The next renewal goes over the same connection; a new one could not be made over a mute link.
+    // The next renewal uses the same connection; a mute link accepts no new one.
     destination.says("renewed lease").await;
     link.mute();
     world.renewal().await;
-    // Now the API server has a version of the lease of which its holder does not know.
+    // Now the API server has a version of the lease that its holder does not know.
     destination.signal(Signal::Terminate);
     destination.says("shutting down").await;
     link.mend();
@@ -283,12 +283,12 @@ async fn policies_of_the_cluster_decide() {
     world.port_policy(&policy, "web-1", 8080, &["authz", "saz"]).await;
     world.delete("ServerAuthorization", "saz").await;
     world.port_policy(&policy, "web-1", 8080, &["authz"]).await;
-    // What the schema lets through and nobody can read denies, and is told.
+    // A resource that the schema accepts and that cannot be parsed denies, and is reported.
     world.apply(networks("192.0.2.0/240")).await;
     world.port_policy(&policy, "web-1", 8080, &[]).await;
-    let told = policy.lines("unreadable object");
+    let reported = policy.lines("unreadable object");
     let named = |line: &String| line.contains("spec.networks[0].cidr") && line.contains("\"ERROR\"");
-    assert!(told.len() == 1 && told.iter().all(named), "{told:?}");
+    assert!(reported.len() == 1 && reported.iter().all(named), "{reported:?}");
     world.has_event("NetworkAuthentication", "office", "Unreadable", "spec.networks[0].cidr: ").await;
     world.apply(networks("192.0.2.0/25")).await;
     world.port_policy(&policy, "web-1", 8080, &["authz"]).await;

@@ -1,4 +1,4 @@
-//! A process of the control plane, and waiting.
+//! A process of the control plane, and waiting for it.
 
 use std::{
     io::{BufRead, BufReader},
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Longest wait for something that should happen soon, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How often it is looked at.
+/// Interval between checks.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A process; killed when dropped.
@@ -29,7 +29,7 @@ pub(crate) enum Signal {
     Kill,
 }
 
-/// Waits until `check` is content.
+/// Waits until `check` succeeds.
 pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> Result<(), String>) {
     let since = Instant::now();
     loop {
@@ -40,7 +40,7 @@ pub(crate) async fn eventually(what: &str, mut check: impl AsyncFnMut() -> Resul
 }
 
 impl Process {
-    /// Starts a subcommand on ports of the system's choice.
+    /// Starts a subcommand on ports that the system chooses.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weft-control-plane"))
             .args(arguments)
@@ -64,23 +64,23 @@ impl Process {
         Self { child: Mutex::new(child), log }
     }
 
-    /// Lines of the log with this in them.
+    /// Lines of the log that contain `part`.
     pub(crate) fn lines(&self, part: &str) -> Vec<String> {
         self.log.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
     }
 
-    /// Waits for a line of the log with this in it.
+    /// Waits for a line of the log that contains `part`.
     pub(crate) async fn says(&self, part: &str) {
         eventually(part, async || if self.lines(part).is_empty() { Err("not yet".to_owned()) } else { Ok(()) }).await;
     }
 
-    /// The address that a service was bound to.
+    /// The address of a service.
     pub(crate) async fn bound(&self, service: &str) -> SocketAddr {
         let mut found = None;
         eventually("the process started", async || {
             let lines = self.lines("\"started\"");
             let line: Value = lines.first().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-            // Flat or nested, as the format has it.
+            // The field is flat or nested, depending on the format.
             let field = line.get(service).or_else(|| line["fields"].get(service));
             let text = field.and_then(Value::as_str).unwrap_or_default();
             found = text.trim_start_matches("Some(").trim_end_matches(')').parse().ok();
@@ -90,7 +90,7 @@ impl Process {
         found.unwrap()
     }
 
-    /// Asks the admin server: status and body.
+    /// Sends a GET to the admin server: status and body.
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let mut stream = tokio::net::TcpStream::connect(self.bound("admin").await).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -110,13 +110,13 @@ impl Process {
         .await;
     }
 
-    /// Ends it and waits until it has.
+    /// Sends a signal and waits for the exit.
     pub(crate) async fn end(&self, signal: Signal) {
         self.signal(signal);
         self.ended().await;
     }
 
-    /// Tells it to end.
+    /// Sends a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.lock().unwrap().id();
         let signal = match signal {
@@ -126,7 +126,7 @@ impl Process {
         assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
     }
 
-    /// Waits for its end: exit code and log.
+    /// Waits for the exit: exit code and log.
     pub(crate) async fn ended(&self) -> (Option<i32>, String) {
         let mut code = None;
         eventually("the end of the process", async || match self.child.lock().unwrap().try_wait().unwrap() {
@@ -137,7 +137,7 @@ impl Process {
             None => Err("it runs".to_owned()),
         })
         .await;
-        // The readers of its output see the end a moment later.
+        // The readers of its output notice the end a moment later.
         tokio::time::sleep(PAUSE).await;
         (code, self.log.lock().unwrap().join("\n"))
     }

@@ -1,7 +1,7 @@
-//! The webhooks as a real API server calls them: over TLS that they set up themselves.
-//!
-//! The webhook runs on this host, so the configurations name it by URL. Everything else is as the chart has it: empty
-//! Secrets, configurations without a `caBundle`, failurePolicy Fail so that a handshake that fails is a request that fails.
+//! The webhooks, called by a real API server over TLS that they set up themselves.
+//! The webhook runs on this host, so the configurations name it by URL. Everything else is as in the chart: empty
+//! Secrets, configurations without a `caBundle`, and failurePolicy Fail so that a failed handshake is a failed
+//! request.
 
 use std::{
     net::{IpAddr, UdpSocket},
@@ -31,7 +31,7 @@ use crate::{
     world::define,
 };
 
-/// One webhook's objects in the API server, as the chart makes them.
+/// One webhook's objects in the API server, as in the chart.
 struct Installation {
     client: Client,
     kubeconfig: String,
@@ -43,7 +43,7 @@ struct Installation {
 }
 
 impl Installation {
-    /// A component on this installation, its webhook where the API server reaches it.
+    /// A component of this installation, with its webhook reachable by the API server.
     fn process(&self, component: &str, arguments: &[&str]) -> Process {
         let common = ["--kubeconfig", &self.kubeconfig, "--controller-namespace", &self.namespace];
         Process::start(&[&[component], &common[..], &["--webhook-addr", "0.0.0.0:0"], arguments].concat())
@@ -54,7 +54,8 @@ impl Installation {
         let kubeconfig = std::env::var("KUBECONFIG")
             .expect("KUBECONFIG: `cargo xtask test cluster` brings up an API server, `cargo xtask kube env` prints the setting of one");
         let config = Config::infer().await.unwrap();
-        // The address from which this host reaches the API server is the one by which that reaches this host.
+        // The address from which this host reaches the API server is also the one at which the API server reaches this
+        // host.
         let server = config.cluster_url.authority().unwrap().to_string();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect(server).unwrap();
@@ -75,7 +76,7 @@ impl Installation {
             secret,
             _turn: TURN.lock().await,
         };
-        // What an earlier run that was killed left.
+        // Left over from an earlier run that was killed.
         let _ = installation.configurations().delete(configuration, &DeleteParams::default()).await;
         installation.create_namespace(&installation.namespace, json!({})).await;
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}, "type": "Opaque"});
@@ -83,7 +84,7 @@ impl Installation {
         installation
     }
 
-    /// Creates a namespace that the webhooks of this test see and nobody else's.
+    /// Creates a namespace that only the webhooks of this test select.
     async fn create_namespace(&self, name: &str, annotations: Value) {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name,
             "annotations": annotations, "labels": {"weft.io/test": self.namespace,
@@ -140,7 +141,7 @@ fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
-/// Runs a test and cleans up whatever came of it.
+/// Runs a test and cleans up, whatever its result.
 async fn installed(installation: Installation, test: impl AsyncFnOnce(&Installation)) {
     let installation = &installation;
     let outcome = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(test(installation))).await;
@@ -180,7 +181,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
             "proxy-injector",
             &["--values", values.to_str().unwrap(), "--identity-trust-anchors", anchors.to_str().unwrap()],
         );
-        // Neither settings nor a webhook configuration yet: both are said.
+        // There are neither settings nor a webhook configuration yet: both are reported.
         eventually("not ready, and why", async || {
             let (status, body) = process.get("/ready").await;
             let said = status == 503
@@ -215,7 +216,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
             pods.create(&PostParams::default(), &pod("plain", json!({"linkerd.io/inject": "disabled"}))).await.unwrap();
         assert_eq!(plain.spec.as_ref().unwrap().init_containers, None);
 
-        // Unreadable, but no policy: the pod starts with the default. It has no token of its own either.
+        // Unreadable, but not policy: the pod starts with the default. It has no token of its own either.
         let ignored = json!({"config.linkerd.io/proxy-cpu-limit": "many", "config.linkerd.io/access-log": "json"});
         let mut tokenless = pod("ignored", ignored);
         tokenless.spec.as_mut().unwrap().automount_service_account_token = Some(false);
@@ -248,7 +249,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
     .await;
 }
 
-/// The Events are the Deployment's, where people look.
+/// The Events are on the Deployment, where people look.
 async fn owners_are_told(installation: &Installation, namespace: &str, bad: Value) {
     let deployments: Api<Deployment> = Api::namespaced(installation.client.clone(), namespace);
     let events: Api<Event> = Api::namespaced(installation.client.clone(), namespace);
@@ -265,7 +266,7 @@ async fn owners_are_told(installation: &Installation, namespace: &str, bad: Valu
         let created = deployments.create(&PostParams::default(), &deployment(name, annotations)).await.unwrap();
         eventually("the Deployment has its Event", async || {
             let found = events.list(&ListParams::default()).await.unwrap().items;
-            let told = found.iter().any(|event| {
+            let reported = found.iter().any(|event| {
                 let regarding = event.regarding.as_ref().unwrap();
                 regarding.kind.as_deref() == Some("Deployment")
                     && regarding.uid == created.metadata.uid
@@ -275,7 +276,7 @@ async fn owners_are_told(installation: &Installation, namespace: &str, bad: Valu
                     && event.reporting_controller.as_deref() == Some("linkerd.io/proxy-injector")
             });
             let notes: Vec<_> = found.iter().map(|event| (&event.reason, &event.regarding, &event.note)).collect();
-            if told { Ok(()) } else { Err(format!("{notes:?}")) }
+            if reported { Ok(()) } else { Err(format!("{notes:?}")) }
         })
         .await;
     }
@@ -293,7 +294,7 @@ async fn new_values_are_used(values: &Path, pods: &Api<Pod>) {
         image => Err(image),
     })
     .await;
-    // What cannot be read changes nothing.
+    // An unreadable file changes nothing.
     std::fs::write(values, "proxy: [").unwrap();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(image().await, "weft-proxy:2");
@@ -448,7 +449,7 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
                 "v1beta1",
                 "ServerAuthorization",
                 json!({"server": {"name": "s"}, "client": {"meshTLS": {"unauthenticatedTLS": false}}}),
-                "spec.client.meshTLS: nobody",
+                "spec.client.meshTLS: admits no client",
             ),
         ] {
             let error = create(version, kind, spec).await.unwrap_err();

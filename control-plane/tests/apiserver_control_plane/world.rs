@@ -46,10 +46,10 @@ const DEFINITIONS: [&str; 7] = [
 /// The lease of the writer.
 const LEASE: &str = "linkerd-destination-endpoint-write";
 
-/// Tests take turns.
+/// Numbers the tests of this process.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// One test's part of the cluster: a namespace that is the control plane's and the applications' at once.
+/// One test's part of the cluster: a namespace of both the control plane and the applications.
 pub(crate) struct World {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -57,7 +57,7 @@ pub(crate) struct World {
     _turn: tokio::sync::MutexGuard<'static, ()>,
 }
 
-/// The updates of a Service's endpoints.
+/// Updates of a Service's endpoints.
 pub(crate) struct Updates {
     stream: Streaming<Update>,
     pub(crate) last: Option<update::Update>,
@@ -65,7 +65,7 @@ pub(crate) struct Updates {
 }
 
 impl World {
-    /// Installs definitions, a namespace, and in it the Service `web`.
+    /// Installs the definitions, a namespace, and the Service `web` in it.
     pub(crate) async fn new() -> Self {
         let turn = crate::TURN.lock().await;
         weft_tls::install_crypto_provider();
@@ -89,7 +89,7 @@ impl World {
         world
     }
 
-    /// Removes what the test made.
+    /// Removes the test's objects.
     pub(crate) async fn done(self) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         namespaces.delete(&self.namespace, &DeleteParams::background()).await.unwrap();
@@ -123,7 +123,7 @@ impl World {
         self.identity_with(flags.as_ref().map_or(&[], |flags| &flags[..]), certificates)
     }
 
-    /// The identity service, which accepts what the API server accepts.
+    /// An identity service that accepts tokens of the API server's audience too.
     pub(crate) async fn identity_of_any_audience(&self, certificates: &tempfile::TempDir) -> Process {
         self.identity_with(&["--identity-accept-any-audience", "true"], certificates)
     }
@@ -206,7 +206,7 @@ impl World {
                 "ports": [{"name": "http", "port": 8080}], "workloadIPs": [{"ip": ip}]}})
     }
 
-    /// Says whether an ExternalWorkload is ready.
+    /// Sets whether an ExternalWorkload is ready.
     pub(crate) async fn set_ready(&self, name: &str, ready: bool) {
         let kind = GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload");
         let api: Api<DynamicObject> =
@@ -216,7 +216,7 @@ impl World {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
     }
 
-    /// A pod of the mesh; nothing runs it.
+    /// A meshed pod, which no node runs.
     pub(crate) fn meshed_pod(&self, name: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "labels": {"linkerd.io/control-plane-ns": self.namespace}},
@@ -228,7 +228,7 @@ impl World {
         json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind, "metadata": {"name": name}, "spec": spec})
     }
 
-    /// Waits until a pod's port has the authorizations of these names.
+    /// Waits until a pod's port has authorizations with exactly these names.
     pub(crate) async fn port_policy(&self, policy: &Process, pod: &str, port: u32, expected: &[&str]) {
         let mut client =
             InboundServerPoliciesClient::connect(format!("http://{}", policy.bound("policy").await)).await.unwrap();
@@ -243,7 +243,7 @@ impl World {
         .await;
     }
 
-    /// Subscribes to the endpoints of a Service of the test's namespace.
+    /// Subscribes to the endpoints of a Service in the test's namespace.
     pub(crate) async fn watch_service(&self, destination: &Process, name: &str) -> Updates {
         let addr = destination.bound("destination").await;
         let mut client = DestinationClient::connect(format!("http://{addr}")).await.unwrap();
@@ -259,7 +259,7 @@ impl World {
         api.create(&PostParams::default(), &account).await.unwrap();
     }
 
-    /// A token of a service account for an audience; the empty one is the API server's own.
+    /// A token of a service account for an audience; an empty audience is the API server's own.
     pub(crate) async fn token(&self, account: &str, audience: &str) -> String {
         let audiences = if audience.is_empty() { vec![] } else { vec![audience.to_owned()] };
         let spec = TokenRequestSpec { audiences: Some(audiences), ..TokenRequestSpec::default() };
@@ -301,7 +301,7 @@ impl World {
         })
     }
 
-    /// The kubeconfig with a change, its certificates by absolute paths or in it; returns the file's path.
+    /// The kubeconfig with a change, its certificates inline or by absolute path; returns the file's path.
     fn kubeconfig(&self, name: &str, change: impl FnOnce(&mut Value)) -> String {
         let path = std::env::var("KUBECONFIG").unwrap();
         let mut config = serde_json::to_value(Kubeconfig::read_from(&path).unwrap()).unwrap();
@@ -318,7 +318,7 @@ impl World {
         file.to_str().unwrap().to_owned()
     }
 
-    /// A way to the API server that can be disturbed.
+    /// A connection to the API server that can be disturbed.
     pub(crate) async fn link(&self) -> Link {
         let (host, port) = api_server().await;
         Link::to(format!("{host}:{port}")).await
@@ -334,7 +334,7 @@ impl World {
         api.create(&PostParams::default(), &deployment).await.unwrap();
     }
 
-    /// Waits for an Event on an object, with the object's uid, so that `kubectl describe` shows it.
+    /// Waits for an Event on an object with the object's uid, which `kubectl describe` requires.
     pub(crate) async fn has_event(&self, kind: &str, name: &str, reason: &str, note: &str) {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         eventually("the event", async || {
@@ -378,7 +378,7 @@ impl World {
         .await;
     }
 
-    /// Waits until the lease is held by this replica.
+    /// Waits until this replica holds the lease.
     pub(crate) async fn holder(&self, name: &str) {
         eventually("the holder", async || match self.lease_holder().await {
             Some(holder) if holder == name => Ok(()),
@@ -387,7 +387,7 @@ impl World {
         .await;
     }
 
-    /// Waits until the lease is held by somebody else than this replica, and says by whom.
+    /// Waits until another replica holds the lease, and returns its name.
     pub(crate) async fn another_holder(&self, than: &str) -> String {
         let mut found = None;
         eventually("another holder", async || match self.lease_holder().await {
@@ -409,7 +409,7 @@ fn definitions(client: &Client) -> Api<DynamicObject> {
 
 /// Installs the definition of a kind, as the chart has it.
 pub(crate) async fn define(client: &Client, name: &str) {
-    // Seen from the package, where cargo runs its tests.
+    // Relative to the package, where cargo runs its tests.
     let file = format!("../charts/weft-crds/templates/{name}.yaml");
     let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let definitions = definitions(client);

@@ -1,4 +1,4 @@
-//! Pods: addresses, ports, and what their proxies need to know.
+//! Pods: addresses, ports, and settings of their proxies.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,7 +32,7 @@ pub(crate) struct PodRecord {
     pub(crate) require_identity: PortSet,
     pub(crate) default_policy: DefaultPolicyAnnotation,
     pub(crate) proxy: Option<ProxyPorts>,
-    /// What of it cannot be read.
+    /// Parts that cannot be read.
     pub(crate) problems: Vec<String>,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, Vec<u16>>,
@@ -50,7 +50,7 @@ pub(crate) struct HostPort {
 /// Whether a pod still owns its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifecycle {
-    /// It does. A pod that is not running yet counts, since its proxy may already run.
+    /// It does. A pending pod counts, since its proxy may already run.
     Live,
     /// It was deleted and ends within its grace period, unless another pod already has its address.
     Terminating,
@@ -110,7 +110,7 @@ impl PodRecord {
         let container = serving().find(|container| container.name == labels::PROXY_CONTAINER);
         let proxy = container.and_then(proxy_ports);
         let meshed = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::CONTROL_PLANE_NS));
-        // Without the container there is nothing to mend: the node agent has the label, too.
+        // A pod without the container is fine: the node agent has the label too.
         if container.is_some() && proxy.is_none() && meshed.is_some_and(|namespace| !namespace.is_empty()) {
             problems.push(format!(
                 "pod is labelled as meshed, but the environment of its container {} names no inbound, admin and \
@@ -143,7 +143,7 @@ impl PodRecord {
         }
     }
 
-    /// Whether the pod is in a mesh.
+    /// Namespace of the control plane that meshes the pod; `None` if it is not meshed.
     pub(crate) fn control_namespace(&self) -> Option<&str> {
         self.labels.get(labels::CONTROL_PLANE_NS).map(String::as_str).filter(|namespace| !namespace.is_empty())
     }
@@ -156,7 +156,7 @@ impl PodRecord {
         }
     }
 
-    /// Whether a number or a container port's name means the port.
+    /// Whether a number or the name of a container port denotes the port.
     pub(crate) fn port_is(&self, wanted: &IntOrString, port: u16) -> bool {
         match wanted {
             IntOrString::Int(number) => *number == i32::from(port),
@@ -174,7 +174,7 @@ impl PodRecord {
     }
 }
 
-/// The ports, or nothing where one of the three addresses is missing: such an endpoint is not announced (as in
+/// The ports, or `None` if one of the three addresses is missing: such an endpoint is not announced (as in
 /// Linkerd).
 fn proxy_ports(container: &Container) -> Option<ProxyPorts> {
     let port = |name: &str| {
@@ -198,13 +198,14 @@ fn probes(container: &Container) -> Vec<HttpProbe> {
     http.map(probe).collect()
 }
 
-/// The path of the request that the kubelet sends: it reads the probe's path as a URL, so that it may have a query.
+/// The path of the request that the kubelet sends: it parses the probe's path as a URL, which may have a
+/// query.
 fn request_path(probe: &str) -> String {
     let path = probe.split(['?', '#']).next().unwrap_or_default();
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
-/// Addresses, as far as they can be read, each once and in order.
+/// Addresses that can be parsed, in order and without duplicates.
 fn addresses<'a>(listed: impl Iterator<Item = &'a str>) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for ip in listed.filter_map(|ip| ip.parse().ok()) {

@@ -11,21 +11,21 @@ use super::Key;
 #[derive(Debug, PartialEq)]
 pub(crate) struct ProfileRecord {
     pub(crate) key: Key,
-    /// Routes as they were written.
+    /// Routes, unparsed.
     pub(crate) routes: Vec<Route>,
     pub(crate) retry_budget: Option<RetryBudget>,
-    /// Where requests go instead.
+    /// Destinations that requests go to instead.
     pub(crate) overrides: Vec<DstOverride>,
 }
 
-/// How many requests may be retries.
+/// Limit on retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RetryBudget {
     /// Retries per request.
     pub(crate) ratio: f32,
     /// Retries per second that are always allowed.
     pub(crate) min_per_second: u32,
-    /// For how long requests count.
+    /// The window over which requests are counted.
     pub(crate) ttl: Duration,
 }
 
@@ -70,7 +70,7 @@ fn retry_budget(budget: &profile::RetryBudget) -> Result<RetryBudget, String> {
     Ok(RetryBudget { ratio: budget.retry_ratio, min_per_second: budget.min_retries_per_second, ttl })
 }
 
-/// Reads Go's durations, `300ms` or `1m30s`; `None` where the text is empty, negative or no duration.
+/// Parses a Go duration, such as `300ms` or `1m30s`; `None` if the text is empty, negative or invalid.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     weft_k8s_api::duration::parse(text)
 }
@@ -87,7 +87,7 @@ fn weight(quantity: &IntOrString) -> Option<u32> {
     (0.0..=f64::from(u32::MAX)).contains(&scaled).then_some(scaled as u32)
 }
 
-/// A number with one of Kubernetes' suffixes, as far as a weight can be that large
+/// A number with one of Kubernetes' suffixes, up to the largest weight
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
 fn amount(text: &str) -> Option<f64> {
     const SUFFIXES: [(&str, f64); 8] = [

@@ -1,4 +1,4 @@
-//! Services, and the EndpointSlices that say where they are served.
+//! Services, and the EndpointSlices with their endpoints.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -22,7 +22,7 @@ pub(crate) struct ServiceRecord {
     pub(crate) external: bool,
     /// Whether only endpoints on the client's node serve it.
     pub(crate) local: bool,
-    /// What of it cannot be read.
+    /// Parts that cannot be read.
     pub(crate) problems: Vec<String>,
     opaque_ports: Option<PortList>,
 }
@@ -42,7 +42,7 @@ pub(in crate::index) struct SliceRecord {
     /// Ports by name; an unnamed one has the empty name.
     pub(crate) ports: HashMap<String, u16>,
     pub(crate) endpoints: Vec<SliceEndpoint>,
-    /// What of it cannot be used.
+    /// Parts that cannot be used.
     pub(crate) problems: Vec<String>,
 }
 
@@ -57,12 +57,12 @@ pub(in crate::index) struct SliceEndpoint {
     pub(crate) target: Target,
 }
 
-/// What an endpoint stands for.
+/// The object that an endpoint refers to.
 #[derive(Debug, PartialEq)]
 pub(in crate::index) enum Target {
     Pod(Key),
     External(Key),
-    /// An address without an object behind it.
+    /// A bare address.
     Address,
 }
 
@@ -108,7 +108,7 @@ impl ServiceRecord {
 }
 
 impl SliceRecord {
-    /// `None` for slices of DNS names and slices that belong to no Service.
+    /// `None` for slices of DNS names and slices without a Service.
     pub(crate) fn new(slice: &EndpointSlice) -> Option<Self> {
         let namespace = slice.metadata.namespace.clone().unwrap_or_default();
         let label = slice.metadata.labels.as_ref().and_then(|labels| labels.get(labels::SERVICE_NAME)).cloned();
@@ -183,7 +183,7 @@ impl SliceRecord {
     }
 }
 
-/// What an endpoint stands for, in the slice's namespace.
+/// The object that an endpoint refers to, in the slice's namespace.
 fn target(namespace: &str, reference: Option<&ObjectReference>) -> Result<Target, String> {
     let Some(reference) = reference else { return Ok(Target::Address) };
     let key = Key::new(namespace, reference.name.clone().unwrap_or_default());

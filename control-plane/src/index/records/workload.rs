@@ -25,11 +25,11 @@ pub(crate) struct WorkloadRecord {
     pub(crate) server_name: String,
     /// Port of its proxy.
     pub(crate) inbound_port: u16,
-    /// Ports that it serves.
+    /// Ports of the application.
     pub(crate) ports: Vec<u16>,
     pub(crate) require_identity: PortSet,
     pub(crate) default_policy: DefaultPolicyAnnotation,
-    /// What of it cannot be read.
+    /// Parts that cannot be read.
     pub(crate) problems: Vec<String>,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, u16>,
@@ -69,7 +69,7 @@ impl WorkloadRecord {
         self.opaque_ports.as_ref().map_or_else(|| default.contains(port), |list| list.resolve(named).contains(port))
     }
 
-    /// Whether a number or a port's name means the port.
+    /// Whether a number or the name of a port denotes the port.
     pub(crate) fn port_is(&self, wanted: &IntOrString, port: u16) -> bool {
         match wanted {
             IntOrString::Int(number) => *number == i32::from(port),

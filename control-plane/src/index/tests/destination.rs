@@ -21,17 +21,17 @@ fn endpoints_follow_slices_pods_and_the_service() {
     assert!(rx.borrow().by_addr.is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
     world.apply(slice("web", &[("web-1", "10.244.0.1"), ("web-2", "10.244.0.2")], 8080));
-    assert_eq!(addrs(&news(&mut rx).unwrap()), Vec::<String>::new(), "pods are not known yet");
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), Vec::<String>::new(), "pods are not known yet");
     world.apply(pod("web-1", "10.244.0.1", json!({})));
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.1:8080"]);
     world.apply(pod("web-2", "10.244.0.2", json!({})));
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080", "10.244.0.2:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.1:8080", "10.244.0.2:8080"]);
     world.delete(Kind::Pod, "shop", "web-1");
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.2:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.2:8080"]);
     world.delete(Kind::Service, "shop", "web");
-    assert!(addrs(&news(&mut rx).unwrap()).is_empty());
+    assert!(addrs(&changed(&mut rx).unwrap()).is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.2:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.2:8080"]);
 }
 
 #[test]
@@ -43,9 +43,9 @@ fn a_batch_is_published_once() {
         slice("web", &[("web-1", "10.244.0.1")], 8080),
         pod("web-1", "10.244.0.1", json!({})),
     ]);
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.1:8080"]);
     world.apply(pod("web-1", "10.244.0.1", json!({"status": {"message": "irrelevant"}})));
-    assert!(news(&mut rx).is_none());
+    assert!(changed(&mut rx).is_none());
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn other_services_do_not_wake_a_subscriber() {
         slice("api", &[("api-1", "10.244.0.9")], 8080),
         pod("api-1", "10.244.0.9", json!({})),
     ]);
-    assert!(news(&mut rx).is_none());
+    assert!(changed(&mut rx).is_none());
 }
 
 /// The endpoint of `web-1` on port 8080, with a change to its pod.
@@ -115,13 +115,13 @@ fn an_opaque_server_makes_the_endpoint_opaque_and_its_deletion_does_not() {
         "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}})
     };
     world.apply(server(json!("http")));
-    assert!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
+    assert!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
     world.apply(server(json!(9)));
-    assert!(!news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
+    assert!(!changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
     world.apply(server(json!(8080)));
-    assert!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
+    assert!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
     world.delete(Kind::Server, "shop", "s");
-    assert!(!news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
+    assert!(!changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].opaque);
 }
 
 #[test]
@@ -132,15 +132,15 @@ fn the_owner_is_named_by_object_or_by_template_hash() {
     let job =
         json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
     assert_eq!(endpoint(&World::new(), job.clone()).unwrap().labels["k8s_job"], "j");
-    // The owner's owner may become known later, and be gone again.
+    // The owner's owner may become known later, and vanish again.
     let world = World::new();
     endpoint(&world, job);
     let mut rx = world.index.watch_endpoints(&web(), key(80));
     world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
-    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
     world.delete(Kind::Job, "shop", "j");
-    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["k8s_job"], "j");
 }
 
 /// An ExternalWorkload with a port for its proxy.
@@ -164,8 +164,8 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
     let mut profile = world.index.watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap();
     assert_eq!(profile.borrow().as_ref().unwrap().endpoint.identity, None);
     world.apply(external("192.0.2.1"));
-    let by_name = news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].clone();
-    let by_address = news(&mut profile).unwrap().unwrap().endpoint.clone();
+    let by_name = changed(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].clone();
+    let by_address = changed(&mut profile).unwrap().unwrap().endpoint.clone();
     let identity =
         PeerIdentity::External { id: "spiffe://root/vm".to_owned(), server_name: "vm.cluster.local".to_owned() };
     for found in [by_name, by_address] {
@@ -176,11 +176,11 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
     world.apply(json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
         "metadata": {"name": "s", "namespace": "shop"}, "spec": {"proxyProtocol": "opaque", "port": "http",
             "externalWorkloadSelector": {"matchLabels": {"app": "vm"}}}}));
-    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
     let policy = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
     assert_eq!((policy.origin.clone(), policy.protocol), (Origin::Server("s".to_owned()), ServerProtocol::Opaque));
     world.delete(Kind::ExternalWorkload, "shop", "vm");
-    assert!(news(&mut rx).unwrap().by_addr.is_empty());
+    assert!(changed(&mut rx).unwrap().by_addr.is_empty());
     assert!(world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).is_none());
 }
 
@@ -203,11 +203,11 @@ fn not_ready_and_foreign_endpoints_are_left_out() {
     let mut not_ready = slice("web", &[("web-1", "10.244.0.1")], 8080);
     not_ready["endpoints"][0]["conditions"] = json!({"ready": false});
     world.apply(not_ready);
-    assert!(news(&mut rx).unwrap().by_addr.is_empty());
+    assert!(changed(&mut rx).unwrap().by_addr.is_empty());
     let mut bare = slice("web", &[("web-1", "10.244.0.1")], 8080);
     bare["endpoints"][0].as_object_mut().unwrap().remove("targetRef");
     world.apply(bare);
-    assert_eq!(news(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].hint, Hint::Unknown);
+    assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].hint, Hint::Unknown);
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn only_known_pods_count_in_the_topology_filter() {
     let mut rx = world.index.watch_endpoints(&web(), near);
     assert_eq!(addrs(&rx.borrow()), ["10.244.0.2:8080"], "the zone's own pod is not known yet");
     world.apply(pod("web-1", "10.244.0.1", json!({})));
-    assert_eq!(addrs(&news(&mut rx).unwrap()), ["10.244.0.1:8080"]);
+    assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.1:8080"]);
 }
 
 fn profile_key(port: u16, namespace: Option<&str>) -> ProfileKey {
@@ -319,28 +319,28 @@ fn the_clients_own_profile_comes_before_the_services() {
             "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": weight}]}})
     };
     world.apply(profile("shop", json!("500m")));
-    assert_eq!(namespace(&news(&mut anyone).unwrap()).as_deref(), Some("shop"));
-    assert_eq!(namespace(&news(&mut client).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&changed(&mut anyone).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&changed(&mut client).unwrap()).as_deref(), Some("shop"));
     world.apply(profile("ops", json!(1)));
-    assert!(news(&mut anyone).is_none());
-    let found = news(&mut client).unwrap();
+    assert!(changed(&mut anyone).is_none());
+    let found = changed(&mut client).unwrap();
     assert_eq!(namespace(&found).as_deref(), Some("ops"));
     let ServiceProfile::Declared { profile: Some(record), .. } = &*found else { panic!() };
     let authority = "api.shop.svc.cluster.local".to_owned();
     assert_eq!(record.overrides, [DstOverride { authority, weight: 10_000 }]);
-    // What cannot be translated changes nothing.
+    // A profile that cannot be parsed changes nothing.
     world.apply(profile("ops", json!("much")));
-    assert!(news(&mut client).is_none());
+    assert!(changed(&mut client).is_none());
     let mut budget = profile("ops", json!(2));
     budget["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": "soon"});
     let object = serde_json::from_value(budget).unwrap();
     let applied = world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
     assert!(applied.problems[0].problem.starts_with("spec.retryBudget.ttl: "), "{:?}", applied.problems);
-    assert!(news(&mut client).is_none());
+    assert!(changed(&mut client).is_none());
     world.delete(Kind::ServiceProfile, "ops", "web.shop.svc.cluster.local");
-    assert_eq!(namespace(&news(&mut client).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&changed(&mut client).unwrap()).as_deref(), Some("shop"));
     world.delete(Kind::ServiceProfile, "shop", "web.shop.svc.cluster.local");
-    assert_eq!(namespace(&news(&mut anyone).unwrap()), None);
+    assert_eq!(namespace(&changed(&mut anyone).unwrap()), None);
 }
 
 #[test]
@@ -356,16 +356,16 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
     let opaque = |profile: &ServiceProfile| matches!(profile, ServiceProfile::Declared { opaque: true, .. });
     assert!(!opaque(&rx.borrow()));
     world.apply(annotated("http"));
-    assert!(opaque(&news(&mut rx).unwrap()));
+    assert!(opaque(&changed(&mut rx).unwrap()));
     world.apply(annotated("81"));
-    assert!(!opaque(&news(&mut rx).unwrap()));
+    assert!(!opaque(&changed(&mut rx).unwrap()));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 3306}]})));
-    assert_eq!(*news(&mut rx).unwrap(), ServiceProfile::Undeclared);
+    assert_eq!(*changed(&mut rx).unwrap(), ServiceProfile::Undeclared);
     assert!(opaque(&world.index.watch_service_profile(&web(), profile_key(3306, None)).borrow()));
-    // Clients of a Service that is deleted keep its name.
+    // Clients of a deleted Service keep its name.
     world.delete(Kind::Service, "shop", "web");
     assert!(
-        matches!(&*news(&mut rx).unwrap(), ServiceProfile::Declared { name, .. } if name == "web.shop.svc.cluster.local")
+        matches!(&*changed(&mut rx).unwrap(), ServiceProfile::Declared { name, .. } if name == "web.shop.svc.cluster.local")
     );
 }
 
@@ -391,11 +391,11 @@ fn endpoint_profiles_follow_the_pod_at_the_address() {
     let mut rx = profiles(&world, "10.244.0.1:8080");
     assert_eq!(rx.borrow().as_ref().unwrap().endpoint, Endpoint::plain(addr("10.244.0.1:8080")));
     world.apply(pod("web-1", "10.244.0.1", json!({})));
-    let profile = news(&mut rx).unwrap().unwrap();
+    let profile = changed(&mut rx).unwrap().unwrap();
     assert!(profile.endpoint.identity.is_some());
     assert_eq!(profile.endpoint.labels["namespace"], "shop");
     world.apply(pod("web-1", "10.244.0.1", json!({"status": {"phase": "Succeeded"}})));
-    assert_eq!(news(&mut rx).unwrap().unwrap().endpoint.identity, None);
+    assert_eq!(changed(&mut rx).unwrap().unwrap().endpoint.identity, None);
     assert!(profile_at(&world, "10.244.7.7:3306").opaque, "default opaque ports hold for bare addresses");
 }
 
@@ -408,14 +408,14 @@ fn a_terminating_pod_yields_its_address_and_is_meshed_until_then() {
     let world = World::new();
     world.apply(pod("web-1", "10.244.0.1", json!({})));
     let mut rx = profiles(&world, "10.244.0.1:8080");
-    // Its proxy still runs: a bare address would send clients there in plain text.
+    // Its proxy still runs: a bare address would make clients connect in plain text.
     world.apply(terminating("web-1"));
-    assert!(news(&mut rx).is_none());
+    assert!(changed(&mut rx).is_none());
     assert!(profile_at(&world, "10.244.0.1:8080").endpoint.identity.is_some());
     world.apply(pod("web-2", "10.244.0.1", json!({})));
-    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-2"));
+    assert_eq!(pod_of(&changed(&mut rx).unwrap().unwrap()), Some("web-2"));
     world.delete(Kind::Pod, "shop", "web-1");
-    assert!(news(&mut rx).is_none());
+    assert!(changed(&mut rx).is_none());
 }
 
 /// Linkerd announces a pod as meshed once it is running. Its proxy is an init container, which runs before that.
@@ -432,10 +432,10 @@ fn an_address_that_becomes_ambiguous_keeps_its_last_profile() {
     world.apply(pod("web-1", "10.244.0.1", json!({})));
     let mut rx = profiles(&world, "10.244.0.1:8080");
     world.apply(pod("web-2", "10.244.0.1", json!({})));
-    assert_eq!(news(&mut rx).unwrap(), None, "nothing is said, and never that the address is bare");
+    assert_eq!(changed(&mut rx).unwrap(), None, "no profile is sent, least of all that of a bare address");
     assert!(matches!(world.index.watch_endpoint_profile(addr("10.244.0.1:1")), Err(AmbiguousAddress::Pods(..))));
     world.delete(Kind::Pod, "shop", "web-1");
-    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-2"));
+    assert_eq!(pod_of(&changed(&mut rx).unwrap().unwrap()), Some("web-2"));
 }
 
 #[test]
@@ -452,13 +452,13 @@ fn a_meshed_pod_whose_proxy_cannot_be_read_is_not_reached_in_plain_text() {
     let agent = pod("agent", "10.244.0.2", json!({"spec": {"initContainers": [], "containers": [{"name": "agent"}]}}));
     let agent = serde_json::from_value(agent).unwrap();
     let agent = Event::Apply(Box::new(manifest::Object::Pod(agent)));
-    assert_eq!(world.index.apply(vec![agent]).problems, [], "a pod without the container has nothing to mend");
+    assert_eq!(world.index.apply(vec![agent]).problems, [], "a pod without the container is not a problem");
     let mut rx = profiles(&world, "10.244.0.1:8080");
     assert_eq!(*rx.borrow_and_update(), None);
     world.apply(pod("web-1", "10.244.0.1", json!({})));
-    assert!(news(&mut rx).unwrap().unwrap().endpoint.identity.is_some());
+    assert!(changed(&mut rx).unwrap().unwrap().endpoint.identity.is_some());
     world.index.apply(vec![object(silent)]);
-    assert_eq!(news(&mut rx).unwrap(), None);
+    assert_eq!(changed(&mut rx).unwrap(), None);
 }
 
 /// A pod with port 8080 at port 80 of its node.
@@ -481,13 +481,13 @@ fn a_host_port_leads_to_its_pod() {
     for at in ["192.168.0.1:80", "[fd00::99]:80"] {
         let profile = profile_at(&world, at);
         assert_eq!((profile.endpoint.addr, pod_of(&profile)), (addr(at), Some("web-1")));
-        assert!(profile.endpoint.identity.is_some() && profile.opaque, "what holds for the pod's own port");
+        assert!(profile.endpoint.identity.is_some() && profile.opaque, "as for the pod's own port");
         assert_eq!(profile.endpoint.transport_port, None, "the node's address does not lead to the proxy's port");
     }
     for at in ["192.168.0.1:81", "192.168.0.1:8080"] {
         assert_eq!(pod_of(&profile_at(&world, at)), None, "{at}");
     }
-    // The owner's owner is in the labels at this address, too.
+    // The labels at this address contain the owner's owner too.
     let owned =
         json!({"metadata": {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]}});
     let mut object = with_host_port("web-1", "10.244.0.1", json!({}));
@@ -496,13 +496,13 @@ fn a_host_port_leads_to_its_pod() {
     let mut rx = profiles(&world, "192.168.0.1:80");
     world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
-    assert_eq!(news(&mut rx).unwrap().unwrap().endpoint.labels["cronjob"], "nightly");
+    assert_eq!(changed(&mut rx).unwrap().unwrap().endpoint.labels["cronjob"], "nightly");
     world.apply(with_host_port("web-2", "10.244.0.2", json!({})));
-    assert_eq!(news(&mut rx).unwrap(), None);
+    assert_eq!(changed(&mut rx).unwrap(), None);
     let ambiguous = world.index.watch_endpoint_profile(addr("192.168.0.1:80"));
     assert!(matches!(ambiguous, Err(AmbiguousAddress::Pods(..))));
     world.apply(with_host_port("web-2", "10.244.0.2", json!({"protocol": "UDP"})));
-    assert_eq!(pod_of(&news(&mut rx).unwrap().unwrap()), Some("web-1"));
+    assert_eq!(pod_of(&changed(&mut rx).unwrap().unwrap()), Some("web-1"));
 }
 
 #[test]

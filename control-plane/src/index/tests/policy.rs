@@ -1,4 +1,4 @@
-//! Inbound and outbound policies; every grant has its refusal.
+//! Inbound and outbound policies; each grant has a test of its refusal.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn network(name: &str) -> Value {
     json!({"group": "policy.linkerd.io", "kind": "NetworkAuthentication", "name": name})
 }
 
-/// `web-1` and everything given.
+/// `web-1` and the given objects.
 fn world<const N: usize>(objects: [Value; N]) -> World {
     let world = World::new();
     world.apply(pod("web-1", "10.244.0.1", json!({})));
@@ -372,18 +372,18 @@ fn watchers_hear_of_authentications_that_come_and_go() {
     let mut rx = world.index.watch_inbound(&web_1(), 8080).unwrap();
     let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
     world.apply(tls.clone());
-    assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
+    assert_eq!(show(&changed(&mut rx).unwrap().unwrap()).len(), 1);
     world.delete(Kind::MeshTLSAuthentication, "shop", "m");
-    assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
+    assert!(show(&changed(&mut rx).unwrap().unwrap()).is_empty());
     world.apply(tls);
-    assert_eq!(show(&news(&mut rx).unwrap().unwrap()).len(), 1);
+    assert_eq!(show(&changed(&mut rx).unwrap().unwrap()).len(), 1);
     world.delete(Kind::AuthorizationPolicy, "shop", "p");
-    assert!(show(&news(&mut rx).unwrap().unwrap()).is_empty());
+    assert!(show(&changed(&mut rx).unwrap().unwrap()).is_empty());
     world.delete(Kind::Pod, "shop", "web-1");
-    assert!(news(&mut rx).unwrap().is_none());
+    assert!(changed(&mut rx).unwrap().is_none());
 }
 
-/// What a policy refers to may be known later than the policy itself: before everything is, nothing is wrong.
+/// A policy may arrive before the objects that it refers to: nothing is reported before everything is known.
 #[test]
 fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
@@ -400,7 +400,7 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     assert_eq!(world.index.ineffective_policies(), 0);
     assert_eq!(apply(vec![Event::Synced]), [missing]);
     assert_eq!(world.index.ineffective_policies(), 1);
-    // Something else of the namespace changes: it was said once.
+    // Another object of the namespace changes: the problem is not reported again.
     assert_eq!(
         apply(vec![event(rule("MeshTLSAuthentication", "v1alpha1", "n", json!({"identities": ["*"]})))]),
         [""; 0]
@@ -412,7 +412,7 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     assert_eq!(world.index.ineffective_policies(), 1);
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "r"});
     let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap_err();
-    let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is no target, expected a Server or the \
+    let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is not a valid target, expected a Server or the \
                     policy's Namespace; the policy grants nothing";
     assert_eq!(apply(vec![Event::Apply(route.restrictive.unwrap())]), [expected]);
     world.delete(Kind::AuthorizationPolicy, "shop", "p");
@@ -432,8 +432,8 @@ fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
     assert_eq!(apply(), [], "a problem is reported once");
 }
 
-/// Linkerd's default server goes by the annotation alone. Here both ends of a connection agree: clients are told that a
-/// port of the default list is opaque, and the server must not wait there for a protocol that never comes.
+/// Linkerd's default server goes by the annotation alone. Here both ends of a connection agree: clients treat
+/// a port of the default list as opaque, and the server must not wait there for a protocol that never comes.
 #[test]
 fn both_ends_agree_on_ports_that_are_opaque_by_default() {
     let world = world([]);
@@ -462,7 +462,7 @@ fn authentications_of_other_namespaces_count_where_they_are_named() {
     tls["metadata"]["namespace"] = json!("ops");
     world.apply(tls);
     let expected = format!("p: a.ops.serviceaccount.identity.linkerd.cluster.local from {ANYWHERE}");
-    assert_eq!(show(&news(&mut rx).unwrap().unwrap()), [expected]);
+    assert_eq!(show(&changed(&mut rx).unwrap().unwrap()), [expected]);
 }
 
 #[test]
@@ -477,7 +477,7 @@ fn probes_are_known_by_port() {
     assert!(paths(8081).is_empty());
 }
 
-/// The kubelet reads the path as a URL: what it requests is a path and a query.
+/// The kubelet parses the path as a URL: its request has a path and a query.
 #[test]
 fn a_probes_path_is_that_of_its_request() {
     let world = World::new();
@@ -488,7 +488,7 @@ fn a_probes_path_is_that_of_its_request() {
     assert_eq!(paths, ["/", "/live", "/ready"]);
 }
 
-/// The outbound policy towards an address, in a word.
+/// The outbound policy towards an address, in one word.
 fn outbound(world: &World, target: &str) -> String {
     let Some(policy) = world.index.watch_outbound(addr(target)) else { return "none".to_owned() };
     match policy.borrow().as_deref().unwrap() {
@@ -533,9 +533,9 @@ fn outbound_watchers_follow_the_service() {
     let mut rx = world.index.watch_outbound(addr("10.96.0.1:80")).unwrap();
     assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { port: 80, .. })));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81}]})));
-    assert!(matches!(news(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
+    assert!(matches!(changed(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
     world.apply(service("web", "10.96.0.9", json!({})));
-    assert!(news(&mut rx).unwrap().is_none());
+    assert!(changed(&mut rx).unwrap().is_none());
     assert_eq!(outbound(&world, "10.96.0.9:80"), "Detect web.shop.svc.cluster.local:80");
 }
 
@@ -545,8 +545,8 @@ fn outbound_by_name_needs_no_service_yet() {
     let mut rx = world.index.watch_outbound_name(&Key::new("shop", "web"), 81);
     assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
     world.apply(service("web", "10.96.0.1", json!({})));
-    assert!(news(&mut rx).is_none(), "by name, the port need not be declared");
+    assert!(changed(&mut rx).is_none(), "by name, the port need not be declared");
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81, "appProtocol": "http"}]})));
-    let found = news(&mut rx).unwrap();
+    let found = changed(&mut rx).unwrap();
     assert!(matches!(found.as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Http1, .. })));
 }

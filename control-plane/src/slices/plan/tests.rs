@@ -1,11 +1,11 @@
-//! Objects in, writes out; the writes are carried out on the objects again.
+//! Objects in, writes out; the writes are applied to the objects.
 
 use serde_json::{Value, json};
 use weft_k8s_api::manifest;
 
 use super::*;
 
-/// What is known, with the API's part played: names and versions are given to what is written.
+/// The known objects. It plays the API server's part: written slices get names and versions.
 struct World {
     slices: Slices,
     version: u32,
@@ -53,7 +53,7 @@ impl World {
         self.slices.delete(&reference);
     }
 
-    /// Plans and writes everything; says what was written, as `+`, `~` and `-` with the number of endpoints.
+    /// Plans and writes everything; returns what was written, as `+`, `~` and `-` with the number of endpoints.
     fn settle(&mut self) -> Vec<String> {
         let mut done = Vec::new();
         let mut work = self.slices.take_work();
@@ -87,7 +87,7 @@ impl World {
                 self.slices.wrote(replaced.as_deref(), *written);
             }
         }
-        // What was written is what was wanted.
+        // After the writes, nothing is left to write.
         for service in self.slices.take_work() {
             assert_eq!(self.slices.plan(&service), [], "{service} does not settle");
         }
@@ -186,14 +186,14 @@ fn slices_are_full_and_a_change_touches_one() {
     assert_eq!(world.settle(), ["~IPv4 99"]);
     world.apply(&vm(300, true));
     assert_eq!(world.settle(), ["~IPv4 100"]);
-    // Other ports make another slice: here the name stands for another number.
+    // Slices differ by ports: here the port's name has another number.
     world.apply(&service("web", json!({"ports": [{"name": "http", "port": 80, "targetPort": "http"}]})));
     assert_eq!(world.settle(), [""; 0]);
     world.apply(&workload("odd", &["198.51.100.1"], json!([{"name": "http", "port": 9}]), true));
     assert_eq!(world.settle(), ["+IPv4 1"]);
 }
 
-/// The watch may be faster than the answer to a write, and what it says is then newer.
+/// The watch may be faster than the answer to a write, and then has the newer version.
 #[test]
 fn an_answer_that_arrives_late_does_not_put_an_old_slice_back() {
     let mut world = World::new();

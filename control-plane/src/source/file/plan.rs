@@ -1,4 +1,4 @@
-//! From what the files say to what changed: pure.
+//! From the contents of files to events. Pure functions.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -11,7 +11,7 @@ use weft_k8s_api::manifest::{Object, ObjectRef};
 use super::scan::Files;
 use crate::source::Event;
 
-/// What was applied last.
+/// The state that was last applied.
 #[derive(Default)]
 pub(super) struct Plan {
     applied: BTreeMap<ObjectRef, Applied>,
@@ -23,8 +23,8 @@ struct Applied {
 }
 
 impl Plan {
-    /// The events that lead from the last state to this one. Objects appear before others vanish, so that a renamed
-    /// Server leaves no moment without one.
+    /// The events that lead from the last state to this one. New objects come before deletions, so that a Server that
+    /// is renamed is replaced without a gap.
     pub(super) fn advance(&mut self, files: &Files) -> Vec<Event> {
         let mut events = Vec::new();
         let mut present = HashSet::new();
@@ -45,14 +45,14 @@ impl Plan {
         let mut damaged: HashSet<PathBuf> = HashSet::new();
         for error in files.values().flat_map(|manifests| &manifests.errors) {
             let Some(reference) = &error.object else {
-                // Whose document it was is unknown, so everything that the file defined keeps its state.
+                // The unreadable document could be any of them, so every object of the file keeps its state.
                 damaged.insert(error.file.to_path_buf());
                 continue;
             };
             if !present.insert(reference.clone()) || self.applied.contains_key(reference) {
                 continue;
             }
-            // Never seen in a good state: better its strictest reading than none, which would be the default policy.
+            // Never read in a good state: its strictest reading is safer than none, which would be the default policy.
             if let Some(object) = &error.restrictive {
                 self.apply(reference, object, &error.file, &mut events);
             }

@@ -1,4 +1,4 @@
-//! Reading a directory again and again, and each file only when it changed.
+//! Reads a directory repeatedly, and each file only if it changed.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use weft_k8s_api::manifest::{self, Manifests};
 /// Manifests by file.
 pub(super) type Files = BTreeMap<PathBuf, Arc<Manifests>>;
 
-/// Identifies a file's content: a replaced file is another inode, a rewritten one has other times.
+/// Identifies a file's content: a replaced file has another inode, a rewritten one other times.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -22,14 +22,14 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// Remembers what was read.
+/// Remembers the contents of files.
 #[derive(Default)]
 pub(super) struct Scanner {
     known: BTreeMap<PathBuf, (Option<Stamp>, Arc<Manifests>)>,
 }
 
 impl Scanner {
-    /// Reads what changed and returns everything.
+    /// Reads changed files and returns all of them.
     ///
     /// # Errors
     /// When the directory cannot be listed.
@@ -54,7 +54,7 @@ impl Scanner {
     }
 }
 
-/// Every problem is reported when it is read, that is once.
+/// Reports every problem when it is read, which is once.
 fn report(manifests: &Manifests) {
     for error in &manifests.errors {
         let object = error.object.as_ref().map(ToString::to_string);

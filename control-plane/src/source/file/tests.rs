@@ -6,21 +6,21 @@ use tokio::{sync::mpsc, time::timeout};
 
 use super::*;
 
-/// More than any change needs to be seen.
+/// Longer than a change takes to be seen.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn account(name: &str) -> String {
     format!("apiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: {name}, namespace: shop}}\n")
 }
 
-/// Replaces a file as writers must: under another name first.
+/// Replaces a file as writers must: under a temporary name first.
 fn write(dir: &Path, file: &str, text: &str) {
     let temporary = dir.join(format!(".{}.tmp", file.replace('/', "-")));
     fs::write(&temporary, text).unwrap();
     fs::rename(temporary, dir.join(file)).unwrap();
 }
 
-/// Names in the order of events until as many came as were expected.
+/// Checks the names of events, in order, until as many arrived as are expected.
 async fn check(events: &mut mpsc::Receiver<Vec<Event>>, expected: &[&str]) {
     let mut got = Vec::new();
     while got.len() < expected.len() {

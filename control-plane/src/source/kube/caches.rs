@@ -1,10 +1,9 @@
-//! From what watches say to what changed: pure.
+//! From watch updates to events. Pure functions.
 //!
-//! Knows of every object only that it exists and in which version; what objects say is the index's business.
-//!
-//! An object that cannot be read never allows anything: where its types are right, its strictest reading is applied;
-//! where they are not, a Server keeps its last good state (without it, the default policy would hold) and every other
-//! policy object is taken for absent, which denies. What is no policy keeps its last good state.
+//! Of every object it knows only the existence and the version; the content is the index's concern.
+//! An unreadable object never allows anything. If its types are right, its strictest reading is applied. If they are
+//! not, a Server keeps its last good state (without it, the default policy would apply) and every other policy object
+//! is treated as absent, which denies. Objects that are not policy keep their last good state.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,13 +19,13 @@ use super::{
 };
 use crate::source::Event;
 
-/// What was sent, by kind.
+/// The objects that were sent, by kind.
 pub(super) struct Caches {
     kinds: Vec<Cache>,
     reports: Vec<Report>,
 }
 
-/// An object that cannot be read, for its owner.
+/// A problem of an unreadable object, to be reported to its owner.
 #[derive(Debug, PartialEq)]
 pub(super) struct Report {
     pub(super) regarding: ObjectReference,
@@ -36,9 +35,9 @@ pub(super) struct Report {
 struct Cache {
     kind: Watched,
     known: HashMap<Name, Known>,
-    /// While a list is received: what it held so far.
+    /// While a list is received: its objects so far.
     listing: Option<HashSet<Name>>,
-    /// Whether a list was ever complete.
+    /// Whether a list has ever been complete.
     listed: bool,
     trouble: Option<Trouble>,
 }
@@ -48,14 +47,14 @@ type Name = (Option<String>, String);
 struct Known {
     /// Resource version.
     version: String,
-    /// Whether the index knows it: not where it could never be read at all.
+    /// Whether the index has it; false if it could never be read.
     applied: bool,
-    /// What was wrong with it; reported once.
+    /// Its problem, which is reported once.
     problem: Option<String>,
 }
 
 impl Caches {
-    /// Caches that know nothing.
+    /// Empty caches.
     pub(super) fn new(kinds: &[Watched]) -> Self {
         let cache =
             |kind: &Watched| Cache { kind: *kind, known: HashMap::new(), listing: None, listed: false, trouble: None };
@@ -67,7 +66,7 @@ impl Caches {
         self.kinds.iter().all(|cache| cache.listed)
     }
 
-    /// What the start waits for.
+    /// What the start waits for, as text.
     pub(super) fn waiting(&self) -> String {
         let waiting = self.kinds.iter().filter(|cache| !cache.listed);
         let (troubled, quiet): (Vec<_>, Vec<_>) = waiting.partition(|cache| cache.trouble.is_some());
@@ -80,16 +79,16 @@ impl Caches {
         reasons.join("; ")
     }
 
-    /// What cannot be read and was not reported yet.
+    /// Problems of unreadable objects that have not been reported yet.
     pub(super) fn reports(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.reports)
     }
 
-    /// Takes in what the watch of a kind says, and appends its consequences.
+    /// Takes in an update of a kind's watch, and appends its consequences.
     pub(super) fn take(&mut self, kind: usize, update: Update, events: &mut Vec<Event>) {
         let cache = &mut self.kinds[kind];
         if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
-            tracing::info!(kind = %cache.kind.kind, "watch goes on");
+            tracing::info!(kind = %cache.kind.kind, "watch works again");
         }
         match update {
             Update::ListBegins => cache.listing = Some(HashSet::new()),
@@ -174,7 +173,7 @@ impl Cache {
         }
     }
 
-    /// A trouble is reported once, however often it occurs.
+    /// Reports a trouble once, however often it occurs.
     fn trouble(&mut self, trouble: Trouble) {
         let (kind, problem) = (self.kind.kind.name(), &trouble.problem);
         if self.trouble.as_ref() == Some(&trouble) {
@@ -284,7 +283,7 @@ mod tests {
         let networks = world.networks;
         world.check(networks, vec![ListBegins, ListEnds], "");
         assert!(world.caches.synced());
-        // Only b is the same as before.
+        // Only b is unchanged.
         let again = vec![ListBegins, Listed(server("b", 1, good())), Listed(server("c", 2, good())), ListEnds];
         world.check(servers, again, "+c -a");
         let reference = server("b", 1, good()).reference;
@@ -316,21 +315,21 @@ mod tests {
     fn unreadable_policy_denies() {
         let mut world = World::new();
         let (servers, networks) = (world.servers, world.networks);
-        // Right types, wrong meaning: the Server counts, and its access policy denies.
+        // Right types, invalid values: the Server counts, and its access policy denies.
         world.check(
             servers,
             vec![Changed(server("s", 1, json!({"podSelector": {}, "port": 80, "accessPolicy": "x"})))],
             "+s",
         );
-        // Wrong types: the last state of a Server stays.
+        // Wrong types: the Server keeps its last state.
         world.check(servers, vec![Changed(server("s", 2, json!({"podSelector": 1, "port": 80})))], "");
         world.check(servers, vec![Changed(server("s", 3, good()))], "+s");
-        // An authentication with wrong types counts for nothing, and is back when it is readable.
+        // An authentication with wrong types is treated as absent, and is back when it is readable.
         world.check(networks, vec![Changed(network(1, "10.0.0.0/8"))], "+n");
         world.caches.reports();
         world.check(networks, vec![Changed(network(2, "10.0.0.0/80"))], "-n");
         world.check(networks, vec![Changed(network(3, "10.0.0.0/80"))], "");
-        // Its owner hears of it once.
+        // Its owner is informed once.
         let reports = world.caches.reports();
         assert_eq!(reports.len(), 1, "{reports:?}");
         assert!(reports[0].problem.starts_with("spec.networks[0].cidr: "), "{reports:?}");

@@ -1,4 +1,4 @@
-//! One kind's watch, kept alive.
+//! The watch of one kind, kept alive.
 
 use std::{pin::pin, time::Duration};
 
@@ -16,33 +16,33 @@ use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 use super::kinds::Watched;
 use crate::api::explain_watch;
 
-/// What a watch says.
+/// A message of a watch.
 #[derive(Debug)]
 pub(super) enum Update {
-    /// A list begins: what is not in it is gone.
+    /// A list begins: objects that are not in it are gone.
     ListBegins,
     /// An object of the list.
     Listed(Read),
-    /// The list was complete.
+    /// The list is complete.
     ListEnds,
-    /// An object appeared or changed.
+    /// An object was created or changed.
     Changed(Read),
-    /// An object vanished.
+    /// An object was deleted.
     Deleted(ObjectRef),
-    /// The watch fails at the moment.
+    /// The watch fails at present.
     Trouble(Trouble),
 }
 
-/// Why a watch cannot go on.
+/// Why a watch cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
-    /// What is wrong, and its cure.
+    /// The problem, and a remedy.
     pub(super) problem: String,
     /// Whether it lasts until somebody acts.
     pub(super) lasting: bool,
 }
 
-/// An object as it was read.
+/// An object as it was parsed.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) reference: ObjectRef,
@@ -54,7 +54,7 @@ pub(super) struct Read {
 
 /// Annotation in which `kubectl apply` repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// The longest wait before the next attempt, and after a missing definition was installed.
+/// The longest wait before the next attempt, also after a missing definition is installed.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// HTTP statuses that mean something other than "try again".
 const NOT_FOUND: u16 = 404;
@@ -67,27 +67,27 @@ const UNPROCESSABLE: u16 = 422;
 enum Start {
     /// With a streamed list. The API server may answer from a cache that lags behind.
     Stream,
-    /// With a list, in pages, of what is newest.
+    /// With a paged list of the newest state.
     List,
 }
 
-/// Where a watch is, and how it begins next time.
+/// State of a watch between attempts.
 struct Course {
-    /// Which of the kind's versions.
+    /// Index into the kind's versions.
     version: usize,
     start: Start,
-    /// Whether the last answer was that the watch is too old.
+    /// Whether the last answer was that the watch's position is too old.
     gone: bool,
 }
 
-/// What follows from an error.
+/// What to do after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// The watch resumes where it was, after a wait.
+    /// Resume the watch where it was, after a wait.
     Resume,
-    /// It begins anew, after a wait.
+    /// Start anew, after a wait.
     Restart,
-    /// It begins anew at once: that is how it is meant to be.
+    /// Start anew at once, as intended.
     RestartNow,
 }
 
@@ -98,18 +98,18 @@ impl Course {
 
     fn succeeded(&mut self, update: &Update) {
         self.gone = false;
-        // A later list deletes what it lacks, and must not show what was true before.
+        // A later list deletes what it lacks, and must not show an older state.
         if matches!(update, Update::ListEnds) {
             self.start = Start::List;
         }
     }
 
-    /// Decides after an error. kube's watcher resumes by itself; where the API has forgotten the position it begins
-    /// anew only if a watch event says so, not if the request to resume is refused, and then always with a streamed
-    /// list.
+    /// Decides what to do after an error. kube's watcher resumes by itself. If the API server no longer has the
+    /// position, it starts anew only if a watch event says so, not if the request to resume is refused, and then
+    /// always with a streamed list.
     fn failed(&mut self, versions: usize, error: &watcher::Error) -> Next {
         match status(error) {
-            // The API server is older than streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
+            // The API server has no streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
             Some(UNPROCESSABLE) if self.start == Start::Stream => {
                 self.start = Start::List;
                 Next::RestartNow
@@ -130,7 +130,7 @@ impl Course {
     }
 }
 
-/// Follows a kind and hands every update to `send`, until that returns false.
+/// Follows a kind and passes every update to `send`, until that returns false.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
     let mut backoff = DefaultBackoff::default();
     let mut course = Course::new();
@@ -237,7 +237,7 @@ fn update<K>(kind: Watched, event: Watch<K>, split: impl Fn(K) -> (ObjectMeta, O
     }
 }
 
-/// Reads an object, without the parts that are long and not used.
+/// Parses an object, without long parts that are not used.
 fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>) -> Read {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -250,7 +250,7 @@ fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>
         fields.insert("apiVersion".to_owned(), kind.resource(kind.versions[0]).api_version.into());
         fields.insert("kind".to_owned(), kind.kind.name().into());
         fields.insert("metadata".to_owned(), serde_json::json!(metadata));
-        // A ReplicaSet's spec is required by its type, and not part of its metadata.
+        // A ReplicaSet's type requires a spec, which is not part of its metadata.
         if kind.metadata_only {
             fields.insert("spec".to_owned(), serde_json::json!({"selector": {}, "template": {}}));
         }
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(bad.problems[0].field, "spec.podSelector.matchLabels");
     }
 
-    /// Answers a watch that begins with a streamed list, is refused when it resumes, and lists then.
+    /// Answers as an API server that accepts a streamed list, refuses to resume, and then accepts a list.
     fn answer(query: &str) -> http::Response<kube::client::Body> {
         let server = serde_json::json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
             "metadata": {"name": "a", "namespace": "shop", "resourceVersion": "4"}, "spec": {"podSelector": {}, "port": 80}});
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(*updates.lock(), ["ListBegins", "listed a", "ListEnds", "ListBegins", "ListEnds"]);
         let queries = queries.lock();
         assert_eq!(queries.len(), 3, "{queries:?}");
-        // Without a version, a list is what is newest; version 0 would allow an older state than was already seen.
+        // Without a version, a list has the newest state; version 0 would allow an older one than was already seen.
         assert!(!queries[2].contains("resourceVersion") && !queries[2].contains("watch=true"), "{queries:?}");
     }
 

@@ -1,9 +1,9 @@
-//! Which kinds are watched, for whom, and how much of them.
+//! The kinds that are watched, for which parts, and with which fields.
 
 use kube::core::ApiResource;
 use weft_k8s_api::{labels, manifest::Kind};
 
-/// Parts of the control plane that read objects here.
+/// Parts of the control plane that use objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     /// Discovery.
@@ -12,18 +12,19 @@ pub(crate) struct Interest {
     pub(crate) policy: bool,
 }
 
-/// A kind as it is watched.
+/// A kind, and how it is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Watched {
-    /// Versions that may be read, the best first: they differ in nothing that is used here, and the API converts.
+    /// Versions that may be read, the best first: they do not differ in anything that is used here, and the API server
+    /// converts.
     pub(super) versions: &'static [&'static str],
     /// Kind.
     pub(super) kind: Kind,
     /// Name of the resource.
     pub(super) plural: &'static str,
-    /// Whether metadata is all that is needed.
+    /// Whether only metadata is watched.
     pub(super) metadata_only: bool,
-    /// Only objects that have this label.
+    /// Restricts the watch to objects with this label.
     pub(super) label: Option<&'static str>,
 }
 
@@ -36,7 +37,7 @@ impl Watched {
         Self { metadata_only: true, ..Self::new(kind, versions, plural) }
     }
 
-    /// Whether a custom resource definition has to be installed for it.
+    /// Whether it is a custom resource, whose definition has to be installed.
     pub(super) fn is_custom(&self) -> bool {
         self.kind.group().ends_with("linkerd.io")
     }
@@ -69,10 +70,10 @@ const NETWORKS: Watched = Watched::new(Kind::NetworkAuthentication, &["v1alpha1"
 const PROFILES: Watched = Watched::new(Kind::ServiceProfile, &["v1alpha2"], "serviceprofiles");
 const WORKLOADS: Watched = Watched::new(Kind::ExternalWorkload, &["v1beta1"], "externalworkloads");
 
-/// Kinds that somebody needs, each once.
+/// Kinds that some part needs, each once.
 pub(super) fn watched(interest: Interest) -> Vec<Watched> {
     let mut kinds = vec![SERVICES];
-    // Discovery needs pods that are not meshed, too: their endpoints are reached in plain text.
+    // Discovery also needs pods that are not meshed: their endpoints are reached in plain text.
     kinds.push(if interest.destination { PODS } else { MESHED_PODS });
     kinds.extend([SERVERS, WORKLOADS]);
     if interest.destination {

@@ -1,6 +1,5 @@
 //! Events on a pod's owner: the pod has no name yet, and people look at the Deployment.
-//!
-//! The owner's owner is asked for behind the request's back, once for each ReplicaSet or Job.
+//! The owner's owner is fetched in the background, once for each ReplicaSet or Job.
 
 use std::collections::HashMap;
 
@@ -15,16 +14,16 @@ use weft_k8s_api::inject::SkipReason;
 
 use crate::api::events::Events;
 
-/// Events that may wait; further ones are dropped, as nobody may wait for them.
+/// Events that may wait; further ones are dropped, because no request may wait for them.
 const QUEUE: usize = 256;
-/// Events at once, and a second in the long run. Anybody who reaches the webhook can cause them, each is one or two requests to
-/// the API; a hundred pods that start together have theirs.
+/// Burst of Events, and their rate per second in the long run. Anybody who reaches the webhook can cause them, and
+/// each costs one or two requests to the API server; a hundred pods that start together get theirs.
 const BURST: f64 = 200.0;
 const PER_SECOND: f64 = 10.0;
-/// Owners to remember before starting over.
+/// How many owners are remembered before the memory is cleared.
 const REMEMBERED: usize = 1024;
 
-/// What to tell the owner.
+/// What happened to the pod.
 #[derive(Clone, Debug)]
 pub(super) enum Report {
     Injected,
@@ -32,17 +31,17 @@ pub(super) enum Report {
     Failed(String),
 }
 
-/// Tells owners, without waiting.
+/// Publishes Events on owners, without waiting.
 #[derive(Clone)]
 pub(super) struct Reporter(mpsc::Sender<(ObjectReference, Report)>);
 
 impl Reporter {
-    /// Tells the owner of a pod; nobody, if it has none.
+    /// Publishes an Event on the owner of a pod, if it has one.
     pub(super) fn report(&self, pod: &ObjectMeta, report: Report) {
         let Some(owner) = controller(pod) else { return };
         let regarding = reference(owner, pod.namespace.as_deref());
         if self.0.try_send((regarding, report)).is_err() {
-            tracing::debug!("an event is dropped, too many wait");
+            tracing::debug!("event dropped, too many are waiting");
         }
     }
 }
@@ -52,7 +51,7 @@ pub(super) fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
-/// The reporter, and the task that writes.
+/// The reporter, and the task that writes its Events.
 pub(super) fn start(
     client: Client,
     events: Events,
@@ -63,7 +62,7 @@ pub(super) fn start(
         let mut allowance = Allowance { left: BURST, at: Instant::now() };
         while let Some((regarding, report)) = rx.recv().await {
             if !allowance.take(Instant::now()) {
-                tracing::debug!("an event is dropped, there are too many");
+                tracing::debug!("event dropped, the rate is too high");
                 continue;
             }
             let regarding = owners.top(regarding).await;
@@ -89,7 +88,7 @@ struct Allowance {
 }
 
 impl Allowance {
-    /// Whether one more is allowed.
+    /// Takes a token; false if there is none.
     fn take(&mut self, now: Instant) -> bool {
         self.left = (self.left + (now - self.at).as_secs_f64() * PER_SECOND).min(BURST);
         self.at = now;
@@ -125,7 +124,7 @@ struct Owners {
 }
 
 impl Owners {
-    /// The Deployment of a ReplicaSet, the CronJob of a Job, anything else itself.
+    /// The Deployment of a ReplicaSet, the CronJob of a Job, otherwise the owner itself.
     async fn top(&mut self, owner: ObjectReference) -> ObjectReference {
         let (Some(namespace), Some(name), Some(uid)) = (&owner.namespace, &owner.name, &owner.uid) else {
             return owner;

@@ -1,7 +1,6 @@
-//! JSON patches (RFC 6902) of what injection adds.
-//!
-//! A patch names only what is added. A comparison of the two objects would also rewrite, element by element, the list
-//! that an element is put in front of, and lose fields of these elements that this version does not know.
+//! JSON patches (RFC 6902) for injection.
+//! A patch contains only additions. A diff of the two objects would also rewrite, element by element, a list with a
+//! new first element, and would lose fields of these elements that this version does not know.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +10,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use weft_k8s_api::labels;
 
-/// What turns `before` into `after`, of which injection made it: annotations, labels, volumes behind the others, init
-/// containers before the others.
+/// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes after the others,
+/// init containers before the others.
 pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
     let mut operations = Vec::new();
     map(&mut operations, "annotations", before.metadata.annotations.as_ref(), after.metadata.annotations.as_ref());
@@ -68,7 +67,7 @@ fn list<'a, T: Serialize + 'a>(
     }
 }
 
-/// `add` also replaces the value of a key that is there.
+/// An `add` operation, which also replaces the value of an existing key.
 fn add(path: &[&str], value: Value) -> PatchOperation {
     PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
 }

@@ -1,6 +1,6 @@
 //! The injector's settings: Helm values and trust anchors, read from files and again when they change.
 //!
-//! Files that cannot be read leave the last good settings in force. Until there are some, the injector is not ready.
+//! Unreadable files leave the last good settings in force. Until there are some, the injector is not ready.
 
 use std::{
     fs,
@@ -21,17 +21,17 @@ use weft_tls::anchors::{AnchorsError, TrustAnchors};
 use super::{Current, Sources};
 use crate::api::events::Events;
 
-/// A volume's files change one by one; reading waits until the directories were quiet for this long.
+/// The files of a volume change one by one; reading waits until the directories have been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// How often to read without being told of a change, in case telling failed.
+/// Interval of reads without a notification, in case one was lost.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// The settings in force; clones follow each other.
+/// The settings in force; clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Settings(Arc<RwLock<Current>>);
 
 impl Settings {
-    /// The settings now; none before they could be read for the first time.
+    /// The settings now; `None` before they were read for the first time.
     pub(super) fn get(&self) -> Current {
         self.0.read().clone()
     }
@@ -79,7 +79,7 @@ pub(super) fn start(
 ) -> anyhow::Result<(Settings, impl Future<Output = anyhow::Result<()>> + Send + 'static)> {
     let (wake_tx, mut wake_rx) = mpsc::channel(1);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading the files is an event, too, and must not cause another reading.
+        // Reading the files is an event too, and must not cause another read.
         if event.is_ok_and(|event| !event.kind.is_access()) {
             let _ = wake_tx.try_send(());
         }

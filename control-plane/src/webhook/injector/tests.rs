@@ -60,7 +60,7 @@ fn the_sidecar_satisfies_the_restricted_pod_security_standard() {
     assert_eq!(context["runAsNonRoot"], true);
     assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
     assert_eq!(proxy["restartPolicy"], "Always");
-    // Restricted allows these kinds of volumes, and no host ports.
+    // The profile `restricted` allows these kinds of volumes, and no host ports.
     for volume in patched["spec"]["volumes"].as_array().unwrap() {
         assert!(volume.get("emptyDir").is_some() || volume.get("projected").is_some(), "{volume}");
     }

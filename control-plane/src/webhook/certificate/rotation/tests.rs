@@ -1,4 +1,4 @@
-//! Rotation, from objects and times to steps.
+//! Rotation: objects and times in, steps out.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl Fixture {
         self.rotation.observe_configuration(Some(configuration(&json!([hook]))));
     }
 
-    /// Plans and does what the shell would do; returns the steps' names.
+    /// Plans and does what the caller would do; returns the names of the steps.
     fn step(&mut self, after: Duration) -> (Vec<&'static str>, Plan) {
         let now = SystemTime::now() + after;
         let mut plan = self.rotation.plan(now);
@@ -118,7 +118,7 @@ fn a_bundle_that_somebody_overwrote_is_repaired() {
     let (steps, plan) = fixture.step(Duration::ZERO);
     assert_eq!((steps, plan.ready), (vec!["trust"], false));
     assert!(fixture.step(Duration::ZERO).1.ready);
-    // More than ours is not our business: another replica knows a newer Secret.
+    // Further authorities are left alone: another replica may know a newer Secret.
     let both = format!("{}{}", made(NAME).authority, first.authority);
     fixture.configure(both.as_bytes());
     assert!(fixture.step(Duration::ZERO).0.is_empty());
@@ -153,7 +153,7 @@ fn a_secret_that_somebody_empties_is_filled_without_a_gap() {
     let (steps, plan) = fixture.step(Duration::ZERO);
     assert_eq!((steps, plan.ready), (vec!["generate"], true));
     let (steps, plan) = fixture.step(Duration::ZERO);
-    assert_eq!((steps, plan.ready), (vec!["trust"], true), "the old certificate is served on");
+    assert_eq!((steps, plan.ready), (vec!["trust"], true), "the old certificate is still served");
     assert!(serving::includes(&fixture.bundle, first.authority.as_bytes()));
 }
 
@@ -201,7 +201,7 @@ fn a_supplied_certificate_is_served_and_the_configuration_left_alone() {
 
     let other = made("other.linkerd.svc");
     let data = [("tls.crt", other.certificate.as_str()), ("tls.key", other.key.as_str())];
-    // Even where it stands in the place of a generated one.
+    // The same holds if it replaced a generated one.
     let mut fixture = Fixture::new(Some(&secret(&data, Some("digest of another"))));
     let problem = fixture.step(Duration::ZERO).1.problem.unwrap();
     assert!(problem.contains("is not for linkerd-proxy-injector.linkerd.svc"), "{problem}");
