@@ -1,4 +1,4 @@
-//! Writes what is made from the table of Linkerd's settings: docs/compatibility.md and the chart's list of values.
+//! Generates docs/compatibility.md and the chart's list of values from the table of Linkerd's settings.
 
 use std::{fs, io, path::Path};
 

@@ -1,8 +1,8 @@
 //! Custom resource definitions of the kinds that Weft serves, as the chart `weft-crds` installs them.
 //!
-//! The types are the source; this adds what Linkerd's definitions say beyond types (older versions, defaults, columns,
-//! exclusive fields) so that manifests written for Linkerd apply unchanged. A kind that no part of Weft reads is not
-//! here: an installed definition promises that its objects do something.
+//! The types are the source; this adds what Linkerd's definitions have beyond types (older versions, defaults,
+//! columns, exclusive fields) so that manifests written for Linkerd apply unchanged. Kinds that no part of Weft reads
+//! are left out: an installed definition promises that its objects have an effect.
 //!
 //! ```text
 //! kube's derive --> JSON --edits below--> charts/weft-crds/templates/<plural>.<group>.yaml
@@ -84,14 +84,15 @@ fn server_authorization() -> Value {
     properties["client"]["oneOf"] = one_of(&["meshTLS", "unauthenticated"]);
     properties["client"]["properties"]["meshTLS"]["oneOf"] =
         one_of(&["unauthenticatedTLS", "identities", "serviceAccounts"]);
-    // The defaults of the types would fill in the field that is not to be set beside the other.
+    // Defaults would fill in the field that must not be set together with the other.
     properties["client"]["properties"]["unauthenticated"].as_object_mut().map(|field| field.remove("default"));
     let mesh_tls = &mut properties["client"]["properties"]["meshTLS"]["properties"];
     mesh_tls["unauthenticatedTLS"].as_object_mut().map(|field| field.remove("default"));
     crd
 }
 
-/// Without Linkerd's v1alpha1: it names `meshTLS` otherwise, and as nothing converts, the field would be lost in it.
+/// Without Linkerd's v1alpha1: it has another name for `meshTLS`, and without a conversion webhook the field would be
+/// lost.
 fn external_workload() -> Value {
     const IDENTITY: Column = ("Identity", "string", "The workload's identity", ".spec.meshTLS.identity");
     const AGE: Column = ("Age", "date", "When it was created", ".metadata.creationTimestamp");
@@ -110,12 +111,12 @@ fn service_profile() -> Value {
     let mut crd = derived::<ServiceProfile>(&[]);
     let mut v1alpha1 = older(&crd["spec"]["versions"][0], "v1alpha1", None, &[]);
     spec_of(&mut v1alpha1).insert("required".to_owned(), json!(["routes"]));
-    // Linkerd's takes a profile without a spec.
+    // Linkerd's definition accepts a profile without a spec.
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].as_object_mut().map(|schema| schema.remove("required"));
     add_versions(crd, vec![v1alpha1])
 }
 
-/// The definition that kube derives, without what only describes Rust, and with columns.
+/// The definition that kube derives, with columns and without descriptions of Rust types.
 fn derived<K: CustomResourceExt>(columns: &[Column]) -> Value {
     let mut crd = serde_json::to_value(K::crd()).expect("a definition is JSON");
     tidy(&mut crd);
@@ -124,7 +125,7 @@ fn derived<K: CustomResourceExt>(columns: &[Column]) -> Value {
     let version = &mut crd["spec"]["versions"][0];
     version.as_object_mut().map(|version| version.remove("additionalPrinterColumns"));
     version["schema"]["openAPIV3Schema"].as_object_mut().map(|schema| schema.remove("description"));
-    // It names the one version that the type is of.
+    // The description is about one version of the type only.
     version["schema"]["openAPIV3Schema"]["properties"]["spec"].as_object_mut().map(|spec| spec.remove("description"));
     if !columns.is_empty() {
         let column = |(name, kind, description, path): &Column| json!({"name": name, "type": kind, "description": description, "jsonPath": path});
@@ -133,7 +134,7 @@ fn derived<K: CustomResourceExt>(columns: &[Column]) -> Value {
     crd
 }
 
-/// Says that exactly one of the spec's fields is set.
+/// Requires that exactly one of the spec's fields is set.
 fn exclusive(mut crd: Value, fields: &[&str]) -> Value {
     spec_of(&mut crd["spec"]["versions"][0]).insert("oneOf".to_owned(), one_of(fields));
     crd
@@ -143,7 +144,7 @@ fn one_of(fields: &[&str]) -> Value {
     fields.iter().map(|field| json!({"required": [field]})).collect()
 }
 
-/// A version like another one, without some of the spec's fields.
+/// An older version with the schema of another one, without some fields of the spec.
 fn older(version: &Value, name: &str, deprecation: Option<&str>, without: &[&str]) -> Value {
     let mut older = version.clone();
     older["name"] = json!(name);
@@ -158,7 +159,7 @@ fn older(version: &Value, name: &str, deprecation: Option<&str>, without: &[&str
     older
 }
 
-/// Versions ascend, as in Linkerd's files; the last is stored.
+/// Adds older versions before the stored one: versions ascend, as in Linkerd's files.
 fn add_versions(mut crd: Value, mut older: Vec<Value>) -> Value {
     if let Some(versions) = crd["spec"]["versions"].as_array_mut() {
         older.append(versions);
@@ -172,8 +173,8 @@ fn spec_of(version: &mut Value) -> &mut Map<String, Value> {
     spec.as_object_mut().expect("kube derives a schema with a spec")
 }
 
-/// Drops what the API server does not know (formats of Rust's integers) or what makes `null` a value of its own: without
-/// it, `null` means absent and gets the default, as with Linkerd.
+/// Removes formats of Rust's integers, which the API server does not know, and `nullable`: without it, `null` means
+/// absent and gets the default, as with Linkerd.
 fn tidy(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -198,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// Seen from the package, where cargo runs its tests.
+    /// Relative to the package, where cargo runs its tests.
     const CHART: &str = "../charts/weft-crds/templates";
 
     #[test]
@@ -214,7 +215,7 @@ mod tests {
         let known: BTreeSet<_> = all().into_iter().map(|definition| definition.file).collect();
         for entry in fs::read_dir(CHART).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
-            assert!(!name.ends_with(".linkerd.io.yaml") || known.contains(&name), "{name}: nobody generates it");
+            assert!(!name.ends_with(".linkerd.io.yaml") || known.contains(&name), "{name}: no type generates it");
         }
     }
 

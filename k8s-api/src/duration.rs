@@ -1,4 +1,5 @@
-//! Durations as Go, Helm values and annotations write them: `300ms`, `1m30s`, `24h0m0s`; days, `365d`, are Linkerd's proxy's.
+//! Durations as in Go, Helm values and annotations: `300ms`, `1m30s`, `24h0m0s`; also days, `365d`, as in Linkerd's
+//! proxy.
 //!
 //! `kube::core::Duration` reads the same syntax, but panics on text such as `1h-5m` and `9e99h`, which anybody who may
 //! annotate a pod can write.
@@ -20,7 +21,7 @@ const UNITS: [(&str, f64); 9] = [
 /// Go's longest duration, 292 years, in nanoseconds.
 const MAX_NANOS: f64 = i64::MAX as f64;
 
-/// Reads a duration: decimal numbers with units, one after the other, or a bare `0`.
+/// Parses a duration: decimal numbers with units, one after the other, or a bare `0`.
 ///
 /// `None` for anything else, also for negative durations and for those above 292 years.
 pub fn parse(text: &str) -> Option<Duration> {

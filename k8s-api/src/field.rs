@@ -1,4 +1,4 @@
-//! Where in an object something is: `spec.networks[0].cidr`, `metadata.annotations["config.linkerd.io/proxy-uid"]`.
+//! Paths of fields in objects: `spec.networks[0].cidr`, `metadata.annotations["config.linkerd.io/proxy-uid"]`.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FieldPath(pub Vec<Step>);
 
-/// Something that an object says and that nothing can act upon.
+/// A field with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct Invalid {
-    /// Where.
+    /// Path of the field.
     pub field: FieldPath,
     /// What is wrong and what was expected.
     pub problem: String,
@@ -36,28 +36,28 @@ impl FieldPath {
         Self::of("metadata.annotations").key(name)
     }
 
-    /// One key further.
+    /// Appends a key.
     #[must_use]
     pub fn key(mut self, key: &str) -> Self {
         self.0.push(Step::Key(key.to_owned()));
         self
     }
 
-    /// One element further.
+    /// Appends an index.
     #[must_use]
     pub fn index(mut self, index: usize) -> Self {
         self.0.push(Step::Index(index));
         self
     }
 
-    /// This path, seen from further outside.
+    /// This path, prefixed with `outer`.
     #[must_use]
     pub fn under(self, mut outer: Self) -> Self {
         outer.0.extend(self.0);
         outer
     }
 
-    /// Names the problem at this path.
+    /// A problem at this path.
     pub fn invalid(self, problem: impl fmt::Display) -> Invalid {
         Invalid { field: self, problem: problem.to_string() }
     }

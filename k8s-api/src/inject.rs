@@ -1,7 +1,7 @@
-//! Injection: from a Pod, its Namespace and the mesh's settings to the Pod with the proxy, or a reason to leave it alone.
-//!
-//! What is added is what Linkerd's injector adds (`linkerd2:charts/partials/templates/_proxy.tpl`), except that redirection
-//! is the node agent's work: there is never an init container with iptables rules. The proxy is a native sidecar.
+//! Injection: from a Pod, its Namespace and the mesh's settings to the Pod with the proxy, or a reason to leave it
+//! alone.
+//! It adds what Linkerd's injector adds (`linkerd2:charts/partials/templates/_proxy.tpl`), except that redirection is
+//! the node agent's work: there is never an init container with iptables rules. The proxy is a native sidecar.
 //! Everything is a pure function; the webhook, the sandbox and the CLI call the same one.
 
 mod annotations;
@@ -34,7 +34,7 @@ use crate::{
 };
 use annotations::{Reading, Settings};
 
-/// What injection decided.
+/// The result of injection.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "an injected Pod is the common case")]
 pub enum Decision {
@@ -44,7 +44,7 @@ pub enum Decision {
     Skipped(SkipReason),
 }
 
-/// Why a pod is not injected; the names are Linkerd's, read by its metrics and events.
+/// Why a pod is not injected; Linkerd's metrics and Events use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SkipReason {
     /// The pod uses its node's network.
@@ -81,13 +81,13 @@ impl fmt::Display for SkipReason {
     }
 }
 
-/// Why a pod that asks for a proxy must not start; each message names the fix.
+/// Why a pod that asks for a proxy must not start; each message contains a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// An annotation about who may reach the pod, or what bypasses its proxy, cannot be read.
+    /// An annotation about admitted clients, or about what bypasses the proxy, cannot be read.
     #[error(transparent)]
     Annotation(#[from] InjectError),
-    /// The pod would be less strict than the cluster's administrator demands.
+    /// The pod would be less strict than the cluster's administrator requires.
     #[error(
         "annotation {}: \"user\" is less strict than this cluster allows (chart value agent.enforceProxyExemption); \
          remove the annotation",
@@ -118,7 +118,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The annotation that has to change, if it is one.
+    /// The annotation that has to change, if there is one.
     pub fn annotation(&self) -> Option<&'static str> {
         match self {
             Self::Annotation(error) => Some(error.annotation),
@@ -132,7 +132,7 @@ impl Refusal {
 /// Decides about `pod` and adds the proxy. Settings come from the pod's annotations, then the namespace's, then `config`.
 ///
 /// # Errors
-/// When a pod that is to be injected must not start; the error names the annotation or field, and the fix.
+/// When a pod that is to be injected must not start; the error names the annotation or field, and a remedy.
 pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -> Result<Decision, Refusal> {
     let ns_annotations = namespace.and_then(|namespace| namespace.metadata.annotations.as_ref());
     let mode = match mode(pod, ns_annotations) {
@@ -153,7 +153,7 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
     Ok(Decision::Injected(pod))
 }
 
-/// Whether the pod exempts nothing from redirection but its proxy, and nothing that the administrator forbids.
+/// Refuses a pod that exempts more than its proxy from redirection, or more than the administrator allows.
 fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Result<(), Refusal> {
     let rules = config.exemption;
     if settings.bypass && !rules.bypass_allowed {
@@ -173,7 +173,7 @@ fn check_exemption(pod: &Pod, config: &InjectConfig, settings: &Settings) -> Res
     }
 }
 
-/// Every annotation in `metadata` for which injection refuses a pod, or skips it against its owner's wish.
+/// Every annotation in `metadata` for which injection refuses a pod, or skips it against its owner's intention.
 pub fn check_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
     let Some(annotations) = &metadata.annotations else { return Vec::new() };
     let mut found = invalid(Settings::read(annotations).refused);
@@ -186,7 +186,7 @@ pub fn check_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
     found
 }
 
-/// Every annotation in `metadata` that cannot be read and is ignored: the mesh's default takes its place.
+/// Every annotation in `metadata` that cannot be read and is ignored; the mesh's default applies.
 pub fn ignored_annotations(metadata: &ObjectMeta) -> Vec<Invalid> {
     metadata.annotations.as_ref().map(|annotations| invalid(Settings::read(annotations).ignored)).unwrap_or_default()
 }
@@ -195,7 +195,8 @@ fn invalid(errors: Vec<InjectError>) -> Vec<Invalid> {
     errors.into_iter().map(|error| FieldPath::annotation(error.annotation).invalid(error.problem())).collect()
 }
 
-/// An image of a name and a version: a tag, or a digest such as `sha256:...`, which the name may have instead.
+/// An image reference from a name and a version: a tag, or a digest such as `sha256:...`. The name may contain a
+/// digest instead.
 pub(crate) fn image_reference(name: &str, version: &str) -> String {
     match (name.contains('@'), version.starts_with("sha256:")) {
         (true, _) => name.to_owned(),
@@ -230,7 +231,7 @@ impl Mode {
     }
 }
 
-/// The reasons are tried in Linkerd's order (`linkerd2:pkg/inject/report.go`).
+/// The reasons are checked in Linkerd's order (`linkerd2:pkg/inject/report.go`).
 fn mode(pod: &Pod, ns_annotations: Option<&BTreeMap<String, String>>) -> Result<Mode, SkipReason> {
     let spec = pod.spec.as_ref();
     if spec.and_then(|spec| spec.host_network) == Some(true) {
@@ -256,7 +257,7 @@ fn mode(pod: &Pod, ns_annotations: Option<&BTreeMap<String, String>>) -> Result<
     Ok(mode)
 }
 
-/// Takes over the namespace's settings that the pod lacks.
+/// Copies the namespace's settings that the pod does not set itself.
 fn inherit(metadata: &mut ObjectMeta, ns_annotations: Option<&BTreeMap<String, String>>, mode: Mode) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.entry(labels::INJECT.to_owned()).or_insert_with(|| mode.label().to_owned());
@@ -268,7 +269,7 @@ fn inherit(metadata: &mut ObjectMeta, ns_annotations: Option<&BTreeMap<String, S
     }
 }
 
-/// What Linkerd does not take over from a namespace (`linkerd2:pkg/inject/inject.go`).
+/// Annotations that Linkerd does not copy from a namespace (`linkerd2:pkg/inject/inject.go`).
 const NOT_INHERITED: [&str; 6] = [
     "config.linkerd.io/close-wait-timeout",
     "config.linkerd.io/debug-image",
@@ -305,7 +306,7 @@ fn mark(pod: &mut Pod, config: &InjectConfig, settings: &Settings) {
     }
 }
 
-/// The owner's kind in lower case and its name. A Deployment is recognised through its ReplicaSet, whose name is the
+/// The owner's kind in lower case and its name. A Deployment is recognised by its ReplicaSet, whose name is the
 /// Deployment's followed by the pod template's hash.
 fn owner_label(pod: &Pod) -> Option<(String, String)> {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Labels, annotations and well-known names.
 //!
-//! They are Linkerd's (`linkerd2:pkg/k8s/labels.go`), so that dashboards, policies and habits carry over; what Weft adds
-//! is prefixed `weft.io/`.
+//! They are Linkerd's (`linkerd2:pkg/k8s/labels.go`), so that dashboards, policies and habits carry over; Weft's own
+//! have the prefix `weft.io/`.
 
 /// Name of the proxy's container, read by discovery, by the CLI and by stock tools.
 pub const PROXY_CONTAINER: &str = "linkerd-proxy";
@@ -40,11 +40,11 @@ pub const INJECT: &str = "linkerd.io/inject";
 pub const CREATED_BY: &str = "linkerd.io/created-by";
 /// Annotation: version of the injected proxy.
 pub const PROXY_VERSION: &str = "linkerd.io/proxy-version";
-/// Annotation: SHA-256 of the trust anchors that the proxy was given, in hexadecimal.
+/// Annotation: SHA-256 of the proxy's trust anchors, in hexadecimal.
 pub const TRUST_ROOT_SHA256: &str = "linkerd.io/trust-root-sha256";
 
-/// Annotation of a webhook's Secret: SHA-256 of the certificate that the control plane generated. Without it, or with that
-/// of another certificate, the Secret is somebody else's and left alone.
+/// Annotation of a webhook's Secret: SHA-256 of the certificate that the control plane generated. A Secret without it,
+/// or with the hash of another certificate, belongs to somebody else and is left alone.
 pub const GENERATED_CERTIFICATE: &str = "weft.io/generated-certificate";
 
 /// Prefix of Weft's own annotations.
@@ -75,8 +75,9 @@ pub const IMAGE_PULL_POLICY: &str = "config.linkerd.io/image-pull-policy";
 pub const PROXY_UID_ANNOTATION: &str = "config.linkerd.io/proxy-uid";
 /// Annotation: group id of the proxy.
 pub const PROXY_GID_ANNOTATION: &str = "config.linkerd.io/proxy-gid";
-/// Annotation: by what the kernel knows the proxy whose connections it leaves alone: `user` (and group), or `cgroup`, the
-/// proxy's container and nothing else, so that an application that runs as the proxy's user is redirected like any other.
+/// Annotation: how the kernel recognises the proxy, whose connections it does not redirect. `user`: by user and group.
+/// `cgroup`: by the proxy's container alone, so that an application that runs as the proxy's user is redirected like
+/// any other.
 pub const PROXY_EXEMPTION: &str = "weft.io/proxy-exemption";
 /// Annotation: `true` switches the pod's redirection off, in both directions, while the pod runs.
 pub const BYPASS: &str = "weft.io/bypass";
@@ -118,26 +119,26 @@ pub const NATIVE_SIDECAR: [&str; 3] = [
     "config.beta.linkerd.io/proxy-enable-native-sidecar",
     "config.alpha.linkerd.io/proxy-enable-native-sidecar",
 ];
-/// Annotation: CPU that the proxy asks for.
+/// Annotation: CPU request of the proxy.
 pub const PROXY_CPU_REQUEST: &str = "config.linkerd.io/proxy-cpu-request";
-/// Annotation: CPU that the proxy may use at most.
+/// Annotation: CPU limit of the proxy.
 pub const PROXY_CPU_LIMIT: &str = "config.linkerd.io/proxy-cpu-limit";
-/// Annotation: memory that the proxy asks for.
+/// Annotation: memory request of the proxy.
 pub const PROXY_MEMORY_REQUEST: &str = "config.linkerd.io/proxy-memory-request";
-/// Annotation: memory that the proxy may use at most.
+/// Annotation: memory limit of the proxy.
 pub const PROXY_MEMORY_LIMIT: &str = "config.linkerd.io/proxy-memory-limit";
-/// Annotation: ephemeral storage that the proxy asks for.
+/// Annotation: ephemeral storage request of the proxy.
 pub const PROXY_STORAGE_REQUEST: &str = "config.linkerd.io/proxy-ephemeral-storage-request";
-/// Annotation: ephemeral storage that the proxy may use at most.
+/// Annotation: ephemeral storage limit of the proxy.
 pub const PROXY_STORAGE_LIMIT: &str = "config.linkerd.io/proxy-ephemeral-storage-limit";
-/// Annotation: worker threads of the proxy as a part of the machine's processors.
+/// Annotation: worker threads of the proxy as a fraction of the machine's processors.
 pub const PROXY_CPU_RATIO_LIMIT: &str = "config.linkerd.io/proxy-cpu-ratio-limit";
 /// Annotation: further environment of the proxy, a JSON list of Kubernetes `EnvVar`s.
 pub const PROXY_ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
 
 /// EndpointSlice label that names the Service, `discovery.k8s.io`'s.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Pod label that tells the ReplicaSets of one Deployment apart.
+/// Pod label that distinguishes the ReplicaSets of one Deployment.
 pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
 /// Node label with the node's zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";

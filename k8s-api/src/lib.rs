@@ -3,14 +3,14 @@
 //!
 //! ```text
 //! text --manifest--> Object --inject--> Pod with the proxy
-//!                      |--policy------> what a Server, an AuthorizationPolicy, an authentication says
-//!                      '--profile-----> what a ServiceProfile says
+//!                      |--policy------> meaning of a Server, an AuthorizationPolicy, an authentication
+//!                      '--profile-----> meaning of a ServiceProfile
 //! Helm values --values--> settings of injection and redirection
 //! types --crds--> the chart's custom resource definitions
 //! ```
 //!
 //! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
-//! files. There is no network, no clock and no environment.
+//! files. Nothing uses the network, the clock or the environment.
 
 pub mod crds;
 pub mod duration;

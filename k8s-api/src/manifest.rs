@@ -1,7 +1,6 @@
-//! Reading Kubernetes manifests: text in, typed objects and errors that name file, line and field out.
-//!
-//! One bad document never hides the others: every document of every file is read by itself. What Weft has no use for is
-//! returned as [`Ignored`] with its kind, so that the caller can say so. Nothing is applied here.
+//! Parses Kubernetes manifests: text in; typed objects and errors with file, line and field out.
+//! One bad document never hides the others: every document of every file is parsed by itself. An object of a kind that
+//! Weft does not use is returned as [`Ignored`], so that the caller can report it. Nothing is applied here.
 //!
 //! ```text
 //! file --documents--> text of one document --kind--> Object --check--> Located | ManifestError
@@ -22,7 +21,7 @@ use std::{
 pub use object::{Kind, Object, ObjectRef};
 pub use read::{from_api, parse};
 
-/// What a set of manifests contained.
+/// The contents of a set of manifests.
 #[derive(Clone, Debug, Default)]
 pub struct Manifests {
     /// Good objects, in the order of files and documents.
@@ -36,7 +35,7 @@ pub struct Manifests {
 /// An object and where it was read.
 #[derive(Clone, Debug)]
 pub struct Located {
-    /// The object; its namespace is filled in where its kind has one.
+    /// The object; its namespace is filled in if its kind has one.
     pub object: Object,
     /// The file.
     pub file: Arc<Path>,
@@ -74,17 +73,17 @@ pub struct ManifestError {
     pub field: String,
     /// What was found and what was expected.
     pub problem: String,
-    /// The object where it has the right types and only its meaning is wrong, for readers that must fail closed: what is
-    /// unreadable in it denies. To be used only where no good version of the object is known.
+    /// The object, if only values are invalid and not types, for readers that must fail closed: its unreadable parts
+    /// deny. To be used only if no good version of the object is known.
     pub restrictive: Option<Box<Object>>,
 }
 
-/// An object of the Kubernetes API that cannot be used as it is.
+/// An object from the Kubernetes API that cannot be used as it is.
 #[derive(Clone, Debug)]
 pub struct Unreadable {
     /// What is wrong with it, at least one problem.
     pub problems: Vec<Problem>,
-    /// The object where it has the right types and only its meaning is wrong: what is unreadable in it denies.
+    /// The object, if only values are invalid and not types: its unreadable parts deny.
     pub restrictive: Option<Box<Object>>,
 }
 
@@ -141,7 +140,7 @@ pub fn load_dir(dir: &Path) -> io::Result<Manifests> {
 /// Paths of the manifests under `dir`, recursively, sorted.
 ///
 /// # Errors
-/// When `dir` itself cannot be listed; a directory inside it that vanished meanwhile is left out.
+/// When `dir` itself cannot be listed. A directory inside it that vanishes during the scan is left out.
 pub fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -176,7 +175,7 @@ pub fn load_file(file: &Path) -> Manifests {
 }
 
 impl Manifests {
-    /// Adds what another set contained, behind this one.
+    /// Appends the contents of another set.
     pub fn append(&mut self, other: Self) {
         self.objects.extend(other.objects);
         self.errors.extend(other.errors);

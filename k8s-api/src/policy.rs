@@ -1,4 +1,4 @@
-//! Linkerd's policy resources and what may be said about them without a cluster.
+//! Linkerd's policy resources, and the rules about them that need no cluster.
 //!
 //! The structs are the custom resources of group `policy.linkerd.io`; [`validate`] holds the rules that the admission
 //! webhook, the manifest reader and the CLI share. Decisions (who may connect) belong to the control plane.

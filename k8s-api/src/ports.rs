@@ -1,6 +1,5 @@
-//! Port numbers, ranges and names as annotations and Services write them: `4190,4191,8000-8100,postgres`.
-//!
-//! Parses and answers membership; which ports a name stands for is the caller's knowledge and passed in.
+//! Port numbers, ranges and names in annotations and Services: `4190,4191,8000-8100,postgres`.
+//! Parses them and answers membership; the caller knows which ports a name denotes, and passes them in.
 
 use std::{fmt, num::NonZeroU16, ops::RangeInclusive, str::FromStr};
 
@@ -11,7 +10,7 @@ pub const DEFAULT_OPAQUE_PORTS: &str = "25,587,3306,4444,5432,6379,9300,11211";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PortSet(Vec<(u16, u16)>);
 
-/// Ports as written: numbers, ranges, and names that a container or a Service defines.
+/// Port numbers, ranges, and names that a container or a Service defines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortList {
     numbers: PortSet,
@@ -22,9 +21,9 @@ pub struct PortList {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bad port {entry:?}, expected {expected}")]
 pub struct PortError {
-    /// The entry as written.
+    /// The entry, unparsed.
     pub entry: String,
-    /// What would have been accepted.
+    /// The entries that would have been accepted.
     pub expected: &'static str,
 }
 
@@ -103,8 +102,8 @@ impl fmt::Display for PortSet {
 }
 
 impl PortList {
-    /// Turns names into numbers: `named(name)` gives every port that a name stands for. Unknown names match nothing, as
-    /// with Linkerd.
+    /// Resolves names: `named(name)` returns every port that a name denotes. Unknown names match nothing, as with
+    /// Linkerd.
     pub fn resolve(&self, mut named: impl FnMut(&str) -> Vec<u16>) -> PortSet {
         let mut set = self.numbers.clone();
         for name in &self.names {

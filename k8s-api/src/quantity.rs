@@ -1,4 +1,4 @@
-//! Kubernetes' quantities, such as `100m` and `64Mi`, as far as injection has to know them: whether the API server takes one.
+//! Kubernetes' quantities, such as `100m` and `64Mi`: whether the API server accepts one.
 
 /// Whether `text` is a quantity of 0 or above: a decimal number and a binary, decimal or exponent suffix
 /// (`k8s.io/apimachinery/pkg/api/resource`).

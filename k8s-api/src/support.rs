@@ -1,7 +1,7 @@
-//! What becomes of each setting of Linkerd: it works, it has no meaning here, or it is not supported yet.
-//!
-//! One table for everything that answers the question: warnings at admission, `weft check`, what the chart refuses, and
-//! docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last two; a test fails when they are old.
+//! How Weft treats each setting of Linkerd: it works, it has no meaning here, or it is not supported yet.
+//! One table for every part that needs it: warnings at admission, `weft check`, refusals of the chart, and
+//! docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last two; a test fails if they are
+//! outdated.
 
 mod annotations;
 mod kinds;
@@ -22,19 +22,19 @@ use crate::{
     inject, labels,
 };
 
-/// What becomes of a setting.
+/// How Weft treats a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It does what it does with Linkerd.
+    /// It has the same effect as with Linkerd.
     Works,
-    /// What it sets does not exist here; it is accepted.
+    /// It is accepted, but what it configures does not exist here.
     Meaningless,
     /// It is refused, or accepted with a warning.
     Unsupported,
 }
 
 impl State {
-    /// The word for people.
+    /// The term in tables.
     pub fn label(self) -> &'static str {
         match self {
             Self::Works => "works",
@@ -51,9 +51,9 @@ pub struct Setting {
     pub name: &'static str,
     /// The value that the row is about; empty means any.
     pub value: &'static str,
-    /// What becomes of it.
+    /// How Weft treats it.
     pub state: State,
-    /// The reason, or what it does.
+    /// The reason, or its effect.
     pub note: &'static str,
 }
 
@@ -78,9 +78,9 @@ pub struct Field {
     pub path: &'static str,
     /// The value that the row is about; empty means any that is set.
     pub value: &'static str,
-    /// What becomes of it.
+    /// How Weft treats it.
     pub state: State,
-    /// The reason, or what it does.
+    /// The reason, or its effect.
     pub note: &'static str,
 }
 
@@ -116,9 +116,9 @@ impl Field {
 pub struct Value {
     /// Dotted path.
     pub path: &'static str,
-    /// What becomes of it.
+    /// How Weft treats it.
     pub state: State,
-    /// The reason, or what it does.
+    /// The reason, or its effect.
     pub note: &'static str,
 }
 
@@ -128,8 +128,8 @@ impl Value {
     }
 }
 
-/// Annotations of a pod, or of a namespace or template for its pods, that are ignored: not supported yet, unreadable, or
-/// known to nobody.
+/// Annotations of a pod, or of a namespace or template for its pods, that are ignored: not supported yet, unreadable,
+/// or unknown.
 pub fn pod_warnings(metadata: &ObjectMeta) -> Vec<Invalid> {
     let mut found: Vec<_> = inject::ignored_annotations(metadata)
         .into_iter()
@@ -186,7 +186,7 @@ pub fn service_warnings(metadata: &ObjectMeta) -> Vec<Invalid> {
     unsupported_rows.collect()
 }
 
-/// What of an object of a custom resource is not supported yet; `object` as the API server has it.
+/// Parts of a custom resource that are not supported yet; `object` as in the API server.
 pub fn object_warnings(group: &str, kind: &str, object: &serde_json::Value) -> Vec<Invalid> {
     let rows = FIELDS.iter().filter(|row| row.group == group && row.kind == kind && row.state == State::Unsupported);
     let found =
@@ -203,7 +203,7 @@ pub fn object_warnings(group: &str, kind: &str, object: &serde_json::Value) -> V
         .collect()
 }
 
-/// Whether something is set at a path, in any element of the lists on its way.
+/// Whether something is set at a path, in any element of the lists along it.
 fn has(value: &serde_json::Value, path: &[&str], wanted: &str) -> bool {
     use serde_json::Value as Json;
     match (value, path) {

@@ -1,8 +1,7 @@
-//! Helm values of the mesh, as the chart stores them in ConfigMap `linkerd-config`: what they say about injected proxies
-//! and about redirection.
-//!
-//! Values that nobody reads here are ignored; what is read and has the wrong type, or means nothing, is an error that
-//! names its path. Values may come from other charts of Linkerd's shape, so an absent one has Linkerd's default.
+//! Helm values of the mesh, as the chart stores them in ConfigMap `linkerd-config`: the settings of injected proxies
+//! and of redirection.
+//! Values that no code here reads are ignored; a value that is read and has the wrong type or an invalid value is an
+//! error with its path. Values may come from other charts of Linkerd's shape, so an absent one has Linkerd's default.
 
 use std::{fmt, str::FromStr};
 
@@ -21,7 +20,7 @@ use crate::{
     quantity::is_quantity,
 };
 
-/// What of the values is read.
+/// The values that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Values {
@@ -120,7 +119,7 @@ struct ProxyInit {
 }
 
 impl Values {
-    /// Reads YAML.
+    /// Parses YAML.
     ///
     /// # Errors
     /// When it is not YAML, or a value has the wrong type; the error names its path.
@@ -141,7 +140,7 @@ impl Values {
     /// Settings of injection, for a control plane in `namespace` whose trust anchors are `anchors_pem`.
     ///
     /// # Errors
-    /// When a value means nothing; the error names its path.
+    /// When a value is invalid; the error names its path.
     pub fn inject_config(&self, namespace: &str, anchors_pem: &str) -> Result<InjectConfig, Invalid> {
         let proxy = &self.proxy;
         let name = proxy.image.name.as_ref().ok_or_else(|| missing("proxy.image.name", "the proxy's image"))?;
@@ -153,7 +152,7 @@ impl Values {
         if let Some(domain) = &self.cluster_domain {
             config.cluster_domain = domain.trim_end_matches('.').to_owned();
         }
-        // As in the chart, identities live in the cluster's domain unless they have one of their own.
+        // As in the chart, identities use the cluster's domain unless a trust domain is set.
         config.trust_domain = self.identity_trust_domain.clone().unwrap_or_else(|| config.cluster_domain.clone());
         config.control_plane = ControlPlaneAddrs::in_cluster(namespace, &config.cluster_domain, &config.trust_domain);
         if let Some(networks) = networks("clusterNetworks", self.cluster_networks.as_ref())? {
@@ -198,10 +197,10 @@ impl Values {
         Ok(config)
     }
 
-    /// What applies to the redirection of pods that say nothing.
+    /// Redirection of pods without annotations.
     ///
     /// # Errors
-    /// When a value means nothing; the error names its path.
+    /// When a value is invalid; the error names its path.
     pub fn redirection(&self) -> Result<RedirectionDefaults, Invalid> {
         let init = &self.proxy_init;
         let default = RedirectionDefaults::default();
@@ -284,7 +283,7 @@ fn networks(path: &str, value: Option<&String>) -> Result<Option<Vec<IpNet>>, In
     networks.map(Some).map_err(|error| FieldPath::of(path).invalid(error))
 }
 
-/// serde's message without the position and the path, which the error says itself.
+/// serde's message without the position and the path, which the error adds itself.
 fn bare(error: &serde_yaml_ng::Error) -> String {
     let message = error.to_string();
     let message = message.split_once(": ").filter(|(path, _)| !path.contains(' ')).map_or(&*message, |(_, rest)| rest);

@@ -79,13 +79,13 @@ impl ExternalWorkload {
         conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
     }
 
-    /// Its addresses, as far as they can be read.
+    /// Its valid addresses.
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.spec.workload_ips.iter().flatten().filter_map(|entry| entry.ip.parse().ok())
     }
 }
 
-/// What is wrong with an ExternalWorkload.
+/// The problems of an ExternalWorkload.
 pub fn check(workload: &ExternalWorkload) -> Vec<Invalid> {
     let spec = &workload.spec;
     let mut found = Vec::new();
@@ -111,7 +111,7 @@ pub fn check(workload: &ExternalWorkload) -> Vec<Invalid> {
     found
 }
 
-/// Kubernetes' own type has no schema.
+/// Schema of conditions, which Kubernetes' own type lacks.
 fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

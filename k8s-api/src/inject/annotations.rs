@@ -1,7 +1,6 @@
-//! The annotations of one pod that set its proxy and its redirection up, parsed once.
-//!
-//! What decides who may reach whom is refused where it cannot be read. Everything else is ignored then, as Linkerd does, and
-//! reported: a namespace's misspelt timeout must not keep pods from starting.
+//! The annotations of one pod that configure its proxy and its redirection, parsed once.
+//! An unreadable annotation that decides about access is refused. Any other is ignored, as Linkerd does, and reported:
+//! a namespace's misspelt timeout must not keep pods from starting.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -16,7 +15,7 @@ use crate::{
     quantity::is_quantity,
 };
 
-/// As much of a value as a message repeats, in characters: an annotation may have 256 KiB.
+/// How much of a value a message repeats, in characters: an annotation may have 256 KiB.
 const SHOWN: usize = 64;
 
 /// An annotation that cannot be read.
@@ -27,7 +26,7 @@ pub struct InjectError {
     pub annotation: &'static str,
     /// Its value.
     pub value: String,
-    /// What would have been accepted.
+    /// The values that would have been accepted.
     pub expected: &'static str,
 }
 
@@ -42,18 +41,18 @@ impl InjectError {
     }
 }
 
-/// What the annotations of one pod say.
+/// The parsed annotations of one pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
-    /// What can be read.
+    /// The readable ones.
     pub(super) settings: Settings,
-    /// Unreadable, and the pod must not run without it: whom its ports admit, what bypasses its proxy.
+    /// Unreadable ones that the pod must not run without: admitted clients, bypasses of the proxy.
     pub(super) refused: Vec<InjectError>,
-    /// Unreadable, and the mesh's default takes its place.
+    /// Unreadable ones for which the mesh's default applies.
     pub(super) ignored: Vec<InjectError>,
 }
 
-/// Settings of one pod; absent ones are the mesh's to decide.
+/// Settings of one pod; for absent ones the mesh's default applies.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings {
     pub(super) image: Option<String>,
@@ -105,7 +104,7 @@ const POLICY: &str =
 const MAX_ID: i64 = i32::MAX as i64;
 
 impl Settings {
-    /// Reads what is there.
+    /// Parses the annotations that Weft knows.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Reading {
         let mut from = Annotations { annotations, refused: Vec::new(), ignored: Vec::new() };
         let settings = Self {
@@ -165,7 +164,8 @@ impl Settings {
                 })
                 .unwrap_or_default(),
         };
-        // A proxy that starts beside or after the application would leave its first connections unredirected or refused.
+        // A proxy that starts beside or after the application would leave its first connections unredirected or
+        // refused.
         for name in labels::NATIVE_SIDECAR {
             from.setting(name, "true: the proxy is always a native sidecar", |text| go_bool(text).filter(|on| *on));
         }
@@ -195,7 +195,7 @@ impl Annotations<'_> {
         Some(parse(value.trim()).ok_or_else(error))
     }
 
-    /// One that the pod must not run without.
+    /// A setting that the pod must not run without.
     fn policy<T>(
         &mut self,
         name: &'static str,
@@ -206,7 +206,7 @@ impl Annotations<'_> {
         read.map_err(|error| self.refused.push(error)).ok()
     }
 
-    /// One whose default will do.
+    /// A setting with a default.
     fn setting<T>(
         &mut self,
         name: &'static str,
@@ -238,7 +238,7 @@ impl Annotations<'_> {
     }
 }
 
-/// The spellings that Go's `strconv.ParseBool` takes.
+/// The spellings that Go's `strconv.ParseBool` accepts.
 fn go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

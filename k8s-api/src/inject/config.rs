@@ -1,4 +1,4 @@
-//! What a mesh's owner decides for every injected pod.
+//! Settings that the mesh's owner chooses for all injected pods.
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
@@ -31,7 +31,7 @@ pub struct InjectConfig {
     pub exemption: ExemptionRules,
     /// Ports of the proxy's listeners.
     pub ports: ProxyPorts,
-    /// What the proxy asks for and may use.
+    /// Resources that the proxy requests, and their limits.
     pub resources: ProxyResources,
     /// Whether the proxy is not ready before the kernel attests the redirect.
     pub require_redirect: bool,
@@ -43,39 +43,39 @@ pub struct InjectConfig {
     pub trust_domain: String,
     /// Trust anchors, PEM.
     pub trust_anchors_pem: String,
-    /// Where the proxy finds the control plane.
+    /// Addresses of the control plane.
     pub control_plane: ControlPlaneAddrs,
     /// Networks in which destinations are looked up, and that the `cluster-*` policies admit.
     pub cluster_networks: Vec<IpNet>,
-    /// Policy of ports without a Server, where the pod has no annotation.
+    /// Policy of ports without a Server, if the pod has no annotation.
     pub default_inbound_policy: DefaultPolicy,
-    /// Ports that are opaque where nothing else is said.
+    /// Ports that are opaque unless an annotation says otherwise.
     pub default_opaque_ports: PortSet,
-    /// Whether the proxy listens on IPv6, too.
+    /// Whether the proxy also listens on IPv6.
     pub ipv6: bool,
     /// The proxy's log filter.
     pub log_level: String,
     /// The proxy's log format, `plain` or `json`.
     pub log_format: String,
-    /// Further environment, behind everything else.
+    /// Additional environment variables, after all others.
     pub extra_env: Vec<EnvVar>,
 }
 
 /// Ports of a proxy's listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyPorts {
-    /// Where outbound connections are redirected to.
+    /// Outbound connections are redirected here.
     pub outbound: u16,
-    /// Where inbound connections are redirected to.
+    /// Inbound connections are redirected here.
     pub inbound: u16,
-    /// Tap.
+    /// Tap server.
     pub control: u16,
     /// Probes and metrics.
     pub admin: u16,
 }
 
 impl Default for ProxyPorts {
-    /// Linkerd's.
+    /// Linkerd's ports.
     fn default() -> Self {
         Self {
             outbound: labels::OUTBOUND_PORT,
@@ -86,20 +86,20 @@ impl Default for ProxyPorts {
     }
 }
 
-/// Kubernetes quantities for the proxy's container; none leaves one out.
+/// Kubernetes quantities for the proxy's container; `None` leaves one out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyResources {
-    /// CPU to reserve.
+    /// CPU request.
     pub cpu_request: Option<String>,
-    /// CPU at most.
+    /// CPU limit.
     pub cpu_limit: Option<String>,
-    /// Memory to reserve.
+    /// Memory request.
     pub memory_request: Option<String>,
-    /// Memory at most.
+    /// Memory limit.
     pub memory_limit: Option<String>,
-    /// Ephemeral storage to reserve.
+    /// Ephemeral storage request.
     pub storage_request: Option<String>,
-    /// Ephemeral storage at most.
+    /// Ephemeral storage limit.
     pub storage_limit: Option<String>,
 }
 

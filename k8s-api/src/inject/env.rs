@@ -1,4 +1,4 @@
-//! The proxy's environment, in the order of Linkerd's template: a value may refer to variables before it by `$(NAME)`.
+//! The proxy's environment, in the order of Linkerd's template: a value may refer to earlier variables as `$(NAME)`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use super::{annotations::Settings, config::InjectConfig};
 use crate::{labels, ports::PortSet};
 
-/// Where the proxy keeps its key and request.
+/// Directory of the proxy's key and signing request.
 pub(super) const IDENTITY_DIR: &str = "/var/run/linkerd/identity/end-entity";
 /// Where the projected token is mounted.
 pub(super) const TOKEN_DIR: &str = "/var/run/secrets/tokens";
@@ -20,11 +20,11 @@ const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
 /// Detection without a timeout is a timeout of a year, as in Linkerd's template.
 const NO_TIMEOUT: &str = "365d";
 
-/// What the environment needs to know of the pod.
+/// Ports of a pod that the environment contains.
 pub(super) struct PodPorts {
     /// Ports of the containers and of their probes.
     pub(super) inbound: PortSet,
-    /// Of any port, those that are opaque.
+    /// Opaque ports, not only the pod's own.
     pub(super) opaque: PortSet,
 }
 
@@ -47,7 +47,7 @@ impl Env {
     }
 }
 
-/// The proxy's environment in one pod; `inherited` is what the namespace adds to it.
+/// The proxy's environment in one pod; `inherited` is added by the namespace.
 pub(super) fn env(
     config: &InjectConfig,
     settings: &Settings,
@@ -72,14 +72,14 @@ pub(super) fn env(
     identity(&mut env, config);
     env.0.extend(merged([&config.extra_env, inherited, &settings.additional_env]));
     if config.require_redirect {
-        // Behind everything that a pod may add: nobody opts out of knowing that the mesh is bypassed.
+        // After everything that a pod may add: no pod can opt out of noticing that the mesh is bypassed.
         env.raw(REQUIRE_REDIRECT, "true");
     }
     env.0
 }
 
-/// One list of several: a variable of a later list takes the place of one with its name
-/// (`linkerd2:pkg/inject/inject.go`, MergeAdditionalEnv).
+/// Merges lists: a variable of a later list replaces one of the same name (`linkerd2:pkg/inject/inject.go`,
+/// MergeAdditionalEnv).
 fn merged(lists: [&[EnvVar]; 3]) -> Vec<EnvVar> {
     let mut all: Vec<EnvVar> = Vec::new();
     for variable in lists.into_iter().flatten() {
@@ -93,7 +93,7 @@ fn merged(lists: [&[EnvVar]; 3]) -> Vec<EnvVar> {
 
 fn telemetry(env: &mut Env, config: &InjectConfig, settings: &Settings) {
     env.set("SHUTDOWN_ENDPOINT_ENABLED", settings.admin_shutdown.unwrap_or(false).to_string());
-    // Headers may carry secrets, so their spans stay off whatever the level.
+    // Headers may contain secrets, so their spans stay off at any level.
     let level = settings.log_level.as_ref().unwrap_or(&config.log_level);
     env.set("LOG", format!("{level},[{{headers}}]=off,[{{request}}]=off"));
     if let Some(ratio) = settings.cpu_ratio {
@@ -135,7 +135,7 @@ fn timeouts(env: &mut Env, settings: &Settings) {
     }
 }
 
-/// The proxy's own syntax, which knows one number and one unit.
+/// The proxy's own syntax: one number and one unit.
 fn millis(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }

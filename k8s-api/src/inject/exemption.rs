@@ -1,4 +1,4 @@
-//! By what the kernel knows the proxy whose connections it leaves alone, and who may decide that.
+//! How the kernel recognises the proxy, whose connections it does not redirect, and who may choose that.
 
 use std::str::FromStr;
 
@@ -6,13 +6,14 @@ use k8s_openapi::api::core::v1::{Pod, SecurityContext};
 
 use crate::{field::FieldPath, labels};
 
-/// By what the kernel knows the proxy whose connections it leaves alone; the later variant is the stricter one.
+/// How the kernel recognises the proxy, whose connections it does not redirect; the later variant is the stricter one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exemption {
-    /// Its user, and its group if that is named: what linkerd-init does. An application with the proxy's user passes, too.
+    /// By its user, and its group if one is set, as linkerd-init does. An application with the proxy's user passes
+    /// too.
     #[default]
     User,
-    /// Its container's cgroup alone.
+    /// By its container's cgroup alone.
     Cgroup,
 }
 
@@ -28,31 +29,31 @@ impl FromStr for Exemption {
     }
 }
 
-/// A word that is no [`Exemption`].
+/// A word that is not an [`Exemption`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("user or cgroup")]
 pub struct UnknownExemption;
 
-/// What the cluster's administrator decides about connections that are not redirected; the chart's values below `agent`.
+/// The administrator's rules about connections that are not redirected; the chart's values below `agent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExemptionRules {
-    /// Of pods without the annotation `weft.io/proxy-exemption`.
+    /// Exemption of pods without the annotation `weft.io/proxy-exemption`.
     pub default: Exemption,
-    /// Whether no pod may be less strict than the default.
+    /// Whether pods may not be less strict than the default.
     pub enforced: bool,
     /// Whether the annotation `weft.io/bypass` switches a pod's redirection off.
     pub bypass_allowed: bool,
 }
 
 impl Default for ExemptionRules {
-    /// What linkerd-init does, and pods decide for themselves.
+    /// As linkerd-init does, with the choice left to pods.
     fn default() -> Self {
         Self { default: Exemption::default(), enforced: false, bypass_allowed: true }
     }
 }
 
 impl ExemptionRules {
-    /// The exemption of a pod whose annotation says `own`.
+    /// The exemption of a pod whose annotation is `own`.
     pub fn exemption(&self, own: Option<Exemption>) -> Exemption {
         match own {
             Some(own) if self.enforced => own.max(self.default),
@@ -61,19 +62,19 @@ impl ExemptionRules {
     }
 }
 
-/// A container that the kernel could not tell from the proxy by user and group.
+/// A container that the kernel could not distinguish from the proxy by user and group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SharedId {
     /// Name of the container.
     pub(super) container: String,
-    /// The field that gives it the id.
+    /// The field that sets the id.
     pub(super) field: FieldPath,
     /// The id.
     pub(super) id: i64,
 }
 
-/// The first container beside the proxy that the pod's spec gives the proxy's user, or its group. The user that an image
-/// names is not in the spec, and one that a process takes by itself (CAP_SETUID) is nowhere.
+/// The first container besides the proxy that the pod's spec gives the proxy's user or group. The user of an image is
+/// not in the spec, and a user that a process switches to by itself (CAP_SETUID) is nowhere.
 pub(super) fn shared_id(pod: &Pod, proxy_uid: i64, proxy_gid: Option<i64>) -> Option<SharedId> {
     let spec = pod.spec.as_ref()?;
     let whole = spec.security_context.as_ref();

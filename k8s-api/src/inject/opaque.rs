@@ -1,5 +1,5 @@
-//! The annotation of opaque ports on what is not injected: unmeshed pods and Services, for the proxies that call them
-//! (`linkerd2:pkg/inject/inject.go`, CreateOpaquePortsPatch).
+//! The annotation of opaque ports on objects that are not injected: unmeshed pods and Services, for the proxies that
+//! call them (`linkerd2:pkg/inject/inject.go`, CreateOpaquePortsPatch).
 
 use k8s_openapi::{
     api::core::v1::{Namespace, Pod, Service},
@@ -13,13 +13,14 @@ use crate::{
     ports::{PortList, PortSet},
 };
 
-/// What `config.linkerd.io/opaque-ports` of a pod should say; `None` leaves it alone: it is there, or nothing is opaque.
+/// The value of `config.linkerd.io/opaque-ports` to set on a pod; `None` if it is set already, or if no port is
+/// opaque.
 pub fn pod_opaque_ports(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -> Option<String> {
     let ports = sidecar::container_ports(pod).into_iter().map(|port| (port, port));
     annotation(&pod.metadata, namespace, &config.default_opaque_ports, ports)
 }
 
-/// The same of a Service: its ports whose targets are opaque by default.
+/// The same for a Service: its ports whose targets are opaque by default.
 pub fn service_opaque_ports(service: &Service, namespace: Option<&Namespace>, config: &InjectConfig) -> Option<String> {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).filter_map(|port| {
         let number = u16::try_from(port.port).ok()?;
@@ -42,7 +43,7 @@ pub fn check_opaque_ports(metadata: &ObjectMeta) -> Result<(), Invalid> {
     parsed.transpose().map(|_| ()).map_err(|error| FieldPath::annotation(labels::OPAQUE_PORTS).invalid(error))
 }
 
-/// `ports` are pairs of the port to name and the port to look for among the defaults.
+/// `ports` are pairs of the port in the annotation and the port to look up in the defaults.
 fn annotation(
     metadata: &ObjectMeta,
     namespace: Option<&Namespace>,

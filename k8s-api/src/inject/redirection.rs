@@ -1,4 +1,4 @@
-//! What the node agent must know of a meshed pod: which connections its proxy gets and which pass by.
+//! Parameters of a meshed pod's redirection: which connections go to the proxy and which bypass it.
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,47 +10,47 @@ use super::{
 };
 use crate::{labels, ports::PortSet};
 
-/// Redirection of one pod, as `linkerd-init`'s arguments would say it.
+/// Redirection of one pod, with the parameters of `linkerd-init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirection {
-    /// Where outbound connections go.
+    /// Outbound connections are redirected to this port.
     pub outbound_port: u16,
-    /// Where inbound connections go.
+    /// Inbound connections are redirected to this port.
     pub inbound_port: u16,
-    /// Where the proxy may serve tap: inbound connections pass by while it listens there.
+    /// Port of the proxy's tap server: inbound connections to it bypass the proxy while it listens there.
     pub control_port: u16,
     /// User id in the pod whose outbound connections are the proxy's own.
     pub proxy_uid: i64,
-    /// Group id in the pod whose outbound connections are the proxy's own, too.
+    /// Group id in the pod whose outbound connections are also the proxy's own.
     pub proxy_gid: Option<i64>,
-    /// By what the proxy's own connections are known.
+    /// How the proxy's own connections are recognised.
     pub exemption: Exemption,
-    /// Whether nothing is redirected, by its owner's wish.
+    /// Whether the owner has switched redirection off.
     pub bypass: bool,
-    /// Inbound ports that pass by, the proxy's own admin port among them.
+    /// Inbound ports that bypass the proxy, its own admin port among them.
     pub skip_inbound_ports: PortSet,
-    /// Outbound ports that pass by.
+    /// Outbound ports that bypass the proxy.
     pub skip_outbound_ports: PortSet,
-    /// Source networks whose inbound connections pass by.
+    /// Source networks whose inbound connections bypass the proxy.
     pub skip_subnets: Vec<IpNet>,
 }
 
-/// What applies to pods that say nothing.
+/// Defaults for pods without annotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionDefaults {
     /// Ports of the proxy's listeners.
     pub ports: ProxyPorts,
     /// User id of the proxy in the pod.
     pub proxy_uid: i64,
-    /// Group id of the proxy in the pod, if that is known by it.
+    /// Group id of the proxy in the pod, if the kernel recognises the proxy by it.
     pub proxy_gid: Option<i64>,
-    /// By what the proxy's own connections are known, and what a pod may change of that.
+    /// How the proxy's own connections are recognised, and what a pod may change about that.
     pub rules: ExemptionRules,
-    /// Inbound ports that pass by.
+    /// Inbound ports that bypass the proxy.
     pub skip_inbound_ports: PortSet,
-    /// Outbound ports that pass by.
+    /// Outbound ports that bypass the proxy.
     pub skip_outbound_ports: PortSet,
-    /// Source networks that pass by.
+    /// Source networks whose inbound connections bypass the proxy.
     pub skip_subnets: Vec<IpNet>,
 }
 
@@ -71,10 +71,10 @@ impl Default for RedirectionDefaults {
 }
 
 impl Redirection {
-    /// The redirection that an injected pod asks for by its annotations.
+    /// The redirection that the annotations of an injected pod ask for.
     ///
     /// # Errors
-    /// When an annotation cannot be read; the pod must then not be started, rather than bypass the mesh.
+    /// When an annotation cannot be read; such a pod must not be started, because it might bypass the mesh.
     pub fn of(pod: &Pod, defaults: &RedirectionDefaults) -> Result<Self, InjectError> {
         let Reading { settings, refused, .. } =
             pod.metadata.annotations.as_ref().map(Settings::read).unwrap_or_default();
@@ -82,10 +82,10 @@ impl Redirection {
             return Err(error);
         }
         let proxy_uid = settings.uid.unwrap_or(defaults.proxy_uid);
-        // Linkerd's rule: group 0, which many are in, exempts nobody.
+        // Linkerd's rule: group 0, which many processes are in, exempts no connection.
         let proxy_gid = settings.gid.or(defaults.proxy_gid).filter(|gid| *gid > 0);
         let exemption = match shared_id(pod, proxy_uid, proxy_gid) {
-            // Admission refuses such a pod; an ephemeral container, or a pod that no webhook saw, may still be one.
+            // Admission refuses such a pod; it can still occur as an ephemeral container, or without the webhook.
             Some(_) => Exemption::Cgroup,
             None => defaults.rules.exemption(settings.exemption),
         };

@@ -22,11 +22,11 @@ use crate::{inject::image_reference, labels, ports::PortSet};
 const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
 /// Name of the volume with the proxy's token.
 const TOKEN_VOLUME: &str = "linkerd-identity-token";
-/// Lifetime that the token asks for, Linkerd's.
+/// Lifetime of the token, Linkerd's.
 const TOKEN_SECONDS: i64 = 86_400;
-/// Containers by which a pod is recognised as meshed already.
+/// Names of containers that mark a pod as meshed already.
 const SIDECARS: [&str; 4] = ["linkerd-proxy", "istio-proxy", "linkerd-init", "istio-init"];
-/// Image prefixes by which a pod is recognised as meshed already.
+/// Image prefixes that mark a pod as meshed already.
 const SIDECAR_IMAGES: [&str; 4] =
     ["cr.l5d.io/linkerd/proxy:", "gcr.io/istio-release/proxyv2:", "docker.io/istio/proxyv2:", "istio/proxyv2:"];
 
@@ -64,7 +64,7 @@ pub(super) fn container_ports(pod: &Pod) -> Vec<u16> {
     numbers.iter().collect()
 }
 
-/// Ports of HTTP probes that are given as numbers; named ones are declared ports anyway.
+/// Ports of HTTP probes that are given as numbers; a port given by name is declared anyway.
 fn probe_ports(pod: &Pod) -> impl Iterator<Item = u16> {
     let probes =
         serving(pod).flat_map(|c| [&c.liveness_probe, &c.readiness_probe, &c.startup_probe].into_iter().flatten());
@@ -110,13 +110,15 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
         ports: Some(vec![port("linkerd-proxy", inbound), port("linkerd-admin", admin)]),
         liveness_probe: Some(Probe { initial_delay_seconds: Some(10), ..probe("/live", admin) }),
         readiness_probe: Some(Probe { initial_delay_seconds: Some(2), ..probe("/ready", admin) }),
-        // The kubelet starts the next container when this succeeds: 120 tries, one a second, are Linkerd's two minutes.
+        // The kubelet starts the next container when this succeeds: 120 tries, one a second, make Linkerd's two
+        // minutes.
         startup_probe: Some(Probe { period_seconds: Some(1), failure_threshold: Some(120), ..probe("/ready", admin) }),
         restart_policy: Some("Always".to_owned()),
         resources: resources(&config.resources, settings),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
-            // What Pod Security `restricted` demands. Linkerd copies the first container's instead, for its init container.
+            // Required by Pod Security `restricted`. Linkerd copies the first container's instead, for its init
+            // container.
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
             privileged: Some(false),
             read_only_root_filesystem: Some(true),
@@ -132,7 +134,7 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
     }
 }
 
-/// An annotated version replaces the tag or the digest of an image that is not annotated itself.
+/// An annotated version replaces the tag or the digest of the image, unless the image is annotated too.
 fn image(config: &InjectConfig, settings: &Settings) -> String {
     let image = settings.image.as_ref().unwrap_or(&config.proxy_image);
     let Some(version) = &settings.version else { return image.clone() };

@@ -1,4 +1,4 @@
-//! Injection, from JSON pods to the fields that matter.
+//! Injection: JSON pods in, the relevant fields out.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ fn decides_by_the_workload_then_the_namespace() {
         ("host network", enabled.clone(), json!({}), json!({"hostNetwork": true}), Some("host_network_enabled")),
         ("has a proxy", enabled.clone(), json!({}), sidecar, Some("sidecar_already_exists")),
         (
-            // Its own token is projected.
+            // The injector projects a token of its own.
             "no token",
             enabled,
             json!({}),
@@ -371,7 +371,7 @@ fn an_application_with_the_proxys_user_or_group_is_refused_unless_the_pod_is_str
             field("spec.containers[1].securityContext.runAsUser"),
         ),
         ("group", &with_group, &none, group.clone(), &none, field("spec.containers[1].securityContext.runAsGroup")),
-        ("a group that exempts nobody", &config(), &none, group.clone(), &none, None),
+        ("a group that exempts no connection", &config(), &none, group.clone(), &none, None),
         (
             "proxy's user by annotation",
             &config(),
@@ -390,7 +390,7 @@ fn an_application_with_the_proxys_user_or_group_is_refused_unless_the_pod_is_str
         };
         assert_eq!(found, expected, "{row}");
     }
-    // The other containers have their own user; the pod's is the proxy's.
+    // The other containers have their own user; the pod's user is the proxy's.
     let others = json!({"containers": [{"name": "app", "securityContext": {"runAsUser": 1000}}],
         "securityContext": {"runAsUser": 2102}});
     assert!(inject(&pod(json!({"linkerd.io/inject": "enabled"}), others), None, &config()).is_ok());
@@ -408,7 +408,7 @@ fn a_pod_that_shares_the_proxys_user_is_strict_to_the_agent_whatever_it_says() {
     assert_eq!(exemption(&shared), Exemption::Cgroup);
     let debugged = json!({"ephemeralContainers": [{"name": "debug", "securityContext": {"runAsUser": 2102}}]});
     assert_eq!(exemption(&pod(none, debugged)), Exemption::Cgroup);
-    // The proxy itself is no application.
+    // The proxy itself is not an application.
     let injected = injected(&pod(json!({"linkerd.io/inject": "enabled"}), json!({})), None);
     assert_eq!(exemption(&injected), Exemption::User);
 }
@@ -426,7 +426,7 @@ fn an_annotation_does_not_lift_what_the_administrator_enforces() {
     ] {
         let pod = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
         assert_eq!(inject(&pod, None, &config).err(), refusal, "{annotation}: {value}");
-        // Set on a running pod, no webhook sees it.
+        // Set on a running pod, which no webhook sees.
         let redirection = Redirection::of(&pod, &defaults).unwrap();
         assert_eq!((redirection.exemption, redirection.bypass), (Exemption::Cgroup, false), "{annotation}: {value}");
         let lax = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();

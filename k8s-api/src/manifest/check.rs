@@ -1,4 +1,4 @@
-//! Rules beyond types, for every kind that has some.
+//! Rules beyond types, for each kind that has some.
 
 use k8s_openapi::{
     api::{
@@ -17,7 +17,7 @@ use crate::{
     profile, workload,
 };
 
-/// What is wrong with an object whose types are right.
+/// The problems of an object whose types are right.
 pub(super) fn check(object: &Object) -> Vec<Invalid> {
     match object {
         Object::Namespace(namespace) => inject::check_annotations(&namespace.metadata),

@@ -1,4 +1,4 @@
-//! Cutting a YAML stream into documents by their markers, so that a syntax error ends one document and not the stream.
+//! Splits a YAML stream into documents at their markers, so that a syntax error ends one document and not the stream.
 
 /// The text of one document.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,15 +9,16 @@ pub(super) struct Document<'a> {
     pub(super) text: &'a str,
 }
 
-/// The documents of a YAML stream. A line that starts with `---` or `...` ends a document wherever it stands (YAML 1.2
-/// section 9.1.2), block scalars included, so cutting needs no parsing.
+/// The documents of a YAML stream. A line that starts with `---` or `...` ends a document wherever it is (YAML 1.2
+/// section 9.1.2), even in block scalars, so splitting needs no parser.
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let (mut start, mut lines_before, mut offset) = (0, 0, 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {
         if is_marker(line) {
             documents.push(Document { lines_before, text: &text[start..offset] });
-            // What follows `--- ` on the marker's own line belongs to the new document; after `...` only comments may.
+            // Text after `--- ` on the marker's line belongs to the new document; after `...` only comments are
+            // allowed.
             let after = line.trim_start_matches("---").trim();
             if line.starts_with("--- ") && !after.is_empty() && !after.starts_with('#') {
                 (start, lines_before) = (offset + 4, number);

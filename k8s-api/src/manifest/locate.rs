@@ -1,7 +1,7 @@
 //! Line and column of a field, found by walking the text with the parser and stopping at the field.
 //!
-//! Typed objects carry no positions, so a rule that fails after parsing (say, an `except` outside its `cidr`) asks here.
-//! The walk ends in an error on purpose: the parser adds the position to it.
+//! Typed objects carry no positions, so a rule that fails after parsing (such as an `except` outside its `cidr`) asks
+//! here. The walk ends in an error on purpose: the parser adds the position to it.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ fn walk(text: &str, json: bool, steps: &[Step]) -> Option<(usize, usize)> {
     error.to_string().contains(FOUND).then(|| (location.line(), location.column()))
 }
 
-/// Marks the error that means success.
+/// Message of the error that means success.
 const FOUND: &str = "\u{1}field found\u{1}";
 
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_> {
 }
 
 impl Walk<'_> {
-    /// A scalar ends the walk: it is the field, or the path goes on where the text does not.
+    /// A scalar ends the walk: either it is the field, or the path continues below it.
     fn end<E: Error>(self) -> Result<(), E> {
         if self.0.is_empty() { Err(E::custom(FOUND)) } else { Ok(()) }
     }

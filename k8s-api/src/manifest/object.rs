@@ -19,12 +19,12 @@ use crate::{
     workload::ExternalWorkload,
 };
 
-/// Which object: kind, namespace (where its kind has one) and name.
+/// Identifies an object: kind, namespace (if its kind has one) and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectRef {
     /// Kind.
     pub kind: Kind,
-    /// Namespace; absent for kinds that have none.
+    /// Namespace; absent for kinds without one.
     pub namespace: Option<String>,
     /// Name.
     pub name: String,
@@ -58,7 +58,7 @@ macro_rules! objects {
                 match self { $(Self::$kind(object) => &object.metadata,)* }
             }
 
-            /// The object's metadata, to be changed.
+            /// The object's metadata, mutable.
             pub fn metadata_mut(&mut self) -> &mut ObjectMeta {
                 match self { $(Self::$kind(object) => &mut object.metadata,)* }
             }
@@ -69,7 +69,7 @@ macro_rules! objects {
         pub enum Kind { $($(#[$doc])* $kind,)* }
 
         impl Kind {
-            /// The kind of this API group and name; `None` for kinds that Weft does not read.
+            /// The kind with this API group and name; `None` for kinds that Weft does not read.
             pub fn of(group: &str, name: &str) -> Option<Self> {
                 match (group, name) { $(($group, stringify!($kind)) => Some(Self::$kind),)* _ => None }
             }
@@ -90,7 +90,7 @@ macro_rules! objects {
             }
         }
 
-        /// Reads an object of a kind, by `read`.
+        /// Parses an object of a kind, with `read`.
         pub(super) fn read<R: Reader>(kind: Kind, read: &R) -> Result<Object, R::Error> {
             match kind { $(Kind::$kind => read.read::<$kind>().map(Object::$kind),)* }
         }
@@ -142,16 +142,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How text becomes one typed object.
+/// A source of typed objects.
 pub(super) trait Reader {
-    /// What goes wrong.
+    /// Error of the source.
     type Error;
-    /// Reads an object of type `K`.
+    /// Parses an object of type `K`.
     fn read<K: DeserializeOwned>(&self) -> Result<K, Self::Error>;
 }
 
 impl Object {
-    /// Kind, namespace and name; objects are the same object when these are.
+    /// Kind, namespace and name; equal references mean the same object.
     pub fn reference(&self) -> ObjectRef {
         let metadata = self.metadata();
         ObjectRef {

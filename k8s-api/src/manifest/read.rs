@@ -1,4 +1,4 @@
-//! One document's way from text to a typed object.
+//! From the text of one document to a typed object.
 
 use std::{path::Path, sync::Arc};
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::field::FieldPath;
 
-/// Namespace of objects that name none, Kubernetes' own default.
+/// Namespace of objects without one, Kubernetes' own default.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Reads every document of `text`. `file` is only named in errors, and its extension says whether the text is JSON.
+/// Parses every document of `text`. `file` is only used in errors, and its extension says whether the text is JSON.
 pub fn parse(file: &Path, text: &str) -> Manifests {
     let json = file.extension().is_some_and(|extension| extension == "json");
     let mut out = Manifests::default();
@@ -28,10 +28,10 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
     out
 }
 
-/// Reads an object as the Kubernetes API serves it: whole, valid by its schema, and without kind where it is part of a list.
-///
+/// Parses an object from the Kubernetes API: complete, valid by its schema, and without a kind if it is part of a
+/// list.
 /// # Errors
-/// Names every field that cannot be used. [`Unreadable::restrictive`] is what remains of the object for readers that must
+/// Lists every field that cannot be used. [`Unreadable::restrictive`] is the rest of the object, for readers that must
 /// fail closed.
 pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadable> {
     let object = object::read(kind, &Item(value)).map_err(|failure| Unreadable {
@@ -45,7 +45,7 @@ pub fn from_api(kind: Kind, value: serde_json::Value) -> Result<Object, Unreadab
     if problems.is_empty() { Ok(object) } else { Err(Unreadable { problems, restrictive: Some(Box::new(object)) }) }
 }
 
-/// The part of every object that says what it is.
+/// The part of every object that identifies it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Header {
@@ -61,7 +61,7 @@ struct HeaderMetadata {
     namespace: Option<String>,
 }
 
-/// A `List` as `kubectl get -o yaml` writes it.
+/// A `List`, as written by `kubectl get -o yaml`.
 #[derive(Deserialize)]
 struct List {
     items: Vec<serde_json::Value>,
@@ -74,7 +74,7 @@ struct Document<'a> {
     lines_before: usize,
 }
 
-/// A failed read: position, field and message.
+/// A failed parse: position, field and message.
 struct Failure {
     at: Option<(usize, usize)>,
     field: String,
@@ -114,7 +114,7 @@ impl Reader for Document<'_> {
     }
 }
 
-/// Reads from a value that was parsed before: an item of a list.
+/// Reads from a value that is already parsed: an item of a list.
 struct Item(serde_json::Value);
 
 impl Reader for Item {
@@ -127,7 +127,7 @@ impl Reader for Item {
 }
 
 impl Failure {
-    /// Strips from the parser's message what is reported in fields of its own.
+    /// Strips from the parser's message the parts that have their own fields.
     fn new(at: Option<(usize, usize)>, path: String, message: &str, suffix: &str) -> Self {
         let field = if path == "." { String::new() } else { path };
         let message = message.strip_suffix(suffix).unwrap_or(message);
@@ -169,7 +169,7 @@ impl Document<'_> {
         self.finish(read, reference, None, out);
     }
 
-    /// Items have no text of their own, so their errors carry the position of the list.
+    /// Items have no text of their own, so their errors have the list's position.
     fn read_list(&self, out: &mut Manifests) {
         let list = match Reader::read::<List>(self) {
             Ok(list) => list,

@@ -5,7 +5,7 @@ use super::*;
 const SERVICE: &str =
     "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  namespace: shop\nspec:\n  ports: [{port: 80}]\n";
 
-/// Line, field and a part of the problem of every error; then the number of good objects.
+/// Checks line, field and a part of the problem of every error; then the number of good objects.
 fn check(file: &str, text: &str, errors: &[(usize, &str, &str)], good: usize) {
     let read = parse(Path::new(file), text);
     let got: Vec<_> = read.errors.iter().map(ToString::to_string).collect();

@@ -1,7 +1,7 @@
 //! Rules on policy resources beyond their types, one function per kind.
 //!
-//! They are those of Linkerd's admission webhook (`linkerd2:policy-controller/runtime/src/admission.rs`) where one object
-//! suffices to decide. What Linkerd takes and Weft does not act upon is refused, too.
+//! They are those of Linkerd's admission webhook (`linkerd2:policy-controller/runtime/src/admission.rs`) that concern
+//! one object. Parts that Linkerd accepts and Weft does not act on are also refused.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -17,7 +17,7 @@ use crate::{
 /// Group of Gateway API's routes.
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
-/// What is wrong with a Server.
+/// The problems of a Server.
 pub fn server(server: &Server) -> Vec<Invalid> {
     let spec = &server.spec;
     let mut found = Vec::new();
@@ -53,7 +53,7 @@ pub fn server(server: &Server) -> Vec<Invalid> {
     found
 }
 
-/// What is wrong with a ServerAuthorization.
+/// The problems of a ServerAuthorization.
 pub fn server_authorization(authorization: &ServerAuthorization) -> Vec<Invalid> {
     let spec = &authorization.spec;
     let mut found = Vec::new();
@@ -79,12 +79,14 @@ pub fn server_authorization(authorization: &ServerAuthorization) -> Vec<Invalid>
             if !tls.unauthenticated_tls && named == 0 {
                 found.push(
                     FieldPath::of("spec.client.meshTLS")
-                        .invalid("nobody, expected identities, serviceAccounts or unauthenticatedTLS"),
+                        .invalid("admits no client, expected identities, serviceAccounts or unauthenticatedTLS"),
                 );
             }
         }
         None if !client.unauthenticated => {
-            found.push(FieldPath::of("spec.client").invalid("nobody, expected unauthenticated: true or meshTLS"));
+            found.push(
+                FieldPath::of("spec.client").invalid("admits no client, expected unauthenticated: true or meshTLS"),
+            );
         }
         None => {}
     }
@@ -92,7 +94,7 @@ pub fn server_authorization(authorization: &ServerAuthorization) -> Vec<Invalid>
     found
 }
 
-/// What is wrong with an AuthorizationPolicy.
+/// The problems of an AuthorizationPolicy.
 pub fn authorization_policy(policy: &AuthorizationPolicy) -> Vec<Invalid> {
     let target = &policy.spec.target_ref;
     let mut found = Vec::new();
@@ -144,7 +146,7 @@ fn required_authentications(refs: &[NamespacedTargetRef]) -> Vec<Invalid> {
     found
 }
 
-/// What is wrong with a MeshTLSAuthentication.
+/// The problems of a MeshTLSAuthentication.
 pub fn mesh_tls_authentication(authentication: &MeshTLSAuthentication) -> Vec<Invalid> {
     let spec = &authentication.spec;
     let mut found = Vec::new();
@@ -174,7 +176,7 @@ pub fn mesh_tls_authentication(authentication: &MeshTLSAuthentication) -> Vec<In
     found
 }
 
-/// What is wrong with a NetworkAuthentication.
+/// The problems of a NetworkAuthentication.
 pub fn network_authentication(authentication: &NetworkAuthentication) -> Vec<Invalid> {
     let mut found = Vec::new();
     if authentication.spec.networks.is_empty() {

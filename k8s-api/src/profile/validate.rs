@@ -15,7 +15,7 @@ const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
 const NO_CLAUSE: &str = "matches nothing in particular, expected at least one of";
 
-/// Reads a ServiceProfile, strictly: unknown fields are refused. An absent spec is an empty one, as for Linkerd.
+/// Parses a ServiceProfile strictly: unknown fields are refused. An absent spec is an empty one, as in Linkerd.
 ///
 /// # Errors
 /// When a type or a field's name is wrong; the error names the field.
@@ -32,7 +32,7 @@ pub fn read(object: &Value) -> Result<ServiceProfile, Invalid> {
     })
 }
 
-/// What is wrong with a ServiceProfile whose types are right.
+/// The problems of a ServiceProfile whose types are right.
 pub fn validate(profile: &ServiceProfile) -> Vec<Invalid> {
     let mut found = Vec::new();
     let name = profile.metadata.name.as_deref().unwrap_or_default();
@@ -98,7 +98,7 @@ fn check_response(at: FieldPath, wanted: &ResponseMatch, found: &mut Vec<Invalid
 }
 
 fn check_range(at: FieldPath, range: StatusRange, found: &mut Vec<Invalid>) {
-    // Linkerd reads 0 as absent.
+    // Linkerd treats 0 as absent.
     let set = |end: Option<u32>| end.filter(|status| *status != 0);
     let (min, max) = (set(range.min), set(range.max));
     for (key, end) in [("min", min), ("max", max)] {

@@ -14,7 +14,7 @@ const NO_BREAKER: &str = "no circuit breaking: a failing endpoint stays in the b
 const NO_RETRY: &str = "the proxy does not retry requests";
 const NO_TIMEOUT: &str = "the proxy limits no request's time";
 
-/// Of pods, and of namespaces for their pods.
+/// Annotations of pods, and of namespaces for their pods.
 pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::of(
         "linkerd.io/inject",

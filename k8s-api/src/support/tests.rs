@@ -1,5 +1,5 @@
-//! The table against what is really done: every annotation is injected, every value looked up in the chart, every variable
-//! in the proxy's source, every warning asked for.
+//! The table compared with the code: every annotation is injected, every value looked up in the chart, every variable
+//! in the proxy's source, every warning requested.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
@@ -17,8 +17,8 @@ fn metadata(annotations: Json) -> ObjectMeta {
     serde_json::from_value(json!({"annotations": annotations})).unwrap()
 }
 
-/// Annotations of pods that Linkerd reads (`linkerd2:pkg/k8s/labels.go`), each with a value that it takes and that is not
-/// the default.
+/// Annotations of pods that Linkerd reads (`linkerd2:pkg/k8s/labels.go`), each with a valid value other than the
+/// default.
 const LINKERD_ANNOTATIONS: &[(&str, &str)] = &[
     ("linkerd.io/inject", "enabled"),
     ("linkerd.io/inject", "ingress"),
@@ -75,7 +75,7 @@ const LINKERD_ANNOTATIONS: &[(&str, &str)] = &[
     ("resource.opentelemetry.io/service.name", "web"),
 ];
 
-/// The pod with the proxy, and its redirection, without the annotations that asked for them.
+/// The pod with the proxy, and its redirection, without the annotations that configured them.
 fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
     let pod = json!({
         "metadata": {"name": "web", "namespace": "shop", "annotations": {"linkerd.io/inject": "enabled"}},
@@ -100,7 +100,7 @@ fn every_annotation_of_linkerd_works_or_is_meaningless_or_warned_about() {
         let warnings = pod_warnings(&metadata(json!({"linkerd.io/inject": "enabled", *annotation: value})));
         assert_eq!(warnings.len(), usize::from(row.state == State::Unsupported), "{annotation}: {warnings:?}");
         let after = injected(annotation, value);
-        // What the policy controller reads is on the pod; the proxy is told by it.
+        // The policy controller reads it from the pod, and passes it to the proxy.
         let read_elsewhere = *annotation == "linkerd.io/inject";
         match row.state {
             State::Works if !read_elsewhere => assert_ne!(after, plain, "{annotation}: {value} changes nothing"),
@@ -223,7 +223,7 @@ fn every_value_of_linkerd_has_a_row_and_the_chart_knows_it() {
     assert_eq!(idle, Vec::<&str>::new(), "rows of no value");
 }
 
-/// Whether a JSON schema lets a path be set.
+/// Whether a JSON schema allows a path to be set.
 fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
     let mut at = schema;
     for key in path.split('.') {
@@ -245,7 +245,7 @@ fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
 fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
     let source = |file: &str| fs::read_to_string(repository().join("proxy/src").join(file)).unwrap();
     let text = source("config.rs") + &source("config/env.rs");
-    // Names, and beginnings and ends of those that are put together of two.
+    // Names, and prefixes and suffixes of composed names.
     let words: BTreeSet<&str> =
         text.split('"').map(|word| word.trim_start_matches("{group}").trim_start_matches("{PREFIX}")).collect();
     let read = |name: &str| {
