@@ -1,4 +1,4 @@
-//! The trust anchors of a mesh: the only roots that anything is checked against.
+//! The trust anchors of a mesh: the only roots that certificates are verified against.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -9,14 +9,14 @@ use rustls::{
 
 use crate::validity::validity;
 
-/// The mesh's roots. Never the system's.
+/// The mesh's roots, never the system's.
 #[derive(Clone, Debug)]
 pub struct TrustAnchors {
     pub(crate) store: Arc<RootCertStore>,
     certificates: Arc<[CertificateDer<'static>]>,
 }
 
-/// Why a PEM bundle is no set of trust anchors.
+/// Why a PEM bundle is not a valid set of trust anchors.
 #[derive(Debug, thiserror::Error)]
 pub enum AnchorsError {
     /// The text is not PEM.
@@ -28,9 +28,9 @@ pub enum AnchorsError {
     /// A block is not an X.509 certificate.
     #[error("trust anchor number {number} is not usable: {source}")]
     Certificate {
-        /// Which block of the bundle, from 1.
+        /// Number of the block in the bundle, from 1.
         number: usize,
-        /// What rustls found.
+        /// The error of rustls.
         source: rustls::Error,
     },
 }
@@ -39,7 +39,7 @@ impl TrustAnchors {
     /// Reads a bundle of PEM certificates.
     ///
     /// # Errors
-    /// When the text is not PEM, holds no certificate, or one that rustls cannot use: nothing is skipped in silence.
+    /// When the text is not PEM, contains no certificate, or one that rustls cannot use: nothing is skipped silently.
     pub fn from_pem(pem: &str) -> Result<Self, AnchorsError> {
         let mut store = RootCertStore::empty();
         let mut certificates = Vec::new();
@@ -55,8 +55,9 @@ impl TrustAnchors {
         Ok(Self { store: Arc::new(store), certificates: certificates.into() })
     }
 
-    /// The anchors whose own validity includes `now`; there may be none. A verifier may trust an anchor's key whatever
-    /// its validity (RFC 5280 section 6.1.1), but Go's wants it valid, and so does Linkerd's identity service.
+    /// The anchors whose own validity includes `now`; possibly none. A verifier may trust an anchor's key regardless
+    /// of its validity (RFC 5280 section 6.1.1), but Go's requires it to be valid, and so does Linkerd's identity
+    /// service.
     #[must_use]
     pub(crate) fn valid_at(&self, now: SystemTime) -> Self {
         let is_valid = |certificate: &&CertificateDer<'_>| {
@@ -64,7 +65,7 @@ impl TrustAnchors {
         };
         let certificates: Arc<[_]> = self.certificates.iter().filter(is_valid).cloned().collect();
         let mut store = RootCertStore::empty();
-        // None is refused: each was added before.
+        // None is refused, because each was accepted before.
         store.add_parsable_certificates(certificates.iter().cloned());
         Self { store: Arc::new(store), certificates }
     }

@@ -1,6 +1,6 @@
 //! The mesh's certificate authority: a root, issuers under it, and leaf certificates signed for workloads.
 //!
-//! Owns the shape of certificates. Refuses to judge who may have one: the identity service does that.
+//! Owns the content of certificates. Refuses to decide who may have one: the identity service does that.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,9 +14,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{anchors::TrustAnchors, crypto_provider, identity::Identity, validity::not_after, verify::chains_to};
 
-/// How long generated roots and issuers live: a year, `step`'s and Linkerd's tutorial lifetime for issuers.
+/// Lifetime of generated roots and issuers: a year, as with `step` and in Linkerd's tutorial for issuers.
 const CA_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// Allowed difference between clocks when a CA is made.
+/// Allowed difference between clocks when a CA is created.
 const CA_CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// A self-signed root with its key.
@@ -31,11 +31,11 @@ pub struct Issuer {
     chain: Vec<CertificateDer<'static>>,
     expiry: SystemTime,
     anchors: TrustAnchors,
-    /// A leaf for nobody, which is verified as a peer would verify others.
+    /// A leaf without a holder, which is verified as a peer would verify other leaves.
     probe: CertificateDer<'static>,
 }
 
-/// A certificate signing request that parses and whose signature is its key's.
+/// A certificate signing request that parses and is signed by its own key.
 pub struct SigningRequest(CertificateSigningRequestParams);
 
 /// An issuer's files: certificate and key, PEM.
@@ -51,9 +51,9 @@ pub struct IssuerPem {
 pub struct Issued {
     /// The certificate, DER.
     pub leaf_der: Vec<u8>,
-    /// What leads from it to the trust anchors, DER, nearest first.
+    /// The certificates between it and the trust anchors, DER, nearest first.
     pub intermediates: Vec<Vec<u8>>,
-    /// When it stops being valid.
+    /// End of its validity.
     pub not_after: SystemTime,
 }
 
@@ -75,7 +75,7 @@ pub enum IssuerError {
     /// The key is not a private key in PEM.
     #[error("the issuer key is not a private key in PEM: {0}")]
     Key(#[source] rcgen::Error),
-    /// The key is another certificate's.
+    /// The key belongs to another certificate.
     #[error("the issuer key does not belong to the issuer certificate")]
     Mismatch,
     /// The certificate does not chain to the anchors.
@@ -84,7 +84,7 @@ pub enum IssuerError {
     /// The anchor that it chains to is not valid now.
     #[error("the trust anchor of the issuer certificate has expired or is not valid yet")]
     AnchorExpired,
-    /// rcgen refused.
+    /// rcgen returned an error.
     #[error("cannot create a certificate authority: {0}")]
     Generate(#[source] rcgen::Error),
 }
@@ -95,16 +95,16 @@ pub enum SignError {
     /// The request is not PKCS#10, or its signature is wrong.
     #[error("the certificate signing request cannot be read: {0}")]
     Parse(#[source] rcgen::Error),
-    /// The request asks for something else than the identity.
+    /// The request asks for something other than the identity.
     #[error("the certificate signing request is refused: {0}")]
     Content(String),
-    /// rcgen refused, or the system gave no randomness.
+    /// rcgen returned an error, or the system provided no randomness.
     #[error("the issuer cannot sign: {0}")]
     Sign(#[source] rcgen::Error),
 }
 
 impl SigningRequest {
-    /// Reads a request, PKCS#10 DER.
+    /// Parses a request, PKCS#10 DER.
     ///
     /// # Errors
     /// When it does not parse, its signature is wrong, or its key is of a kind that cannot be checked.
@@ -116,17 +116,17 @@ impl SigningRequest {
     /// Checks that it asks for `name` and nothing else, with an ECDSA key.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it asks for anything else.
     pub fn check(&self, name: &str) -> Result<(), SignError> {
         check_request(&self.0, name).map_err(SignError::Content)
     }
 }
 
 impl Root {
-    /// Makes a root.
+    /// Generates a root.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// When the system provides no randomness.
     pub fn generate(common_name: &str) -> Result<Self, IssuerError> {
         let key = new_key()?;
         let params = ca_params(common_name, BasicConstraints::Unconstrained);
@@ -140,10 +140,10 @@ impl Root {
         &self.certificate_pem
     }
 
-    /// Signs an intermediate that may sign leaves and nothing else.
+    /// Signs an intermediate that may sign only leaves.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// When the system provides no randomness.
     pub fn issue_issuer(&self, common_name: &str) -> Result<IssuerPem, IssuerError> {
         let key = new_key()?;
         let certificate = ca_params(common_name, BasicConstraints::Constrained(0))
@@ -154,11 +154,11 @@ impl Root {
 }
 
 impl Issuer {
-    /// Reads an issuer and checks that it is a CA, fits its key and chains to the anchors. The certificate's file may
-    /// hold further intermediates after the issuer's own.
+    /// Parses an issuer and checks that it is a CA, fits its key and chains to the anchors. The certificate's file may
+    /// contain further intermediates after the issuer's own.
     ///
     /// # Errors
-    /// See [`IssuerError`]; whoever has a working issuer should keep it.
+    /// See [`IssuerError`]; a caller with a working issuer should keep it.
     pub fn from_pem(certificate_pem: &str, key_pem: &str, anchors: &TrustAnchors) -> Result<Self, IssuerError> {
         let chain = CertificateDer::pem_slice_iter(certificate_pem.as_bytes())
             .collect::<Result<Vec<_>, _>>()
@@ -184,10 +184,10 @@ impl Issuer {
         Ok(issuer)
     }
 
-    /// Verifies what it signs as a peer would at `now`, and that its trust anchor has not expired.
+    /// Verifies a leaf of this issuer as a peer would at `now`, and that its trust anchor has not expired.
     ///
     /// # Errors
-    /// When its certificates would not be accepted.
+    /// When peers would not accept its certificates.
     pub fn verify(&self, now: SystemTime) -> Result<(), IssuerError> {
         let at = UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         let verify = |anchors: &TrustAnchors| chains_to(&self.probe, &self.chain, anchors, &crypto_provider(), at);
@@ -195,16 +195,16 @@ impl Issuer {
         verify(&self.anchors.valid_at(now)).map_err(|_| IssuerError::AnchorExpired)
     }
 
-    /// The earliest end of validity in the issuer's chain: no leaf outlives it.
+    /// The earliest end of validity in the issuer's chain: no leaf is valid for longer.
     #[must_use]
     pub fn expiry(&self) -> SystemTime {
         self.expiry
     }
 
-    /// Reads a request, PKCS#10 DER, and signs it: [`Issuer::sign_request`].
+    /// Parses a request, PKCS#10 DER, and signs it: [`Issuer::sign_request`].
     ///
     /// # Errors
-    /// As reading and signing have them.
+    /// Those of parsing and signing.
     pub fn sign(
         &self,
         csr_der: &[u8],
@@ -215,13 +215,13 @@ impl Issuer {
         self.sign_request(SigningRequest::parse(csr_der)?, name, lifetime, skew)
     }
 
-    /// Signs a request for `name`, under a serial number that no other certificate has.
+    /// Signs a request for `name`, with a unique serial number.
     ///
     /// Valid from now minus `skew` to now plus `lifetime` plus `skew`, never longer than the issuer itself. Key usage
     /// and extended key usage are Linkerd's: digitalSignature, keyEncipherment; serverAuth, clientAuth.
     ///
     /// # Errors
-    /// When the request asks for any other name, or the system gives no randomness.
+    /// When the request asks for any other name, or the system provides no randomness.
     pub fn sign_request(
         &self,
         request: SigningRequest,
@@ -255,7 +255,7 @@ impl Issuer {
     }
 }
 
-/// Issues a leaf for nobody: that its chain verifies is what makes an issuer usable.
+/// Issues a leaf without a holder: an issuer is usable if the leaf's chain verifies.
 fn probe(issuer: &rcgen::Issuer<'static, KeyPair>) -> Result<CertificateDer<'static>, IssuerError> {
     let mut params = CertificateParams::new(["probe.invalid".to_owned()]).map_err(IssuerError::Generate)?;
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -263,8 +263,8 @@ fn probe(issuer: &rcgen::Issuer<'static, KeyPair>) -> Result<CertificateDer<'sta
     Ok(probe.der().clone())
 }
 
-/// 127 random bits: positive, unique, and at most 20 octets long (RFC 5280 section 4.1.2.2). rcgen's own is a hash of the
-/// public key, which a proxy keeps when it renews its certificate.
+/// 127 random bits: positive, unique, and at most 20 octets long (RFC 5280 section 4.1.2.2). rcgen's default is a hash
+/// of the public key, which a proxy keeps when it renews its certificate.
 fn serial_number() -> Result<SerialNumber, rcgen::Error> {
     let mut serial = [0; 16];
     crypto_provider().secure_random.fill(&mut serial).map_err(|_| rcgen::Error::RingUnspecified)?;
@@ -280,7 +280,7 @@ fn check_request(request: &CertificateSigningRequestParams, name: &str) -> Resul
     let asked = match request.params.subject_alt_names.as_slice() {
         [SanType::DnsName(dns)] => dns.as_str(),
         [SanType::URI(_)] => return refuse("it has a URI name; expected one DNS name".to_owned()),
-        [_] => return refuse("its name is no DNS name".to_owned()),
+        [_] => return refuse("its name is not a DNS name".to_owned()),
         names => return refuse(format!("it has {} names; expected exactly one DNS name", names.len())),
     };
     if asked != name {
@@ -385,7 +385,7 @@ mod tests {
     fn an_issuer_stops_when_its_anchor_or_itself_expires() {
         let now = SystemTime::now();
         let key = new_key().unwrap();
-        // The anchor ends before the issuer does.
+        // The anchor expires before the issuer does.
         let mut params = ca_params("root", BasicConstraints::Unconstrained);
         params.not_after = (now + DAY).into();
         let certificate = params.self_signed(&key).unwrap().pem();

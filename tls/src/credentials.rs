@@ -1,6 +1,6 @@
-//! What a workload proves itself with, and the rustls configurations that follow from it.
+//! A workload's certificate and key, and the rustls configurations made from them.
 //!
-//! Credentials are immutable: a renewal makes new ones and the owner swaps the pointer.
+//! Credentials are immutable: a renewal creates new ones and the owner swaps the pointer.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 
@@ -36,12 +36,12 @@ pub enum CredentialsError {
     /// The leaf is not X.509.
     #[error("the leaf certificate is not X.509 DER: {0}")]
     Parse(String),
-    /// The leaf is for somebody else.
+    /// The leaf is for another identity.
     #[error("the certificate is for {found}, not for {expected}")]
     Name {
-        /// Whom it should name.
+        /// The identity that it should name.
         expected: Identity,
-        /// Whom it names.
+        /// The identity that it names.
         found: String,
     },
     /// The chain does not lead to the trust anchors, or the certificate is not valid at this time.
@@ -56,7 +56,7 @@ impl Credentials {
     /// Checks name, chain and validity, and binds the certificate to its key.
     ///
     /// # Errors
-    /// See [`CredentialsError`]; keep the credentials you have and ask again.
+    /// See [`CredentialsError`]; the caller should keep its credentials and request a certificate again.
     pub fn new(
         name: Identity,
         key: &IdentityKey,
@@ -81,21 +81,21 @@ impl Credentials {
         Ok(Self { name, expiry, anchors, certified: Arc::new(certified) })
     }
 
-    /// Whom the certificate names.
+    /// The identity in the certificate.
     #[must_use]
     pub fn name(&self) -> &Identity {
         &self.name
     }
 
-    /// When the certificate stops being valid.
+    /// End of the certificate's validity.
     #[must_use]
     pub fn expiry(&self) -> SystemTime {
         self.expiry
     }
 
-    /// A server's side: TLS 1.3, a client certificate is asked for, may be missing, and must chain when given.
-    ///
-    /// `alpn` in order of preference; empty negotiates none.
+    /// Configuration of a server: TLS 1.3; a client certificate is requested, may be missing, and must chain to the
+    /// anchors.
+    /// `alpn` is in order of preference; an empty list negotiates none.
     #[must_use]
     pub fn server_config(&self, alpn: &[&[u8]]) -> Arc<ServerConfig> {
         let provider = crypto_provider();
@@ -109,12 +109,12 @@ impl Credentials {
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.certified.clone())));
         config.alpn_protocols = owned(alpn);
-        // Sessions are not resumed in the mesh, so tickets would only cost.
+        // Sessions are not resumed in the mesh, so tickets would be wasted.
         config.send_tls13_tickets = 0;
         Arc::new(config)
     }
 
-    /// A client's side, towards `server_id` and nobody else: TLS 1.3, own certificate, no resumption.
+    /// Configuration of a client that accepts only `server_id`: TLS 1.3, own certificate, no resumption.
     #[must_use]
     pub fn client_config(&self, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
         let provider = crypto_provider();
@@ -138,8 +138,8 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// A client's side before there are credentials: the server is checked as ever, and no certificate of one's own is shown.
-/// For the one request that brings the first certificate.
+/// Configuration of a client before it has credentials, for the request for the first certificate. The server is
+/// verified as always, and no client certificate is sent.
 #[must_use]
 pub fn bootstrap_client_config(anchors: &TrustAnchors, server_id: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
     let provider = crypto_provider();
@@ -155,7 +155,7 @@ pub fn bootstrap_client_config(anchors: &TrustAnchors, server_id: &Identity, alp
     Arc::new(config)
 }
 
-/// The identity of a peer, from the certificates that it presented: the leaf comes first.
+/// The identity of a peer, from the certificates that it sent, leaf first.
 #[must_use]
 pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<Identity> {
     certificates.first().and_then(Identity::from_certificate)

@@ -1,13 +1,13 @@
 //! The name of a workload in the mesh: a DNS-like name or a URI (SPIFFE).
 //!
-//! Owns syntax and equality. Refuses to say who may do what.
+//! Owns syntax and equality. Refuses to decide what an identity may do.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use rustls::pki_types::{CertificateDer, DnsName};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// An identity as it stands in a certificate's subject alternative name.
+/// An identity as written in a certificate's subject alternative name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Identity {
     /// A DNS name without a trailing dot, in lower case.
@@ -51,7 +51,7 @@ impl Identity {
     }
 }
 
-/// Every identity that a certificate's subject alternative names hold, in their order.
+/// Every identity in a certificate's subject alternative names, in their order.
 pub(crate) fn all_in(certificate: &CertificateDer<'_>) -> Vec<Identity> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
         return Vec::new();

@@ -1,6 +1,5 @@
-//! What certificates say of themselves, for whoever explains why a mesh does not work.
-//!
-//! Refuses to accept or reject: that is what [`crate::credentials`] and [`crate::ca`] do, by the same rules.
+//! The content of certificates, for commands that explain why a mesh does not work.
+//! Refuses to accept or reject: [`crate::credentials`] and [`crate::ca`] do that.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,19 +20,19 @@ use crate::{anchors::TrustAnchors, crypto_provider, verify::chains_to};
 pub struct Certificate {
     /// Its subject, e.g. `CN=root.linkerd.cluster.local`.
     pub subject: String,
-    /// When it becomes valid.
+    /// Start of its validity.
     pub not_before: SystemTime,
-    /// When it stops being valid.
+    /// End of its validity.
     pub not_after: SystemTime,
-    /// Whether it may sign others.
+    /// Whether it may sign other certificates.
     pub is_ca: bool,
     /// The kind of its key, e.g. `ECDSA P-256`.
     pub key: String,
-    /// Whether proxies can verify signatures by this key.
+    /// Whether proxies can verify signatures of this key.
     pub supported: bool,
 }
 
-/// Why a text holds no certificates.
+/// Why a text contains no certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// The text is not PEM.
@@ -45,9 +44,9 @@ pub enum InspectError {
     /// A block is not X.509.
     #[error("certificate number {number} is not X.509: {reason}")]
     Certificate {
-        /// Which block of the text, from 1.
+        /// Number of the block in the text, from 1.
         number: usize,
-        /// What the parser found.
+        /// The error of the parser.
         reason: String,
     },
 }
@@ -55,32 +54,33 @@ pub enum InspectError {
 /// Why a server's certificate is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The text holds no certificates.
+    /// The text contains no certificates.
     #[error(transparent)]
     Read(#[from] InspectError),
     /// The certificate does not chain to the anchors, or is not valid now.
     #[error("does not verify: {0}")]
     Chain(#[source] rustls::Error),
-    /// The certificate is for somebody else.
+    /// The certificate is for another name.
     #[error("is not for {name}: {source}")]
     Name {
-        /// Whom it should name.
+        /// The name that it should contain.
         name: String,
-        /// What rustls found.
+        /// The error of rustls.
         source: rustls::Error,
     },
 }
 
-/// The certificates of a PEM text, in their order; at least one.
+/// The certificates in a PEM text, in their order; at least one.
 ///
 /// # Errors
-/// When the text is not PEM, or a block is not X.509: nothing is skipped in silence.
+/// When the text is not PEM, or a block is not X.509: nothing is skipped silently.
 pub fn certificates(pem: &str) -> Result<Vec<Certificate>, InspectError> {
     let all = blocks(pem)?;
     all.iter().enumerate().map(|(index, der)| read(der).map_err(|reason| broken(index, reason))).collect()
 }
 
-/// Checks a server's chain (PEM, leaf first) as a client would that knows `anchors` and dials `name`, at this moment.
+/// Verifies a server's chain (PEM, leaf first) as a client would that trusts `anchors` and dials `name`, at this
+/// moment.
 ///
 /// # Errors
 /// See [`ServerError`].
@@ -117,14 +117,15 @@ fn read(der: &CertificateDer<'_>) -> Result<Certificate, String> {
     })
 }
 
-/// The kinds are those that the crypto provider verifies: ECDSA on NIST curves, Ed25519, RSA of 2048 to 8192 bits.
+/// Kind of a key, and whether the crypto provider verifies its signatures: ECDSA on NIST curves, Ed25519, RSA of 2048
+/// to 8192 bits.
 fn key(certificate: &X509Certificate<'_>) -> (String, bool) {
     const ED25519: &str = "1.3.101.112";
     let info = certificate.public_key();
     match info.parsed() {
         Ok(PublicKey::EC(point)) => match point.key_size() {
             size @ (256 | 384) => (format!("ECDSA P-{size}"), true),
-            // Counted in whole bytes.
+            // The size is in whole bytes.
             528 => ("ECDSA P-521".to_owned(), true),
             size => (format!("ECDSA with {size} bits"), false),
         },
@@ -134,7 +135,7 @@ fn key(certificate: &X509Certificate<'_>) -> (String, bool) {
     }
 }
 
-/// Before 1970 is 1970: nothing here is that old.
+/// A time before 1970 becomes 1970: no certificate is that old.
 fn time(seconds: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }

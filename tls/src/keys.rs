@@ -1,7 +1,7 @@
 //! A workload's private key and its certificate signing request.
 //!
 //! The files are those of Linkerd's `linkerd2-proxy-identity`: `key.p8` (PKCS#8 DER, ECDSA P-256) and `csr.der`, mode
-//! 0600. A key lives as long as its directory, which in a pod is the pod's life.
+//! 0600. A key lives as long as its directory; in a pod, that is as long as the pod.
 
 use std::{
     fs::{self, OpenOptions},
@@ -29,15 +29,15 @@ impl std::fmt::Debug for IdentityKey {
     }
 }
 
-/// Why there is no key, or no request.
+/// Why a key or a request is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The bytes are not a PKCS#8 ECDSA P-256 key.
     #[error("{} is not a PKCS#8 DER private key (ECDSA P-256): {source}", path.display())]
     Parse {
-        /// The file; empty when the bytes came from elsewhere.
+        /// Path of the file; empty if the bytes came from elsewhere.
         path: PathBuf,
-        /// What rcgen found.
+        /// The error of rcgen.
         source: rcgen::Error,
     },
     /// A file could not be read or written.
@@ -45,26 +45,26 @@ pub enum KeyError {
     File {
         /// `read`, `write` or `create`.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The system gave no randomness, or the name does not fit a certificate.
+    /// The system provided no randomness, or the name does not fit into a certificate.
     #[error("cannot create the key or the signing request: {0}")]
     Generate(#[source] rcgen::Error),
 }
 
 impl IdentityKey {
-    /// Makes a new key.
+    /// Generates a new key.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// When the system provides no randomness.
     pub fn generate() -> Result<Self, KeyError> {
         KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(KeyError::Generate)
     }
 
-    /// Reads a key from PKCS#8 DER.
+    /// Parses a key from PKCS#8 DER.
     ///
     /// # Errors
     /// When the bytes are anything else than an ECDSA P-256 key.
@@ -81,7 +81,7 @@ impl IdentityKey {
     /// A signing request for `name`: common name and exactly one subject alternative name, both the identity.
     ///
     /// # Errors
-    /// When the identity has characters that a certificate cannot carry.
+    /// When the identity contains characters that a certificate cannot.
     pub fn csr_der(&self, name: &Identity) -> Result<Vec<u8>, KeyError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -95,10 +95,10 @@ impl IdentityKey {
         Ok(request.der().to_vec())
     }
 
-    /// Reads key and request from `dir`; makes and stores them when there is no key yet. Returns the request's DER.
+    /// Reads key and request from `dir`; generates and stores them if there is no key yet. Returns the request's DER.
     ///
     /// # Errors
-    /// When the directory cannot be used or the key in it is broken: a broken key is never replaced.
+    /// When the directory cannot be used or its key is broken: a broken key is never replaced.
     pub fn load_or_create(dir: &Path, name: &Identity) -> Result<(Self, Vec<u8>), KeyError> {
         let key_path = dir.join(KEY_FILE);
         let key = match fs::read(&key_path) {

@@ -2,8 +2,9 @@
 //!
 //! Owns names ([`identity`]), private keys and signing requests ([`keys`]), trust anchors ([`anchors`]), a workload's
 //! credentials and the rustls configurations made from them ([`credentials`]), the certificate authority ([`ca`]) and
-//! service-account tokens signed by a local key ([`tokens`]). Webhooks' certificates ([`serving`]) are apart from all that. Refuses to do IO beyond the identity directory, to know
-//! of connections, and to accept anything but TLS 1.3 with a certificate that chains to the mesh's trust anchors.
+//! service-account tokens signed by a local key ([`tokens`]). Certificates of webhooks ([`serving`]) are independent
+//! of all that. Refuses to do IO beyond the identity directory, to know about connections, and to accept anything but
+//! TLS 1.3 with a certificate that chains to the mesh's trust anchors.
 //!
 //! ```text
 //! key + CSR ── Certify ──> leaf + intermediates ──> Credentials ──> server_config / client_config
@@ -39,7 +40,8 @@ pub fn crypto_provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// Makes [`crypto_provider`] the process default, for libraries that ask rustls for one. Calling it again is fine.
+/// Makes [`crypto_provider`] the process default, for libraries that ask rustls for one. Repeated calls have no
+/// effect.
 pub fn install_crypto_provider() {
     // An error means that a default is installed already, which is what the caller wants.
     let _ = CryptoProvider::install_default((*crypto_provider()).clone());

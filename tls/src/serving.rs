@@ -1,7 +1,6 @@
-//! Certificates of HTTPS servers that the Kubernetes API server calls: made here, or supplied by somebody else.
-//!
-//! These have nothing to do with mesh identities. A generated certificate comes with an authority of its own whose key is
-//! thrown away at once: nothing else can ever be signed by what the API server was told to trust.
+//! Certificates of HTTPS servers that the Kubernetes API server calls: generated here, or supplied by somebody else.
+//! They are independent of mesh identities. A generated certificate comes with its own authority, whose key is
+//! discarded at once: nothing else can ever be signed by the authority that the API server trusts.
 
 use std::{
     sync::{Arc, RwLock},
@@ -27,7 +26,7 @@ use crate::{
     verify::chains_to,
 };
 
-/// Allowed difference between clocks when a certificate is made.
+/// Allowed difference between clocks when a certificate is generated.
 const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
 /// A certificate for a server and the authority that signed it, PEM.
@@ -40,7 +39,7 @@ pub struct Generated {
     pub authority: String,
 }
 
-/// Why there is no generated certificate.
+/// A certificate could not be generated.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot create a certificate for {names}: {source}")]
 pub struct GenerateError {
@@ -48,7 +47,7 @@ pub struct GenerateError {
     source: rcgen::Error,
 }
 
-/// Why a certificate and a key cannot serve.
+/// Why a certificate and a key cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// The certificate is not PEM.
@@ -63,7 +62,7 @@ pub enum PairError {
     /// The key is not a private key in PEM.
     #[error("the key is not a private key in PEM: {0}")]
     KeyPem(#[source] rustls::pki_types::pem::Error),
-    /// The key is another certificate's, or of a kind that TLS does not know.
+    /// The key belongs to another certificate, or is of a kind that TLS does not know.
     #[error("the key does not fit the certificate: {0}")]
     Key(#[source] rustls::Error),
 }
@@ -72,17 +71,17 @@ pub enum PairError {
 #[derive(Clone, Debug)]
 pub struct Pair {
     key: Arc<CertifiedKey>,
-    /// When it becomes valid.
+    /// Start of its validity.
     pub not_before: SystemTime,
-    /// When it stops being valid.
+    /// End of its validity.
     pub not_after: SystemTime,
 }
 
-/// Makes a certificate for `names` (DNS names or IP addresses) and an authority that signed it, both valid for
+/// Generates a certificate for `names` (DNS names or IP addresses) and the authority that signs it, both valid for
 /// `lifetime` from `now`.
 ///
 /// # Errors
-/// When a name is neither, or the system gives no randomness.
+/// When a name is neither, or the system provides no randomness.
 pub fn generate(names: &[String], now: SystemTime, lifetime: Duration) -> Result<Generated, GenerateError> {
     let failed = |source| GenerateError { names: names.join(", "), source };
     let (not_before, not_after) = (now - CLOCK_SKEW, now + lifetime);
@@ -111,7 +110,7 @@ pub fn generate(names: &[String], now: SystemTime, lifetime: Duration) -> Result
 }
 
 impl Pair {
-    /// Reads a certificate, with intermediates behind it if there are some, and its key.
+    /// Parses a certificate, optionally followed by intermediates, and its key.
     ///
     /// # Errors
     /// See [`PairError`].
@@ -126,7 +125,7 @@ impl Pair {
         Ok(Self { key: Arc::new(key), not_before, not_after })
     }
 
-    /// Whether a client that wants `name` accepts the certificate's names.
+    /// Whether a client that dials `name` accepts the certificate's names.
     #[must_use]
     pub fn covers(&self, name: &str) -> bool {
         let Ok(name) = ServerName::try_from(name) else { return false };
@@ -134,7 +133,7 @@ impl Pair {
         leaf.is_some_and(|leaf| verify_server_name(&leaf, &name).is_ok())
     }
 
-    /// Whether a client that trusts `authorities` alone accepts the certificate at its beginning.
+    /// Whether a client that trusts only `authorities` accepts the certificate at the start of its validity.
     #[must_use]
     pub fn chains_to(&self, authorities: &TrustAnchors) -> bool {
         let Some((leaf, intermediates)) = self.key.cert.split_first() else { return false };
@@ -150,24 +149,24 @@ impl Pair {
     }
 }
 
-/// The certificate that a server shows now; clones follow each other. Connections keep the one that they began with.
+/// The certificate that a server serves now; clones share it. Connections keep the one that they began with.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentPair(Arc<RwLock<Option<Pair>>>);
 
 impl CurrentPair {
-    /// Shows another certificate to new connections.
+    /// Serves another certificate on new connections.
     pub fn set(&self, pair: Pair) {
         *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(pair);
     }
 
-    /// The certificate in force; none before the first.
+    /// The certificate in force; `None` before the first.
     #[must_use]
     pub fn get(&self) -> Option<Pair> {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// A TLS server that shows the certificate in force and speaks TLS 1.3. Where authorities of clients are given, a
-    /// client needs a certificate that one of them signed, of whatever name; otherwise clients are asked for none.
+    /// A TLS 1.3 server with the certificate in force. If authorities of clients are given, a client needs a
+    /// certificate that one of them signed, of any name; otherwise no client certificate is requested.
     #[must_use]
     pub fn server_config(&self, alpn: &[&[u8]], clients: Option<&TrustAnchors>) -> Arc<ServerConfig> {
         let config = ServerConfig::builder_with_provider(crypto_provider())
@@ -193,10 +192,10 @@ impl ResolvesServerCert for CurrentPair {
     }
 }
 
-/// A TLS client that trusts these authorities, PEM, and nobody else, and shows `pair` to servers that ask for it.
+/// A TLS client that trusts only these authorities, PEM, and sends `pair` to servers that ask for it.
 ///
 /// # Errors
-/// When they cannot be read.
+/// When the authorities cannot be parsed.
 pub fn client_config(authorities: &str, pair: Option<&Pair>) -> Result<Arc<ClientConfig>, AnchorsError> {
     let anchors = TrustAnchors::from_pem(authorities)?;
     let config = ClientConfig::builder_with_provider(crypto_provider())
@@ -210,7 +209,7 @@ pub fn client_config(authorities: &str, pair: Option<&Pair>) -> Result<Arc<Clien
     Ok(Arc::new(config))
 }
 
-/// The first `at_most` certificates of a PEM text that are valid at `now`.
+/// The first `at_most` certificates in a PEM text that are valid at `now`.
 #[must_use]
 pub fn still_valid(pem: &str, now: SystemTime, at_most: usize) -> String {
     let mut kept = String::new();
@@ -321,7 +320,7 @@ mod tests {
         let generated = || generate(&names(&["hook.mesh.svc"]), SystemTime::now(), HOUR).unwrap();
         let pair = |of: &Generated| Pair::from_pem(of.certificate.as_bytes(), of.key.as_bytes()).unwrap();
         let (server, stranger) = (generated(), generated());
-        // As step and Kubernetes make them, with the usage clientAuth.
+        // As `step` and Kubernetes create them, with the usage clientAuth.
         let root = crate::ca::Root::generate("clients").unwrap();
         let clients = TrustAnchors::from_pem(root.certificate_pem()).unwrap();
         let issuer = root.issue_issuer("issuer").unwrap();

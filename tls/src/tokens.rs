@@ -1,7 +1,7 @@
 //! Service-account tokens signed by a local key, for a mesh without a Kubernetes API server.
 //!
-//! The claims are those of a projected Kubernetes token that matter to identity: `sub`, `aud`, `exp`, `iat`. Algorithm
-//! ES256. With an API server, TokenReview takes the verifier's place.
+//! The claims are those of a projected Kubernetes token that identity needs: `sub`, `aud`, `exp`, `iat`. Algorithm
+//! ES256. With an API server, TokenReview replaces the verifier.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, deco
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde::{Deserialize, Serialize};
 
-/// The audience that Linkerd's proxies ask for, and that its identity service demands.
+/// The audience that Linkerd's proxies request, and that its identity service requires.
 pub const AUDIENCE: &str = "identity.l5d.io";
 
 /// A Kubernetes service account.
@@ -30,10 +30,10 @@ pub struct TokenSigner {
 /// Checks tokens.
 pub struct TokenVerifier(DecodingKey);
 
-/// Why no token was made, or a key not read.
+/// Why a token was not signed, or a key not parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenKeyError {
-    /// The system gave no randomness.
+    /// The system provided no randomness.
     #[error("cannot create a token key: {0}")]
     Generate(#[source] rcgen::Error),
     /// The text is not the expected key.
@@ -47,11 +47,11 @@ pub enum TokenKeyError {
 /// Why a token is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Signature, audience, expiry or form.
+    /// Signature, audience, expiry or syntax is wrong.
     #[error("the token is not valid: {0}")]
     Invalid(#[source] jsonwebtoken::errors::Error),
-    /// A good token of somebody who is no service account.
-    #[error("the token's subject `{0}` is no service account: expected system:serviceaccount:NAMESPACE:NAME")]
+    /// The token is valid, but its subject is not a service account.
+    #[error("the token's subject `{0}` is not a service account: expected system:serviceaccount:NAMESPACE:NAME")]
     Subject(String),
 }
 
@@ -64,10 +64,10 @@ struct Claims {
 }
 
 impl TokenSigner {
-    /// Makes a signer with a new key.
+    /// Creates a signer with a new key.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// When the system provides no randomness.
     pub fn generate() -> Result<Self, TokenKeyError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(TokenKeyError::Generate)?;
         Ok(Self { key: EncodingKey::from_ec_der(pair.serialized_der()), public_pem: pair.public_key_pem() })
@@ -79,7 +79,7 @@ impl TokenSigner {
         &self.public_pem
     }
 
-    /// Signs a token for a service account, valid from now on.
+    /// Signs a token for a service account, valid from now.
     ///
     /// # Errors
     /// When the key cannot sign.
@@ -96,7 +96,7 @@ impl TokenSigner {
 }
 
 impl TokenVerifier {
-    /// Reads the public key.
+    /// Parses the public key.
     ///
     /// # Errors
     /// When the text is not an EC public key.
@@ -104,10 +104,10 @@ impl TokenVerifier {
         DecodingKey::from_ec_pem(pem.as_bytes()).map(Self).map_err(TokenKeyError::Parse)
     }
 
-    /// Checks signature, audience and expiry, and says whose token it is.
+    /// Checks signature, audience and expiry, and returns the token's service account.
     ///
     /// # Errors
-    /// See [`TokenError`]; the token's bearer is nobody.
+    /// See [`TokenError`]; the token proves nothing.
     pub fn verify(&self, token: &str, audience: &str) -> Result<ServiceAccount, TokenError> {
         let mut validation = Validation::new(Algorithm::ES256);
         validation.set_audience(&[audience]);

@@ -1,11 +1,11 @@
-//! When a certificate is valid.
+//! Validity of certificates.
 
 use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Begin and end of a certificate's validity.
+/// Start and end of a certificate's validity.
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(SystemTime, SystemTime), String> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
     let at =
@@ -14,7 +14,7 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(SystemTime, 
     Ok((at(validity.not_before.timestamp()), at(validity.not_after.timestamp())))
 }
 
-/// When a certificate stops being valid.
+/// End of a certificate's validity.
 pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, String> {
     validity(certificate).map(|(_, not_after)| not_after)
 }

@@ -1,5 +1,5 @@
-//! The mesh's way to check a server: the chain leads to the trust anchors, and the leaf carries exactly the expected
-//! identity. Host names, wildcards and the system's roots play no part.
+//! How the mesh verifies a server: the chain leads to the trust anchors, and the leaf carries exactly the expected
+//! identity. Host names, wildcards and the system's roots are not used.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     identity::{Identity, all_in},
 };
 
-/// Verifies servers on behalf of a client that wants to reach `server_id` and nobody else.
+/// Verifies servers for a client that accepts only `server_id`.
 #[derive(Debug)]
 pub(crate) struct ExactIdentity {
     pub(crate) anchors: TrustAnchors,
@@ -27,7 +27,7 @@ pub(crate) struct ExactIdentity {
     pub(crate) provider: Arc<CryptoProvider>,
 }
 
-/// Checks that `leaf` chains to `anchors` at `now`, whatever its name.
+/// Checks that `leaf` chains to `anchors` at `now`, regardless of its name.
 pub(crate) fn chains_to(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
