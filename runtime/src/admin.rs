@@ -1,5 +1,5 @@
-//! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and what a binary adds. HTTP/1.1 and HTTP/2, in
-//! plain text unless the binary brings its own handshake.
+//! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and the routes that a binary adds. HTTP/1.1 and HTTP/2,
+//! in plain text unless the binary provides a handshake.
 
 use std::{collections::HashMap, fmt, future::Future, io, net::SocketAddr, sync::Arc};
 
@@ -16,22 +16,22 @@ use crate::{
     server::{Limits, RequestBody, Server, plain},
 };
 
-/// The largest request body that a route sees, in bytes: enough for a log filter.
+/// The largest request body that a route accepts, in bytes: enough for a log filter.
 const MAX_BODY_BYTES: usize = 16 * 1024;
 
-/// What a route answers.
+/// The answer of a route.
 pub type AdminResponse = Response<Full<Bytes>>;
 type Handler = Arc<dyn Fn(&AdminRequest) -> AdminResponse + Send + Sync>;
 type Guard = Arc<dyn Fn(&AdminRequest) -> Option<AdminResponse> + Send + Sync>;
 
-/// A request as a route sees it.
+/// A request to a route.
 #[derive(Debug)]
 pub struct AdminRequest {
     /// Method, URI and headers.
     pub head: Parts,
     /// At most 16 KiB.
     pub body: Bytes,
-    /// Who asks; IPv4-mapped IPv6 addresses are unwrapped.
+    /// Address of the client; IPv4-mapped IPv6 addresses are unwrapped.
     pub peer: SocketAddr,
 }
 
@@ -45,7 +45,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Makes a server with the standard routes.
+    /// Creates a server with the standard routes.
     #[must_use]
     pub fn new(metrics: Metrics, readiness: Readiness) -> Self {
         Self { metrics, readiness, routes: HashMap::new(), guard: None }
@@ -62,7 +62,7 @@ impl Admin {
         self.add(Some(method), path, Arc::new(handler))
     }
 
-    /// Adds a route that sees every method.
+    /// Adds a route for every method.
     #[must_use]
     pub fn route_any(
         self,
@@ -77,7 +77,7 @@ impl Admin {
         self
     }
 
-    /// Asks `guard` before every request is answered; what it answers is the answer instead.
+    /// Calls `guard` before every request; if it returns a response, that is sent instead of the route's.
     #[must_use]
     pub fn guard(mut self, guard: impl Fn(&AdminRequest) -> Option<AdminResponse> + Send + Sync + 'static) -> Self {
         self.guard = Some(Arc::new(guard));
@@ -89,7 +89,8 @@ impl Admin {
         self.serve_with(listener, plain, shutdown).await;
     }
 
-    /// Serves what `handshake` makes of a connection until `shutdown` completes; see [`Server::serve_with_extensions`].
+    /// Serves on the stream that `handshake` returns until `shutdown` completes; see
+    /// [`Server::serve_with_extensions`].
     pub async fn serve_with<H, HF, IO>(self, listener: TcpListener, handshake: H, shutdown: impl Future<Output = ()>)
     where
         H: Fn(TcpStream) -> HF,
@@ -97,7 +98,7 @@ impl Admin {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let admin = Arc::new(self);
-        // Probes and scrapes are answered to the very end: nothing drains.
+        // Probes and scrapes are answered until the process exits: nothing is drained.
         let (_drain, watch) = Drain::new();
         let serving = Server::new("admin", Limits::ADMIN, watch).serve_with_extensions(
             listener,

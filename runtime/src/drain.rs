@@ -1,16 +1,16 @@
-//! Ending without losing work: everybody is told to stop taking more, and whoever holds work finishes it.
+//! Shutting down without losing work: no part takes more, and work in progress is finished.
 
 use std::{future::Future, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// The side that orders the drain.
+/// The side that starts the drain.
 #[derive(Debug)]
 pub struct Drain {
     watch: Watch,
 }
 
-/// The side that is told. Clones are told together.
+/// The side that waits for the drain. Clones are notified together.
 #[derive(Clone, Debug)]
 pub struct Watch {
     token: CancellationToken,
@@ -18,14 +18,14 @@ pub struct Watch {
 }
 
 impl Drain {
-    /// Makes both sides.
+    /// Creates both sides.
     #[must_use]
     pub fn new() -> (Self, Watch) {
         let watch = Watch { token: CancellationToken::new(), tracker: TaskTracker::new() };
         (Self { watch: watch.clone() }, watch)
     }
 
-    /// Tells everybody and waits until all tracked work is done. Says whether it was, within the deadline.
+    /// Notifies every watch and waits until all tracked work is done. Returns whether it was, within the deadline.
     pub async fn drain(self, deadline: Duration) -> bool {
         self.watch.token.cancel();
         self.watch.tracker.close();
@@ -34,12 +34,12 @@ impl Drain {
 }
 
 impl Watch {
-    /// Waits until the drain is ordered. Cancel safe.
+    /// Waits until the drain begins. Cancel safe.
     pub async fn signaled(&self) {
         self.token.cancelled().await;
     }
 
-    /// Whether the drain is ordered.
+    /// Whether the drain has begun.
     #[must_use]
     pub fn is_signaled(&self) -> bool {
         self.token.is_cancelled()

@@ -8,17 +8,17 @@ use std::{
 
 use prometheus_client::{encoding::text::encode, metrics::gauge::Gauge, registry::Registry};
 
-/// How metrics are written.
+/// Text formats of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// What Prometheus asks for.
+    /// The format that Prometheus requests.
     OpenMetrics,
     /// The text format 0.0.4: for people with curl, and for `promtool check metrics`, which knows no other.
     Text,
 }
 
 impl Format {
-    /// The one that a scraper's `Accept` header asks for.
+    /// The format that a scraper's `Accept` header requests.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Text }
@@ -41,7 +41,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Makes a registry that knows when the process started.
+    /// Creates a registry with the start time of the process.
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
@@ -74,8 +74,8 @@ impl Metrics {
     }
 }
 
-/// OpenMetrics in the older format: there a family has the name of its series, `_total` and `_info` included, and neither
-/// units nor an end.
+/// Converts OpenMetrics to the older format: there a family has the name of its series, `_total` and `_info` included,
+/// and there are neither units nor an end marker.
 fn older(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = None;

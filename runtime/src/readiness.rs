@@ -1,6 +1,6 @@
-//! Whether the process can do its work: every gate is open.
-//!
-//! A component takes a gate by name at start and opens it when it can serve; `/ready` names the gates still shut.
+//! Readiness of the process: it is ready when every gate is open.
+//! A component takes a gate by name at start and opens it when it can serve; `/ready` lists the gates that are still
+//! shut.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ struct State {
     reason: Option<String>,
 }
 
-/// One component's share of the readiness. Clones are the same gate.
+/// The gate of one component. Clones are the same gate.
 #[derive(Clone, Debug)]
 pub struct Gate {
     readiness: Readiness,
@@ -25,7 +25,7 @@ pub struct Gate {
 }
 
 impl Readiness {
-    /// Makes a readiness without gates: ready until somebody takes one.
+    /// Creates a readiness without gates, which is ready until a gate is added.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -45,7 +45,7 @@ impl Readiness {
         self.lock().iter().filter(|gate| !gate.open).map(|gate| gate.name).collect()
     }
 
-    /// The gates that are shut, each with the reason that its component gave; empty means ready.
+    /// The gates that are shut, each with its component's reason; empty means ready.
     #[must_use]
     pub fn reasons(&self) -> Vec<String> {
         let reason = |gate: &State| match &gate.reason {
@@ -62,17 +62,17 @@ impl Readiness {
 }
 
 impl Gate {
-    /// Says that the component can serve.
+    /// Declares that the component can serve.
     pub fn open(&self) {
         self.set(true);
     }
 
-    /// Says that the component can no longer serve.
+    /// Declares that the component can no longer serve.
     pub fn close(&self) {
         self.set(false);
     }
 
-    /// Says why the component cannot serve, for whoever asks `/ready`. Opening the gate forgets it.
+    /// Sets the reason why the component cannot serve, for `/ready`. Opening the gate clears it.
     pub fn explain(&self, reason: impl Into<String>) {
         self.readiness.lock()[self.index].reason = Some(reason.into());
     }

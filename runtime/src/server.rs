@@ -1,9 +1,8 @@
 //! The one HTTP server of every process: admin servers, webhooks and gRPC services accept their connections here.
 //!
-//! It owns the limits that hold for whoever connects, so that silent, slow and abandoned connections cannot keep others
-//! out: deadlines ([`Limits`]), a bound on connections where a newcomer replaces the connection that is missed least
-//! ([`connections`]), a bound on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to
-//! know what is served.
+//! It owns the limits for all clients, so that silent, slow and abandoned connections cannot keep others out:
+//! deadlines ([`Limits`]), a bound on connections where a new one replaces the least useful one ([`connections`]), a
+//! bound on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to know what is served.
 //!
 //! ```text
 //! accept ─> admit (evicts when full) ─> handshake ─> hyper ─> service
@@ -36,11 +35,11 @@ use connections::{Connection, Connections, Exchange, Overdue};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How long to wait after a failed accept (usually: out of file descriptors) before the next.
+/// Pause after a failed accept (usually: out of file descriptors) before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a connection may take to close once it was asked to: time for HTTP/2's GOAWAY and its acknowledgement.
+/// How long a connection may take to close after it was asked to: time for HTTP/2's GOAWAY and its acknowledgement.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
-/// Silence after which TCP probes a peer, and how often until the connection ends: 90 s in all.
+/// Silence after which TCP probes a peer, and interval of the probes; the connection ends after 90 s in all.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -48,11 +47,12 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time. A further one replaces another, see [`connections`].
+    /// The most connections at a time. A further one replaces another, see [`connections`].
     pub connections: usize,
-    /// HTTP/2 streams at a time of one connection.
+    /// The most HTTP/2 streams at a time on one connection.
     pub streams: u32,
-    /// The same for a connection from the listener's own address: the sidecar, which carries the streams of many clients.
+    /// The same for a connection from the listener's own address: the sidecar, which carries the streams of many
+    /// clients.
     pub local_streams: u32,
     /// From accept to the end of the first request's head, the TLS handshake included.
     pub begin: Duration,
@@ -62,15 +62,16 @@ pub struct Limits {
     pub exchange: Option<Duration>,
     /// How long a connection may be without a request after its first.
     pub idle: Duration,
-    /// Silence after which an HTTP/2 client is pinged, and how long it may take to answer.
+    /// Silence after which an HTTP/2 client is pinged, and deadline for its answer.
     pub ping: Duration,
-    /// Bytes of request bodies at a time, over all connections. Beyond, the connection that holds most is closed.
+    /// The most bytes of request bodies at a time, over all connections. Beyond, the connection that holds most is
+    /// closed.
     pub held_bytes: usize,
 }
 
 impl Limits {
-    /// Of admin servers: probes, scrapes, a person with curl. Prometheus keeps idle connections for 5 minutes, and has to
-    /// be the one that closes: a request that crosses a close is lost.
+    /// Limits of admin servers, for probes, scrapes and a person with curl. Prometheus keeps idle connections for 5
+    /// minutes, and must be the side that closes: a request that crosses a close is lost.
     pub const ADMIN: Self = Self {
         connections: 128,
         streams: 32,
@@ -82,9 +83,9 @@ impl Limits {
         ping: Duration::from_secs(30),
         held_bytes: 1024 * 1024,
     };
-    /// Of admission webhooks. API servers close idle connections after 90 s (client-go's default), and have to be the ones
-    /// that close: with failurePolicy Ignore, a lost request is a pod without a proxy. A webhook configuration may set a
-    /// timeout of at most 30 s.
+    /// Limits of admission webhooks. API servers close idle connections after 90 s (client-go's default), and must be
+    /// the side that closes: with failurePolicy Ignore, a lost request is a pod without a proxy. A webhook
+    /// configuration may set a timeout of at most 30 s.
     pub const WEBHOOK: Self = Self {
         connections: 512,
         streams: 128,
@@ -96,7 +97,7 @@ impl Limits {
         ping: Duration::from_secs(30),
         held_bytes: 32 * 1024 * 1024,
     };
-    /// Of gRPC services, whose streams live as long as the proxies that asked.
+    /// Limits of gRPC services, whose streams live as long as the proxies that opened them.
     pub const GRPC: Self = Self {
         connections: 4096,
         streams: 4096,
@@ -120,21 +121,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a server that ends with the drain.
+    /// Creates a server that ends with the drain.
     #[must_use]
     pub fn new(name: &'static str, limits: Limits, watch: Watch) -> Self {
         Self { name, limits, watch, linger: Duration::ZERO }
     }
 
-    /// Accepts for this long after the drain was ordered, and asks HTTP/1 clients to connect elsewhere next time: for
-    /// servers to which clients are sent by addresses that take a moment to change.
+    /// Accepts connections for this long after the drain began, and asks HTTP/1 clients to connect elsewhere next
+    /// time: for servers whose clients take a moment to learn another address.
     #[must_use]
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Serves plain text until the drain; requests in progress are tracked by it.
+    /// Serves plain text until the drain, which tracks requests in progress.
     pub async fn serve<S, F, B>(self, listener: TcpListener, service: S)
     where
         S: Fn(Request<RequestBody>, SocketAddr) -> F + Clone + Send + Sync + 'static,
@@ -144,7 +145,7 @@ impl Server {
         self.serve_with_extensions(listener, plain, service).await;
     }
 
-    /// Serves what `handshake` makes of a connection until the drain; requests in progress are tracked by it.
+    /// Serves on the stream that `handshake` returns until the drain, which tracks requests in progress.
     pub async fn serve_with<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
     where
         H: Fn(TcpStream) -> HF,
@@ -161,8 +162,8 @@ impl Server {
         self.serve_with_extensions(listener, handshake, service).await;
     }
 
-    /// As [`Server::serve_with`], for a handshake that learns something of the client: every request of the connection gets its
-    /// extensions.
+    /// Like [`Server::serve_with`], for a handshake that learns something about the client: its extensions are added
+    /// to every request of the connection.
     pub async fn serve_with_extensions<H, HF, IO, S, F, B>(self, listener: TcpListener, handshake: H, service: S)
     where
         H: Fn(TcpStream) -> HF,
@@ -246,7 +247,7 @@ impl Server {
             }
             () = self.ended() => serving.as_mut().graceful_shutdown(),
         }
-        // From here on the drain has a deadline; a connection without a request must not use it up.
+        // From here on the drain has a deadline, which a connection without a request must not use up.
         tokio::select! {
             served = serving.as_mut() => served.map_err(|error| error.to_string()),
             overdue = connection.overdue() => Err(overdue.reason().to_owned()),
@@ -254,7 +255,7 @@ impl Server {
         }
     }
 
-    /// Waits until nothing is accepted any more.
+    /// Waits until no more connections are accepted.
     async fn ended(&self) {
         self.watch.signaled().await;
         sleep(self.linger).await;
@@ -272,7 +273,7 @@ impl Server {
     }
 }
 
-/// The handshake of plain text: none.
+/// The handshake of plain text, which does nothing.
 pub(crate) async fn plain(stream: TcpStream) -> io::Result<(TcpStream, Extensions)> {
     Ok((stream, Extensions::new()))
 }
@@ -280,7 +281,7 @@ pub(crate) async fn plain(stream: TcpStream) -> io::Result<(TcpStream, Extension
 fn set_options(stream: &TcpStream) {
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
-    // A peer that is gone already has no options.
+    // Setting an option fails if the peer is gone already.
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }

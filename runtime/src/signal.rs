@@ -2,13 +2,13 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Exit code of a process that was told twice to stop: 128 + SIGINT, the shell's convention.
+/// Exit code after a second signal: 128 + SIGINT, the shell's convention.
 const IMPATIENT_EXIT: i32 = 130;
 
 /// Waits for SIGTERM or SIGINT. From then on a second one ends the process at once with exit code 130.
 ///
 /// # Panics
-/// When the runtime has no IO driver, or the process may not install handlers: both are mistakes in the program.
+/// When the runtime has no IO driver, or the process may not install handlers: both are bugs in the program.
 pub async fn shutdown() {
     let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be handled");
     let mut interrupt = signal(SignalKind::interrupt()).expect("SIGINT can be handled");

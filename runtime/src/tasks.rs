@@ -13,7 +13,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Makes an empty set.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -28,10 +28,10 @@ impl Tasks {
         self.names.push((handle.id(), name));
     }
 
-    /// Runs until `shutdown` completes; the tasks go on running until the set is dropped.
+    /// Runs until `shutdown` completes; the tasks continue until the set is dropped.
     ///
     /// # Errors
-    /// When a task ends before, in whatever way: the message names it.
+    /// When a task ends earlier, for any reason: the message names it.
     pub async fn run_until(&mut self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         tokio::select! {
             () = shutdown => Ok(()),

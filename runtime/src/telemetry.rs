@@ -1,5 +1,5 @@
-//! Logs: to standard output, plain or JSON, with a level that can change while the process runs, and the last of what
-//! went wrong ([`Recent`]).
+//! Logs: to standard output, plain or JSON, with a level that can change while the process runs, and the latest
+//! warnings and errors ([`Recent`]).
 
 mod recent;
 
@@ -10,14 +10,14 @@ use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util
 
 /// Prefix of the targets of our own crates.
 const OURS: &str = "weft";
-/// Levels of everything else where a filter is one bare level. The Kubernetes client warns of what its callers are told
-/// anyway, and quotes whole answers of the API, in which there may be tokens.
+/// Levels of other crates if the filter is one bare level. The Kubernetes client warns about errors that its callers
+/// get anyway, and quotes whole answers of the API server, which may contain tokens.
 const LIBRARIES: &str = "warn,kube_client=error";
 
-/// How log lines look.
+/// Formats of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text, for people.
     #[default]
     Plain,
     /// One JSON object a line.
@@ -30,9 +30,9 @@ pub enum TelemetryError {
     /// The filter has a syntax error.
     #[error("`{filter}` is not a log filter: {source}; expected e.g. `info` or `warn,weft=debug`")]
     Filter {
-        /// The text.
+        /// The filter.
         filter: String,
-        /// What is wrong with it.
+        /// The syntax error.
         source: tracing_subscriber::filter::ParseError,
     },
     /// The process has a subscriber already.
@@ -51,9 +51,9 @@ pub struct ParseLogFormatError(String);
 /// The log of this process.
 #[derive(Clone, Debug)]
 pub struct Log {
-    /// What is logged.
+    /// The log level, which can be changed.
     pub level: LogLevel,
-    /// The last warnings and errors.
+    /// The latest warnings and errors.
     pub recent: Recent,
 }
 
@@ -61,7 +61,8 @@ pub struct Log {
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
-/// Starts logging for the whole process. A bare level such as `debug` is that of our own crates; libraries then keep `warn`.
+/// Starts logging for the whole process. A bare level such as `debug` applies to our own crates; libraries then keep
+/// `warn`.
 ///
 /// # Errors
 /// When the filter does not parse or logging was started before.
@@ -116,8 +117,8 @@ fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
     EnvFilter::try_new(expand(filter)).map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
 }
 
-/// A bare level above `warn` is meant for Weft's own crates: what libraries say of every frame and every request would bury
-/// it. Whoever wants to hear a library names it.
+/// A bare level above `warn` applies to Weft's own crates only: libraries log every frame and every request, which
+/// would bury the rest. A filter can name a library.
 fn expand(filter: &str) -> String {
     match filter.trim().to_ascii_lowercase().as_str() {
         level @ ("info" | "debug" | "trace") => format!("{LIBRARIES},{OURS}={level}"),

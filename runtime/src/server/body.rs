@@ -1,4 +1,4 @@
-//! Bodies that say how far their exchange has come.
+//! Bodies that report the progress of their exchange.
 
 use std::{
     error::Error,
@@ -12,7 +12,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::connections::Exchange;
 
-/// The body of a request, whose bytes count against the listener's limit until the request was answered.
+/// The body of a request, whose bytes count against the listener's limit until the request is answered.
 #[derive(Debug)]
 pub struct RequestBody {
     incoming: Incoming,
@@ -58,7 +58,7 @@ impl Body for RequestBody {
     }
 }
 
-/// A service that drops the body wants no more of it.
+/// A service that drops the body reads no more of it.
 impl Drop for RequestBody {
     fn drop(&mut self) {
         self.exchange.received();

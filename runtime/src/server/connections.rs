@@ -1,12 +1,10 @@
-//! The connections of one listener, and which of them goes when there are too many.
-//!
-//! A newcomer is never kept waiting. When the listener is full, a connection goes in its place: of the source that has
-//! most, first one whose requests have not arrived yet or that has none, of these first one that never finished a
-//! request, of these the one that has waited longest. So a flood of silent connections displaces itself, and a client
-//! that asked before, such as an API server between two reviews, keeps its connection. A connection that is being
-//! answered goes only when its source has more than its share.
-//!
-//! Clients behind the pod's own sidecar have one source, the sidecar.
+//! The connections of one listener, and which of them is closed when there are too many.
+//! A new connection never waits. When the listener is full, it replaces another one. Candidates are the connections of
+//! the source that has most, in this order: connections whose request has not arrived yet or that have none, of these
+//! the ones that never finished a request, of these the one that has waited longest. So a flood of silent connections
+//! displaces itself, and a client with earlier requests, such as an API server between two reviews, keeps its
+//! connection. A connection that is being answered is closed only if its source has more than its share.
+//! All clients behind the pod's own sidecar count as one source, the sidecar.
 
 use std::{
     cmp::Reverse,
@@ -37,7 +35,7 @@ pub(super) struct Connections {
 struct Table {
     next: u64,
     open: HashMap<u64, Entry>,
-    /// Connections by source.
+    /// Number of connections by source.
     sources: HashMap<IpAddr, usize>,
     held: usize,
 }
@@ -60,22 +58,22 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Signals {
     evicted: CancellationToken,
-    /// Requests began or ended.
+    /// Notified when a request begins or ends.
     changed: Notify,
 }
 
-/// Why a connection has to close.
+/// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// Another one took its place.
+    /// Another connection replaced it.
     Evicted,
-    /// No first request.
+    /// Its first request did not arrive in time.
     Begin,
-    /// A request's body did not end.
+    /// The body of a request did not end in time.
     Receive,
-    /// A response did not end.
+    /// A response did not end in time.
     Exchange,
-    /// No further request.
+    /// No further request arrived in time.
     Idle,
 }
 
@@ -83,7 +81,7 @@ pub(super) enum Overdue {
 #[derive(Debug)]
 pub(super) struct Connection(Arc<Handle>);
 
-/// An admitted connection as its requests know it.
+/// The state of an admitted connection, shared with its requests.
 #[derive(Debug)]
 pub(super) struct Handle {
     connections: Arc<Connections>,
@@ -104,7 +102,7 @@ impl Connections {
         Self { limits, table: Mutex::default() }
     }
 
-    /// Takes a connection in, in another's place if there are too many; none if all others are being answered.
+    /// Admits a connection, in another's place if there are too many; `None` if all others are being answered.
     pub(super) fn admit(self: &Arc<Self>, source: IpAddr) -> Option<Connection> {
         let mut table = self.table();
         if table.open.len() >= self.limits.connections {
@@ -128,7 +126,7 @@ impl Connections {
         Some(Connection(Arc::new(Handle { connections: self.clone(), id, signals })))
     }
 
-    /// Closes the connection that is missed least, if there is one: the process is out of file descriptors.
+    /// Closes the least useful connection, if there is one: the process is out of file descriptors.
     pub(super) fn evict_one(&self) {
         let mut table = self.table();
         if let Some(victim) = table.victim(None) {
@@ -142,7 +140,7 @@ impl Connections {
 }
 
 impl Table {
-    /// Who makes place for a newcomer.
+    /// The connection that is closed for a new one.
     fn victim(&self, newcomer: Option<IpAddr>) -> Option<u64> {
         let connections_of = |source: &IpAddr| self.sources.get(source).copied().unwrap_or_default();
         let share = newcomer.map_or(usize::MAX, |newcomer| connections_of(&newcomer).saturating_add(1));
@@ -175,7 +173,7 @@ impl Table {
 }
 
 impl Entry {
-    /// When it has to close unless something happens, and why.
+    /// When the connection has to close unless something happens, and why.
     fn due(&self, limits: &Limits) -> Option<(Instant, Overdue)> {
         let first = |requests: &BTreeMap<u64, Instant>| requests.first_key_value().map(|(_, since)| *since);
         let (receiving, answering) = (first(&self.receiving), first(&self.answering));
@@ -191,7 +189,7 @@ impl Entry {
 }
 
 impl Overdue {
-    /// For the log.
+    /// The reason, for the log.
     pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::Evicted => "evicted in favour of another connection",
@@ -208,7 +206,7 @@ impl Connection {
         self.0.clone()
     }
 
-    /// Waits until the connection has to close, and says why. Cancel safe.
+    /// Waits until the connection has to close, and returns the reason. Cancel safe.
     pub(super) async fn overdue(&self) -> Overdue {
         let Handle { connections, id, signals } = &*self.0;
         loop {
@@ -258,7 +256,7 @@ impl Drop for Connection {
 }
 
 impl Handle {
-    /// Begins a request.
+    /// Starts a request.
     pub(super) fn begin(self: &Arc<Self>) -> Exchange {
         let mut table = self.connections.table();
         table.next += 1;
@@ -273,7 +271,8 @@ impl Handle {
 }
 
 impl Exchange {
-    /// Counts bytes of the body. False if the connection has to close, because it held most when all held too much.
+    /// Counts bytes of the body. False if the connection has to close, because it held most when all together held too
+    /// much.
     pub(super) fn receive(&self, bytes: usize) -> bool {
         let Handle { connections, id, .. } = &*self.handle;
         let mut table = connections.table();
@@ -289,7 +288,7 @@ impl Exchange {
         table.open.contains_key(id)
     }
 
-    /// Notes that the body has ended.
+    /// Records that the body has ended.
     pub(super) fn received(&self) {
         let mut table = self.handle.connections.table();
         let Some(entry) = table.open.get_mut(&self.handle.id) else { return };
@@ -300,7 +299,7 @@ impl Exchange {
         }
     }
 
-    /// Gives back the body's bytes.
+    /// Releases the body's bytes.
     pub(super) fn release(&self) {
         let bytes = self.held.swap(0, Ordering::Relaxed);
         let mut table = self.handle.connections.table();
@@ -394,7 +393,7 @@ mod tests {
         let flood: Vec<_> = (0..4).map(|_| connections.admit(ATTACKER).unwrap()).collect();
         let exchanges: Vec<_> = flood.iter().map(|connection| connection.handle().begin()).collect();
         exchanges.iter().for_each(Exchange::received);
-        assert!(connections.admit(ATTACKER).is_none(), "its own share");
+        assert!(connections.admit(ATTACKER).is_none(), "more than its share");
         let newcomer = connections.admit(API_SERVER).unwrap();
         assert!(is_open(&newcomer) && connections.table().open.len() == 4);
         drop((newcomer, exchanges, flood));
@@ -411,7 +410,7 @@ mod tests {
         assert!(!is_open(&greedy) && !large.receive(1));
         small.release();
         assert_eq!(connections.table().held, 0);
-        assert!(!small.receive(101), "nobody else to blame");
+        assert!(!small.receive(101), "no other connection holds bytes");
         assert!(connections.table().open.is_empty());
     }
 

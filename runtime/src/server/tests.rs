@@ -8,13 +8,13 @@ use crate::drain::Drain;
 
 /// HTTP/2's client preface and an empty SETTINGS frame (RFC 9113 section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// More than anything here takes.
+/// Longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Every deadline that a client can reach.
+/// For every deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(200);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// Serves the length of the request's body; returns the address and what ends the server.
+/// Serves the length of the request's body; returns the address and the drain.
 async fn start(limits: Limits) -> (SocketAddr, Drain) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -29,14 +29,14 @@ async fn start(limits: Limits) -> (SocketAddr, Drain) {
     (addr, drain)
 }
 
-/// A connection on which this was sent.
+/// A connection on which these bytes were sent.
 async fn sent(addr: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     stream
 }
 
-/// Whatever arrives until the server closes.
+/// Reads until the server closes.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     // A server that closes before it has read everything resets the connection.
@@ -113,7 +113,7 @@ async fn request_bodies_are_bounded_over_all_connections() {
     let mut greedy = sent(addr, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n").await;
     greedy.write_all(&[b'x'; 9_000]).await.unwrap();
     let closed = tokio::spawn(until_closed(greedy));
-    // The greedy one may not have been read yet; each of these fits beside nothing but itself.
+    // The larger one may not have been read yet; none of these fits beside another.
     while !closed.is_finished() {
         let answer = timeout(DEADLINE, post(addr, 5_000)).await.unwrap();
         assert!(answer.ends_with("5000 bytes"), "{answer}");

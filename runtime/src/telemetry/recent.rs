@@ -1,4 +1,4 @@
-//! The last warnings and errors that this process logged, for whoever asks it how it is. Bounded; repeats are counted.
+//! The latest warnings and errors that this process logged, for its status. Bounded; repeats are counted.
 
 use std::{
     collections::VecDeque,
@@ -16,23 +16,23 @@ use tracing_subscriber::{
     layer::Context,
 };
 
-/// Distinct lines that are kept.
+/// Number of distinct lines that are kept.
 const KEPT: usize = 16;
 
-/// What was logged.
+/// A logged line.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// When the last time.
+    /// When it was last logged.
     pub at: SystemTime,
     /// `WARN` or `ERROR`.
     pub level: Level,
     /// The message and its fields, as in the log.
     pub text: String,
-    /// How often, since it was not there any more.
+    /// How often it was logged while it has been kept.
     pub times: u64,
 }
 
-/// The last lines, of which clones see the same. As complete as the log: what its filter leaves out is not here.
+/// The latest lines, which clones share. Lines that the log's filter excludes are missing here too.
 #[derive(Clone, Debug, Default)]
 pub struct Recent(Arc<Mutex<VecDeque<Line>>>);
 
