@@ -1,4 +1,4 @@
-//! Weft's contracts on the wire: our own agent API, and Linkerd's proxy API under one name.
+//! Weft's gRPC APIs: our own agent API, and Linkerd's proxy API under one name.
 //!
 //! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
 //! the standard library's. Refuses to decide anything: a conversion either succeeds or says what is malformed.
