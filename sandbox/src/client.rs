@@ -27,7 +27,7 @@ use crate::{
     state::{PodState, State},
 };
 
-/// How often the state file is looked at while waiting.
+/// How often the state file is read while waiting.
 const POLL: Duration = Duration::from_millis(20);
 /// How long the daemon may take to clean up: two pod grace periods.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
@@ -49,23 +49,23 @@ pub enum ClientError {
     /// The state cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     ReadState {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
     /// The daemon's program does not start.
     #[error("cannot start {}: {source}; build it with `cargo xtask demo`", path.display())]
     StartDaemon {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The daemon ended while somebody waited for it.
+    /// The daemon ended before the sandbox was ready.
     #[error("the sandbox ended ({status}): {log}")]
     DaemonEnded {
-        /// How.
+        /// Its exit status.
         status: String,
         /// The end of its log.
         log: String,
@@ -73,7 +73,7 @@ pub enum ClientError {
     /// The mesh is not ready in time.
     #[error("the sandbox is not ready after {}s: {pending}", deadline.as_secs())]
     NotReady {
-        /// The time that it had.
+        /// The deadline that passed.
         deadline: Duration,
         /// What is missing.
         pending: String,
@@ -81,47 +81,46 @@ pub enum ClientError {
     /// There is no such pod.
     #[error("no pod `{pod}` in sandbox `{sandbox}`, or several: see `weft sandbox ps --name {sandbox}`")]
     NoPod {
-        /// The pod.
+        /// The name that was asked for.
         pod: String,
-        /// The sandbox.
+        /// Name of the sandbox.
         sandbox: String,
     },
     /// There is no such container.
     #[error("pod {pod} has no container `{container}`: it has {has}")]
     NoContainer {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
-        /// The container.
+        /// The name that was asked for.
         container: String,
-        /// Those there are.
+        /// Names of its containers.
         has: String,
     },
     /// A command could not be run.
     #[error("cannot run a command in pod {pod}: {source}")]
     Exec {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The host refused.
+    /// An operation on the host failed.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The daemon does not stop.
     #[error("sandbox `{name}` (pid {pid}) is still cleaning up after {}s", STOP_DEADLINE.as_secs())]
     StillRunning {
-        /// The sandbox.
+        /// Name of the sandbox.
         name: String,
-        /// Its daemon.
+        /// Pid of its daemon.
         pid: u32,
     },
 }
 
 impl Sandbox {
-    /// Starts a daemon as a child of this process. Dropping the value does not stop it; when this process dies, it goes on.
-    ///
+    /// Starts a daemon as a child of this process. Dropping the value does not stop it, and it survives this process.
     /// # Errors
-    /// When the program cannot be started. Whether the mesh comes up, [`Self::wait_ready`] says.
+    /// When the program cannot be started. [`Self::wait_ready`] reports whether the mesh comes up.
     pub fn start(config: &Config) -> Result<Self, ClientError> {
         let weft = config.bin_dir.join("weft");
         let layout = config.layout();
@@ -154,7 +153,7 @@ impl Sandbox {
         Ok(Self { layout, weft: state.config.bin_dir.join("weft"), daemon: None })
     }
 
-    /// Where it keeps things.
+    /// The paths of the sandbox's files.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -163,15 +162,15 @@ impl Sandbox {
     /// The current state.
     ///
     /// # Errors
-    /// [`ClientError::NotFound`] when the sandbox has gone.
+    /// [`ClientError::NotFound`] when the sandbox no longer exists.
     pub fn state(&self) -> Result<State, ClientError> {
         read(&self.layout)?.ok_or_else(|| ClientError::NotFound(self.name()))
     }
 
-    /// Waits until everything that the manifests ask for is ready.
+    /// Waits until everything in the manifests is ready.
     ///
     /// # Errors
-    /// When that takes longer than the deadline (the error says what is missing), or the daemon ends before.
+    /// When that takes longer than the deadline (the error says what is missing), or the daemon exits first.
     pub async fn wait_ready(&mut self, deadline: Duration) -> Result<State, ClientError> {
         let give_up = Instant::now() + deadline;
         loop {
@@ -197,10 +196,11 @@ impl Sandbox {
 
     /// Runs a command in a pod, as the container's user and in its cgroup, and collects its output.
     ///
-    /// `container`: the first that is no sidecar when none is given.
+    /// `container`: by default the first that is not a sidecar.
     ///
     /// # Errors
-    /// When the pod or container does not exist or the command cannot be started; its exit status is no error.
+    /// When the pod or container does not exist or the command cannot be started. A failing exit status is not an
+    /// error.
     pub async fn exec<S: AsRef<OsStr>>(
         &self,
         pod: &str,
@@ -246,13 +246,13 @@ impl Sandbox {
         let base = fs::read(container_spec_file(&dir, &container)).map_err(failed)?;
         let mut spec: container::Spec = serde_json::from_slice(&base).map_err(io::Error::from).map_err(failed)?;
         spec.argv = argv.iter().map(|argument| argument.as_ref().to_string_lossy().into_owned()).collect();
-        // The child reads the file and removes it; a name of its own lets commands run side by side.
+        // The child reads the file and removes it; unique names let commands run in parallel.
         let file = tempfile::Builder::new().prefix(".exec-").suffix(".json").tempfile_in(&dir).map_err(failed)?;
         let path = file.into_temp_path().keep().map_err(|error| failed(error.error))?;
         Ok(container::spawn(&self.weft, &path, &spec, stdin, stdout, stderr)?)
     }
 
-    /// A container's output so far.
+    /// The file with a container's output.
     ///
     /// # Errors
     /// When the pod or container does not exist.
@@ -304,7 +304,7 @@ impl Sandbox {
     }
 
     fn remove_log(&self) {
-        // A daemon in the foreground has none.
+        // A daemon in the foreground has no such file.
         let _ = fs::remove_file(self.layout.daemon_log());
     }
 

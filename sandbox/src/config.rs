@@ -9,9 +9,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Where sandboxes keep their state: one directory each. A temporary file system on every modern Linux.
+/// Directory of the sandboxes' state, with one directory each. It is a temporary file system on every modern Linux.
 pub const RUN_DIR: &str = "/run/weft";
-/// The name of a sandbox that was given none.
+/// Name of a sandbox that is started without one.
 pub const DEFAULT_NAME: &str = "default";
 /// The longest name: `weft-NAME-` and a pod's name have to fit into a file name.
 pub const MAX_NAME_BYTES: usize = 40;
@@ -23,11 +23,11 @@ pub const CLUSTER_DOMAIN: &str = "cluster.local";
 /// The node's name, as pods see it.
 pub const NODE_NAME: &str = "sandbox";
 
-/// Pod addresses come from here, from .10 on; the rest is the sandbox's own.
+/// Pod addresses, from .10 on; the rest is the sandbox's own.
 pub const POD_CIDR_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 0), 16);
 /// Pod addresses of the other family.
 pub const POD_CIDR_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0), 64);
-/// Cluster IPs come from here.
+/// Addresses of cluster IPs.
 pub const SERVICE_CIDR_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 96, 0, 0), 16);
 /// The name server, on the node: kubeadm's choice for the service CIDR.
 pub const DNS_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));
@@ -36,7 +36,7 @@ pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The same for IPv6.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// How pods' traffic gets to the proxies.
+/// How traffic is redirected to the proxies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interception {
@@ -45,11 +45,11 @@ pub enum Interception {
     Ebpf,
     /// linkerd-init's iptables rules in every meshed pod.
     Iptables,
-    /// Not at all.
+    /// Traffic is not redirected.
     None,
 }
 
-/// The control plane's settings for the proxies.
+/// The control plane of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControlPlane {
@@ -67,13 +67,13 @@ pub struct Config {
     pub name: String,
     /// The directory of manifests, read recursively and watched.
     pub manifests: PathBuf,
-    /// How traffic gets to the proxies.
+    /// How traffic is redirected to the proxies.
     pub interception: Interception,
     /// The sidecar's program in place of `weft-proxy`.
     pub proxy: Option<PathBuf>,
     /// Whether there is a control plane.
     pub control_plane: ControlPlane,
-    /// Where `weft`, `weft-agent`, `weft-proxy` and `weft-control-plane` are; also first in every container's PATH.
+    /// Directory of `weft`, `weft-agent`, `weft-proxy` and `weft-control-plane`; also first in every container's PATH.
     pub bin_dir: PathBuf,
     /// The log filter of proxies, agent and control plane.
     pub log_level: String,
@@ -86,16 +86,16 @@ pub struct Config {
 )]
 pub struct NameError(String);
 
-/// An unknown way of interception.
+/// An unknown kind of interception.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a way of interception: expected ebpf, iptables or none")]
 pub struct ParseInterceptionError(String);
 
 impl Config {
-    /// A sandbox with defaults.
+    /// Settings with defaults.
     ///
     /// # Errors
-    /// When the name is not usable.
+    /// When the name is invalid.
     pub fn new(name: &str, manifests: impl Into<PathBuf>, bin_dir: impl Into<PathBuf>) -> Result<Self, NameError> {
         check_name(name)?;
         Ok(Self {
@@ -109,7 +109,7 @@ impl Config {
         })
     }
 
-    /// Where this sandbox keeps things.
+    /// The paths of the sandbox's files.
     #[must_use]
     pub fn layout(&self) -> Layout {
         Layout::of(&self.name)
@@ -119,12 +119,12 @@ impl Config {
 /// Checks a sandbox's name.
 ///
 /// # Errors
-/// When it cannot be used in names of files, namespaces and cgroups.
+/// When it cannot be part of the names of files, namespaces and cgroups.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let fits = (1..=MAX_NAME_BYTES).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        // No name may be another's followed by the separator: see `Layout::netns_prefix`.
+        // A name must not be another's followed by the separator: see `Layout::netns_prefix`.
         && !name.ends_with('-')
         && !name.contains("--");
     if fits { Ok(()) } else { Err(NameError(name.to_owned())) }
@@ -153,14 +153,14 @@ impl fmt::Display for Interception {
     }
 }
 
-/// The places and names of one sandbox. Everything that it leaves on the host is under one of them.
+/// Paths and names of one sandbox. Everything that it leaves on the host is under one of them.
 #[derive(Clone, Debug)]
 pub struct Layout {
     name: String,
 }
 
 impl Layout {
-    /// The places of the sandbox with this name.
+    /// The paths and names for the sandbox with this name.
     #[must_use]
     pub fn of(name: &str) -> Self {
         Self { name: name.to_owned() }
@@ -178,13 +178,13 @@ impl Layout {
         self.run_dir().join("state.json")
     }
 
-    /// Held by the daemon while it lives, and removed as the last thing of all.
+    /// Locked by the daemon while it lives, and removed last.
     #[must_use]
     pub fn lock_file(&self) -> PathBuf {
         Path::new(RUN_DIR).join(format!("{}.lock", self.name))
     }
 
-    /// The log of a daemon in the background: beside the directory, because the daemon clears that when it starts.
+    /// The log of a daemon in the background. It is outside the directory, which the daemon clears when it starts.
     #[must_use]
     pub fn daemon_log(&self) -> PathBuf {
         Path::new(RUN_DIR).join(format!("{}.log", self.name))
@@ -202,13 +202,13 @@ impl Layout {
         self.run_dir().join("agent.sock")
     }
 
-    /// Where this sandbox mounts a BPF file system of its own.
+    /// Mount point of this sandbox's own BPF file system.
     #[must_use]
     pub fn bpffs(&self) -> PathBuf {
         self.run_dir().join("bpffs")
     }
 
-    /// Where the agent pins its maps and links.
+    /// Directory in which the agent pins its maps and links.
     #[must_use]
     pub fn pin_dir(&self) -> PathBuf {
         self.bpffs().join("weft")

@@ -1,10 +1,9 @@
 //! The daemon: reconciles the host with the manifests and publishes the state.
 //!
-//! One loop reacts to four kinds of updates (manifests, pods, the agent, the stop request), derives everything from what
-//! it knows then, and publishes it. [`mod@desired`], [`publish`] and [`names`] are pure; [`pod`] lives one pod's life.
-//!
-//! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. At the end the same
-//! backwards; a daemon that dies without an end is cleaned up after by its janitor.
+//! One loop reacts to four kinds of updates (manifests, pods, the agent, the stop request), derives the new state from
+//! them, and publishes it. [`mod@desired`], [`publish`] and [`names`] are pure; [`pod`] runs one pod.
+//! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. Shutdown is in
+//! reverse order; if the daemon dies without it, the janitor cleans up.
 
 mod agent;
 mod control_plane;
@@ -57,51 +56,51 @@ use crate::{
 const FIRST_POD: u32 = 10;
 /// Editors write a file in several steps; changes within this time are one.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// A failed publication is tried again after this.
+/// Pause before a failed publication is retried.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Why a sandbox does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The host lacks something, or refuses.
+    /// An operation on the host failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// No keys.
+    /// Keys could not be created.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// No agent.
+    /// The agent could not be started.
     #[error(transparent)]
     Agent(#[from] AgentError),
     /// The manifests cannot be read at all.
     #[error("cannot read manifests in {}: {source}; expected a directory of .yaml, .yml or .json files", path.display())]
     Manifests {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
     /// The manifests cannot be watched.
     #[error("cannot watch {}: {source}", path.display())]
     Watch {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The cause.
+        /// Error of the watcher.
         source: notify::Error,
     },
-    /// The name server has no socket.
+    /// The name server's socket could not be bound.
     #[error("cannot bind the name server to {address} in the node's namespace: {source}")]
     NameServer {
-        /// The address.
+        /// The socket's address.
         address: SocketAddr,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The sandbox's own files.
+    /// The sandbox's own files could not be written.
     #[error("cannot write below {}: {source}", path.display())]
     Files {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -111,24 +110,23 @@ pub(crate) fn container_spec_file(pod_dir: &Path, container: &str) -> PathBuf {
     pod_dir.join(format!(".spec-{container}.json"))
 }
 
-/// Runs a sandbox until `shutdown` completes, then removes everything. `report` sees every new state.
-///
+/// Runs a sandbox until `shutdown` completes, then removes everything. `report` is called with every new state.
 /// # Errors
-/// When it cannot start; nothing is left behind in that case. Faults of single manifests or pods are not errors: they
-/// is in the state.
+/// When it cannot start; nothing is left behind in that case. Faults of single manifests or pods are not errors; the
+/// state contains them.
 pub async fn run(
     config: Config,
     shutdown: impl Future<Output = ()>,
     report: impl FnMut(&State),
 ) -> Result<(), DaemonError> {
     preflight::check(&config)?;
-    // Read before anything is made: a directory that is not there is the commonest mistake.
+    // Checked before anything is created: a missing directory is the commonest mistake.
     load(&config.manifests)?;
     let layout = config.layout();
     let lock = cleanup::lock(&config.name)?;
     cleanup::remove_everything(&layout)?;
     let run_dir = layout.run_dir();
-    // Keys and tokens lie below: for root alone.
+    // Only root may read keys and tokens.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -206,7 +204,7 @@ struct Daemon<R> {
     publisher: Publisher,
     names: watch::Sender<Arc<Names>>,
     next_pod: u32,
-    /// By number.
+    /// Pods by number.
     pods: BTreeMap<u32, Handle>,
     /// The last good version of every object in the manifests.
     good: HashMap<ObjectRef, Object>,
@@ -287,10 +285,10 @@ impl<R: FnMut(&State)> Daemon<R> {
         let manifests = load(&self.shared.config.manifests)?;
         self.errors = manifests.errors.iter().map(ToString::to_string).collect();
         for ignored in &manifests.ignored {
-            tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox has no use for this kind");
+            tracing::warn!(file = %ignored.file.display(), line = ignored.line, kind = %ignored.kind, "the sandbox does not use this kind");
         }
         let mut objects: Vec<_> = manifests.objects.into_iter().map(|located| located.object).collect();
-        // A document that got worse keeps its last good version, as an API server would.
+        // A document that became invalid keeps its last good version, as in an API server.
         for error in manifests.errors {
             if let Some(last) = error.object.and_then(|reference| self.good.get(&reference)) {
                 objects.push(last.clone());
@@ -315,8 +313,8 @@ impl<R: FnMut(&State)> Daemon<R> {
         Ok(())
     }
 
-    /// Starts missing pods and stops surplus ones. A pod is replaced when its successor is of another template,
-    /// and only after everything of it is gone, because both would have the same directory.
+    /// Starts missing pods and stops surplus ones. If the template has changed, the pod is replaced, after everything
+    /// of the old one is gone, because both would have the same directory.
     fn reconcile(&mut self) {
         let mut wanted: HashMap<(String, String), &DesiredPod> =
             self.desired.pods.iter().map(|pod| (key_of(pod), pod)).collect();
@@ -337,7 +335,8 @@ impl<R: FnMut(&State)> Daemon<R> {
         }
     }
 
-    /// Publishes the state to the control plane, the name server, the node and the client. Returns false to retry soon.
+    /// Publishes the state to the control plane, the name server, the node and the client. Returns false if it should
+    /// be retried.
     async fn publish(&mut self) -> bool {
         let running: Vec<RunningPod> = self
             .pods

@@ -15,9 +15,9 @@ use crate::config::Config;
 pub struct State {
     /// Its settings.
     pub config: Config,
-    /// The daemon.
+    /// Pid of the daemon.
     pub daemon_pid: u32,
-    /// The agent, while it runs. Changes when the agent is started again.
+    /// Pid of the agent, while it runs. Changes when the agent is restarted.
     pub agent_pid: Option<u32>,
     /// The agent's gRPC socket, when the sandbox has an agent.
     pub agent_socket: Option<PathBuf>,
@@ -25,7 +25,7 @@ pub struct State {
     pub node_netns: PathBuf,
     /// The cgroup2 directory of all pods.
     pub kubepods: PathBuf,
-    /// Whether everything that the manifests ask for runs and is ready.
+    /// Whether everything in the manifests runs and is ready.
     pub ready: bool,
     /// Every pod, the control plane's included.
     pub pods: Vec<PodState>,
@@ -48,17 +48,17 @@ pub struct PodState {
     pub ips: Vec<IpAddr>,
     /// Its network namespace, a file under /run/netns.
     pub netns: PathBuf,
-    /// Its cgroup2 directory; each container has one below.
+    /// Its cgroup2 directory, with a directory for each container.
     pub cgroup: PathBuf,
     /// Whether it has a proxy.
     pub meshed: bool,
-    /// Whether it is ready: every container started, the sidecar and the probes say yes.
+    /// Whether it is ready: every container started, the sidecar and the probes succeed.
     pub ready: bool,
-    /// Why it is not, if it is not.
+    /// Why it is not ready; empty if it is.
     pub message: String,
     /// Its containers, sidecars first.
     pub containers: Vec<ContainerState>,
-    /// When its parts were done.
+    /// Durations of the steps of its start.
     pub times: PodTimes,
 }
 
@@ -67,22 +67,22 @@ pub struct PodState {
 pub struct ContainerState {
     /// Its name.
     pub name: String,
-    /// Its process, while it runs.
+    /// Pid of its process, while it runs.
     pub pid: Option<u32>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
     /// How its last process ended, e.g. `exit 64`, `signal 9`.
     pub last_exit: Option<String>,
-    /// Its output.
+    /// File with its output.
     pub log: PathBuf,
 }
 
-/// Milliseconds since the pod was decided upon; none while it has not happened.
+/// Milliseconds since the pod was created from the manifests; `None` until it happens.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct PodTimes {
-    /// The network namespace has its addresses.
+    /// The network namespace got its addresses.
     pub network_ms: Option<f64>,
-    /// The agent has both directions in place.
+    /// The agent enrolled both directions.
     pub enrolled_ms: Option<f64>,
     /// The sidecar's startup probe succeeded.
     pub sidecar_ready_ms: Option<f64>,
@@ -97,16 +97,16 @@ pub struct ServiceState {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its cluster IP; none when it is headless.
+    /// Its cluster IP; `None` if it is headless.
     pub cluster_ip: Option<IpAddr>,
-    /// `port/protocol` each, as in kubectl.
+    /// `port/protocol` for each port, as in kubectl.
     pub ports: Vec<String>,
-    /// Ready endpoints.
+    /// Number of ready endpoints.
     pub endpoints: usize,
 }
 
 impl State {
-    /// The pod with this name, which may be given as `NAMESPACE/NAME`, or as a prefix that only one pod has.
+    /// The pod with this name, which may be `NAMESPACE/NAME`, or a prefix that only one pod has.
     #[must_use]
     pub fn pod(&self, name: &str) -> Option<&PodState> {
         let (namespace, name) = match name.split_once('/') {

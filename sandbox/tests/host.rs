@@ -1,6 +1,7 @@
-//! The host layer on a real kernel, as root. Every test has a sandbox name of its own and leaves nothing.
+//! The host layer on a real kernel, as root. Every test has its own sandbox name and leaves nothing behind.
 //!
-//! The binary that starts containers is this one: called with the name of a hidden subcommand it is that, as `weft` is.
+//! The binary that starts containers is this one: called with the name of a hidden subcommand, it behaves as `weft`
+//! does.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test program without libtest reports by itself")]
 #![expect(clippy::unwrap_used, reason = "a failure is the test's")]
@@ -50,7 +51,8 @@ const TESTS: [(&str, Test); 12] = [
     ("the_janitor_cleans_up_unless_dismissed", |layout| run(the_janitor_cleans_up_unless_dismissed(layout))),
 ];
 
-/// No libtest: containers and the janitor need a binary whose `main` takes the hidden subcommands, with one thread.
+/// Without libtest: containers and the janitor need a binary whose `main` handles the hidden subcommands, with one
+/// thread.
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -112,7 +114,8 @@ async fn the_node_reaches_pods_from_its_own_address(layout: &Layout) {
 
 async fn pods_reach_the_name_servers_address(layout: &Layout) {
     let pods = pods(layout).await;
-    // With rules in force: the address is in the service CIDR, where everything that is no Service is refused.
+    // The rules are in force: the address is in the service CIDR, where every address that is not a Service's is
+    // refused.
     services::apply(&pods.node, &[]).await.unwrap();
     let tcp = Banner::start_at(&pods.node, SocketAddr::new(DNS_ADDRESS, 53), "node");
     assert_eq!(ask(&pods.first, tcp.address).unwrap().0, "node");
@@ -285,7 +288,7 @@ async fn the_janitor_cleans_up_unless_dismissed(layout: &Layout) {
     let weft = std::env::current_exe().unwrap();
     janitor::spawn(&weft, &name).unwrap().dismiss();
     assert!(layout.run_dir().exists());
-    // Its end without a word is what the kernel makes of a daemon that was killed.
+    // The end of its pipe is all that a killed daemon would leave.
     drop(janitor::spawn(&weft, &name).unwrap());
     eventually(|| !layout.run_dir().exists());
 }
@@ -310,7 +313,7 @@ async fn pods(layout: &Layout) -> Pods {
     }
 }
 
-/// Says its name to everybody who connects.
+/// Sends its name to every client.
 struct Banner {
     address: SocketAddr,
     peers: std::sync::mpsc::Receiver<IpAddr>,
@@ -341,7 +344,7 @@ impl Banner {
     }
 }
 
-/// What is said to a client in this namespace, and by which address as it sees it.
+/// What a client in this namespace receives, and the address from which it connected.
 fn ask(netns: &Path, address: SocketAddr) -> std::io::Result<(String, SocketAddr)> {
     netns::within(netns, move || {
         let mut connection = TcpStream::connect_timeout(&address, WAIT)?;
@@ -367,7 +370,7 @@ fn name(layout: &Layout) -> String {
     layout.cgroup().display().to_string().replace("weft-", "")
 }
 
-/// A sandbox whose name begins with this one's.
+/// A sandbox whose name starts with this one's.
 fn other(layout: &Layout) -> Layout {
     Layout::of(&format!("{}-other", name(layout)))
 }

@@ -31,21 +31,21 @@ use weft_proto::agent::{
 
 use crate::config::Config;
 
-/// How long an agent may take to serve.
+/// Deadline for a starting agent to serve.
 const START_DEADLINE: Duration = Duration::from_secs(20);
-/// How long the agent may take to answer.
+/// Deadline for the agent's answer to a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// How often a starting agent is asked.
+/// How often a starting agent is polled.
 const POLL: Duration = Duration::from_millis(10);
-/// The pause before a dead agent is started again.
+/// Pause before a dead agent is restarted.
 const RESTART_PAUSE: Duration = Duration::from_millis(200);
 
-/// How the agent is.
+/// State of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AgentState {
-    /// Counts agent starts; pods enrol again when it changes.
+    /// Number of agent starts; pods are enrolled again when it changes.
     pub(super) generation: u64,
-    /// The process, while it serves.
+    /// Pid of the agent, while it serves.
     pub(super) pid: Option<u32>,
 }
 
@@ -56,31 +56,31 @@ pub(super) struct Agent {
     channel: Channel,
 }
 
-/// Why the agent does not serve, or refuses.
+/// Why the agent does not serve, or refuses a call.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Its program does not start.
+    /// Its program could not be started.
     #[error("cannot start {}: {source}", path.display())]
     Start {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// It ended, or did not serve in time.
+    /// It exited, or did not serve in time.
     #[error("the agent does not serve ({reason}); its log says: {log}")]
     NotServing {
-        /// How it ended.
+        /// How it exited.
         reason: String,
         /// The end of its log.
         log: String,
     },
-    /// It refused.
+    /// It refused a call.
     #[error("the agent refused pod {pod}: {status}")]
     Refused {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
-        /// Its output.
+        /// The agent's answer.
         status: String,
     },
 }
@@ -102,7 +102,7 @@ pub(super) async fn start(
     let supervise = async move {
         loop {
             let status = child.wait().await;
-            tracing::warn!(?status, "the agent ended; starting it again");
+            tracing::warn!(?status, "the agent exited; restarting it");
             state_tx.send_modify(|state| state.pid = None);
             loop {
                 sleep(RESTART_PAUSE).await;
@@ -111,7 +111,7 @@ pub(super) async fn start(
                         child = started;
                         break;
                     }
-                    Err(error) => tracing::error!(%error, "cannot start the agent again"),
+                    Err(error) => tracing::error!(%error, "cannot restart the agent"),
                 }
             }
             state_tx.send_modify(|state| *state = AgentState { generation: state.generation + 1, pid: child.id() });
@@ -141,7 +141,7 @@ impl Launch {
         };
         let mut child = spawn().map_err(|source| AgentError::Start { path: path.clone(), source })?;
         if let Some(pid) = child.id() {
-            // So that the janitor finds it. A process that has ended already is reported below.
+            // So that the janitor finds it. If the process has already exited, that is reported below.
             let _ = std::fs::write(self.own_cgroup.join("cgroup.procs"), pid.to_string());
         }
         let serving = async {
@@ -200,7 +200,7 @@ impl Agent {
         let refused = |status: String| AgentError::Refused { pod: name.clone(), status };
         if redirection.exemption == Exemption::Cgroup {
             let annotation = labels::PROXY_EXEMPTION;
-            return Err(refused(format!("{annotation}: a sandbox knows its proxies by their user only; use `user`")));
+            return Err(refused(format!("{annotation}: a sandbox recognises proxies by their user only; use `user`")));
         }
         match timeout(CALL_DEADLINE, client.enrol(request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
@@ -212,17 +212,17 @@ impl Agent {
     /// Withdraws a pod.
     pub(super) async fn withdraw(&self, pod: PodRef) {
         let mut client = PodsClient::new(self.channel.clone());
-        // An agent that does not answer forgets pods without a namespace by itself.
+        // An agent that does not answer removes pods without a namespace by itself.
         let _ = timeout(CALL_DEADLINE, client.withdraw(WithdrawRequest { pod: Some(pod) })).await;
     }
 }
 
-/// A channel to a unix socket that connects when it is needed, and again.
+/// A channel to a unix socket, which connects and reconnects on demand.
 fn connect(socket: PathBuf) -> Channel {
     let dial = service_fn(move |_| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The URI is never resolved: the connector knows where to go.
+    // The URI is never resolved: the connector has the path.
     Endpoint::from_static("http://agent").connect_with_connector_lazy(dial)
 }

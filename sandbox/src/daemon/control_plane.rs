@@ -1,8 +1,9 @@
-//! The control plane as the sandbox runs it: one meshed pod with `weft-control-plane all`, and the Services by which
+//! The sandbox's control plane: one meshed pod with `weft-control-plane all`, and the Services that proxies connect
+//! to.
 //! proxies find it.
-//!
-//! Its own proxy reaches it on loopback, in plain text, because it cannot have a certificate before identity serves; for
-//! the same reason that proxy is an ordinary container and not a sidecar that the others wait for.
+//! Its own proxy connects to it on loopback, in plain text, because the proxy cannot have a certificate before
+//! identity serves. For the same reason that proxy is an ordinary container and not a sidecar that other containers
+//! wait for.
 
 use std::path::Path;
 
@@ -33,7 +34,7 @@ pub(super) fn inject_config(config: &Config, anchors_pem: &str) -> InjectConfig 
     }];
     inject.ipv6 = true;
     inject.log_level.clone_from(&config.log_level);
-    // One process has one identity, whichever service is asked.
+    // One process has one identity, for all its services.
     let mut addrs = ControlPlaneAddrs::in_cluster(CONTROL_NAMESPACE, CLUSTER_DOMAIN, CLUSTER_DOMAIN);
     addrs.identity.name.clone_from(&addrs.destination.name);
     inject.control_plane = addrs;
@@ -83,7 +84,7 @@ fn objects(config: &Config) -> Vec<Object> {
         "all",
         "--source=file",
         &format!("--dir={PUBLISHED_DIR}"),
-        // Pods have addresses of both families, and the proxies may take either.
+        // Pods have addresses of both families, and the proxies may use either.
         "--identity-addr=[::]:8080",
         "--destination-addr=[::]:8086",
         "--policy-addr=[::]:8090",

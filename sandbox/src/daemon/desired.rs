@@ -1,8 +1,8 @@
 //! Computes the desired state from manifests. Pure.
 //!
-//! Deployments become pods with the names, labels and owners that Kubernetes would give them, Services get cluster IPs,
-//! and injection is the injector's own function. What cannot be decided becomes an error line and is omitted: a pod
-//! whose annotations cannot be read is never started outside the mesh.
+//! Deployments become pods with the names, labels and owners that Kubernetes would give them, Services get cluster
+//! IPs, and injection uses the injector's own function. Objects that cannot be processed become an error line and are
+//! omitted: a pod whose annotations cannot be read is never started outside the mesh.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,18 +25,18 @@ use weft_k8s_api::{
 
 use crate::config::SERVICE_CIDR_V4;
 
-/// The first cluster IP that is given away, counted from the start of the service CIDR: below are the API server's and
-/// the name server's by convention.
+/// The first cluster IP that is allocated, counted from the start of the service CIDR: by convention, the API server's
+/// and the name server's are below.
 const FIRST_CLUSTER_IP: u32 = 100;
 
 /// The desired state of the sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Desired {
-    /// Pods, injected where they ask for it.
+    /// Pods, injected if they ask for it.
     pub(super) pods: Vec<DesiredPod>,
     /// Services with their cluster IPs.
     pub(super) services: Vec<Service>,
-    /// Everything else that the control plane wants to know: policy, namespaces, service accounts.
+    /// All other objects that the control plane needs: policy, namespaces, service accounts.
     pub(super) objects: Vec<Object>,
     /// Faults in the manifests, one line each.
     pub(super) errors: Vec<String>,
@@ -49,11 +49,11 @@ pub(super) struct DesiredPod {
     pub(super) pod: Pod,
     /// The agent's enrolment parameters; `None` for a pod without a proxy.
     pub(super) redirection: Option<Redirection>,
-    /// Changes whenever the pod has to be replaced.
+    /// Changes if the pod has to be replaced.
     pub(super) template_hash: String,
 }
 
-/// Remembers the cluster IPs that it gave, for the sandbox's life.
+/// Allocates cluster IPs, and remembers them while the sandbox runs.
 #[derive(Debug)]
 pub(super) struct Allocator {
     given: HashMap<String, IpAddr>,
@@ -103,10 +103,10 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             }
             Object::Pod(pod) => all.add_pod(pod, &namespaces, config),
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
-            // The sandbox creates these objects itself; manifests of these kinds would contradict them.
+            // The sandbox creates these objects itself; manifests of these kinds would conflict with them.
             Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
             Object::Job(_) | Object::ExternalWorkload(_) => {
-                tracing::warn!(object = %object.reference(), "the sandbox has no use for this kind");
+                tracing::warn!(object = %object.reference(), "the sandbox does not use this kind");
             }
             other => all.objects.push(other),
         }
@@ -168,7 +168,7 @@ fn chosen_cluster_ip(object: &Object) -> Option<IpAddr> {
     service.spec.as_ref()?.cluster_ip.as_ref()?.parse().ok()
 }
 
-/// Gives a Service its cluster IP, unless it has one, is headless or only an alias.
+/// Gives a Service a cluster IP, unless it has one, is headless, or is an alias (ExternalName).
 fn with_cluster_ip(mut service: Service, allocator: &mut Allocator, chosen: &BTreeSet<IpAddr>) -> Service {
     let key = format!(
         "{}/{}",
@@ -185,7 +185,7 @@ fn with_cluster_ip(mut service: Service, allocator: &mut Allocator, chosen: &BTr
     service
 }
 
-/// Ten characters that differ when the value does, of the alphabet that Kubernetes uses in generated names (no vowels).
+/// A hash of ten characters, from the alphabet that Kubernetes uses in generated names (no vowels).
 fn hash_of(value: &impl Hash) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! The name server of a sandbox: answers for the cluster's domain from a snapshot, refuses everything else.
+//! The name server of a sandbox: answers from a snapshot for the cluster's domain, refuses all other names.
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -25,19 +25,19 @@ use super::{
 };
 use crate::host::netns;
 
-/// How long answers may be kept, seconds: kube-dns' default.
+/// TTL of answers, in seconds: kube-dns' default.
 const TTL_SECONDS: u32 = 5;
 /// How long a client may leave a TCP connection idle.
 const TCP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Answers that wait on one TCP connection.
+/// Answers that may wait on one TCP connection.
 const TCP_BUFFER: usize = 32;
 
-/// Answers from the names of the moment.
+/// Answers from the current snapshot.
 struct Handler {
     names: watch::Receiver<Arc<Names>>,
 }
 
-/// Binds in the node's network namespace and serves as long as the returned value lives.
+/// Binds in the node's network namespace and serves until the returned value is dropped.
 ///
 /// # Errors
 /// When the address cannot be bound.

@@ -1,4 +1,4 @@
-//! The names of Services and pods, as Kubernetes' DNS specification 1.1.0 has them: pure.
+//! The names of Services and pods, according to Kubernetes' DNS specification 1.1.0. Pure functions.
 //!
 //! `SERVICE.NAMESPACE.svc.cluster.local` is the cluster IP, or all ready pods of a headless Service;
 //! `HOSTNAME.SERVICE...` one pod; `_PORT._PROTOCOL.SERVICE...` is the SRV record of a named port.
@@ -13,7 +13,7 @@ use crate::config::CLUSTER_DOMAIN;
 /// A snapshot of every name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
-    /// Lower case, without the trailing dot.
+    /// Keys are in lower case, without the trailing dot.
     addresses: HashMap<String, Vec<IpAddr>>,
     services: HashMap<String, Vec<Target>>,
 }
@@ -30,11 +30,11 @@ pub(super) struct Target {
 /// The records of a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer<T> {
-    /// The name is ours and has this; an empty list means that it has records of other types only.
+    /// The name exists and has these records; an empty list means that it has records of other types only.
     Found(Vec<T>),
-    /// The name is in our domain and does not exist.
+    /// The name is in the cluster's domain and does not exist.
     NoSuchName,
-    /// The name is somebody else's.
+    /// The name is in another domain.
     NotOurs,
 }
 

@@ -1,6 +1,6 @@
 //! The sandbox's keys: a root and an issuer for the control plane, and a key that signs service-account tokens.
 //!
-//! Made at every start, kept in the sandbox's directory, gone with it.
+//! Created at every start, kept in the sandbox's directory, removed with it.
 
 use std::{fs, io, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
@@ -9,7 +9,7 @@ use weft_tls::{
     tokens::{AUDIENCE, ServiceAccount, TokenKeyError, TokenSigner},
 };
 
-/// How long a token is valid: Linkerd's projected tokens live a day.
+/// Lifetime of a token: a day, like Linkerd's projected tokens.
 pub(super) const TOKEN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The keys.
@@ -19,13 +19,13 @@ pub(super) struct Pki {
     signer: TokenSigner,
 }
 
-/// Why there are no keys.
+/// Why keys or tokens are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A certificate could not be made.
+    /// A certificate could not be created.
     #[error(transparent)]
     Issuer(#[from] IssuerError),
-    /// A token key or a token could not be made.
+    /// A token key or a token could not be created.
     #[error(transparent)]
     Token(#[from] TokenKeyError),
     /// A file could not be written.
@@ -53,7 +53,7 @@ impl Pki {
         Ok(Self { anchors_pem: root.certificate_pem().to_owned(), signer })
     }
 
-    /// A token for a service account, for the identity service.
+    /// A service account's token for the identity service.
     pub(super) fn token(&self, namespace: &str, name: &str) -> Result<String, PkiError> {
         let account = ServiceAccount { namespace: namespace.to_owned(), name: name.to_owned() };
         Ok(self.signer.sign(&account, AUDIENCE, TOKEN_LIFETIME)?)

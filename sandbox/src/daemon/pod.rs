@@ -1,4 +1,4 @@
-//! The life of one pod: network, interception, volumes, containers in Kubernetes' order, probes, and its end.
+//! The lifecycle of one pod: network, interception, volumes, containers in Kubernetes' order, probes, termination.
 //!
 //! ```text
 //! network ─> enrol (nothing of the pod runs before) ─> init containers and sidecars in order ─> containers ─> ready
@@ -45,13 +45,13 @@ use crate::{
     state::{ContainerState, PodState},
 };
 
-/// How often a pod that is not ready is probed. A kubelet takes a second; here people wait.
+/// How often a pod that is not ready is probed. A kubelet does it every second; here people wait for it.
 const PROBE_UNREADY: Duration = Duration::from_millis(25);
 /// How often a ready pod is probed: twice the sidecar's own period, because all pods share this host.
 const PROBE_READY: Duration = Duration::from_secs(4);
-/// The pause before a failed start of the pod is tried again.
+/// Pause before a failed start of the pod is retried.
 const START_RETRY: Duration = Duration::from_secs(2);
-/// Kubernetes' default for terminationGracePeriodSeconds is 30; nothing here needs that long unless it says so.
+/// The default of terminationGracePeriodSeconds. In Kubernetes it is 30; nothing here needs that long by default.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// State that all pods of a sandbox share.
@@ -68,18 +68,18 @@ pub(super) struct Shared {
 pub(super) enum PodEvent {
     /// Something changed.
     Changed(Box<PodState>),
-    /// Nothing of the pod is left.
+    /// Nothing is left of the pod.
     Gone(u32),
 }
 
-/// A pod that runs or is on its way.
+/// A pod that is running or starting.
 pub(super) struct Handle {
     pub(super) desired: DesiredPod,
     pub(super) state: PodState,
     stop: CancellationToken,
 }
 
-/// Why a pod does not start; it is tried again.
+/// Why a pod does not start; it is retried.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error(transparent)]
@@ -96,7 +96,7 @@ enum StartError {
     Wait(String, std::io::Error),
 }
 
-/// Starts a pod. `number` is unique in the sandbox's life and gives the pod its addresses.
+/// Starts a pod. `number` is unique while the sandbox runs and determines the pod's addresses.
 pub(super) fn spawn(
     mut desired: DesiredPod,
     number: u32,
@@ -143,7 +143,7 @@ pub(super) fn spawn(
 }
 
 impl Handle {
-    /// Ends the pod gracefully; [`PodEvent::Gone`] follows.
+    /// Terminates the pod gracefully; [`PodEvent::Gone`] follows.
     pub(super) fn stop(&self) {
         self.stop.cancel();
     }
@@ -171,7 +171,7 @@ struct Life {
     stop: CancellationToken,
 }
 
-/// Termination order: applications, then sidecars.
+/// Supervisors in termination order: applications, then sidecars.
 struct Running {
     supervisors: JoinSet<()>,
     stop_containers: CancellationToken,
@@ -192,7 +192,7 @@ impl Life {
         self.end(running).await;
     }
 
-    /// Starts until it works, then watches for ever.
+    /// Retries the start until it succeeds, then watches the pod for ever.
     async fn live(&self, running: &mut Running) {
         let generation = loop {
             let generation = self.agent_generation();
@@ -262,7 +262,8 @@ impl Life {
         Ok(())
     }
 
-    /// A proxy that replaces Weft's expects its key and signing request, as `linkerd2-proxy-identity` leaves them.
+    /// A proxy that replaces Weft's expects its key and signing request where `linkerd2-proxy-identity` would put
+    /// them.
     fn create_identity_key(&self, state: &PodState) -> Result<(), StartError> {
         const DIR: &str = "linkerd-identity-end-entity";
         let volume = self.dir.join("volumes").join(DIR);
@@ -303,7 +304,7 @@ impl Life {
         cgroup::create(&spec.cgroup)?;
         let log_path = self.dir.join(format!("{}.log", container.name));
         let io = |source| StartError::Files { path: log_path.clone(), source };
-        // Commands that are run in the container later start from the same description.
+        // Later commands in the container start from the same description.
         let description = serde_json::to_vec(&spec).map_err(|error| io(error.into()))?;
         fs::write(container_spec_file(&self.dir, &container.name), description).map_err(io)?;
         let log = OpenOptions::new().create(true).append(true).open(&log_path).map_err(io)?;
@@ -394,7 +395,7 @@ impl Life {
         }
     }
 
-    /// Waits for an agent that came up after this one.
+    /// Waits for an agent that started after this one.
     async fn newer_agent(&self, generation: u64) -> u64 {
         let Some(agent) = &self.shared.agent else { return std::future::pending().await };
         let mut state = agent.state.clone();
@@ -468,7 +469,7 @@ impl Life {
         let _ = self.report.events.send((self.number, PodEvent::Gone(self.number)));
     }
 
-    /// How many supervisors look after sidecars.
+    /// Number of supervisors of sidecars.
     fn sidecar_pids(&self) -> usize {
         let spec = self.desired.pod.spec.as_ref();
         let sidecars = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
@@ -496,7 +497,7 @@ fn init_rules(redirection: &Redirection) -> iptables::InitRules {
             })
             .collect()
     };
-    // linkerd-init skips the control port whether the proxy listens there or not.
+    // linkerd-init skips the control port whether or not the proxy listens there.
     let mut skip_inbound = redirection.skip_inbound_ports.clone();
     skip_inbound.insert(redirection.control_port..=redirection.control_port);
     iptables::InitRules {

@@ -1,4 +1,4 @@
-//! Asking containers how they are, from the node, as a kubelet does.
+//! Probes of containers, from the node, as a kubelet does them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,10 +17,10 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::host::netns;
 
-/// A probe that takes longer has failed: Kubernetes' default.
+/// Deadline of a probe: Kubernetes' default.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Asks once. A container without a probe is well. The kinds are httpGet, tcpSocket, and nothing else.
+/// Runs a probe once. A container without one counts as ready. Only httpGet and tcpSocket are supported.
 pub(super) async fn succeeds(node_netns: &Path, ip: IpAddr, container: &Container, probe: Option<&Probe>) -> bool {
     let Some(probe) = probe else { return true };
     if let Some(get) = &probe.http_get {
@@ -50,7 +50,7 @@ async fn answers_well(node_netns: &Path, address: SocketAddr, path: &str) -> Opt
 /// Connects from the node's network namespace.
 async fn connect(node_netns: &Path, address: SocketAddr) -> Option<TcpStream> {
     let node_netns = node_netns.to_owned();
-    // A socket belongs to the namespace in which it was made; after that any thread may use it.
+    // A socket belongs to the namespace in which it was created; after that any thread may use it.
     let dial = move || netns::within(&node_netns, move || std::net::TcpStream::connect_timeout(&address, TIMEOUT));
     let stream = tokio::task::spawn_blocking(dial).await.ok()?.ok()?.ok()?;
     stream.set_nonblocking(true).ok()?;

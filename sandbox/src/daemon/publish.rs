@@ -1,6 +1,5 @@
-//! Publishes state to the control plane: one manifest per object, as an API server would hold it, in a watched directory.
-//!
-//! Owns the shape of running Pods and EndpointSlices, which in a cluster the kubelet and a controller write.
+//! Publishes the state to the control plane: one manifest per object, as in an API server, in a watched directory.
+//! Owns the content of running Pods and EndpointSlices, which the kubelet and a controller write in a cluster.
 
 use std::{
     collections::HashMap,
@@ -26,14 +25,14 @@ use crate::{
     state::write_atomically,
 };
 
-/// A pod that has an address.
+/// A pod with addresses.
 #[derive(Clone, Debug)]
 pub(super) struct RunningPod {
-    /// The pod as it was decided upon.
+    /// The desired pod.
     pub(super) pod: Pod,
     /// Its addresses, IPv4 first.
     pub(super) ips: Vec<IpAddr>,
-    /// Whether it takes traffic.
+    /// Whether it is ready for traffic.
     pub(super) ready: bool,
 }
 
@@ -57,7 +56,7 @@ impl Publisher {
     /// Writes changed files, then removes stale ones.
     ///
     /// # Errors
-    /// When the directory is not writable; the next call retries what was not written.
+    /// When the directory is not writable; the next call retries the rest.
     pub(super) fn publish(&mut self, objects: &[Value]) -> io::Result<()> {
         let mut current = HashMap::with_capacity(objects.len());
         for object in objects {
@@ -89,7 +88,7 @@ pub(super) fn json<T: Serialize>(object: &T) -> Value {
     serde_json::to_value(object).expect("Kubernetes types are plain data")
 }
 
-/// An object of the manifests as JSON; none for kinds that are not handed on as they are.
+/// An object of the manifests as JSON; `None` for kinds that are not published unchanged.
 pub(super) fn json_of(object: &Object) -> Option<Value> {
     Some(match object {
         Object::Namespace(object) => json(object),
@@ -125,8 +124,8 @@ pub(super) fn running_pod(running: &RunningPod) -> Pod {
     pod
 }
 
-/// A Service's slices: one for each of its address families, which is IPv4 alone where `ipFamilies` is not set, as in a
-/// cluster whose first family is IPv4. None for a Service without selector.
+/// A Service's slices: one for each of its address families. Without `ipFamilies` that is IPv4 alone, as in a cluster
+/// whose first family is IPv4. None for a Service without selector.
 pub(super) fn endpoint_slices(service: &Service, pods: &[RunningPod]) -> Vec<EndpointSlice> {
     let Some(spec) = &service.spec else { return Vec::new() };
     let Some(selector) = spec.selector.as_ref().filter(|selector| !selector.is_empty()) else { return Vec::new() };
@@ -193,8 +192,8 @@ fn slice(service: &Service, selected: &[&RunningPod], family: &str) -> EndpointS
     }
 }
 
-/// The port in the pods. A name is looked up in the first selected pod that knows it: Kubernetes would make a slice for
-/// every answer, pods of one Service here are replicas of one template.
+/// The port in the pods. A name is resolved in the first selected pod that defines it. Kubernetes would make a slice
+/// for every different port; here all pods of one Service are replicas of one template.
 fn target_port(port: &ServicePort, selected: &[&RunningPod]) -> Option<i32> {
     match &port.target_port {
         None => Some(port.port),
@@ -252,7 +251,7 @@ fn ready_addresses(slice: &EndpointSlice, port_name: &str) -> Vec<SocketAddr> {
         .collect()
 }
 
-/// The endpoints that take traffic; unset means yes, as in Kubernetes.
+/// The endpoints that are ready for traffic; unset means ready, as in Kubernetes.
 pub(super) fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = &Endpoint> {
     slice
         .endpoints

@@ -1,7 +1,7 @@
 //! From a pod's container to a process: environment, command line, mounts. Pure but for [`prepare_volumes`].
 //!
-//! The rules are Kubernetes': `$(NAME)` in values, commands and arguments stands for a variable that was set before,
-//! `$$(NAME)` for itself, and a field that a pod does not have is an error.
+//! The rules are Kubernetes': `$(NAME)` in values, commands and arguments stands for an earlier variable, `$$(NAME)`
+//! for the text `$(NAME)`, and an unknown field is an error.
 
 use std::{
     collections::BTreeMap,
@@ -19,13 +19,13 @@ use crate::{
     host::container::{Mount, Spec},
 };
 
-/// Where a container finds the programs of the mesh and of the examples; first in its PATH.
+/// Directory of the programs of the mesh and of the examples, as containers see it; first in their PATH.
 pub(super) const BIN_DIR: &str = "/run/weft/bin";
-/// Where a container finds the proxy that replaces Weft's.
+/// Directory of the proxy that replaces Weft's, as containers see it.
 pub(super) const PROXY_DIR: &str = "/run/weft/proxy";
 const PATH: &str = "/run/weft/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A pod that has a place on the host.
+/// A pod, and its place on the host.
 pub(super) struct Placed<'a> {
     pub(super) pod: &'a Pod,
     pub(super) ips: &'a [IpAddr],
@@ -39,7 +39,7 @@ pub(super) struct Placed<'a> {
     pub(super) proxy_dir: Option<&'a Path>,
 }
 
-/// Why a container cannot be started here, though Kubernetes might.
+/// Why a container cannot be started here, although Kubernetes might start it.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// There is no image to take the command from.
@@ -48,33 +48,33 @@ pub enum SpecError {
     /// The environment refers to something that the sandbox does not have.
     #[error("container {container}: env {name}: {problem}")]
     Env {
-        /// The container.
+        /// Name of the container.
         container: String,
-        /// The variable.
+        /// Name of the variable.
         name: String,
         /// What is wrong.
         problem: String,
     },
-    /// The volume is of a kind that the sandbox does not have.
+    /// The sandbox does not support this kind of volume.
     #[error("volume {0}: the sandbox knows emptyDir, hostPath and projected serviceAccountToken volumes only")]
     Volume(String),
     /// A mount of a volume that the pod does not have.
     #[error("container {container} mounts volume {volume}, which the pod does not have")]
     Mount {
-        /// The container.
+        /// Name of the container.
         container: String,
-        /// The volume.
+        /// Name of the volume.
         volume: String,
     },
-    /// A volume could not be made.
+    /// A volume could not be created.
     #[error("cannot prepare volume {volume}: {source}")]
     Prepare {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
-        /// The cause.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A token could not be made.
+    /// A token could not be created.
     #[error(transparent)]
     Token(#[from] PkiError),
 }
@@ -155,7 +155,7 @@ fn field(placed: &Placed<'_>, selector: &ObjectFieldSelector) -> Result<String, 
     }
 }
 
-/// Replaces `$(NAME)` by the value of a variable that is set; unknown names stay as they are.
+/// Replaces `$(NAME)` with the value of a variable that is set; unknown names stay unchanged.
 fn expand(text: &str, env: &[(String, String)]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -192,7 +192,7 @@ fn mounts(placed: &Placed<'_>, container: &Container) -> Result<Vec<Mount>, Spec
     };
     let mut all = vec![
         read_only(&resolv_conf(placed.dir), "/etc/resolv.conf"),
-        // The programs may lie where only root may look; bound here, everybody can run them.
+        // The programs may be in a directory that only root may enter; after the bind mount, every user can run them.
         read_only(placed.bin_dir, BIN_DIR),
     ];
     all.extend(placed.proxy_dir.map(|dir| read_only(dir, PROXY_DIR)));
@@ -222,7 +222,7 @@ fn resolv_conf(dir: &Path) -> PathBuf {
     dir.join("resolv.conf")
 }
 
-/// Makes the pod's directories, its resolv.conf and its volumes. May be called again: tokens are renewed.
+/// Creates the pod's directories, its resolv.conf and its volumes. May be called again, which renews tokens.
 pub(super) fn prepare_volumes(dir: &Path, pod: &Pod, pki: &Pki) -> Result<(), SpecError> {
     let failed = |volume: &str| {
         let volume = volume.to_owned();

@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, time::Instant};
 use super::PodEvent;
 use crate::state::{ContainerState, PodState};
 
-/// The pod's state, and the way to the daemon.
+/// The pod's state, and the channel to the daemon.
 pub(super) struct Report {
     pub(super) number: u32,
     pub(super) started: Instant,
@@ -20,7 +20,7 @@ impl Report {
         let elapsed_ms = self.started.elapsed().as_secs_f64() * 1000.0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state, elapsed_ms);
-        // The daemon is gone only while everything ends.
+        // The receiver is gone only during shutdown.
         let _ = self.events.send((self.number, PodEvent::Changed(Box::new(state.clone()))));
     }
 

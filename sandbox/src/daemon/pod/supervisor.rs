@@ -1,4 +1,4 @@
-//! Keeps one container running: starts it again when it ends, ends it when the pod ends.
+//! Keeps one container running: restarts it when it exits, stops it when the pod is terminated.
 
 use std::{process::ExitStatus, time::Duration};
 
@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Life;
 
-/// The pause before a container's second start; doubles with each further one, like Kubernetes' crash loop back-off.
+/// Pause before a container's first restart; doubles with each further one, like Kubernetes' crash loop back-off.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-/// Kubernetes stops doubling at five minutes.
+/// The longest pause: Kubernetes' five minutes.
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// A container that ran this long starts afresh in the back-off: Kubernetes' ten minutes.
+/// A container that ran this long restarts with the first pause again: Kubernetes' ten minutes.
 const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
 /// Keeps one container running.
