@@ -1,4 +1,4 @@
-//! Node agents, wherever they are: on a unix socket of this host, or in a pod behind the API server.
+//! Connections to node agents: on a unix socket of this host, or in a pod behind the API server.
 
 use std::{path::Path, time::Duration};
 
@@ -12,19 +12,19 @@ use weft_proto::agent::{StatusRequest, StatusResponse, status_client::StatusClie
 
 use crate::cluster::Cluster;
 
-/// Selects the agents' pods.
+/// Label selector of the agents' pods.
 pub(crate) const SELECTOR: &str = "linkerd.io/control-plane-component=agent";
-/// The DaemonSet's name.
+/// Name of the agents' DaemonSet.
 pub(crate) const DAEMON_SET: &str = "weft-agent";
-/// Where agents serve Trace and Status, on the node's loopback, when their pod names no other port `api`.
+/// Port of the agents' Trace and Status on the node's loopback, if their pod names no other port `api`.
 const API_PORT: u16 = 9651;
-/// How long an agent may take to say how it is.
+/// Deadline for an agent's status.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The agent on a unix socket.
+/// Connects to the agent on a unix socket.
 pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
     let path = socket.to_owned();
-    // The address is not used: the connector knows where to go.
+    // The address is not used: the connector has the path.
     Endpoint::from_static("http://agent")
         .connect_with_connector(tower::service_fn(move |_| {
             let path = path.clone();
@@ -32,7 +32,7 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
         }))
         .await
         .map_err(|error| {
-            // The layers between say nothing, or the same again.
+            // The errors in between add nothing.
             let cause = anyhow::Error::from(error);
             anyhow!(
                 "no agent answers on {}: {}; is it running, and are you root?",
@@ -42,12 +42,12 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
         })
 }
 
-/// The agent in a pod.
+/// Connects to the agent in a pod.
 pub(crate) async fn in_pod(cluster: &Cluster, namespace: &str, pod: &str, port: u16) -> Result<Channel, String> {
     cluster.grpc(namespace, pod, port).await
 }
 
-/// Where the agent in this pod serves its API.
+/// The port on which the agent in this pod serves its API.
 pub(crate) fn api_port(pod: &Pod) -> u16 {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
@@ -55,7 +55,7 @@ pub(crate) fn api_port(pod: &Pod) -> u16 {
     named.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(API_PORT)
 }
 
-/// Asks an agent how it is.
+/// Asks an agent for its status.
 pub(crate) async fn status(channel: Channel) -> Result<StatusResponse, String> {
     match tokio::time::timeout(ANSWER, StatusClient::new(channel).get(StatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
@@ -64,7 +64,7 @@ pub(crate) async fn status(channel: Channel) -> Result<StatusResponse, String> {
     }
 }
 
-/// Asks the agent in a pod how it is.
+/// Asks the agent in a pod for its status.
 pub(crate) async fn status_of(cluster: &Cluster, pod: &Pod) -> Result<StatusResponse, String> {
     let namespace = pod.namespace().unwrap_or_default();
     let channel = in_pod(cluster, &namespace, &pod.name_any(), api_port(pod)).await?;

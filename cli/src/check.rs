@@ -6,8 +6,8 @@
 //!                         └───────── while waiting may help ───────────┘
 //! ```
 //!
-//! Categories and descriptions are Linkerd's where its checks apply, and so is the JSON; every failure names the object,
-//! the field and the cure. Judging is synchronous and knows nothing but the facts.
+//! Categories and descriptions are Linkerd's where its checks apply, and so is the JSON; every failure names the
+//! object, the field and a remedy. Checks are synchronous functions of the facts.
 
 mod agents;
 mod answer;
@@ -34,7 +34,7 @@ use facts::Mode;
 use outcome::Outcome;
 use view::Progress;
 
-/// Between two looks at a mesh that is coming up.
+/// Pause between two rounds of checks while the mesh starts.
 const AGAIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -48,16 +48,16 @@ const AGAIN: Duration = Duration::from_secs(2);
 Ends with 1 when a check fails. Warnings are no failure. --wait is for what time may heal, such as a pod that starts; a
 wrong certificate ends the wait at once.")]
 pub(crate) struct CheckArgs {
-    /// Only what must be true before the control plane is installed
+    /// Only the requirements for an installation of the control plane
     #[arg(long, conflicts_with = "proxy")]
     pre: bool,
-    /// Pods with a proxy, too
+    /// Also the pods with a proxy
     #[arg(long)]
     proxy: bool,
     /// With --proxy: only this namespace [default: all]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// How long to wait for what time may heal
+    /// How long to wait for conditions that may still become true
     #[arg(long, value_name = "TIME", default_value = "300s", value_parser = crate::output::duration)]
     wait: Duration,
     /// Output format: json is Linkerd's, {success, categories}
@@ -71,7 +71,7 @@ pub(crate) struct CheckArgs {
 pub(crate) enum Format {
     /// Every check
     Table,
-    /// What failed
+    /// Only checks that did not pass
     Short,
     /// For programs
     Json,

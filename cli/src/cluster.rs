@@ -1,11 +1,11 @@
-//! A Kubernetes cluster, as the person's kubeconfig knows it.
+//! A Kubernetes cluster of the user's kubeconfig.
 //!
 //! ```text
 //! ClusterArgs ──connect──> Cluster ──client──> API server
 //!                             └────forward────> a pod's port, through the API server
 //! ```
 //!
-//! Owns access: which cluster, as whom, and how long an answer may take. Refuses to know what the mesh is.
+//! Owns access: which cluster, as which user, with which deadlines. Refuses to know what the mesh is.
 
 pub(crate) mod forward;
 
@@ -18,11 +18,11 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-/// How long connecting to the API server may take: long enough for a distant one, short enough to wait for.
+/// Deadline for connecting to the API server: long enough for a distant one, short enough to wait for.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long the API server may take to answer one request.
+/// Deadline for the API server's answer to one request.
 pub(crate) const ANSWER: Duration = Duration::from_secs(20);
-/// Where control planes are unless somebody says otherwise; Linkerd's name, as everything that finds objects by name.
+/// Default namespace of the control plane; Linkerd's name, like that of all objects that are found by name.
 pub(crate) const CONTROL_NAMESPACE: &str = "linkerd";
 
 #[derive(Clone, Debug, Default, Args)]
@@ -45,25 +45,25 @@ pub(crate) struct ClusterArgs {
     pub(crate) impersonate_groups: Vec<String>,
 }
 
-/// A way to a cluster that may or may not answer.
+/// Access to a cluster, which may or may not answer.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: Client,
-    /// Of the control plane.
+    /// Namespace of the control plane.
     pub(crate) namespace: String,
-    /// The context's own, for objects that are named without one.
+    /// Namespace of the context, for objects that are named without one.
     pub(crate) default_namespace: String,
     /// The API server's address, for messages.
     pub(crate) server: String,
 }
 
 impl ClusterArgs {
-    /// Whether the person named a cluster. `-L` and impersonation say how to look, not where.
+    /// Whether a cluster was selected. `-L` and impersonation do not select one.
     pub(crate) fn is_chosen(&self) -> bool {
         self.kubeconfig.is_some() || self.context.is_some()
     }
 
-    /// Reads the configuration. Whether the cluster answers, the first request shows.
+    /// Reads the configuration. Only the first request shows whether the cluster answers.
     pub(crate) async fn cluster(&self) -> Result<Cluster> {
         let mut config = self.config().await?;
         config.connect_timeout = Some(CONNECT);
@@ -79,7 +79,7 @@ impl ClusterArgs {
     async fn config(&self) -> Result<Config> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(file) = &self.kubeconfig {
-            // The library's messages hold their causes already.
+            // The library's messages contain their causes already.
             let broken = |error: KubeconfigError| anyhow!("kubeconfig {}: {error}", file.display());
             let read = Kubeconfig::read_from(file).map_err(broken)?;
             return Config::from_custom_kubeconfig(read, &options).await.map_err(broken);
@@ -94,7 +94,7 @@ impl ClusterArgs {
     }
 }
 
-/// Whether there is no kubeconfig at all, as against one that is broken.
+/// Whether there is no kubeconfig at all, in contrast to a broken one.
 fn is_missing(error: &KubeconfigError) -> bool {
     match error {
         KubeconfigError::FindPath | KubeconfigError::CurrentContextNotSet => true,
@@ -103,7 +103,7 @@ fn is_missing(error: &KubeconfigError) -> bool {
     }
 }
 
-/// What happened, without the words that only name the layers of a library.
+/// The error, without the layers of the client library.
 pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return if status.message.is_empty() {
@@ -119,7 +119,7 @@ pub(crate) fn explain(error: &kube::Error) -> String {
     cause.to_string()
 }
 
-/// An answer of the API server, or why there is none, in one line.
+/// An answer of the API server, or the error, in one line.
 pub(crate) async fn within<T>(
     deadline: Duration,
     request: impl Future<Output = Result<T, kube::Error>>,

@@ -1,5 +1,5 @@
-//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change. The agent of the pod's
-//! node answers from the kernel's maps; this finds the agent and gives names their addresses. Sends no packet.
+//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change. The agent of the
+//! pod's node answers from the kernel's maps; this file finds the agent and resolves names. No packet is sent.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -35,34 +35,35 @@ Ends with 0 whatever the verdict is; with 1 when nobody could tell.")]
 pub(crate) struct ExplainArgs {
     /// The pod: NAME, NAMESPACE/NAME, or KIND/NAME of a workload for one of its pods, e.g. deploy/web
     pod: Resource,
-    /// Where to: ADDRESS:PORT or SERVICE[.NAMESPACE]:PORT, with or without `to` before it; with --inbound PORT or ADDRESS:PORT
+    /// The destination: ADDRESS:PORT or SERVICE[.NAMESPACE]:PORT, with or without `to` before it; with --inbound PORT
+    /// or ADDRESS:PORT
     #[arg(required = true, num_args = 1..=2, value_name = "DESTINATION")]
     destination: Vec<String>,
-    /// An arrow between the two, quoted for the shell, as `to`
+    /// An arrow between the two, quoted for the shell, instead of `to`
     #[arg(short = '>', hide = true)]
     arrow: bool,
     /// The pod's namespace [default: the context's; in a sandbox the only one with such a pod]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// A connection to the pod
+    /// Explain a connection to the pod instead of from it
     #[arg(long)]
     inbound: bool,
-    /// From this client [default: some other host]
+    /// Address of the client [default: some other host]
     #[arg(long, value_name = "ADDRESS", requires = "inbound")]
     from: Option<IpAddr>,
-    /// By a process of this user, as the host numbers users [default: one that is not the proxy's]
+    /// User of the connecting process, as the host numbers users [default: one that is not the proxy's]
     #[arg(long, conflicts_with_all = ["inbound", "as_proxy"])]
     uid: Option<u32>,
-    /// By a process of this group
+    /// Group of the connecting process
     #[arg(long, conflicts_with_all = ["inbound", "as_proxy"])]
     gid: Option<u32>,
-    /// By the pod's proxy itself
+    /// Explain a connection of the pod's proxy itself
     #[arg(long, conflicts_with = "inbound")]
     as_proxy: bool,
-    /// UDP, or anything else that is not TCP
+    /// Explain UDP, or anything else that is not TCP
     #[arg(long)]
     udp: bool,
-    /// By a socket that is bound to a device (SO_BINDTODEVICE), without CAP_NET_RAW
+    /// The socket is bound to a device (SO_BINDTODEVICE), without CAP_NET_RAW
     #[arg(long, conflicts_with = "inbound")]
     device_bound: bool,
     /// Output format
@@ -72,7 +73,7 @@ pub(crate) struct ExplainArgs {
     target: TargetArgs,
 }
 
-/// What programs get.
+/// The explanation in JSON.
 #[derive(Debug, Serialize)]
 struct Explanation<'a> {
     namespace: &'a str,
@@ -80,7 +81,7 @@ struct Explanation<'a> {
     direction: &'static str,
     destination: &'a str,
     verdict: &'a str,
-    /// Null if it would be refused.
+    /// Null if the connection would be refused.
     new_destination: Option<&'a str>,
     reason: &'a str,
     change: &'a str,
@@ -134,7 +135,7 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
     let request = args.request(pod.clone(), destination);
     let response = match tokio::time::timeout(ANSWER, TraceClient::new(channel).explain(request.clone())).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => bail!("the agent cannot tell: {}", status.message()),
+        Ok(Err(status)) => bail!("the agent cannot explain it: {}", status.message()),
         Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
     };
     match args.output {
@@ -143,7 +144,7 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
     }
 }
 
-/// Where to, as given.
+/// A destination, as given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Destination {
     Known(SocketAddr),
@@ -153,7 +154,7 @@ enum Destination {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ServicePort {
     name: String,
-    /// None: the pod's.
+    /// `None` means the pod's namespace.
     namespace: Option<String>,
     port: u16,
 }
@@ -163,7 +164,7 @@ impl ExplainArgs {
         let destination = match self.destination.as_slice() {
             [destination] => destination,
             [word, destination] if word == "to" => destination,
-            words => bail!("{:?} is no destination: expected ADDRESS:PORT or SERVICE:PORT", words.join(" ")),
+            words => bail!("{:?} is not a destination: expected ADDRESS:PORT or SERVICE:PORT", words.join(" ")),
         };
         if self.inbound { inbound_end(destination) } else { outbound_end(destination) }
     }
@@ -189,10 +190,10 @@ fn outbound_end(text: &str) -> Result<Destination> {
         return Ok(Destination::Known(known));
     }
     let wrong =
-        || anyhow!("{text:?} is no destination: expected ADDRESS:PORT, [ADDRESS]:PORT or SERVICE[.NAMESPACE]:PORT");
+        || anyhow!("{text:?} is not a destination: expected ADDRESS:PORT, [ADDRESS]:PORT or SERVICE[.NAMESPACE]:PORT");
     let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
-    // SERVICE.NAMESPACE.svc.cluster.local is what a pod may say, too.
+    // A pod may also use SERVICE.NAMESPACE.svc.cluster.local.
     let mut labels = host.split('.');
     let name = labels.next().filter(|name| !name.is_empty()).ok_or_else(wrong)?.to_owned();
     let namespace = labels.next().map(str::to_owned);
@@ -206,12 +207,13 @@ fn inbound_end(text: &str) -> Result<Destination> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(Destination::Known(SocketAddr::from(([0, 0, 0, 0], port))));
     }
-    let known =
-        text.parse().with_context(|| format!("{text:?} is no end of the pod's: expected PORT or ADDRESS:PORT"))?;
+    let known = text
+        .parse()
+        .with_context(|| format!("{text:?} is not an address of the pod: expected PORT or ADDRESS:PORT"))?;
     Ok(Destination::Known(known))
 }
 
-/// A pod and its node; of a workload's pods, whose rules are the same, one that runs before others.
+/// A pod and its node. Of a workload's pods, whose rules are the same, one that runs is preferred.
 async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String)> {
     let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);

@@ -1,4 +1,4 @@
-//! `weft`, the command for people: is the mesh sound, how does it stand, what does the kernel decide; and a mesh on this host.
+//! `weft`, the command line: checks, status, traces and explanations of a mesh; and a mesh on this host.
 //!
 //! ```text
 //! weft check           ──> a cluster's API server ──────────┬──> the agents, by port-forward
@@ -7,9 +7,9 @@
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
-//! Owns arguments, tables, JSON on standard output and exit codes: 2 for wrong usage, 1 for anything that failed, and the
-//! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: that is the libraries' business.
-//! Also the program that the sandbox starts for its containers and its janitor, by two hidden subcommands.
+//! Owns arguments, tables, JSON on standard output and exit codes: 2 for wrong usage, 1 for failures, and the
+//! command's own for `weft sandbox exec`. Refuses to decide anything about the mesh: the libraries do that. Two hidden
+//! subcommands are the program that the sandbox starts for its containers and its janitor.
 
 mod agent;
 mod check;
@@ -56,17 +56,17 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs a mesh on this host, without Kubernetes, and looks into it
+    /// Run a mesh on this host, without Kubernetes, and inspect it
     Sandbox(sandbox::SandboxArgs),
-    /// Shows what the kernel decides about connections of meshed pods, while it decides it
+    /// Show the kernel's decisions about connections of meshed pods, live
     Trace(trace::TraceArgs),
-    /// Says what the kernel would do with a connection of a meshed pod, by which rule, and what to change
+    /// Explain what the kernel would do with a connection of a meshed pod, by which rule, and what to change
     Explain(explain::ExplainArgs),
-    /// Checks whether a cluster can run the mesh, and whether the mesh that it runs is sound
+    /// Check whether a cluster can run the mesh, and whether its mesh is healthy
     Check(check::CheckArgs),
-    /// Shows the parts of the mesh, which pods the kernel redirects, and what is wrong
+    /// Show the parts of the mesh, which pods the kernel redirects, and what is wrong
     Status(status::StatusArgs),
-    /// Says what this is, for bug reports
+    /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script
     #[command(visible_alias = "completions")]
@@ -74,16 +74,16 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Becomes a container
+    /// Run a container (internal)
     #[command(hide = true)]
     SandboxInit {
-        /// What the container is to be; removed when read
+        /// Specification of the container; removed when read
         spec_file: PathBuf,
     },
-    /// Waits for a sandbox's daemon to end and removes what it left
+    /// Wait for a sandbox's daemon to end and remove what it left (internal)
     #[command(hide = true)]
     SandboxJanitor {
-        /// The sandbox
+        /// Name of the sandbox
         name: String,
     },
 }
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         Err(error) => error,
     };
     if output::is_closed_pipe(&failed) {
-        // Whoever read has seen enough, e.g. `weft trace | head`.
+        // The reader has closed the pipe, as in `weft trace | head`.
         return ExitCode::SUCCESS;
     }
     output::note(&format!("{failed:#}"));
@@ -135,7 +135,7 @@ fn execute(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Namespaces are a thread's: this runs before there is a second one.
+/// Namespaces belong to a thread: this runs before there is a second one.
 fn sandbox_init(spec_file: &Path) -> ExitCode {
     let error = container::init(spec_file);
     output::note(&error.to_string());

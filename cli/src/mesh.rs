@@ -1,4 +1,4 @@
-//! What a cluster says about the mesh that runs in it: gathered once and concurrently, judged elsewhere.
+//! The state of the mesh in a cluster: gathered once and concurrently, evaluated elsewhere.
 //!
 //! ```text
 //! API server ──┐
@@ -6,7 +6,7 @@
 //! agents ──────┘
 //! ```
 //!
-//! A question that is not answered is a fact, too: every list is what came or why nothing came.
+//! A query without an answer is a fact too: every list holds its objects or the error.
 
 pub(crate) mod pods;
 
@@ -29,7 +29,7 @@ use crate::{
 /// The Deployments of the control plane.
 pub(crate) const DEPLOYMENTS: [&str; 3] = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"];
 
-/// An answer, or why there is none.
+/// An answer, or the error.
 pub(crate) type Fetched<T> = Result<T, String>;
 
 /// The mesh of one control plane.
@@ -38,15 +38,15 @@ pub(crate) struct Mesh {
     /// The control plane's namespace.
     pub(crate) namespace: String,
     pub(crate) nodes: Fetched<Vec<Node>>,
-    /// The control plane's own, whatever they are called.
+    /// Deployments of the control plane, whatever their names.
     pub(crate) deployments: Fetched<Vec<Deployment>>,
     pub(crate) daemon_set: Fetched<Option<DaemonSet>>,
-    /// Pods of the control plane and agents.
+    /// Pods of the control plane, and of agents.
     pub(crate) control_pods: Fetched<Vec<Pod>>,
     pub(crate) lease: Fetched<Option<Lease>>,
-    /// One for each agent pod that is scheduled.
+    /// One for each scheduled agent pod.
     pub(crate) agents: Vec<Agent>,
-    /// Pods with a proxy, those of the control plane among them.
+    /// Pods with a proxy, including those of the control plane.
     pub(crate) meshed: Fetched<Vec<Pod>>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Mesh {
 #[derive(Clone, Debug)]
 pub(crate) struct Agent {
     pub(crate) pod: Pod,
-    /// What it says of itself; for a pod that does not run, why not.
+    /// Its status; for a pod that does not run, the reason.
     pub(crate) answer: Fetched<StatusResponse>,
 }
 
@@ -65,7 +65,7 @@ impl Agent {
 }
 
 impl Mesh {
-    /// Asks for everything at once. `namespace` limits the meshed pods; none: all.
+    /// Queries everything at once. `namespace` limits the meshed pods; `None` means all.
     pub(crate) async fn gather(cluster: &Cluster, namespace: Option<&str>) -> Self {
         let control = cluster.namespace.as_str();
         let client = || cluster.client.clone();
@@ -97,7 +97,7 @@ impl Mesh {
     }
 }
 
-/// All objects that match, or why they cannot be listed.
+/// All objects that match, or the error.
 pub(crate) async fn list<K>(api: Api<K>, params: &ListParams) -> Fetched<Vec<K>>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use comfy_table::Table;
 use serde::Serialize;
 
-/// What comes out.
+/// Output formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people
@@ -31,7 +31,7 @@ pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
     table
 }
 
-/// For a cell that has nothing to say: empty cells are hard to count for `awk`.
+/// The text of an empty cell, which `awk` would otherwise not count.
 pub(crate) const NOTHING: &str = "-";
 
 pub(crate) fn yes(is: bool) -> String {
@@ -42,25 +42,25 @@ pub(crate) fn or_nothing(text: &str) -> String {
     if text.is_empty() { NOTHING } else { text }.to_owned()
 }
 
-/// A line of text, or several, as they are.
+/// Prints one or several lines of text unchanged.
 pub(crate) fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
 }
 
-/// A table without the blanks that fill its last column.
+/// Prints a table without trailing blanks in its last column.
 pub(crate) fn print(table: &Table) -> io::Result<()> {
     line(&table.trim_fmt())
 }
 
 /// One line on standard error, so that standard output is results alone.
 pub(crate) fn note(text: &str) {
-    // That nobody reads it is no reason to fail.
+    // If nobody reads standard error, that is not a failure.
     let _ = writeln!(io::stderr(), "weft: {text}");
 }
 
-/// For clap: a whole number with a unit, or several, such as 90s, 5m or 1h30m.
+/// Parser for clap: a whole number with a unit, or several, such as 90s, 5m or 1h30m.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}: expected a number and a unit, such as 30s or 5m"))
 }
@@ -71,7 +71,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// Whether the reader of standard output has gone away, which is no failure.
+/// Whether the reader of standard output has closed the pipe, which is not a failure.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

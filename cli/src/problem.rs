@@ -1,10 +1,10 @@
-//! Something wrong: where, what, and the cure.
+//! A problem: object, description and remedy.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One line for the person who can do something about it.
+/// A problem in one line, for the person who can solve it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Problem {
     /// E.g. `Pod shop/web-0`, or `Secret linkerd/linkerd-identity-issuer, data["crt.pem"]`.

@@ -15,7 +15,7 @@ use crate::{output::Format, target::sandbox_name};
 
 #[derive(Debug, Args)]
 #[command(
-    about = "Runs a mesh on this host, without Kubernetes, and looks into it (needs root)",
+    about = "Run a mesh on this host, without Kubernetes, and inspect it (needs root)",
     after_help = "Examples:
   weft sandbox run examples/mesh                run it here; Ctrl-C removes everything
   weft sandbox run examples/mesh --detach       run it in the background
@@ -31,17 +31,17 @@ pub(crate) struct SandboxArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs what the manifests of a directory describe, and follows them while they are edited
+    /// Run what the manifests of a directory describe, and follow them while they are edited
     Run(RunArgs),
-    /// Shows the pods of a sandbox
+    /// Show the pods of a sandbox
     Ps(PsArgs),
-    /// Shows the sandboxes of this host
+    /// Show the sandboxes of this host
     List(ListArgs),
-    /// Runs a command in a pod, as its container would; exits with the command's status
+    /// Run a command in a pod, as its container would; exits with the command's status
     Exec(ExecArgs),
-    /// Prints what a container wrote
+    /// Print what a container wrote
     Logs(LogsArgs),
-    /// Ends a sandbox and removes everything that it made
+    /// End a sandbox and remove everything that it created
     Stop(StopArgs),
 }
 
@@ -56,7 +56,7 @@ struct RunArgs {
     dir: PathBuf,
     #[command(flatten)]
     sandbox: Name,
-    /// How traffic gets to the proxies: ebpf, iptables (linkerd-init's rules in each meshed pod) or none
+    /// How traffic is redirected to the proxies: ebpf, iptables (linkerd-init's rules in each meshed pod) or none
     #[arg(long, default_value_t, value_name = "WAY")]
     interception: Interception,
     /// Program to run in place of weft-proxy; must honour the LINKERD2_PROXY_* environment
@@ -65,7 +65,7 @@ struct RunArgs {
     /// No control plane: for sidecars that need neither identity nor discovery
     #[arg(long)]
     without_control_plane: bool,
-    /// What this command, proxies, agent and control plane log
+    /// Log filter of this command, proxies, agent and control plane
     #[arg(long, value_name = "FILTER", default_value = "warn,weft=info")]
     log_level: String,
     /// Return when it is ready and leave it running
@@ -99,7 +99,7 @@ struct ListArgs {
   weft sandbox exec client-0 -- weft-client http1 --target web.shop:80 --count 10
   weft sandbox exec shop/web -c linkerd-proxy -- sh")]
 struct ExecArgs {
-    /// The pod: its name, NAMESPACE/NAME, or as much of the beginning as only one pod has
+    /// The pod: its name, NAMESPACE/NAME, or a prefix that only one pod has
     pod: String,
     #[command(flatten)]
     sandbox: Name,
@@ -113,13 +113,13 @@ struct ExecArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  weft sandbox logs client-0\n  weft sandbox logs shop/web -c linkerd-proxy -f")]
 struct LogsArgs {
-    /// The pod: its name, NAMESPACE/NAME, or as much of the beginning as only one pod has
+    /// The pod: its name, NAMESPACE/NAME, or a prefix that only one pod has
     pod: String,
     #[command(flatten)]
     sandbox: Name,
     #[command(flatten)]
     container: Container,
-    /// Go on printing until the pod has gone
+    /// Continue printing until the pod has gone
     #[arg(short, long)]
     follow: bool,
 }
@@ -133,7 +133,7 @@ struct StopArgs {
 
 #[derive(Debug, Args)]
 struct Name {
-    /// Tells sandboxes on one host apart
+    /// Name of the sandbox, which distinguishes sandboxes on one host
     #[arg(long, default_value = DEFAULT_NAME, value_parser = sandbox_name)]
     name: String,
 }

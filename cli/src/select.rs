@@ -1,4 +1,4 @@
-//! From what a person names to pods: by name alone, or by the labels of a workload.
+//! Selection of pods on the command line: by name, or by the labels of a workload.
 
 use std::str::FromStr;
 
@@ -17,11 +17,11 @@ use weft_sandbox::state::State;
 
 use crate::cluster::{ANSWER, Cluster, within};
 
-/// A pod or a workload, as named.
+/// A pod or a workload, as named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resource {
     kind: Kind,
-    /// Of `NAMESPACE/NAME`.
+    /// The namespace in `NAMESPACE/NAME`.
     namespace: Option<String>,
     name: String,
 }
@@ -36,12 +36,12 @@ enum Kind {
     Job,
 }
 
-/// The pods that are meant.
+/// The selected pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// None: all.
+    /// `None` means all namespaces.
     pub(crate) namespace: Option<String>,
-    /// None: all, or those that `labels` select.
+    /// `None` means all pods, or those that `labels` select.
     pub(crate) pod: Option<String>,
     /// A label selector in the API's syntax.
     pub(crate) labels: Option<String>,
@@ -74,7 +74,7 @@ impl FromStr for Resource {
 impl Kind {
     const NAMES: &str = "pod, deploy, ds, sts, rs, job";
 
-    /// kubectl's names.
+    /// kubectl's names of the kind.
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "po" | "pod" | "pods" => Self::Pod,
@@ -89,7 +89,7 @@ impl Kind {
 }
 
 impl Selection {
-    /// In a cluster, where a workload knows its pods.
+    /// Selects in a cluster, which knows the pods of a workload.
     pub(crate) async fn in_cluster(
         resource: Option<Resource>,
         namespace: Option<&str>,
@@ -106,27 +106,27 @@ impl Selection {
         Ok(Self { namespace: Some(own), pod: None, labels: Some(labels) })
     }
 
-    /// In a sandbox, whose pods may be named as for `weft sandbox exec`.
+    /// Selects in a sandbox, whose pods may be named as for `weft sandbox exec`.
     pub(crate) fn in_sandbox(resource: Option<Resource>, namespace: Option<&str>, state: &State) -> Result<Self> {
         let Some(resource) = resource else { return Self::on_socket(None, namespace) };
         let wanted = Self::on_socket(Some(resource), namespace)?;
         let name = wanted.pod.as_deref().unwrap_or_default();
         let full = wanted.namespace.as_ref().map_or_else(|| name.to_owned(), |namespace| format!("{namespace}/{name}"));
-        // A pod that is not there yet may come.
+        // The pod may not exist yet.
         Ok(match state.pod(&full) {
             Some(pod) => Self { namespace: Some(pod.namespace.clone()), pod: Some(pod.name.clone()), labels: None },
             None => wanted,
         })
     }
 
-    /// At one agent, which knows pods by name alone.
+    /// Selects at one agent, which knows pods by name only.
     pub(crate) fn on_socket(resource: Option<Resource>, namespace: Option<&str>) -> Result<Self> {
         let Some(resource) = resource else {
             return Ok(Self { namespace: namespace.map(str::to_owned), ..Self::default() });
         };
         if resource.kind != Kind::Pod {
             bail!(
-                "only a cluster knows the pods of a workload: name the pod, or say which cluster (--context, --kubeconfig)"
+                "only a cluster knows the pods of a workload: name the pod, or select a cluster (--context, --kubeconfig)"
             );
         }
         let namespace = resource.namespace.or_else(|| namespace.map(str::to_owned));

@@ -1,7 +1,6 @@
-//! Where `weft trace` and `weft status` look: a sandbox of this host, one agent's socket, or a cluster.
-//!
-//! Whoever names one gets that one. Whoever names none gets the sandbox `default` if it runs, else the cluster of the
-//! current kubeconfig.
+//! The target of `weft trace` and `weft status`: a sandbox of this host, one agent's socket, or a cluster.
+//! A target that is named on the command line is used. Otherwise it is the sandbox `default` if it runs, else the
+//! cluster of the current kubeconfig.
 
 use std::path::PathBuf;
 
@@ -30,14 +29,14 @@ pub(crate) struct TargetArgs {
     pub(crate) cluster: ClusterArgs,
 }
 
-/// What was chosen.
+/// The selected target.
 pub(crate) enum Target {
     Sandbox(Box<State>),
     Socket(PathBuf),
     Cluster(Cluster),
 }
 
-/// For clap: a name that is checked before it becomes part of a path.
+/// Parser for clap: a name, checked before it becomes part of a path.
 pub(crate) fn sandbox_name(text: &str) -> Result<String, String> {
     check_name(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
 }
@@ -57,7 +56,7 @@ impl TargetArgs {
             Ok(state) => {
                 if std::env::var_os("KUBECONFIG").is_some() {
                     note(&format!(
-                        "this is the sandbox `{DEFAULT_NAME}`; for the cluster say --kubeconfig or --context"
+                        "this is the sandbox `{DEFAULT_NAME}`; for the cluster use --kubeconfig or --context"
                     ));
                 }
                 Ok(Target::Sandbox(Box::new(state)))

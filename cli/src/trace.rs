@@ -1,4 +1,4 @@
-//! `weft trace`: the kernel's verdicts, live from the agents. Refuses to store or to sum up: metrics do that.
+//! `weft trace`: the kernel's verdicts, live from the agents. Refuses to store or to aggregate: metrics do that.
 //!
 //! ```text
 //! an agent's socket ──[local]──┐
@@ -6,7 +6,7 @@
 //! every node's agent ─[nodes]──┘
 //! ```
 //!
-//! Waits for a successor when an agent goes away, because redirection goes on without it.
+//! If an agent goes away, the trace waits for its successor, because redirection continues without it.
 
 mod format;
 mod local;
@@ -46,7 +46,7 @@ pass_skip_subnet, pass_pod_bypassed, pass_node_bypassed, deny_no_listener, deny_
 
 Ends with 0 at Ctrl-C, after --timeout, or after --count events; with 1 when --timeout comes before --count.")]
 pub(crate) struct TraceArgs {
-    /// A pod, or the workload whose pods are meant: NAME, pod/NAME, deploy/NAME, ds/NAME, sts/NAME, rs/NAME, job/NAME
+    /// A pod, or a workload whose pods are selected: NAME, pod/NAME, deploy/NAME, ds/NAME, sts/NAME, rs/NAME, job/NAME
     resource: Option<Resource>,
     /// Only pods of this namespace [default: all; for a RESOURCE in a cluster, the context's]
     #[arg(short, long)]
@@ -54,16 +54,16 @@ pub(crate) struct TraceArgs {
     /// Pods of all namespaces, which is what happens without RESOURCE anyway
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "resource"])]
     all_namespaces: bool,
-    /// Only the pod of this name, as RESOURCE
+    /// Only the pod with this name, as RESOURCE
     #[arg(long, hide = true, conflicts_with = "resource")]
     pod: Option<String>,
-    /// Only connections that pods make, or that they get
+    /// Only connections that pods make, or that they accept
     #[arg(long, value_enum)]
     direction: Option<Direction>,
     /// Only connections to this port, before or after the decision
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Only this decision
+    /// Only this verdict
     #[arg(long)]
     verdict: Option<String>,
     /// Only connections that threads of this name make
@@ -154,7 +154,7 @@ impl TraceArgs {
         self.resource.clone().or_else(|| self.pod.clone().map(Resource::pod))
     }
 
-    /// What an agent can filter by itself.
+    /// The filter, as far as an agent supports it.
     fn request(&self, selection: &Selection) -> WatchRequest {
         let direction = match self.direction {
             None => agent::Direction::Unspecified,

@@ -1,4 +1,4 @@
-//! `weft version`: what a bug report needs to say about the program and its host.
+//! `weft version`: the facts about the program and its host that a bug report needs.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ pub(crate) struct VersionArgs {
 struct Version {
     version: &'static str,
     architecture: &'static str,
-    /// None where /proc is not to be seen.
+    /// `None` if /proc is not mounted.
     kernel: Option<String>,
 }
 

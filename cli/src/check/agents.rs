@@ -1,4 +1,4 @@
-//! The agents: one on each node, ready, answering, of one version.
+//! Checks of the agents: one on each node, ready, answering, of one version.
 
 use std::collections::BTreeSet;
 
@@ -66,7 +66,7 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn answer(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let mesh = &facts.cluster()?.mesh;
-    // One that is not ready is told already.
+    // Agents that are not ready are reported already.
     let ready = mesh.agents.iter().filter(|agent| pods::is_ready(&agent.pod) && !pods::is_leaving(&agent.pod));
     Ok(ready
         .filter_map(|agent| {
@@ -97,7 +97,7 @@ pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let at_root = |agent: &Agent| {
         let status = agent.answer.as_ref().ok().filter(|status| status.cgroup_is_root)?;
         let told = format!("its programs are attached to the root of the cgroup2 tree: {}", status.cgroup_reason);
-        let cure = "it works, and host processes meet the programs, too; a kubelet with cgroup2 has a kubepods cgroup of its own";
+        let cure = "it works, but the programs also run for host processes; a kubelet with cgroup2 has its own kubepods cgroup";
         Some(Problem::new(format!("Agent on node {}", agent.node()), told, cure))
     };
     Ok(mesh.agents.iter().filter_map(at_root).collect())
@@ -107,8 +107,7 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let mesh = &facts.cluster()?.mesh;
     let missed = |agent: &Agent| {
         let misses = agent.answer.as_ref().ok().map(|status| status.flow_misses).filter(|misses| *misses > 0)?;
-        let told =
-            format!("{misses} connections reached a proxy's outbound port that no redirected connection announced");
+        let told = format!("{misses} connections reached a proxy's outbound port without an original destination");
         Some(Problem::new(
             format!("Agent on node {}", agent.node()),
             told,
@@ -118,7 +117,7 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(mesh.agents.iter().filter_map(missed).collect())
 }
 
-/// Why the DaemonSet's pods are not made, if something refuses them.
+/// Why the DaemonSet's pods are not created, if something refuses them.
 fn creation_failure(facts: &Facts) -> Option<String> {
     let events = facts.cluster().ok()?.events.as_ref().ok()?;
     let of_agents = |event: &&Event| {
@@ -128,15 +127,15 @@ fn creation_failure(facts: &Facts) -> Option<String> {
             && object.namespace.as_deref() == Some(&facts.namespace)
             && event.reason.as_deref() == Some("FailedCreate")
     };
-    // The last of them: what it says about a namespace that was corrected since is over.
+    // Only the last one: earlier ones may concern a namespace that has been corrected since.
     let last = events.iter().filter(of_agents).max_by_key(|event| last_seen(event));
     last.and_then(|event| event.message.clone())
 }
 
-/// What this agent said about its node, as the node's Event.
+/// The warning that this agent published as an Event on its node.
 fn node_warning(facts: &Facts, agent: &Pod) -> Option<String> {
     let events = facts.cluster().ok()?.events.as_ref().ok()?;
-    // What a predecessor said may be over.
+    // Warnings of earlier agents may be outdated.
     let since = agent.creation_timestamp().map_or(0, |time| time.0.as_second());
     let own = |event: &&Event| {
         is_ours(event)

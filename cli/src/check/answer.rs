@@ -1,17 +1,17 @@
-//! What a check may answer beside problems: that there is no answer, and why.
+//! Results of a check other than problems: it has no answer, and why.
 
 use crate::problem::Problem;
 
 /// Why a check has no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Somebody has to do something first.
+    /// A fact is unknown, and somebody has to act first.
     Unanswered(Problem),
-    /// Another check says already what is missing.
+    /// Another check reports the missing fact already.
     Skip,
 }
 
-/// What there is, or why it could not be read.
+/// The value of a fact, or why it could not be read.
 pub(super) fn known<'a, T>(what: &str, fetched: &'a Result<T, String>) -> Result<&'a T, Stop> {
     fetched.as_ref().map_err(|error| {
         let cure = "let this user get and list them, or use one who may (--context, --as)";

@@ -1,5 +1,5 @@
-//! Every check, in the order in which it makes sense to read them. Names and descriptions are Linkerd's
-//! (`linkerd2:pkg/healthcheck/healthcheck.go`) where Linkerd asks the same; `weft-` categories are ours.
+//! Every check, in a sensible order for reading. Names and descriptions are Linkerd's
+//! (`linkerd2:pkg/healthcheck/healthcheck.go`) if Linkerd has the same check; `weft-` categories are ours.
 
 use super::{
     agents, data_plane,

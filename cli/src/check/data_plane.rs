@@ -1,4 +1,4 @@
-//! Proxies: ready, of one version, redirected; and the annotations that say how.
+//! Checks of proxies: ready, of one version, redirected; and of the annotations that configure them.
 
 use k8s_openapi::{
     api::core::v1::{Event, Namespace, Pod},
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{mesh::pods, problem::Problem, status};
 
-/// What is older may be over: Kubernetes keeps Events for an hour, whatever became of their cause.
+/// Older Events may be outdated: Kubernetes keeps them for an hour, even if the cause is gone.
 const RECENT_SECONDS: i64 = 600;
 
 pub(super) fn control_plane_healthy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -53,7 +53,7 @@ pub(super) fn proxies_enrolled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     enrolled(facts, own(facts, false)?)
 }
 
-/// Pods that should have a proxy: they were made before the annotation, or while the injector was away.
+/// Pods that should have a proxy: they were created before the annotation, or while the injector did not answer.
 pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let all = known("Pods", &cluster.pods)?;
@@ -76,19 +76,19 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let without = without.filter(|pod| pods::proxy(pod).is_none());
     Ok(without
         .map(|pod| {
-            let told = "has no proxy: it was made before the annotation, or while the injector did not answer";
+            let told = "has no proxy: it was created before the annotation, or while the injector did not answer";
             let cure = restart(pod);
             Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
         })
         .collect())
 }
 
-/// Annotations for which new pods are refused: of namespaces, of workloads' templates, of pods.
+/// Annotations of namespaces, workload templates and pods for which new pods are refused.
 pub(super) fn annotations(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     of_metadata(facts, check_annotations, "correct or remove the annotation; new pods are refused until then")
 }
 
-/// What `find` has to say of the annotations of namespaces, of workloads' templates and of pods.
+/// Problems that `find` reports about the annotations of namespaces, workload templates and pods.
 pub(super) fn of_metadata(
     facts: &Facts,
     find: fn(&ObjectMeta) -> Vec<Invalid>,
@@ -111,7 +111,7 @@ pub(super) fn of_metadata(
         let object = format!("{} {}/{}", workload.kind, workload.namespace, workload.name);
         check(object, "spec.template.", &workload.template);
     }
-    // A pod of a workload says what its template says.
+    // The pods of a workload have the annotations of its template.
     let alone = |pod: &&Pod| pod.owner_references().is_empty() && !pods::is_over(pod);
     for pod in known("Pods", &cluster.pods)?.iter().filter(alone) {
         check(format!("Pod {}", pods::full_name(pod)), "", &pod.metadata);
@@ -130,7 +130,7 @@ pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             .map(pods::version)
             .find(|version| *version != facts.cli_version);
         if let Some(version) = other {
-            let told = format!("runs {version}, and this is weft {}", facts.cli_version);
+            let told = format!("runs {version}, but this is weft {}", facts.cli_version);
             let cure = "use the command line of the control plane's version, or upgrade the control plane";
             found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure));
         }
@@ -138,13 +138,13 @@ pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(found)
 }
 
-/// Warnings that the mesh published as Events: what `kubectl describe` shows with the object, all in one place.
+/// Warnings that the mesh published as Events, which `kubectl describe` shows with each object.
 pub(super) fn no_warnings(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let events = known("Events", &facts.cluster()?.events)?;
     let now = seconds(facts);
     let recent = events.iter().filter(|event| is_ours(event)).filter(|event| now - last_seen(event) <= RECENT_SECONDS);
     let mut found: Vec<Problem> = recent.filter(|event| concerns(facts, event)).map(warning).collect();
-    // Several processes that start again publish the same again.
+    // Processes that restart publish the same Event again.
     found.sort_by(|one, other| (&one.object, &one.problem).cmp(&(&other.object, &other.problem)));
     found.dedup();
     Ok(found)
@@ -161,7 +161,7 @@ fn warning(event: &Event) -> Problem {
     Problem::new(format!("{kind} {full}"), format!("{reason}: {note}"), cure)
 }
 
-/// How the pod is made again.
+/// The command that recreates a pod.
 fn restart(pod: &Pod) -> String {
     let namespace = pod.namespace().unwrap_or_default();
     match pod.owner_references().first().map(|owner| owner.kind.as_str()) {
@@ -203,7 +203,7 @@ fn seconds(facts: &Facts) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Meshed pods that live: the control plane's own, or those of the namespaces that are asked about.
+/// Live meshed pods: the control plane's own, or those of the selected namespaces.
 fn own(facts: &Facts, control_plane: bool) -> Result<Vec<&Pod>, Stop> {
     let all = known("Pods with a proxy", &facts.cluster()?.mesh.meshed)?;
     let is_control_plane = |pod: &Pod| {
@@ -234,13 +234,13 @@ fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, cure: &str) -> Vec<Problem> 
     all.into_iter()
         .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
         .map(|(pod, version)| {
-            let told = format!("its proxy is {version}, and new ones are {current}");
+            let told = format!("its proxy is {version}, but new ones are {current}");
             Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
         })
         .collect()
 }
 
-/// Of the proxies that the injector adds now.
+/// Version of the proxies that the injector adds now.
 fn proxy_version(cluster: &ClusterFacts) -> Option<String> {
     let config = cluster.values()?.inject_config("", "").ok()?;
     Some(pods::version(&config.proxy_image).to_owned())
@@ -313,7 +313,7 @@ mod tests {
         let pod = &mut facts.cluster.as_mut().unwrap().mesh.meshed.as_mut().unwrap()[0];
         pod.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image =
             Some("localhost/weft-proxy:0.0.9".into());
-        check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, and new ones are 0.1.0")]);
+        check(proxies_up_to_date(&facts), &[("Pod shop/web-0", "0.0.9, but new ones are 0.1.0")]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Everything that checks judge: what the API server and the agents said, or why they did not.
+//! The facts that checks evaluate: answers of the API server and the agents, or why there are none.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,18 +13,18 @@ use weft_k8s_api::values::Values;
 
 use crate::mesh::{Fetched, Mesh};
 
-/// What is checked.
+/// The scope of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// A cluster before the installation.
     Pre,
     /// The control plane and the agents.
     Installed,
-    /// And the pods with a proxy.
+    /// Also the pods with a proxy.
     Proxy,
 }
 
-/// What is known of a cluster.
+/// The known facts about a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) mode: Mode,
@@ -32,22 +32,22 @@ pub(super) struct Facts {
     pub(super) cli_version: String,
     /// The control plane's namespace.
     pub(super) namespace: String,
-    /// With [`Mode::Proxy`]: the only namespace whose pods are looked at.
+    /// With [`Mode::Proxy`]: the only namespace whose pods are checked; `None` means all.
     pub(super) data_plane_namespace: Option<String>,
-    /// The API server's address, or why there is no client.
+    /// The API server's address, or why a client could not be created.
     pub(super) client: Fetched<String>,
-    /// Everything else; none when there is no client, or nothing answers.
+    /// All other facts; an error if there is no client, or if nothing answers.
     pub(super) cluster: Fetched<Box<ClusterFacts>>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct ClusterFacts {
-    /// `major`, `minor` and the whole text.
+    /// `major`, `minor` and the whole version.
     pub(super) version: (u32, u32, String),
     /// The API server's clock minus ours, in seconds.
     pub(super) clock_skew: Option<i64>,
     pub(super) crds: Fetched<BTreeMap<String, Crd>>,
-    /// What this user may create; only before an installation.
+    /// Permissions of this user to create objects; only before an installation.
     pub(super) access: Vec<Access>,
     pub(super) namespaces: Fetched<Vec<Namespace>>,
     pub(super) config: Fetched<Option<ConfigMap>>,
@@ -57,17 +57,17 @@ pub(super) struct ClusterFacts {
     pub(super) cluster_role_bindings: Fetched<BTreeSet<String>>,
     pub(super) service_accounts: Fetched<BTreeSet<String>>,
     pub(super) services: Fetched<Vec<Service>>,
-    /// By [`super::webhooks::NAMES`].
+    /// Facts about each webhook of [`super::webhooks::NAMES`].
     pub(super) webhooks: BTreeMap<&'static str, WebhookFacts>,
-    /// Objects of kinds that are not acted upon, as a whole or in some field.
+    /// Objects of kinds that Weft does not act on, completely or in some field.
     pub(super) objects: Fetched<Vec<CustomObject>>,
     /// Pod templates that may ask for injection; only with [`Mode::Proxy`].
     pub(super) workloads: Fetched<Vec<Workload>>,
-    /// Pods of namespaces whose pods are to have a proxy; only with [`Mode::Proxy`].
+    /// Pods of namespaces whose pods should have a proxy; only with [`Mode::Proxy`].
     pub(super) pods: Fetched<Vec<Pod>>,
-    /// Warnings, of every namespace.
+    /// Warning Events of all namespaces.
     pub(super) events: Fetched<Vec<Event>>,
-    /// What containers that are not ready say of themselves, by their pods' full names.
+    /// Messages of containers that are not ready, by the full names of their pods.
     pub(super) says: BTreeMap<String, Vec<String>>,
     pub(super) mesh: Mesh,
 }
@@ -77,7 +77,7 @@ pub(super) struct ClusterFacts {
 pub(super) struct Crd {
     /// Versions that the API server serves.
     pub(super) served: BTreeSet<String>,
-    /// The Gateway API's release, where it is part of one.
+    /// The Gateway API's release, if the definition is part of it.
     pub(super) bundle: Option<String>,
 }
 
@@ -96,13 +96,13 @@ pub(super) struct CreatedKind {
     pub(super) namespaced: bool,
 }
 
-/// Of one webhook.
+/// Facts about one webhook.
 #[derive(Clone, Debug)]
 pub(super) struct WebhookFacts {
-    /// None: no configuration. Else its caBundle, PEM.
+    /// `None`: there is no configuration. Otherwise its caBundle, PEM.
     pub(super) ca_bundle: Fetched<Option<Option<String>>>,
     pub(super) secret: Fetched<Option<Secret>>,
-    /// Endpoints of its Service that are ready.
+    /// Number of ready endpoints of its Service.
     pub(super) endpoints: Fetched<usize>,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct CustomObject {
     pub(super) kind: &'static str,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// As the API server has it.
+    /// The object as in the API server.
     pub(super) content: serde_json::Value,
 }
 
@@ -123,17 +123,17 @@ pub(super) struct Workload {
     pub(super) kind: &'static str,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// Of its pods.
+    /// Metadata of its pods.
     pub(super) template: ObjectMeta,
 }
 
 impl Facts {
-    /// Everything about the cluster; without it nothing can be judged, and another check says why.
+    /// The facts about the cluster. Without them no check has an answer, and another check reports why.
     pub(super) fn cluster(&self) -> Result<&ClusterFacts, super::answer::Stop> {
         self.cluster.as_deref().map_err(|_| super::answer::Stop::Skip)
     }
 
-    /// The cure that installs the control plane again, with other values.
+    /// The remedy to upgrade the control plane with other values.
     pub(super) fn upgrade(&self, with: &str) -> String {
         let namespace = &self.namespace;
         let upgrade =
@@ -141,7 +141,7 @@ impl Facts {
         if with.is_empty() { upgrade } else { format!("{upgrade} {with}") }
     }
 
-    /// The cure that installs the control plane.
+    /// The remedy to install the control plane.
     pub(super) fn install(&self) -> String {
         let namespace = &self.namespace;
         format!(
@@ -149,7 +149,7 @@ impl Facts {
         )
     }
 
-    /// The cure that installs the custom resources, or those that are missing.
+    /// The remedy to install the custom resource definitions, or the missing ones.
     pub(super) fn install_crds(&self, with: &str) -> String {
         let namespace = &self.namespace;
         let install =
@@ -198,7 +198,7 @@ pub(super) mod tests {
         problem::Problem,
     };
 
-    /// What a check found: for each problem its object, and a part of what it says.
+    /// Checks the result of a check: the object of each problem, and a part of its text.
     pub(in crate::check) fn check(found: Result<Vec<Problem>, Stop>, expected: &[(&str, &str)]) {
         let found = found.expect("an answer");
         assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -208,7 +208,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A mesh without a fault: one node, one meshed pod `shop/web-0`.
+    /// A mesh without problems: one node, one meshed pod `shop/web-0`.
     pub(in crate::check) fn healthy() -> Facts {
         let root = Root::generate("root.linkerd.cluster.local").unwrap();
         let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
@@ -296,7 +296,7 @@ pub(super) mod tests {
         }))
     }
 
-    /// A webhook that the API server can call under this name.
+    /// A webhook that the API server can call by this name.
     pub(in crate::check) fn webhook(name: &str) -> WebhookFacts {
         let (certificate, key, ca) = server_certificate(name);
         let data =

@@ -1,4 +1,4 @@
-//! Asks everything at once. What is not answered becomes a fact, never an error: checks say what it means.
+//! Queries all facts concurrently. A query without an answer is a fact too and not an error: the checks interpret it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,9 +39,9 @@ use crate::{
     mesh::{Fetched, Mesh, list, pods},
 };
 
-/// How many pods are asked why they are not ready: the first say it for those that follow.
+/// How many pods are asked why they are not ready: the others usually have the same reason.
 const ASKED: usize = 8;
-/// As much of a log as is read to find its last line.
+/// How many lines of a log are read to find the last one.
 const LOG_LINES: i64 = 3;
 
 pub(super) async fn gather(args: &ClusterArgs, mode: Mode, namespace: Option<&str>) -> Facts {
@@ -62,7 +62,7 @@ pub(super) async fn gather(args: &ClusterArgs, mode: Mode, namespace: Option<&st
     }
 }
 
-/// An error is that of the first question: without its answer no other is worth its wait.
+/// An error is that of the first query: if it fails, the others would only wait too.
 async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> Fetched<ClusterFacts> {
     let info = within(ANSWER, cluster.client.apiserver_version()).await?;
     let version = release(&info.git_version).unwrap_or_default();
@@ -108,7 +108,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
                 list(Api::<Event>::all(cluster.client.clone()), &warnings),
             )
         },
-        // The control plane's own proxies are asked for, too, whatever the namespace.
+        // The pods of the control plane are needed too, whatever the namespace.
         Mesh::gather(cluster, None),
     );
     let crds: Fetched<BTreeMap<_, _>> = crds.map(|crds| crds.into_iter().map(crd).collect());
@@ -153,7 +153,7 @@ where
     Ok(all.iter().map(kube::ResourceExt::name_any).collect())
 }
 
-/// From the `Date` of an answer; none where the server, or something before it, sends none.
+/// From the `Date` of an answer; `None` if the server, or a proxy in front of it, sends none.
 async fn clock_skew(cluster: &Cluster) -> Option<i64> {
     let request = http::Request::get("/version").body(Body::empty()).ok()?;
     let answer = within(ANSWER, cluster.client.send(request)).await.ok()?;
@@ -169,7 +169,7 @@ fn crd(definition: CustomResourceDefinition) -> (String, Crd) {
     (name, Crd { served: served.collect(), bundle })
 }
 
-/// Objects of the kinds in question that the cluster has.
+/// Objects of the relevant kinds that exist in the cluster.
 async fn custom_objects(cluster: &Cluster, crds: &Fetched<BTreeMap<String, Crd>>) -> Fetched<Vec<CustomObject>> {
     let crds = crds.as_ref().map_err(Clone::clone)?;
     let served = KINDS.iter().filter_map(|(group, kind, plural)| {
@@ -293,7 +293,7 @@ async fn pods_to_inject(cluster: &Cluster, namespace: Option<&str>, wanted: bool
     list(scoped::<Pod>(cluster, namespace), &ListParams::default()).await
 }
 
-/// What containers say that are not ready: their admin server while they run, else the end of their log.
+/// Messages of containers that are not ready: from the admin server of a running one, otherwise the end of its log.
 async fn ask_not_ready(cluster: &Cluster, mesh: &Mesh) -> BTreeMap<String, Vec<String>> {
     let all = mesh.control_pods.iter().flatten().chain(mesh.meshed.iter().flatten());
     let broken = all.filter(|pod| !pods::is_over(pod) && !pods::is_leaving(pod) && !pods::is_ready(pod));
@@ -337,13 +337,13 @@ async fn ask_container(cluster: &Cluster, pod: &Pod, status: &ContainerStatus) -
     said.filter(|said| !said.is_empty()).map(|said| format!("container {}: {said}", status.name))
 }
 
-/// Whether Kubernetes kept what it said before it ended.
+/// Whether Kubernetes kept the last message of a container that ended.
 fn has_last_words(status: &ContainerStatus) -> bool {
     let ended = status.last_state.as_ref().and_then(|state| state.terminated.as_ref());
     ended.is_some_and(|ended| ended.message.as_ref().is_some_and(|message| !message.is_empty()))
 }
 
-/// By the port's name, as Linkerd's Prometheus finds it.
+/// The port with Linkerd's name for it, as its Prometheus finds it.
 fn admin_port(pod: &Pod, container: &str) -> Option<u16> {
     let spec = pod.spec.as_ref()?;
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);

@@ -1,4 +1,4 @@
-//! Certificates: the trust anchors, the issuer, and which anchors proxies were given.
+//! Checks of certificates: the trust anchors, the issuer, and the anchors of proxies.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{mesh::pods, problem::Problem};
 
-/// Linkerd's bound: time enough to replace what is replaced by hand.
+/// Linkerd's bound: enough time to replace certificates that are replaced by hand.
 pub(super) const SOON: Duration = Duration::from_secs(60 * DAY);
 const DAY: u64 = 24 * 60 * 60;
 
@@ -78,7 +78,7 @@ fn issuer_problems(facts: &Facts, cluster: &ClusterFacts) -> Result<Vec<Problem>
     if !found.is_empty() {
         return Ok(found);
     }
-    // By the function that the identity service starts with. What is wrong with times and anchors, other checks say.
+    // Parsed with the identity service's own function. Other checks report problems of validity and anchors.
     let field = match issuer(cluster) {
         Some(Err(IssuerError::Key(_) | IssuerError::Mismatch)) => key_key,
         Some(Err(IssuerError::Chain(_)) | Ok(_)) | None => return Ok(found),
@@ -122,7 +122,7 @@ pub(super) fn issuer_lasts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let (field, chain) = issuer_chain(facts)?;
-    // A certificate out of its time verifies against nothing, and another check says so.
+    // A certificate outside its validity does not verify; another check reports that.
     if !invalid_now(&field, &chain, facts.now, "").is_empty() {
         return Err(Stop::Skip);
     }
@@ -144,12 +144,12 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             vec![Problem::new(field, told, cure)]
         }
         Some(Ok(_)) => Vec::new(),
-        // Nothing to verify with, as another check says.
+        // The anchors cannot be read, as another check reports.
         Some(Err(_)) | None => return Err(Stop::Skip),
     })
 }
 
-/// Proxies trust what they were injected with.
+/// A proxy trusts the anchors with which it was injected.
 pub(super) fn proxies_trust_it(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let current = digests(cluster.anchors_pem().ok_or(Stop::Skip)?);
@@ -188,7 +188,7 @@ fn anchors(facts: &Facts) -> Result<Vec<Certificate>, Stop> {
     certificates(pem).map_err(|_| Stop::Skip)
 }
 
-/// The issuer's certificates, and the field that they stand in.
+/// The issuer's certificates, and the field that contains them.
 fn issuer_chain(facts: &Facts) -> Result<(String, Vec<Certificate>), Stop> {
     let secret = facts.cluster()?.issuer.as_ref().ok().and_then(Option::as_ref).ok_or(Stop::Skip)?;
     let (key, _) = keys(secret);
@@ -197,7 +197,7 @@ fn issuer_chain(facts: &Facts) -> Result<(String, Vec<Certificate>), Stop> {
     Ok((data_field(facts, ISSUER, key), chain))
 }
 
-/// The issuer, as the identity service would read it; none when there is nothing to read it from.
+/// The issuer, parsed as in the identity service; `None` if its Secret or the anchors are missing.
 fn issuer(cluster: &ClusterFacts) -> Option<Result<Issuer, IssuerError>> {
     let anchors = TrustAnchors::from_pem(cluster.anchors_pem()?).ok()?;
     let secret = cluster.issuer.as_ref().ok()?.as_ref()?;
@@ -206,7 +206,7 @@ fn issuer(cluster: &ClusterFacts) -> Option<Result<Issuer, IssuerError>> {
     Some(Issuer::from_pem(&crt, &key, &anchors))
 }
 
-/// Certificate and key: Linkerd's names, or those of a Secret that another tool made.
+/// Fields of certificate and key: Linkerd's names, or those of a Secret that another tool created.
 fn keys(secret: &Secret) -> (&'static str, &'static str) {
     let has = |key: &str| secret.data.as_ref().is_some_and(|data| data.contains_key(key));
     if !has("crt.pem") && has("tls.crt") { ("tls.crt", "tls.key") } else { ("crt.pem", "key.pem") }
@@ -262,7 +262,7 @@ fn days(later: SystemTime, earlier: SystemTime) -> String {
     }
 }
 
-/// A bundle passes through tools that cut or add the last line's end; the digest is of either.
+/// Digests of a bundle with and without a final newline, which tools add or remove.
 fn digests(pem: &str) -> Vec<String> {
     let trimmed = pem.trim();
     let forms = [pem.to_owned(), trimmed.to_owned(), format!("{trimmed}\n")];

@@ -1,4 +1,4 @@
-//! What the installation left in the cluster: objects by name, readable settings, pods that run.
+//! Checks of the installation: objects by name, readable settings, running pods.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -38,7 +38,7 @@ pub(super) fn config(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
-/// The injector and the agents read the same values, by the same functions.
+/// The injector and the agents parse the same values with the same functions.
 pub(super) fn config_parses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let object = facts.named("ConfigMap", "linkerd-config");
@@ -101,7 +101,7 @@ pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let wanted = deployment.spec.replicas.unwrap_or(1);
         let status = deployment.status.clone().unwrap_or_default();
         let (ready, updated) = (status.ready_replicas.unwrap_or(0), status.updated_replicas.unwrap_or(0));
-        // What keeps pods from being made at all, such as Pod Security or a quota.
+        // A reason why pods are not created at all, such as Pod Security or a quota.
         let conditions = status.conditions.unwrap_or_default();
         let failure = conditions
             .into_iter()
@@ -110,7 +110,7 @@ pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             let why = failure.message.or(failure.reason).unwrap_or_default();
             let cure =
                 format!("kubectl -n {} describe replicaset -l linkerd.io/control-plane-component", facts.namespace);
-            found.push(Problem::new(object, format!("cannot make its pods: {why}"), cure));
+            found.push(Problem::new(object, format!("cannot create its pods: {why}"), cure));
         } else if ready < wanted || updated < wanted {
             let cure = format!("kubectl -n {} rollout status deployment/{name}", facts.namespace);
             found.push(Problem::new(
@@ -137,15 +137,15 @@ pub(super) fn control_pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(all.iter().filter(own).map(|pod| not_ready(facts, pod)).collect())
 }
 
-/// A pod that is not ready, with what its containers say themselves where they say something.
+/// A pod that is not ready, with the messages of its containers.
 pub(super) fn not_ready(facts: &Facts, pod: &Pod) -> Problem {
     let said = said(facts, pod);
-    // What a container says that runs is more than that it is not ready.
+    // A message of a running container is more useful than that it is not ready.
     let seen = pods::trouble(pod).filter(|trouble| said.is_empty() || !trouble.ends_with("is not ready"));
     told(pod, seen.into_iter().chain(said.iter().cloned()).collect())
 }
 
-/// A pod whose proxy is not ready, whatever its other containers do.
+/// A pod whose proxy is not ready, regardless of its other containers.
 pub(super) fn proxy_not_ready(facts: &Facts, pod: &Pod) -> Problem {
     let of_proxy = format!("container {}: ", weft_k8s_api::labels::PROXY_CONTAINER);
     let said = said(facts, pod).iter().filter(|said| said.starts_with(&of_proxy));
@@ -211,7 +211,7 @@ pub(super) fn service_networks(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(found)
 }
 
-/// Addresses outside the mesh's networks are dialled as they are, past discovery and without mutual TLS.
+/// Proxies dial addresses outside the mesh's networks directly, without discovery and without mutual TLS.
 struct Networks {
     networks: Vec<IpNet>,
     upgrade: String,

@@ -1,4 +1,4 @@
-//! The cluster itself: whether it answers, is new enough, and has the kinds that the mesh needs.
+//! Checks of the cluster itself: whether it answers, is new enough, and has the kinds that the mesh needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,18 @@ use super::{
 };
 use crate::problem::Problem;
 
-/// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest that is tested.
+/// Linkerd's minimum, and ours: native sidecars are on by default since 1.29, and 1.31 is the oldest tested version.
 const MIN_VERSION: (u32, u32) = (1, 31);
-/// What the kernel programs need, degraded up to 5.15; see docs/interception.md.
+/// The oldest kernel for the kernel programs, which lack functions below 5.15; see docs/interception.md.
 const MIN_KERNEL: (u32, u32) = (5, 10);
-/// Further apart, tokens and certificates are refused for their times; Linkerd's bound.
+/// With a larger difference, tokens and certificates are outside their validity; Linkerd's bound.
 const MAX_SKEW_SECONDS: i64 = 300;
-/// Oldest release of the Gateway API whose kinds proxies understand; Linkerd's minimum.
+/// Oldest release of the Gateway API whose kinds proxies support; Linkerd's minimum.
 const MIN_GATEWAY: (u32, u32) = (1, 2);
-/// Of the Gateway API's kinds, those that routing reads.
+/// The kinds of the Gateway API that routing uses.
 const GATEWAY_KINDS: [&str; 2] = ["httproutes.gateway.networking.k8s.io", "grpcroutes.gateway.networking.k8s.io"];
 
-/// What `helm install` creates in a cluster.
+/// The kinds that `helm install` creates.
 pub(super) const CREATED: [CreatedKind; 14] = [
     kind("", "namespaces", false),
     kind("apiextensions.k8s.io", "customresourcedefinitions", false),
@@ -80,10 +80,10 @@ pub(super) fn clock(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     }
     let way = if skew > 0 { "ahead of" } else { "behind" };
     let told = format!("its clock is {}s {way} this machine's", skew.abs());
-    Ok(vec![Problem::new("API server", told, "synchronise the clocks: certificates are valid for a time")])
+    Ok(vec![Problem::new("API server", told, "synchronise the clocks: certificates are valid for a limited time")])
 }
 
-/// The definitions that the chart installs, by their names: the versions that objects may have.
+/// The definitions that the chart installs, by name, with the versions of their objects.
 pub(super) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
     #[derive(Deserialize)]
     struct Definition {
@@ -145,7 +145,7 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     for name in GATEWAY_KINDS {
         let object = format!("CustomResourceDefinition {name}");
         match there.get(name) {
-            // Nothing is missing: Weft does not act on routes yet.
+            // Not a problem: Weft does not act on routes yet.
             None => {}
             Some(crd) if !crd.served.contains("v1") => {
                 let cure = "upgrade the Gateway API to v1.2 or newer";
@@ -153,7 +153,7 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             }
             Some(Crd { bundle: Some(bundle), .. }) if release(bundle).is_some_and(|release| release < MIN_GATEWAY) => {
                 let field = "metadata.annotations[\"gateway.networking.k8s.io/bundle-version\"]";
-                let told = format!("is {bundle}, older than any that is understood");
+                let told = format!("is {bundle}, older than any that is supported");
                 found.push(Problem::new(
                     format!("{object}, {field}"),
                     told,
@@ -178,7 +178,7 @@ pub(super) fn not_installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     })
 }
 
-/// Pod Security must let the agent onto the host's network, where the namespace exists and enforces something.
+/// Pod Security must allow the agent to use the host's network, if the namespace exists and enforces a level.
 pub(super) fn pod_security(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
     let namespaces = known("Namespaces", &facts.cluster()?.namespaces)?;
@@ -248,7 +248,7 @@ fn old_kernel(node: &Node) -> Option<Problem> {
     ))
 }
 
-/// Major and minor of a version such as `v1.36.3`, `5.15.0-101-generic` or `1.31+`.
+/// Major and minor version of a text such as `v1.36.3`, `5.15.0-101-generic` or `1.31+`.
 pub(super) fn release(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
     let number = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok();

@@ -1,4 +1,4 @@
-//! Checks as data, and what comes of them.
+//! Checks as data, and their results.
 
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
@@ -8,37 +8,37 @@ use super::{
 };
 use crate::problem::Problem;
 
-/// Checks that belong together, under Linkerd's name where Linkerd has one.
+/// A group of checks, under Linkerd's name if Linkerd has it.
 pub(super) struct Category {
     pub(super) name: &'static str,
     pub(super) applies: fn(Mode) -> bool,
     pub(super) checks: &'static [Check],
 }
 
-/// A question, and the function that answers it.
+/// A check, and the function that evaluates it.
 pub(super) struct Check {
-    /// What is true when it passes.
+    /// The condition that holds if the check passes.
     pub(super) description: &'static str,
     pub(super) severity: Severity,
     pub(super) judge: Judge,
 }
 
-/// Problems that were found; none: it passes.
+/// Returns the problems that were found; none if the check passes.
 pub(super) type Judge = fn(&Facts) -> Result<Vec<Problem>, Stop>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Severity {
-    /// Makes sense of no later check.
+    /// Later checks make no sense if this one fails.
     Fatal,
-    /// Wrong until somebody does something.
+    /// Stays wrong until somebody acts.
     Error,
-    /// Wrong, but perhaps only not yet.
+    /// May still become right by itself.
     Waits,
-    /// Works, but not for long, or not as meant.
+    /// Works, but not for long, or not as intended.
     Warning,
 }
 
-/// What came of all checks that apply.
+/// The results of all checks that apply.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) success: bool,
@@ -60,7 +60,7 @@ pub(super) struct CheckOutcome {
 }
 
 impl Outcome {
-    /// Asks every check that applies, up to one after which none makes sense.
+    /// Evaluates every check that applies, up to a fatal failure.
     pub(super) fn of(categories: &[Category], facts: &Facts) -> Self {
         let mut outcomes = Vec::new();
         let mut fatal = false;
@@ -85,7 +85,7 @@ impl Outcome {
         Self { success, categories: outcomes }
     }
 
-    /// The first failure that time may heal; none when everything is well, or something is wrong that time does not heal.
+    /// The first failure that may resolve itself; `None` if all checks passed, or if a failure needs action.
     pub(super) fn waits_for(&self) -> Option<String> {
         let mut failed = self.checks().filter(|check| check.is_error()).peekable();
         let first = *failed.peek()?;
@@ -106,11 +106,11 @@ impl Check {
         Self { description, severity, judge }
     }
 
-    /// None: there is nothing to say.
+    /// `None` if the check is skipped.
     fn ask(&self, facts: &Facts) -> Option<CheckOutcome> {
         let (severity, problems) = match ((self.judge)(facts), self.severity) {
             (Ok(problems), severity) => (severity, problems),
-            // Who may not read this may read other things.
+            // A user who may not read this may be able to read other things.
             (Err(Stop::Unanswered(problem)), Severity::Fatal) => (Severity::Error, vec![problem]),
             (Err(Stop::Unanswered(problem)), severity) => (severity, vec![problem]),
             (Err(Stop::Skip), _) => return None,
@@ -124,7 +124,7 @@ impl CheckOutcome {
         !self.problems.is_empty() && self.severity != Severity::Warning
     }
 
-    /// Linkerd's words.
+    /// Linkerd's name of the result.
     pub(super) fn result(&self) -> &'static str {
         match (self.problems.is_empty(), self.severity) {
             (true, _) => "success",
@@ -135,7 +135,7 @@ impl CheckOutcome {
 }
 
 impl Serialize for CheckOutcome {
-    /// As `linkerd check -o json`; the hint is the cure rather than an address.
+    /// As `linkerd check -o json`; the hint is a remedy instead of a URL.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let failed = !self.problems.is_empty();
         let mut check = serializer.serialize_struct("check", if failed { 4 } else { 2 })?;
@@ -149,7 +149,7 @@ impl Serialize for CheckOutcome {
     }
 }
 
-/// One line each, without those that say the same again.
+/// Joins the texts, one a line, without repetitions.
 fn lines(texts: impl Iterator<Item = String>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for text in texts {

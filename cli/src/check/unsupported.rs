@@ -1,4 +1,4 @@
-//! What the cluster has and Weft does not act on: resources, and annotations that have no effect.
+//! Checks for things that Weft does not act on: resources, and annotations without effect.
 
 use kube::ResourceExt as _;
 use weft_k8s_api::support;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::problem::Problem;
 
-const CURE: &str = "docs/compatibility.md says what works; remove it, so that nobody relies on it";
+const CURE: &str = "docs/compatibility.md says what works; remove it, so that no one relies on it";
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
 pub(super) const KINDS: [(&str, &str, &str); 10] = [

@@ -1,4 +1,4 @@
-//! Checks for people: a mark, what is true or is not, and below it object, field and cure.
+//! Output of the checks for people: a mark and the condition; for failures also object, field and remedy.
 
 use std::{
     fmt::Write as _,
@@ -8,12 +8,12 @@ use std::{
 use super::outcome::{CheckOutcome, Outcome, Severity};
 use crate::output;
 
-/// Clears the line that a terminal's cursor is in.
+/// Clears the terminal's current line.
 const CLEAR_LINE: &str = "\r\x1b[2K";
 /// Longest progress text: one line of a narrow terminal, since a wrapped line would not be cleared.
 const LINE: usize = 78;
 
-/// What is being waited for, on a terminal's standard error; elsewhere nothing.
+/// Shows on a terminal's standard error what the command waits for; prints nothing elsewhere.
 pub(super) struct Progress {
     terminal: bool,
     shown: bool,
@@ -39,7 +39,7 @@ impl Progress {
     }
 }
 
-/// `short`: only what did not pass.
+/// `short`: only the checks that did not pass.
 pub(super) fn print(outcome: &Outcome, short: bool) -> io::Result<()> {
     let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     output::line(&text(outcome, short, colours))
@@ -58,7 +58,7 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
             let _ = writeln!(text, "{} {}", mark(check, colours), check.description);
             for (index, problem) in check.problems.iter().enumerate() {
                 let _ = writeln!(text, "    {problem}");
-                // Several in a row may need the same.
+                // Consecutive problems may have the same remedy.
                 if check.problems.get(index + 1).is_none_or(|next| next.cure != problem.cure) {
                     let _ = writeln!(text, "      cure: {}", problem.cure);
                 }
@@ -82,7 +82,8 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
     text
 }
 
-/// What waits for something that is broken is broken, too: the first failure that time does not heal, if there are both.
+/// The first failure that needs action, if there also are failures that may resolve themselves: those may depend on
+/// it.
 fn cause(outcome: &Outcome) -> Option<&CheckOutcome> {
     let failed = || outcome.checks().filter(|check| check.is_error());
     let waits = failed().any(|check| check.severity == Severity::Waits);

@@ -1,4 +1,4 @@
-//! Webhooks: the API server must know them, trust them and reach them.
+//! Checks of webhooks: the API server must know them, trust them and reach them.
 
 use std::time::Duration;
 
@@ -16,15 +16,16 @@ use super::{
 };
 use crate::problem::Problem;
 
-/// Linkerd's names. Configurations, Secrets and Services are called after them.
+/// Linkerd's names, which configurations, Secrets and Services are named after.
 pub(super) const NAMES: [&str; 3] = [INJECTOR, SP_VALIDATOR, POLICY_VALIDATOR];
 pub(super) const INJECTOR: &str = "proxy-injector";
 pub(super) const SP_VALIDATOR: &str = "sp-validator";
 pub(super) const POLICY_VALIDATOR: &str = "policy-validator";
 
-/// On Secrets whose certificate the control plane makes and renews itself.
+/// Annotation of Secrets whose certificate the control plane generates and renews.
 const GENERATED: &str = "weft.io/generated-certificate";
-/// Generated certificates live 90 days and are renewed after two thirds: with less than this left, renewal is overdue.
+/// Generated certificates are valid for 90 days and are renewed after two thirds: with less than this left, renewal is
+/// overdue.
 const OVERDUE: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
 /// The configuration's name.
@@ -109,7 +110,7 @@ pub(super) fn have_endpoints(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(found)
 }
 
-/// As the API server sees it: the Service's certificate, by the configuration's bundle, for the Service's name.
+/// The API server's view: the Service's certificate, verified with the configuration's bundle, for the Service's name.
 fn valid(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let webhook = of(facts, name)?;
     let configuration = format!("{} {}", kind(name), configuration(name));
@@ -118,8 +119,8 @@ fn valid(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let Some(secret) = known(&secret_object, &webhook.secret)? else {
         return Ok(vec![Problem::new(secret_object, "does not exist", facts.upgrade(""))]);
     };
-    // Before the control plane has started it has filled in nothing.
-    let filled = "the control plane fills it in when it runs: see the webhook's log, or the tool that makes it";
+    // Empty until the control plane has started.
+    let filled = "the control plane fills it in when it runs: see the webhook's log, or the tool that manages it";
     let field = data_field(facts, &secret_name, "tls.crt");
     let chain = match text(secret, "tls.crt") {
         None => return Ok(vec![Problem::new(field, "is missing", filled)]),
@@ -131,10 +132,14 @@ fn valid(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     }
     let bundle_field = format!("{configuration}, webhooks[0].clientConfig.caBundle");
     let bundle = match known(&configuration, &webhook.ca_bundle)? {
-        // Another check says that it does not exist.
+        // Another check reports that it does not exist.
         None => return Err(Stop::Skip),
         Some(None) => {
-            return Ok(vec![Problem::new(bundle_field, "is empty, so the API server trusts nobody there", filled)]);
+            return Ok(vec![Problem::new(
+                bundle_field,
+                "is empty, so the API server trusts no certificate there",
+                filled,
+            )]);
         }
         Some(Some(bundle)) => bundle,
     };
@@ -175,7 +180,7 @@ fn renew(facts: &Facts, secret: &Secret) -> String {
             facts.namespace
         )
     } else {
-        "renew it with the tool that made it; for one that the control plane makes and renews, set externalSecret=false"
+        "renew it with the tool that created it; to let the control plane generate and renew it, set externalSecret=false"
             .to_owned()
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to a pod's port through the API server, so that nothing needs a route to the pods' network.
+//! Connections to a pod's port through the API server, so that the pods' network need not be reachable.
 
 use std::{
     future::Future,
@@ -16,19 +16,19 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::{Cluster, explain};
 
-/// How long a way to a port may take to open.
+/// Deadline for opening a port-forward.
 const OPEN: Duration = Duration::from_secs(10);
-/// How long an HTTP answer may take, and how much of it is read: these are one-line answers of admin servers.
+/// Deadline for an HTTP answer, and how much of it is read: answers of admin servers have one line.
 const HTTP: Duration = Duration::from_secs(5);
 const HTTP_BYTES: u64 = 64 * 1024;
 
-/// How often a connection that is quiet is asked whether it lives, and how long it may take to say so: balancers in front
-/// of API servers forget quiet connections, and a node that dies says nothing.
+/// How often a silent connection is pinged, and how long the answer may take: load balancers in front of API servers
+/// drop silent connections, and a node that dies sends nothing.
 const PING: Duration = Duration::from_secs(15);
 
 type Failure = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
-/// A connection to a pod's port. Where the far end fails, the end of the stream is an error that says why.
+/// A connection to a pod's port. If the far end fails, the stream ends with an error that contains the reason.
 pub(crate) struct Forwarded {
     stream: DuplexStream,
     failure: Option<Failure>,
@@ -48,7 +48,7 @@ impl Cluster {
         let ports = [port];
         let mut forwarder = tokio::time::timeout(OPEN, pods.portforward(pod, &ports))
             .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the API server opens no port-forward in time"))?
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the API server opened no port-forward in time"))?
             .map_err(|error| io::Error::other(explain(&error)))?;
         let stream = forwarder.take_stream(port).ok_or_else(|| io::Error::other("the port-forward has no stream"))?;
         let failure = forwarder.take_error(port).map(|failure| Box::pin(failure) as Failure);
@@ -58,7 +58,7 @@ impl Cluster {
     /// A gRPC channel to a pod's port.
     pub(crate) async fn grpc(&self, namespace: &str, pod: &str, port: u16) -> Result<Channel, String> {
         let (cluster, namespace, pod) = (self.clone(), namespace.to_owned(), pod.to_owned());
-        // The address is not used: the connector knows where to go.
+        // The address is not used: the connector has the path.
         let endpoint = Endpoint::from_static("http://agent")
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PING)
@@ -70,7 +70,7 @@ impl Cluster {
         channel.await.map_err(|error| anyhow::Error::from(error).root_cause().to_string())
     }
 
-    /// Asks an HTTP server in a pod.
+    /// Sends a GET to an HTTP server in a pod.
     pub(crate) async fn get(&self, namespace: &str, pod: &str, port: u16, path: &str) -> Result<Answer, String> {
         let mut stream = self.forward(namespace, pod, port).await.map_err(|error| error.to_string())?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n");
@@ -89,7 +89,7 @@ impl Cluster {
     }
 }
 
-/// A short answer. Chunks are not put together: a marker line between them harms nobody who reads.
+/// Parses a short answer. Chunks are not joined: a marker line between them does not matter to people.
 fn parse(text: &str) -> Option<Answer> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.")?.split_whitespace().nth(1)?.parse().ok()?;
@@ -101,7 +101,7 @@ impl AsyncRead for Forwarded {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         let ended = buf.filled().len() == before && buf.remaining() > 0;
-        // The reason comes before the end, if there is one: waiting could take as long as the forwarder lives.
+        // The reason precedes the end, if there is one: waiting for it could take as long as the forwarder lives.
         if ended
             && let Some(failure) = &mut self.failure
             && let Poll::Ready(failure) = failure.as_mut().poll(cx)

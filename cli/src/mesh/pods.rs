@@ -1,4 +1,4 @@
-//! What a pod's status means: whether it is ready, and in one line why it is not.
+//! Interprets a pod's status: whether it is ready, and in one line why it is not.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt as _;
@@ -13,7 +13,7 @@ pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown")
 }
 
-/// Whether it ended, as the pods of Jobs do.
+/// Whether it has ended, as the pods of Jobs do.
 pub(crate) fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
@@ -30,20 +30,20 @@ pub(crate) fn node(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-/// Why it has no node; none when it has one.
+/// Why it has no node; `None` if it has one.
 pub(crate) fn unschedulable(pod: &Pod) -> Option<String> {
     let scheduled = condition(pod, "PodScheduled").filter(|condition| condition.status == "False")?;
     Some(scheduled.message.clone().or_else(|| scheduled.reason.clone()).unwrap_or_else(|| "no reason given".to_owned()))
 }
 
-/// The proxy's container, wherever it stands.
+/// The proxy's container, in either list.
 pub(crate) fn proxy(pod: &Pod) -> Option<&Container> {
     let spec = pod.spec.as_ref()?;
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
     all.find(|container| container.name == labels::PROXY_CONTAINER)
 }
 
-/// How the proxy's container is doing.
+/// The status of the proxy's container.
 pub(crate) fn proxy_status(pod: &Pod) -> Option<&ContainerStatus> {
     statuses(pod).find(|status| status.name == labels::PROXY_CONTAINER)
 }
@@ -56,13 +56,13 @@ pub(crate) fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     })
 }
 
-/// The tag of an image, which is the version of what runs.
+/// The tag of an image: the version of the program in it.
 pub(crate) fn version(image: &str) -> &str {
     let name = image.split('@').next().unwrap_or(image);
     name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or("latest", |(_, tag)| tag)
 }
 
-/// Why a pod is not ready, from the container that says most; none when nothing does.
+/// Why a pod is not ready, from the container with the most specific reason; `None` if there is no reason.
 pub(crate) fn trouble(pod: &Pod) -> Option<String> {
     if let Some(reason) = unschedulable(pod) {
         return Some(format!("no node takes it: {reason}"));
@@ -76,12 +76,12 @@ pub(crate) fn trouble(pod: &Pod) -> Option<String> {
     told.or_else(of_pod).or_else(|| broken.first().map(|status| container_starts(status)))
 }
 
-/// Why a pod's proxy is not ready; none when nothing says it.
+/// Why a pod's proxy is not ready; `None` if there is no reason.
 pub(crate) fn proxy_trouble(pod: &Pod) -> Option<String> {
     unschedulable(pod).or_else(|| container_trouble(proxy_status(pod)?))
 }
 
-/// A container that nothing is wrong with so far.
+/// A container that is starting without problems so far.
 fn container_starts(status: &ContainerStatus) -> String {
     let state = status.state.as_ref();
     let waiting = state.and_then(|state| state.waiting.as_ref()).and_then(|waiting| waiting.reason.as_deref());
@@ -102,7 +102,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<String> {
     let waiting = state.waiting.as_ref().filter(|waiting| !is_starting(waiting.reason.as_deref()));
     let waiting = waiting.map(|waiting| {
         let reason = waiting.reason.as_deref().unwrap_or("waiting");
-        // A restart's message counts seconds; how the container ended says more.
+        // The message of a restart counts seconds; how the container ended is more useful.
         match waiting.message.as_deref().filter(|_| ended.is_none()) {
             Some(message) => format!("{reason}: {message}"),
             None => reason.to_owned(),
@@ -120,7 +120,7 @@ fn is_starting(reason: Option<&str>) -> bool {
     matches!(reason, None | Some("PodInitializing" | "ContainerCreating"))
 }
 
-/// What a program said last is why it ended.
+/// The last line of a program is usually why it ended.
 fn last_line(text: &str) -> Option<&str> {
     text.lines().map(str::trim).rfind(|line| !line.is_empty())
 }

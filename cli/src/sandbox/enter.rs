@@ -20,11 +20,11 @@ use weft_sandbox::{
 use super::{ExecArgs, LogsArgs, StopArgs};
 use crate::output;
 
-/// How often a followed log is looked at.
+/// How often a followed log is read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) async fn exec(args: ExecArgs) -> Result<ExitCode> {
-    // Ctrl-C is for the command, which has the same terminal; this process waits to pass on how it ends.
+    // Ctrl-C is for the command on the same terminal; this process waits in order to pass on its exit status.
     let _interrupted = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let sandbox = Sandbox::open(&args.sandbox.name)?;
@@ -39,7 +39,7 @@ pub(super) async fn exec(args: ExecArgs) -> Result<ExitCode> {
     let status = tokio::select! {
         status = child.wait() => status,
         _ = terminated.recv() => {
-            // Nobody would be left to end it.
+            // Nothing else would end it.
             child.start_kill().context("end the command")?;
             child.wait().await
         }
@@ -47,7 +47,7 @@ pub(super) async fn exec(args: ExecArgs) -> Result<ExitCode> {
     Ok(exit_code(status.with_context(|| format!("wait for the command in pod {}", args.pod))?))
 }
 
-/// The command's own status; 128 and the signal's number when one ended it, as in shells.
+/// The command's own exit status; 128 plus the signal's number if a signal ended it, as in shells.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
@@ -64,19 +64,19 @@ pub(super) async fn logs(args: &LogsArgs) -> Result<()> {
             return Ok(());
         }
         if !is_still(&path, &file) {
-            // What was written between the last look and the end.
+            // Output between the last read and the end.
             copy(&mut file)?;
             return Ok(());
         }
         tokio::time::sleep(LOOK_EVERY).await;
         if file.metadata().with_context(shown)?.len() < file.stream_position().with_context(shown)? {
-            // Begun anew.
+            // The file was truncated.
             file.rewind().with_context(shown)?;
         }
     }
 }
 
-/// Prints what is left of a file. Errors keep their kind: a closed pipe is none.
+/// Prints the rest of a file. Errors keep their kind, because a closed pipe is not a failure.
 fn copy(file: &mut File) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let mut buffer = [0; 16 * 1024];
@@ -88,7 +88,7 @@ fn copy(file: &mut File) -> io::Result<()> {
     }
 }
 
-/// Whether the path leads to this file yet: pods that end take their logs along.
+/// Whether the path still leads to this file: the logs of a pod are removed with it.
 fn is_still(path: &Path, file: &File) -> bool {
     match (path.metadata(), file.metadata()) {
         (Ok(there), Ok(open)) => there.ino() == open.ino() && there.dev() == open.dev(),
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_commands_status_is_passed_on() {
-        // Wait statuses: the exit status is the second byte, the signal the first.
+        // In a wait status, the exit status is the second byte and the signal the first.
         assert_eq!(exit_code(ExitStatus::from_raw(7 << 8)), ExitCode::from(7));
         assert_eq!(exit_code(ExitStatus::from_raw(9)), ExitCode::from(137));
     }

@@ -46,7 +46,7 @@ pub(super) fn list(args: &ListArgs) -> Result<()> {
     Ok(())
 }
 
-/// A sandbox that just became ready: what it has and what to do with it.
+/// The output when a sandbox becomes ready: its parts, and commands to use it.
 pub(super) fn overview(state: &State) -> Result<()> {
     output::print(&pods(&state.pods))?;
     if !state.services.is_empty() {
@@ -96,7 +96,7 @@ fn status(pod: &PodState) -> String {
     }
 }
 
-/// Commands that can be pasted: with a pod that exists, and the name where it is not the default.
+/// Commands to paste: with a pod that exists, and the sandbox's name unless it is the default.
 fn hints(state: &State) -> String {
     let name = &state.config.name;
     let (named, traced) = if name == DEFAULT_NAME {

@@ -1,7 +1,7 @@
 //! `weft sandbox run`: the daemon in the foreground, or a child in the background.
 //!
-//! Standard output tells what becomes ready; logs go to standard error. Ends in order at SIGINT and SIGTERM, and at once
-//! at the second one: then the janitor cleans up.
+//! Pods that become ready are printed on standard output; logs go to standard error. The first SIGINT or SIGTERM ends
+//! the sandbox in order, the second one at once: then the janitor cleans up.
 
 use std::{collections::BTreeMap, fs, io::IsTerminal as _, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -18,11 +18,11 @@ use weft_sandbox::{
 use super::{RunArgs, look};
 use crate::output::{self, Format};
 
-/// How long `--detach` waits. Generous: pods start within seconds, but a busy host may take its time.
+/// Longest wait of `--detach`. Generous: pods start within seconds, but a busy host may take longer.
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// How the message of a pod begins that comes up in order.
+/// How the message of a starting pod begins.
 const STARTING: &str = ": waiting for ";
-/// The exit status of what Ctrl-C ended, as shells have it.
+/// Exit status of a command that Ctrl-C ended, as in shells.
 const INTERRUPTED: u8 = 130;
 
 pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
@@ -44,7 +44,7 @@ pub(super) async fn execute(args: RunArgs) -> Result<ExitCode> {
 fn config(args: &RunArgs) -> Result<Config> {
     let weft = std::env::current_exe().context("find the directory of this program")?;
     let bin_dir = weft.parent().map(PathBuf::from).unwrap_or_default();
-    // Absolute, because containers start elsewhere, and `weft sandbox list` is called elsewhere.
+    // Absolute, because containers start in another directory, and `weft sandbox list` may be called from one.
     let manifests = fs::canonicalize(&args.dir)
         .with_context(|| format!("cannot read manifests in {}; expected a directory", args.dir.display()))?;
     let mut config = Config::new(&args.sandbox.name, manifests, bin_dir)?;
@@ -76,7 +76,7 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
         _ = terminated.recv() => None,
     };
     match ready {
-        // Nobody is there to be told that it runs.
+        // There is no terminal to report to.
         None => {
             sandbox.stop().await?;
             Ok(ExitCode::from(INTERRUPTED))
@@ -122,10 +122,10 @@ async fn either(one: &mut Signal, other: &mut Signal) {
     }
 }
 
-/// What standard output was told so far.
+/// What was printed on standard output so far.
 struct Progress {
     format: Format,
-    /// Line by pod; without an entry, nothing was said about it.
+    /// The last line about each pod.
     pods: BTreeMap<String, String>,
     manifest_errors: Vec<String>,
     introduced: bool,
@@ -177,7 +177,7 @@ impl Progress {
         }
         for (pod, line) in &now {
             let before = self.pods.get(pod).map_or("", String::as_str);
-            // On the way up, each pod waits for several things: that is no news yet.
+            // A starting pod waits for several things, which is not worth a line.
             let starting = line.contains(STARTING) && !before.starts_with("ready");
             if !line.is_empty() && before != line && !starting {
                 lines.push(line.clone());
@@ -191,14 +191,14 @@ impl Progress {
     }
 }
 
-/// The mesh goes on when nobody reads any more.
+/// The mesh continues if nobody reads its output.
 fn say(result: Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, "cannot write to standard output");
     }
 }
 
-/// Empty while there is nothing to say: a pod that just begins.
+/// Empty for a pod that just started.
 fn describe(pod: &PodState) -> String {
     let name = format!("{}/{}", pod.namespace, pod.name);
     if pod.ready {

@@ -9,10 +9,10 @@ const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 const S_PER_DAY: u64 = 24 * 60 * 60;
 
-/// Of the column of pods, until there is a longer name.
+/// Width of the column of pods, until there is a longer name.
 pub(super) const POD_WIDTH: usize = 32;
 
-/// What programs get. Names are those of the agent's API.
+/// An event in JSON. Names are those of the agent's API.
 #[derive(Debug, Serialize)]
 pub(super) struct JsonEvent<'a> {
     time_unix_ns: u64,
@@ -27,7 +27,7 @@ pub(super) struct JsonEvent<'a> {
     command: &'a str,
     uid: u32,
     source: &'a str,
-    /// Names are absent where nobody knows one.
+    /// Absent if the address has no known name.
     #[serde(skip_serializing_if = "Option::is_none")]
     source_name: Option<&'a str>,
     original_destination: &'a str,
@@ -37,7 +37,7 @@ pub(super) struct JsonEvent<'a> {
     /// "verdict" or "accepted".
     kind: &'static str,
     verdict: &'a str,
-    /// Absent of a verdict, and of a connection whose verdict was not seen.
+    /// Absent in a verdict, and for a connection whose verdict was not seen.
     #[serde(skip_serializing_if = "is_zero")]
     accepted_after_ns: u64,
     generation: u64,
@@ -105,14 +105,14 @@ pub(super) fn wide_line(node: &str, pod_width: usize, names: &Names, event: &Eve
     }
 }
 
-/// In front, because the last column has no width.
+/// Prepended, because the last column has no fixed width.
 fn widen(node: &str, netns: &str, columns: &str) -> String {
     format!("{node:<20}  {netns:>8}  {columns}")
 }
 
-/// `pod_width`: of the column, so that lines below a long name stay aligned with it.
+/// `pod_width`: width of the column, so that lines after a long name stay aligned with it.
 pub(super) fn line(pod_width: usize, event: &Event) -> String {
-    // Inbound the kernel acts for nobody.
+    // Inbound, the kernel does not act for a process.
     let caller = event.pid != 0;
     let columns_of = Columns {
         time: time_of_day(event.time_unix_ns),
@@ -129,7 +129,7 @@ pub(super) fn line(pod_width: usize, event: &Event) -> String {
     columns(pod_width, &columns_of)
 }
 
-/// What stands in the column of pods.
+/// The text in the column of pods.
 pub(super) fn pod(event: &Event) -> String {
     let named = event.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name));
     named.unwrap_or_else(|| format!("netns:{}", event.netns_cookie))
@@ -145,7 +145,7 @@ struct Columns<'a> {
     way: String,
 }
 
-/// Aligned for what is usual: longer commands push the rest to the right and are never cut.
+/// Aligned for common lengths: longer commands shift the rest to the right and are never cut.
 fn columns(pod_width: usize, columns: &Columns<'_>) -> String {
     let Columns { time, pod, process, uid, direction, verdict, way } = columns;
     format!("{time:<15}  {pod:<pod_width$}  {process:<22}  {uid:>5}  {direction:<9}  {verdict:<18}  {way}")

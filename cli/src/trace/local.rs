@@ -1,4 +1,4 @@
-//! The trace of one agent on this host, by its unix socket.
+//! The trace of one agent on this host, over its unix socket.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,12 +14,12 @@ use weft_sandbox::state::State;
 use super::printer::{Next, Printer};
 use crate::{agent, output::note};
 
-/// How long an agent may take to come back. The sandbox starts it again at once.
+/// Deadline for an agent to come back. The sandbox restarts it at once.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// How often a new agent is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Where a sandbox's agent listens.
+/// The socket of a sandbox's agent.
 pub(super) fn socket_of(state: &State) -> Result<PathBuf> {
     state.agent_socket.clone().ok_or_else(|| {
         anyhow!(
@@ -30,7 +30,7 @@ pub(super) fn socket_of(state: &State) -> Result<PathBuf> {
     })
 }
 
-/// Prints the agent's events, and its successors', until there are enough or its directory is removed.
+/// Prints the events of the agent and its successors, until there are enough or its directory is removed.
 pub(super) async fn trace(socket: &Path, request: &WatchRequest, printer: &mut Printer) -> Result<()> {
     let mut channel = agent::on_socket(socket).await?;
     loop {
@@ -45,7 +45,7 @@ pub(super) async fn trace(socket: &Path, request: &WatchRequest, printer: &mut P
     }
 }
 
-/// The next agent, or none when a sandbox has removed the socket's directory.
+/// The next agent, or `None` if a sandbox has removed the socket's directory.
 async fn reconnect(socket: &Path) -> Result<Option<Channel>> {
     let give_up = Instant::now() + BACK_WITHIN;
     loop {
@@ -57,7 +57,7 @@ async fn reconnect(socket: &Path) -> Result<Option<Channel>> {
     }
 }
 
-/// Prints events until there are enough, or the agent goes away: then why. Everything else is an error.
+/// Prints events until there are enough, or until the agent goes away; returns the reason. Anything else is an error.
 async fn watch(channel: Channel, request: &WatchRequest, printer: &mut Printer) -> Result<Option<String>> {
     let mut events = match TraceClient::new(channel).watch(request.clone()).await {
         Ok(response) => response.into_inner(),
@@ -79,7 +79,7 @@ async fn watch(channel: Channel, request: &WatchRequest, printer: &mut Printer) 
     }
 }
 
-/// Whether an agent that answers so may have a successor that answers better.
+/// Whether the status means that the agent is gone and may have a successor.
 pub(super) fn is_gone(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal)
 }

@@ -1,4 +1,4 @@
-//! Whose an address is: a Service's or a pod's. What nobody knows keeps its address.
+//! Names of addresses: Services and pods. An unknown address stays as it is.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt as _;
 use weft_sandbox::state::State;
 
-/// Names by address, as they were told last.
+/// Names by address, as last received.
 #[derive(Debug, Default)]
 pub(super) struct Names(HashMap<IpAddr, String>);
 
@@ -41,7 +41,7 @@ impl Names {
         let external = spec.flat_map(|spec| spec.external_ips.iter().flatten());
         let balancers = service.status.iter().flat_map(|status| status.load_balancer.iter());
         let balancers = balancers.flat_map(|of| of.ingress.iter().flatten()).filter_map(|ingress| ingress.ip.as_ref());
-        // A headless Service says `None`.
+        // A headless Service has the address `None`.
         let addresses = addresses.chain(external).chain(balancers).filter_map(|ip| ip.parse().ok());
         self.put(addresses, "svc", &service.namespace().unwrap_or_default(), &service.name_any());
     }
@@ -52,7 +52,7 @@ impl Names {
         }
     }
 
-    /// The name of an `ip:port`'s owner.
+    /// The name of the owner of an `ip:port`.
     pub(super) fn of(&self, end: &str) -> Option<&str> {
         let end: SocketAddr = end.parse().ok()?;
         self.0.get(&end.ip().to_canonical()).map(String::as_str)

@@ -51,19 +51,19 @@ use crate::{
 };
 use tell::Nodes;
 
-/// Between two attempts to reach the same agent.
+/// Pause between two attempts to connect to the same agent.
 const RETRY: Duration = Duration::from_secs(1);
-/// Messages that wait for a slow terminal; then the agents wait, and count what they drop.
+/// Messages that may wait for a slow terminal; beyond that the agents wait, and count what they drop.
 const QUEUE: usize = 1024;
 
-/// An agent's pod, and where it is.
+/// An agent's pod and its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
     node: String,
     pod: String,
 }
 
-/// What an agent's task has to say.
+/// A message from an agent's task.
 enum Message {
     Connected,
     Event(Box<agent::Event>),
@@ -149,7 +149,7 @@ pub(super) async fn trace(
     }
 }
 
-/// All objects of a kind, as they come and change.
+/// All objects of a kind, and their changes.
 fn every<K>(cluster: &Cluster) -> BoxStream<'static, Result<K, watcher::Error>>
 where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
@@ -157,7 +157,7 @@ where
     watcher(Api::<K>::all(cluster.client.clone()), watcher::Config::default()).touched_objects().boxed()
 }
 
-/// A workload's pods that there are already: their first events must not come before their names.
+/// The existing pods of a workload: their first events must not arrive before their names.
 async fn names_of(cluster: &Cluster, selection: &Selection) -> Result<BTreeSet<String>> {
     let (Some(labels), Some(namespace)) = (&selection.labels, &selection.namespace) else { return Ok(BTreeSet::new()) };
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
@@ -166,17 +166,17 @@ async fn names_of(cluster: &Cluster, selection: &Selection) -> Result<BTreeSet<S
     Ok(found.iter().map(kube::ResourceExt::name_any).collect())
 }
 
-/// One task for each agent pod. Dropping this ends them.
+/// One task for each agent pod. Dropping this stops them.
 struct Tasks {
     set: JoinSet<()>,
-    /// By the pods' uids: a successor may have the same name.
+    /// Tasks by the uid of the pod: a successor may have the same name.
     running: BTreeMap<String, (Source, AbortHandle)>,
-    /// Seen since the watch began anew.
+    /// Pods that were listed since the watch restarted.
     listed: BTreeSet<String>,
 }
 
 impl Tasks {
-    /// Starts and ends tasks; gives the agents that have gone.
+    /// Starts and stops tasks; returns the agents that have gone.
     fn apply<F>(&mut self, event: watcher::Event<Pod>, follow: impl Fn(Pod) -> F) -> Vec<Source>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -229,7 +229,7 @@ fn source_of(pod: &Pod) -> Source {
     Source { node: pods::node(pod).to_owned(), pod: pod.name_any() }
 }
 
-/// Streams one agent's events for as long as its pod is there.
+/// Streams one agent's events while its pod exists.
 async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mpsc::Sender<(Source, Message)>) {
     let source = source_of(&pod);
     let send = |message| messages.send((source.clone(), message));
@@ -239,7 +239,7 @@ async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mps
             Ok(channel) => stream(channel, &request, send).await,
             Err(error) => Some(Message::Gone(error)),
         };
-        // None: nobody listens any more.
+        // `None`: the receiver is gone.
         let Some(ended) = ended else { return };
         if send(ended).await.is_err() {
             return;
@@ -248,7 +248,7 @@ async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mps
     }
 }
 
-/// Sends events until the stream ends: then how. None when nobody wants them.
+/// Sends events until the stream ends; returns how it ended, or `None` if the receiver is gone.
 async fn stream<F, E>(channel: Channel, request: &WatchRequest, send: impl Fn(Message) -> F) -> Option<Message>
 where
     F: Future<Output = Result<(), E>>,
@@ -269,7 +269,7 @@ where
 
 fn ended(status: &Status) -> Message {
     let told = status.message();
-    // What the library says of a connection that ended is about its own insides.
+    // The library describes its internals when a connection ends.
     let why = if told.contains("h2 protocol error") { "its connection broke" } else { told }.to_owned();
     if is_gone(status.code()) { Message::Gone(why) } else { Message::Refused(why) }
 }

@@ -11,20 +11,20 @@ use crate::output::{self, note};
 /// Prints events until there are enough.
 pub(super) struct Printer {
     format: Format,
-    /// Events to print; none: without end.
+    /// Events to print; `None` means without end.
     count: Option<NonZeroU64>,
     shown: u64,
-    /// Whether the columns are named already.
+    /// Whether the header is printed.
     introduced: bool,
-    /// Events that were lost in all.
+    /// Number of lost events in total.
     lost: u64,
-    /// Of the longest name so far.
+    /// Width of the longest name so far.
     pod_width: usize,
-    /// Shown where there is room for them.
+    /// Names of addresses, shown if there is room for them.
     names: Names,
 }
 
-/// Whether more is wanted.
+/// Whether more events are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     More,
@@ -44,7 +44,7 @@ impl Printer {
         }
     }
 
-    /// Whether names of addresses are shown: not in a table that is to be narrow.
+    /// Whether names of addresses are shown: not in the narrow table.
     pub(super) fn shows_names(&self) -> bool {
         self.format != Format::Table
     }
@@ -53,12 +53,12 @@ impl Printer {
         &mut self.names
     }
 
-    /// How many events were printed.
+    /// Number of printed events.
     pub(super) fn shown(&self) -> u64 {
         self.shown
     }
 
-    /// Names the columns, once an agent answers.
+    /// Prints the header, once an agent answers.
     pub(super) fn header(&mut self) -> Result<()> {
         if self.format != Format::Json && !self.introduced {
             self.introduced = true;
@@ -67,7 +67,7 @@ impl Printer {
         Ok(())
     }
 
-    /// `node`: where it happened; empty where there is only one.
+    /// `node`: the event's node; empty if there is only one.
     pub(super) fn event(&mut self, node: &str, event: &Event) -> Result<Next> {
         self.loss(node, event.dropped_before);
         self.pod_width = self.pod_width.max(format::pod(event).len());
@@ -80,7 +80,7 @@ impl Printer {
         Ok(if self.count.is_some_and(|count| self.shown >= count.get()) { Next::Enough } else { Next::More })
     }
 
-    /// Says that events were lost, also where those around them are not shown.
+    /// Reports that events were lost, even if the events around them are not shown.
     pub(super) fn loss(&mut self, node: &str, dropped: u64) {
         if dropped > 0 {
             self.lost += dropped;

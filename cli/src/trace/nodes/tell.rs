@@ -1,4 +1,4 @@
-//! Which nodes are listened to, so that every change is told once.
+//! Connection states of the nodes' agents, so that every change is reported once.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use anyhow::{Result, bail};
 use super::Source;
 use crate::output::note;
 
-/// What was told of each node.
+/// The state of each node's agent.
 #[derive(Default)]
 pub(super) struct Nodes {
-    /// None until the agents are known that there were in the beginning.
+    /// `None` until the initial agents are known.
     nodes: Option<BTreeMap<String, Node>>,
 }
 
 struct Node {
-    /// The agent that was heard of last.
+    /// The agent that was connected last.
     pod: String,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Never answered so far.
+    /// Has not answered yet.
     Awaited,
     Connected,
     Lost,
@@ -34,7 +34,7 @@ impl Nodes {
     }
 
     /// # Errors
-    /// When there is nobody to listen to.
+    /// When there is no agent.
     pub(super) fn begin(&mut self, agents: Vec<Source>, namespace: &str) -> Result<()> {
         if agents.is_empty() {
             bail!(
@@ -72,7 +72,7 @@ impl Nodes {
         }
     }
 
-    /// None when it was told, or when its successor answers already.
+    /// `None` if the loss was reported already, or if the successor already answers.
     fn told_of_loss(&mut self, source: &Source, why: &str) -> Option<String> {
         let nodes = self.nodes.get_or_insert_default();
         let lost = Node { pod: source.pod.clone(), state: State::Lost };
