@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_kubeconfig_is_told_from_a_broken_one() {
+    fn a_missing_kubeconfig_is_distinguished_from_a_broken_one() {
         let read = |kind| KubeconfigError::ReadConfig(io::Error::from(kind), "config".into());
         assert!(is_missing(&read(io::ErrorKind::NotFound)));
         assert!(!is_missing(&read(io::ErrorKind::PermissionDenied)));

@@ -17,7 +17,7 @@ use crate::{
     cluster::{ANSWER, Cluster, within},
     mesh::list,
     output::{self, Format},
-    select::{Resource, Selection},
+    resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
 

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_left_is_told_from_a_full_disk() {
+    fn a_reader_that_left_is_distinguished_from_a_full_disk() {
         assert!(is_closed_pipe(&io::Error::from(io::ErrorKind::BrokenPipe).into()));
         assert!(!is_closed_pipe(&io::Error::from(io::ErrorKind::StorageFull).into()));
     }

@@ -1,8 +1,8 @@
-//! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`look`] shows it, [`enter`]
+//! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`ps`] shows it, [`exec`]
 //! reaches into its pods and ends it.
 
-mod enter;
-mod look;
+mod exec;
+mod ps;
 mod run;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -148,11 +148,11 @@ struct Container {
 pub(crate) async fn execute(args: SandboxArgs) -> Result<ExitCode> {
     match args.command {
         Command::Run(args) => return run::execute(args).await,
-        Command::Exec(args) => return enter::exec(args).await,
-        Command::Ps(args) => look::ps(&args)?,
-        Command::List(args) => look::list(&args)?,
-        Command::Logs(args) => enter::logs(&args).await?,
-        Command::Stop(args) => enter::stop(&args).await?,
+        Command::Exec(args) => return exec::exec(args).await,
+        Command::Ps(args) => ps::ps(&args)?,
+        Command::List(args) => ps::list(&args)?,
+        Command::Logs(args) => exec::logs(&args).await?,
+        Command::Stop(args) => exec::stop(&args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use weft_proto::agent::{self, WatchRequest};
 
 use crate::{
-    select::{Resource, Selection},
+    resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
 use names::Names;

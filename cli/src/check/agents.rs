@@ -50,14 +50,14 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(broken
         .map(|pod| {
             let problem = not_ready(facts, pod);
-            let told = match node_warning(facts, pod) {
+            let text = match node_warning(facts, pod) {
                 Some(warning) => warning,
                 None => problem.problem,
             };
             let object = format!("{} on node {}", problem.object, pods::node(pod));
             Problem {
                 object,
-                problem: told,
+                problem: text,
                 cure: format!("{}; a node needs Linux 5.10, cgroup2 and BTF", problem.cure),
             }
         })
@@ -87,18 +87,18 @@ pub(super) fn one_version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         return Ok(Vec::new());
     }
     let versions: Vec<_> = versions.into_iter().collect();
-    let told = format!("agents run {} with {} kinds of programs", versions.join(", "), programs.len());
+    let problem = format!("agents run {} with {} kinds of programs", versions.join(", "), programs.len());
     let cure = format!("kubectl -n {} rollout status daemonset/{DAEMON_SET}", facts.namespace);
-    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), told, cure)])
+    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), problem, cure)])
 }
 
 pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let mesh = &facts.cluster()?.mesh;
     let at_root = |agent: &Agent| {
         let status = agent.answer.as_ref().ok().filter(|status| status.cgroup_is_root)?;
-        let told = format!("its programs are attached to the root of the cgroup2 tree: {}", status.cgroup_reason);
+        let problem = format!("its programs are attached to the root of the cgroup2 tree: {}", status.cgroup_reason);
         let cure = "it works, but the programs also run for host processes; a kubelet with cgroup2 has its own kubepods cgroup";
-        Some(Problem::new(format!("Agent on node {}", agent.node()), told, cure))
+        Some(Problem::new(format!("Agent on node {}", agent.node()), problem, cure))
     };
     Ok(mesh.agents.iter().filter_map(at_root).collect())
 }
@@ -107,10 +107,10 @@ pub(super) fn no_misses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let mesh = &facts.cluster()?.mesh;
     let missed = |agent: &Agent| {
         let misses = agent.answer.as_ref().ok().map(|status| status.flow_misses).filter(|misses| *misses > 0)?;
-        let told = format!("{misses} connections reached a proxy's outbound port without an original destination");
+        let problem = format!("{misses} connections reached a proxy's outbound port without an original destination");
         Some(Problem::new(
             format!("Agent on node {}", agent.node()),
-            told,
+            problem,
             "something dials port 4140 itself; see docs/troubleshooting.md",
         ))
     };
@@ -171,7 +171,9 @@ mod tests {
         let mut facts = healthy();
         let cluster = facts.cluster.as_mut().unwrap();
         cluster.mesh.control_pods.as_mut().unwrap()[0].status = Some(object(json!({"phase": "Running"})));
-        cluster.says.insert("linkerd/weft-agent-1".into(), vec!["container agent: not ready: datapath".into()]);
+        cluster
+            .container_messages
+            .insert("linkerd/weft-agent-1".into(), vec!["container agent: not ready: datapath".into()]);
         check(ready(&facts), &[("Pod linkerd/weft-agent-1 on node a", "not ready: datapath")]);
         facts.cluster.as_mut().unwrap().events = Ok(vec![object(json!({"metadata": {}, "type": "Warning",
             "involvedObject": {"kind": "Node", "name": "a"}, "reportingComponent": "weft.io/agent",
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_differ_or_miss_connections_are_told() {
+    fn agents_that_differ_or_miss_connections_are_reported() {
         let mut facts = healthy();
         assert_eq!(
             (one_version(&facts), no_misses(&facts), below_the_root(&facts)),

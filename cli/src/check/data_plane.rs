@@ -76,9 +76,9 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let without = without.filter(|pod| pods::proxy(pod).is_none());
     Ok(without
         .map(|pod| {
-            let told = "has no proxy: it was created before the annotation, or while the injector did not answer";
+            let problem = "has no proxy: it was created before the annotation, or while the injector did not answer";
             let cure = restart(pod);
-            Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
+            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure)
         })
         .collect())
 }
@@ -130,9 +130,9 @@ pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             .map(pods::version)
             .find(|version| *version != facts.cli_version);
         if let Some(version) = other {
-            let told = format!("runs {version}, but this is weft {}", facts.cli_version);
+            let problem = format!("runs {version}, but this is weft {}", facts.cli_version);
             let cure = "use the command line of the control plane's version, or upgrade the control plane";
-            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure));
+            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure));
         }
     }
     Ok(found)
@@ -234,8 +234,8 @@ fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, cure: &str) -> Vec<Problem> 
     all.into_iter()
         .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
         .map(|(pod, version)| {
-            let told = format!("its proxy is {version}, but new ones are {current}");
-            Problem::new(format!("Pod {}", pods::full_name(pod)), told, cure)
+            let problem = format!("its proxy is {version}, but new ones are {current}");
+            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure)
         })
         .collect()
 }
@@ -282,7 +282,9 @@ mod tests {
         let cluster = facts.cluster.as_mut().unwrap();
         let status = cluster.mesh.meshed.as_mut().unwrap()[0].status.as_mut().unwrap();
         status.init_container_statuses.as_mut().unwrap()[0].ready = false;
-        cluster.says.insert("shop/web-0".into(), vec!["container linkerd-proxy: not ready: redirect".into()]);
+        cluster
+            .container_messages
+            .insert("shop/web-0".into(), vec!["container linkerd-proxy: not ready: redirect".into()]);
         check(proxies_ready(&facts), &[("Pod shop/web-0", "not ready: redirect")]);
     }
 
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_older_than_the_annotation_are_told() {
+    fn pods_older_than_the_annotation_are_reported() {
         let mut facts = healthy();
         let cluster = facts.cluster.as_mut().unwrap();
         let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "enabled"}}});

@@ -68,7 +68,7 @@ pub(super) struct ClusterFacts {
     /// Warning Events of all namespaces.
     pub(super) events: Fetched<Vec<Event>>,
     /// Messages of containers that are not ready, by the full names of their pods.
-    pub(super) says: BTreeMap<String, Vec<String>>,
+    pub(super) container_messages: BTreeMap<String, Vec<String>>,
     pub(super) mesh: Mesh,
 }
 
@@ -244,7 +244,7 @@ pub(super) mod tests {
                 workloads: Ok(Vec::new()),
                 pods: Ok(Vec::new()),
                 events: Ok(Vec::new()),
-                says: BTreeMap::new(),
+                container_messages: BTreeMap::new(),
                 mesh: mesh(root.certificate_pem()),
             })),
         }

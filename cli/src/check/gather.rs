@@ -112,7 +112,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         Mesh::gather(cluster, None),
     );
     let crds: Fetched<BTreeMap<_, _>> = crds.map(|crds| crds.into_iter().map(crd).collect());
-    let (says, objects) = join!(ask_not_ready(cluster, &mesh), custom_objects(cluster, &crds));
+    let (container_messages, objects) = join!(ask_not_ready(cluster, &mesh), custom_objects(cluster, &crds));
     Ok(ClusterFacts {
         version: (version.0, version.1, info.git_version),
         clock_skew,
@@ -131,7 +131,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         workloads,
         pods,
         events,
-        says,
+        container_messages,
         mesh,
     })
 }
@@ -305,13 +305,13 @@ async fn ask_not_ready(cluster: &Cluster, mesh: &Mesh) -> BTreeMap<String, Vec<S
     }
     let answers =
         join_all(asked.into_iter().map(|(name, pod)| async move { (name, ask_pod(cluster, pod).await) })).await;
-    answers.into_iter().filter(|(_, says)| !says.is_empty()).collect()
+    answers.into_iter().filter(|(_, messages)| !messages.is_empty()).collect()
 }
 
 async fn ask_pod(cluster: &Cluster, pod: &Pod) -> Vec<String> {
     let broken: Vec<_> = pods::statuses(pod).filter(|status| !status.ready).collect();
-    let says = join_all(broken.into_iter().map(|status| ask_container(cluster, pod, status))).await;
-    says.into_iter().flatten().collect()
+    let messages = join_all(broken.into_iter().map(|status| ask_container(cluster, pod, status))).await;
+    messages.into_iter().flatten().collect()
 }
 
 async fn ask_container(cluster: &Cluster, pod: &Pod, status: &ContainerStatus) -> Option<String> {

@@ -131,7 +131,7 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         Some(Err(IssuerError::Chain(error))) => {
             let subjects: Vec<_> = anchors.iter().map(|anchor| anchor.subject.as_str()).collect();
             let issuer = chain.first().map(|issuer| issuer.subject.as_str()).unwrap_or_default();
-            let told = format!(
+            let problem = format!(
                 "{issuer} is signed by no certificate of {} ({}): {error}",
                 anchors_field(facts),
                 subjects.join(", ")
@@ -141,7 +141,7 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
                 facts.upgrade(NEW_ISSUER),
                 facts.upgrade(NEW_ANCHORS)
             );
-            vec![Problem::new(field, told, cure)]
+            vec![Problem::new(field, problem, cure)]
         }
         Some(Ok(_)) => Vec::new(),
         // The anchors cannot be read, as another check reports.
@@ -164,9 +164,9 @@ pub(super) fn proxies_trust_it(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         .map(|pod| {
             let object =
                 format!("Pod {}, metadata.annotations[\"{}\"]", pods::full_name(pod), labels::TRUST_ROOT_SHA256);
-            let told = format!("is not the digest of {}: its proxy trusts other anchors", anchors_field(facts));
+            let problem = format!("is not the digest of {}: its proxy trusts other anchors", anchors_field(facts));
             let cure = format!("kubectl -n {} rollout restart deployment", pod.namespace().unwrap_or_default());
-            Problem::new(object, told, cure)
+            Problem::new(object, problem, cure)
         })
         .collect())
 }
@@ -221,8 +221,8 @@ fn unsupported(field: &str, chain: &[Certificate], cure: &str) -> Vec<Problem> {
     let unsupported = chain.iter().filter(|certificate| !certificate.supported);
     unsupported
         .map(|certificate| {
-            let told = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
-            Problem::new(field, told, format!("make one with ECDSA P-256, then {cure}"))
+            let problem = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
+            Problem::new(field, problem, format!("make one with ECDSA P-256, then {cure}"))
         })
         .collect()
 }
@@ -230,14 +230,14 @@ fn unsupported(field: &str, chain: &[Certificate], cure: &str) -> Vec<Problem> {
 pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, cure: &str) -> Vec<Problem> {
     let mut found = Vec::new();
     for certificate in chain {
-        let told = if certificate.not_after <= now {
+        let problem = if certificate.not_after <= now {
             format!("{} has expired {} ago", certificate.subject, days(now, certificate.not_after))
         } else if certificate.not_before > now {
             format!("{} is not valid for another {}", certificate.subject, days(certificate.not_before, now))
         } else {
             continue;
         };
-        found.push(Problem::new(field, told, format!("make a new one, then {cure}")));
+        found.push(Problem::new(field, problem, format!("make a new one, then {cure}")));
     }
     found
 }
@@ -247,8 +247,8 @@ pub(super) fn ending(field: &str, chain: &[Certificate], now: SystemTime, soon: 
     let ending = valid.filter(|certificate| certificate.not_after < now + soon);
     ending
         .map(|certificate| {
-            let told = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
-            Problem::new(field, told, format!("make a new one, then {cure}"))
+            let problem = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
+            Problem::new(field, problem, format!("make a new one, then {cure}"))
         })
         .collect()
 }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_days_and_only_by_the_check_that_asks_for_them() {
+    fn times_are_reported_in_days_and_only_by_the_check_that_asks_for_them() {
         const YEAR: Duration = Duration::from_secs(365 * DAY);
         let mut facts = healthy();
         facts.now += YEAR - Duration::from_secs(10 * DAY + 3600);

@@ -139,31 +139,31 @@ pub(super) fn control_pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 /// A pod that is not ready, with the messages of its containers.
 pub(super) fn not_ready(facts: &Facts, pod: &Pod) -> Problem {
-    let said = said(facts, pod);
+    let messages = messages_of(facts, pod);
     // A message of a running container is more useful than that it is not ready.
-    let seen = pods::trouble(pod).filter(|trouble| said.is_empty() || !trouble.ends_with("is not ready"));
-    told(pod, seen.into_iter().chain(said.iter().cloned()).collect())
+    let seen = pods::trouble(pod).filter(|trouble| messages.is_empty() || !trouble.ends_with("is not ready"));
+    problem_of(pod, seen.into_iter().chain(messages.iter().cloned()).collect())
 }
 
 /// A pod whose proxy is not ready, regardless of its other containers.
 pub(super) fn proxy_not_ready(facts: &Facts, pod: &Pod) -> Problem {
     let of_proxy = format!("container {}: ", weft_k8s_api::labels::PROXY_CONTAINER);
-    let said = said(facts, pod).iter().filter(|said| said.starts_with(&of_proxy));
-    told(pod, pods::proxy_trouble(pod).into_iter().chain(said.cloned()).collect())
+    let messages = messages_of(facts, pod).iter().filter(|message| message.starts_with(&of_proxy));
+    problem_of(pod, pods::proxy_trouble(pod).into_iter().chain(messages.cloned()).collect())
 }
 
-fn said<'a>(facts: &'a Facts, pod: &Pod) -> &'a [String] {
-    let says = facts.cluster().ok().and_then(|cluster| cluster.says.get(&pods::full_name(pod)));
-    says.map(Vec::as_slice).unwrap_or_default()
+fn messages_of<'a>(facts: &'a Facts, pod: &Pod) -> &'a [String] {
+    let messages = facts.cluster().ok().and_then(|cluster| cluster.container_messages.get(&pods::full_name(pod)));
+    messages.map(Vec::as_slice).unwrap_or_default()
 }
 
-fn told(pod: &Pod, mut told: Vec<String>) -> Problem {
-    if told.is_empty() {
-        told.push(format!("is {}", pods::phase(pod)));
+fn problem_of(pod: &Pod, mut causes: Vec<String>) -> Problem {
+    if causes.is_empty() {
+        causes.push(format!("is {}", pods::phase(pod)));
     }
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let cure = format!("kubectl -n {namespace} describe pod {name}, and its log");
-    Problem::new(format!("Pod {namespace}/{name}"), told.join("; "), cure)
+    Problem::new(format!("Pod {namespace}/{name}"), causes.join("; "), cure)
 }
 
 pub(super) fn node_networks(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -295,8 +295,8 @@ mod tests {
         let cluster = facts.cluster.as_mut().unwrap();
         let pod = json!({"metadata": {"name": "linkerd-destination-1", "namespace": "linkerd"}, "status": {"phase": "Running"}});
         cluster.mesh.control_pods.as_mut().unwrap().push(serde_json::from_value(pod).unwrap());
-        let said = vec!["container destination: not ready: caches".to_owned()];
-        cluster.says.insert("linkerd/linkerd-destination-1".to_owned(), said);
+        let messages = vec!["container destination: not ready: caches".to_owned()];
+        cluster.container_messages.insert("linkerd/linkerd-destination-1".to_owned(), messages);
         check(control_pods(&facts), &[("Pod linkerd/linkerd-destination-1", "not ready: caches")]);
     }
 

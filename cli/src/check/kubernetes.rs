@@ -79,8 +79,8 @@ pub(super) fn clock(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         return Ok(Vec::new());
     }
     let way = if skew > 0 { "ahead of" } else { "behind" };
-    let told = format!("its clock is {}s {way} this machine's", skew.abs());
-    Ok(vec![Problem::new("API server", told, "synchronise the clocks: certificates are valid for a limited time")])
+    let problem = format!("its clock is {}s {way} this machine's", skew.abs());
+    Ok(vec![Problem::new("API server", problem, "synchronise the clocks: certificates are valid for a limited time")])
 }
 
 /// The definitions that the chart installs, by name, with the versions of their objects.
@@ -153,10 +153,10 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             }
             Some(Crd { bundle: Some(bundle), .. }) if release(bundle).is_some_and(|release| release < MIN_GATEWAY) => {
                 let field = "metadata.annotations[\"gateway.networking.k8s.io/bundle-version\"]";
-                let told = format!("is {bundle}, older than any that is supported");
+                let problem = format!("is {bundle}, older than any that is supported");
                 found.push(Problem::new(
                     format!("{object}, {field}"),
-                    told,
+                    problem,
                     "upgrade the Gateway API to v1.2 or newer",
                 ));
             }

@@ -151,8 +151,8 @@ fn valid(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     Ok(match check_server(&chain, &anchors, &dialled) {
         Ok(()) => Vec::new(),
         Err(error) => {
-            let told = format!("{error} (against {bundle_field})");
-            vec![Problem::new(field, told, renew(facts, secret))]
+            let problem = format!("{error} (against {bundle_field})");
+            vec![Problem::new(field, problem, renew(facts, secret))]
         }
     })
 }

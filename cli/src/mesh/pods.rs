@@ -68,12 +68,12 @@ pub(crate) fn trouble(pod: &Pod) -> Option<String> {
         return Some(format!("no node takes it: {reason}"));
     }
     let broken: Vec<_> = statuses(pod).filter(|status| !status.ready).collect();
-    let told = broken.iter().find_map(|status| container_trouble(status));
+    let cause = broken.iter().find_map(|status| container_trouble(status));
     let of_pod = || {
         let status = pod.status.as_ref()?;
         status.message.clone().or_else(|| status.reason.clone())
     };
-    told.or_else(of_pod).or_else(|| broken.first().map(|status| container_starts(status)))
+    cause.or_else(of_pod).or_else(|| broken.first().map(|status| container_starts(status)))
 }
 
 /// Why a pod's proxy is not ready; `None` if there is no reason.
@@ -151,9 +151,9 @@ mod tests {
             json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}}),
             json!({"terminated": {"exitCode": 1, "message": "starting\nthe issuer certificate has expired\n"}}),
         );
-        let told = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
+        let cause = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
         assert_eq!(
-            told,
+            cause,
             "container identity: CrashLoopBackOff, ended with exit code 1: the issuer certificate has expired"
         );
     }
@@ -165,27 +165,27 @@ mod tests {
             json!({"waiting": {"reason": "ErrImagePull", "message": "not found: registry/identity"}}),
             json!({}),
         );
-        let told = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
-        assert_eq!(told, "container identity: ErrImagePull: not found: registry/identity");
+        let cause = trouble(&pod(json!({"containerStatuses": [status]}))).unwrap();
+        assert_eq!(cause, "container identity: ErrImagePull: not found: registry/identity");
     }
 
     #[test]
     fn a_pod_without_a_node_says_why() {
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"});
-        let told = trouble(&pod(json!({"conditions": [condition]}))).unwrap();
-        assert_eq!(told, "no node takes it: 0/1 nodes are available");
+        let cause = trouble(&pod(json!({"conditions": [condition]}))).unwrap();
+        assert_eq!(cause, "no node takes it: 0/1 nodes are available");
     }
 
     #[test]
-    fn a_container_that_merely_starts_is_told_last() {
+    fn a_container_that_merely_starts_is_reported_last() {
         let starts = container("proxy", json!({"waiting": {"reason": "ContainerCreating"}}), json!({}));
         assert_eq!(
             trouble(&pod(json!({"containerStatuses": [starts]}))).unwrap(),
             "container proxy: ContainerCreating"
         );
         let pulls = container("identity", json!({"waiting": {"reason": "ErrImagePull"}}), json!({}));
-        let told = trouble(&pod(json!({"containerStatuses": [starts, pulls]}))).unwrap();
-        assert_eq!(told, "container identity: ErrImagePull");
+        let cause = trouble(&pod(json!({"containerStatuses": [starts, pulls]}))).unwrap();
+        assert_eq!(cause, "container identity: ErrImagePull");
         let runs = container("proxy", json!({"running": {}}), json!({}));
         assert_eq!(trouble(&pod(json!({"containerStatuses": [runs]}))).unwrap(), "container proxy is not ready");
         assert_eq!(trouble(&pod(json!({}))), None);

@@ -15,7 +15,7 @@ use weft_sandbox::{
     state::{PodState, State},
 };
 
-use super::{RunArgs, look};
+use super::{RunArgs, ps};
 use crate::output::{self, Format};
 
 /// Longest wait of `--detach`. Generous: pods start within seconds, but a busy host may take longer.
@@ -97,7 +97,7 @@ async fn detached(config: &Config, format: Format) -> Result<ExitCode> {
 fn print_ready(state: &State, format: Format) -> Result<()> {
     match format {
         Format::Json => output::json(state),
-        Format::Table => look::overview(state),
+        Format::Table => ps::overview(state),
     }
 }
 
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once() {
+    fn each_change_is_printed_once() {
         let mut progress = Progress::new(Format::Table);
         assert!(progress.changes(&state(false, "")).is_empty());
         assert_eq!(
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_a_manifest_is_told_once_and_again_when_it_returns() {
+    fn an_error_in_a_manifest_is_printed_once_and_again_when_it_returns() {
         let mut progress = Progress::new(Format::Table);
         let mut broken = state(false, "");
         broken.manifest_errors.push("a.yaml:3: no kind".to_owned());

@@ -7,7 +7,7 @@
 //!
 //! Events of one node are in the kernel's order; between nodes, in the order of arrival.
 
-mod tell;
+mod connections;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,9 +47,9 @@ use crate::{
     cluster::Cluster,
     mesh::{list, pods},
     output::note,
-    select::Selection,
+    resource::Selection,
 };
-use tell::Nodes;
+use connections::Nodes;
 
 /// Pause between two attempts to connect to the same agent.
 const RETRY: Duration = Duration::from_secs(1);
@@ -268,9 +268,9 @@ where
 }
 
 fn ended(status: &Status) -> Message {
-    let told = status.message();
+    let message = status.message();
     // The library describes its internals when a connection ends.
-    let why = if told.contains("h2 protocol error") { "its connection broke" } else { told }.to_owned();
+    let why = if message.contains("h2 protocol error") { "its connection broke" } else { message }.to_owned();
     if is_gone(status.code()) { Message::Gone(why) } else { Message::Refused(why) }
 }
 

@@ -49,16 +49,16 @@ impl Nodes {
     }
 
     pub(super) fn connected(&mut self, source: &Source) {
-        note(&self.told_of_connection(source));
+        note(&self.connection_note(source));
     }
 
     pub(super) fn gone(&mut self, source: &Source, why: &str) {
-        if let Some(told) = self.told_of_loss(source, why) {
-            note(&told);
+        if let Some(text) = self.loss_note(source, why) {
+            note(&text);
         }
     }
 
-    fn told_of_connection(&mut self, source: &Source) -> String {
+    fn connection_note(&mut self, source: &Source) -> String {
         let nodes = self.nodes.get_or_insert_default();
         let before = nodes.insert(source.node.clone(), Node { pod: source.pod.clone(), state: State::Connected });
         match before.map(|before| before.state) {
@@ -73,7 +73,7 @@ impl Nodes {
     }
 
     /// `None` if the loss was reported already, or if the successor already answers.
-    fn told_of_loss(&mut self, source: &Source, why: &str) -> Option<String> {
+    fn loss_note(&mut self, source: &Source, why: &str) -> Option<String> {
         let nodes = self.nodes.get_or_insert_default();
         let lost = Node { pod: source.pod.clone(), state: State::Lost };
         let node = &source.node;
@@ -113,19 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_once_and_so_is_the_return() {
+    fn a_loss_is_reported_once_and_so_is_the_return() {
         let mut nodes = nodes();
-        assert_eq!(nodes.told_of_connection(&source("1")), "listening on a (1 of 2 nodes)");
-        assert!(nodes.told_of_loss(&source("1"), "it ended").unwrap().contains("went away (it ended)"));
-        assert_eq!(nodes.told_of_loss(&source("1"), "connection refused"), None);
-        assert!(nodes.told_of_connection(&source("3")).contains("answers again"));
+        assert_eq!(nodes.connection_note(&source("1")), "listening on a (1 of 2 nodes)");
+        assert!(nodes.loss_note(&source("1"), "it ended").unwrap().contains("went away (it ended)"));
+        assert_eq!(nodes.loss_note(&source("1"), "connection refused"), None);
+        assert!(nodes.connection_note(&source("3")).contains("answers again"));
     }
 
     #[test]
     fn the_end_of_an_agent_is_no_loss_once_its_successor_answers() {
         let mut nodes = nodes();
-        nodes.told_of_connection(&source("1"));
-        assert!(nodes.told_of_connection(&source("3")).contains("answers again"));
-        assert_eq!(nodes.told_of_loss(&source("1"), "its pod is gone"), None);
+        nodes.connection_note(&source("1"));
+        assert!(nodes.connection_note(&source("3")).contains("answers again"));
+        assert_eq!(nodes.loss_note(&source("1"), "its pod is gone"), None);
     }
 }
