@@ -10,6 +10,7 @@
 mod host;
 mod problems;
 mod report;
+mod rows;
 mod view;
 
 use anyhow::{Result, bail};
@@ -50,7 +51,7 @@ pub(crate) struct StatusArgs {
 
 /// Which pods with a proxy the kernel does not redirect, and why.
 pub(crate) fn not_enrolled(mesh: &Mesh) -> Vec<Problem> {
-    report::pod_rows(mesh).iter().filter_map(problems::not_enrolled).collect()
+    rows::pod_rows(mesh).iter().filter_map(problems::not_enrolled).collect()
 }
 
 pub(crate) async fn execute(args: StatusArgs) -> Result<()> {

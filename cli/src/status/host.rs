@@ -8,7 +8,8 @@ use weft_sandbox::state;
 
 use super::{
     problems::{of_agents, of_pods},
-    report::{PodRow, Report, State, agent_row},
+    report::Report,
+    rows::{PodRow, State, agent_row},
 };
 use crate::{agent, mesh::Fetched, problem::Problem};
 

@@ -9,7 +9,7 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use weft_k8s_api::labels;
 
-use super::report::{AgentRow, PodRow, State};
+use super::rows::{AgentRow, PodRow, State};
 use crate::{
     mesh::{Agent, Mesh, is_agent, pods},
     problem::Problem,

@@ -5,7 +5,10 @@ use std::io;
 use comfy_table::Table;
 use k8s_openapi::jiff::Timestamp;
 
-use super::report::{AgentRow, ControlPlane, PodRow, Report};
+use super::{
+    report::{ControlPlane, Report},
+    rows::{AgentRow, PodRow},
+};
 use crate::output::{self, NOTHING, line, or_nothing, table, yes};
 
 const DIGEST: usize = 12;
@@ -109,9 +112,9 @@ mod tests {
     use weft_proto::agent::PodState;
 
     use super::{
-        super::report::{
-            LogRow,
-            tests::{agent, enrolled, mesh, meshed, now, status},
+        super::{
+            report::tests::{agent, enrolled, mesh, meshed, now, status},
+            rows::LogRow,
         },
         *,
     };
