@@ -27,7 +27,7 @@ use crate::{
     metrics::{GrpcMetrics, Method},
 };
 use issuer::{CurrentIssuer, Place};
-use tokens::Reviewed;
+use review::Reviewed;
 pub(crate) use tokens::Tokens;
 
 const CERTIFY: Method =

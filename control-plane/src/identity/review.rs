@@ -15,7 +15,6 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use weft_tls::tokens::ServiceAccount;
 
-use super::tokens::Reviewed;
 use crate::api::explain;
 
 /// How long a review may take; the proxy asks again.
@@ -35,6 +34,15 @@ pub(crate) struct Reviewer {
     reviews: Api<TokenReview>,
     any_audience: bool,
     turns: Arc<Semaphore>,
+}
+
+/// Whose token it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reviewed {
+    /// The service account.
+    pub(crate) account: ServiceAccount,
+    /// The uid of its object, where it has one.
+    pub(crate) uid: Option<String>,
 }
 
 /// Why a review names nobody.

@@ -1,9 +1,9 @@
 //! Whose token is it: a closed set of ways to find out.
 
 use tonic::Status;
-use weft_tls::tokens::{ServiceAccount, TokenError, TokenVerifier};
+use weft_tls::tokens::{TokenError, TokenVerifier};
 
-use super::review::Reviewer;
+use super::review::{Reviewed, Reviewer};
 
 /// Audience that a token must be made for.
 const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
@@ -14,15 +14,6 @@ pub(crate) enum Tokens {
     LocalKey(TokenVerifier),
     /// By the Kubernetes API.
     Review(Box<Reviewer>),
-}
-
-/// Whose token it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reviewed {
-    /// The service account.
-    pub(crate) account: ServiceAccount,
-    /// The uid of its object, where it has one.
-    pub(crate) uid: Option<String>,
 }
 
 impl Tokens {
