@@ -12,6 +12,7 @@
 mod accept;
 pub(crate) mod admin;
 mod direct;
+mod error;
 mod http;
 mod target;
 mod tcp;
@@ -32,7 +33,7 @@ use crate::policy::authz::{Client, ClientTls};
 use crate::route::Meta;
 use crate::shared::Shared;
 
-use accept::ConnectionError;
+use error::ConnectionError;
 use target::Targets;
 use tls::TlsServer;
 

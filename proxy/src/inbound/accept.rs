@@ -1,6 +1,5 @@
 //! What kind of connection it is: direct or for a port, TLS for us or for others, HTTP or not.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +7,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::target::ConnectError;
+use super::error::ConnectionError;
 use super::{Inbound, direct, http, tcp};
-use crate::detect::{self, DetectError, Detected};
+use crate::detect::{self, Detected};
 use crate::http::serve::HttpVersion;
 use crate::io::Io;
 use crate::metrics::label;
@@ -18,75 +17,6 @@ use crate::orig_dst::canonical;
 use crate::policy::PortPolicy;
 use crate::policy::authz::{Client, ClientTls, NoTls};
 use crate::policy::server::Protocol;
-use crate::transport_header::ReadHeaderError;
-
-/// Why a connection was closed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectionError {
-    /// It was dialled for another address than the pod's.
-    #[error("{0} is not an address of this pod (LINKERD2_PROXY_INBOUND_IPS)")]
-    ForeignAddress(SocketAddr),
-    /// Its first bytes could not be read.
-    #[error(transparent)]
-    Detect(#[from] DetectError),
-    /// There is no certificate; cannot be after the first one.
-    #[error("the proxy has no certificate yet")]
-    NoIdentity,
-    /// TLS failed.
-    #[error("TLS handshake with the client failed")]
-    Handshake(#[source] io::Error),
-    /// TLS took too long.
-    #[error("TLS handshake with the client timed out")]
-    HandshakeTimedOut,
-    /// The proxy's own port was dialled by something that is not a meshed proxy.
-    #[error("direct connections must be mutually authenticated: {0}")]
-    NotMeshed(&'static str),
-    /// The transport header could not be read.
-    #[error(transparent)]
-    Header(#[from] ReadHeaderError),
-    /// The transport header did not come.
-    #[error("the transport header did not arrive in time")]
-    HeaderTimedOut,
-    /// The transport header names a service: that is for gateways.
-    #[error("the transport header is for a gateway, and this proxy is none")]
-    Gateway,
-    /// The connection would come back to this proxy.
-    #[error("{0} is the proxy's own port")]
-    Loop(SocketAddr),
-    /// Policy does not allow it.
-    #[error("connection denied by policy")]
-    Denied,
-    /// Policy does not allow it any more.
-    #[error("connection ended because policy no longer allows it")]
-    Revoked,
-    /// The application cannot be reached.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// One side failed while bytes were copied.
-    #[error("connection failed")]
-    Copy(#[source] io::Error),
-    /// HTTP failed beneath the requests.
-    #[error("HTTP connection failed")]
-    Http(#[source] hyper::Error),
-}
-
-impl ConnectionError {
-    /// The value of the metric label `error`.
-    pub(super) fn label(&self) -> &'static str {
-        match self {
-            Self::ForeignAddress(_) => "foreign_address",
-            Self::Detect(DetectError::TimedOut) => "tls_detect_timeout",
-            Self::Detect(_) | Self::Copy(_) | Self::Http(_) => "io",
-            Self::NoIdentity | Self::Handshake(_) | Self::HandshakeTimedOut => "tls_handshake",
-            Self::NotMeshed(_) => "direct_not_meshed",
-            Self::Header(_) | Self::HeaderTimedOut => "transport_header",
-            Self::Gateway => "gateway_not_configured",
-            Self::Loop(_) => "loop",
-            Self::Denied | Self::Revoked => "unauthorized",
-            Self::Connect(_) => "connect",
-        }
-    }
-}
 
 /// Serves one accepted connection that was dialled for `target`.
 pub(super) async fn serve(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use super::accept::ConnectionError;
+use super::error::ConnectionError;
 use super::{Inbound, http, tcp};
 use crate::detect;
 use crate::http::serve::HttpVersion;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Inbound;
-use super::accept::ConnectionError;
+use super::error::ConnectionError;
 use crate::io::{Io, copy_bidirectional};
 use crate::metrics::Counters;
 use crate::policy::PortPolicy;

@@ -12,7 +12,7 @@ use tokio_rustls::server::TlsStream;
 use weft_tls::credentials::{Credentials, peer_identity};
 use weft_tls::identity::Identity;
 
-use super::accept::ConnectionError;
+use super::error::ConnectionError;
 use crate::io::Io;
 use crate::transport_header::ALPN;
 

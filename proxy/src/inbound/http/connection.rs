@@ -10,7 +10,7 @@ use super::HttpConnection;
 use super::counters::Counters;
 use crate::http::serve::{HttpVersion, ServerSettings, serve as serve_http};
 use crate::inbound::Inbound;
-use crate::inbound::accept::ConnectionError;
+use crate::inbound::error::ConnectionError;
 use crate::io::Io;
 use crate::policy::PortPolicy;
 use crate::policy::authz::Client;
