@@ -10,4 +10,5 @@ pub(crate) mod orig_proto;
 pub(crate) mod pool;
 pub(crate) mod respond;
 pub(crate) mod serve;
+pub(crate) mod shared_connection;
 pub(crate) mod upgrade;

@@ -15,9 +15,9 @@ use tokio_rustls::TlsConnector;
 use weft_tls::credentials::Credentials;
 use weft_tls::identity::Identity;
 
-use super::h2;
 use crate::discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint};
 use crate::http::pool::Pool;
+use crate::http::shared_connection::SharedConnection;
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
 use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
@@ -34,7 +34,7 @@ pub(crate) struct Endpoint {
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
     pub(super) h1: Pool,
-    pub(super) h2: h2::Slot,
+    pub(super) h2: SharedConnection,
     transport: Arc<TransportMetrics>,
     tls: Mutex<Option<TlsConfig>>,
 }
@@ -71,7 +71,7 @@ pub(crate) enum ConnectError {
         /// The endpoint.
         addr: SocketAddr,
         /// h2's reason.
-        source: ::h2::Error,
+        source: h2::Error,
     },
     /// HTTP/1 could not be set up.
     #[error("begin HTTP/1 with {addr}: {source}")]
@@ -120,7 +120,7 @@ impl Endpoint {
             info,
             shared,
             h1: Pool::default(),
-            h2: h2::Slot::default(),
+            h2: SharedConnection::default(),
             tls: Mutex::default(),
         }
     }

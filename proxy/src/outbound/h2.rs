@@ -8,20 +8,18 @@ mod pump;
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 
 use ::h2::client::{self, SendRequest};
 use ::h2::{Ping, PingPong, Reason, RecvStream};
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Body as _;
-use parking_lot::Mutex;
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::config::Keepalive;
 use crate::http::body::Body;
 use crate::http::serve::MAX_HEADER_LIST_BYTES;
+use crate::http::shared_connection::GetError;
 use crate::transport_header::SessionProtocol;
 
 use pump::Pump;
@@ -30,16 +28,6 @@ use pump::Pump;
 const SEND_BUFFER: usize = 1024 * 1024;
 /// Most streams at once before the peer has said how many it allows.
 const INITIAL_STREAMS: usize = 1000;
-
-/// The endpoint's connection, if there is one.
-#[derive(Default)]
-pub(crate) struct Slot {
-    ready: Mutex<Option<SendRequest<Bytes>>>,
-    /// Held while connecting, so that a burst of requests makes one connection.
-    connecting: tokio::sync::Mutex<()>,
-    /// Attempts that failed, so that a burst of requests makes one of those, too.
-    failures: AtomicU64,
-}
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
@@ -102,31 +90,12 @@ fn was_not_processed(error: &::h2::Error) -> bool {
 
 /// The connection when it can take a request, made if there is none.
 async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
-    let slot = &endpoint.h2;
-    let known = slot.ready.lock().clone();
-    if let Some(known) = known
-        && let Ok(ready) = known.ready().await
-    {
-        return Ok(ready);
-    }
-    let failures = slot.failures.load(Ordering::Relaxed);
-    let _connecting = slot.connecting.lock().await;
-    let known = slot.ready.lock().clone();
-    if let Some(known) = known
-        && let Ok(ready) = known.ready().await
-    {
-        return Ok(ready);
-    }
     let addr = endpoint.info.addr;
-    if slot.failures.load(Ordering::Relaxed) != failures {
-        // The attempt that this request waited for has failed, and so would the next.
-        return Err(ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() });
-    }
-    let sender = connect(endpoint).await.inspect_err(|_| {
-        slot.failures.fetch_add(1, Ordering::Relaxed);
-    })?;
-    *slot.ready.lock() = Some(sender.clone());
-    sender.ready().await.map_err(|source| ConnectError::Http2 { addr, source })
+    endpoint.h2.get(|| connect(endpoint)).await.map_err(|error| match error {
+        GetError::Awaited => ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() },
+        GetError::Connect(error) => error,
+        GetError::Http2(source) => ConnectError::Http2 { addr, source },
+    })
 }
 
 async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
@@ -158,18 +127,8 @@ async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, Connect
         if let Err(error) = ended {
             tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection ended");
         }
-        // A newer connection can only be there when this one was found unusable, and then it is not ready.
         if let Some(endpoint) = owner.upgrade() {
-            let mut ready = endpoint.h2.ready.lock();
-            let unusable = ready.as_mut().is_some_and(|sender| {
-                matches!(
-                    sender.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop())),
-                    Poll::Ready(Err(_))
-                )
-            });
-            if unusable {
-                *ready = None;
-            }
+            endpoint.h2.drop_unusable();
         }
     });
     Ok(sender)
