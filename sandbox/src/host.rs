@@ -18,6 +18,7 @@ pub mod cleanup;
 pub mod container;
 pub mod iptables;
 pub mod janitor;
+mod netlink;
 pub mod netns;
 pub mod network;
 pub mod preflight;

@@ -15,7 +15,10 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 
-use super::{HostError, Result, mounts};
+use super::{
+    HostError, Result, mounts,
+    netlink::{on_netlink, up},
+};
 
 /// Where `ip netns` keeps namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
@@ -132,7 +135,7 @@ fn prepare(netns: &Path) -> Result<()> {
         for (setting, value) in SETTINGS {
             set_sysctl(setting, value)?;
         }
-        super::network::loopback_up()
+        on_netlink(async |handle| up(&handle, "lo").await)
     })?
 }
 

@@ -27,6 +27,7 @@ use rtnetlink::{
 
 use super::{
     HostError, Result,
+    netlink::{index_of, on_netlink, refused, up},
     netns::{self, set_sysctl},
 };
 use crate::config::{DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6, Layout, POD_CIDR_V4, POD_CIDR_V6, SERVICE_CIDR_V4};
@@ -101,11 +102,6 @@ pub async fn detach_pod(layout: &Layout, number: u32) -> Result<()> {
         netns::delete(&name)
     })
     .await
-}
-
-/// Brings the loopback interface of the calling thread's namespace up.
-pub(super) fn loopback_up() -> Result<()> {
-    on_netlink(async |handle| up(&handle, "lo").await)
 }
 
 async fn node_links(handle: &Handle) -> Result<()> {
@@ -190,11 +186,6 @@ async fn pod_end(handle: &Handle, ips: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-async fn up(handle: &Handle, name: &str) -> Result<()> {
-    let link = LinkUnspec::new_with_index(index_of(name)?).up().build();
-    handle.link().change(link).execute().await.map_err(refused(|| format!("bring link {name} up")))
-}
-
 async fn add_address(handle: &Handle, index: u32, address: IpAddr) -> Result<()> {
     let bits = if address.is_ipv4() { 32 } else { 128 };
     handle.address().add(index, address, bits).execute().await.map_err(refused(|| format!("add address {address}")))
@@ -211,10 +202,6 @@ async fn add_neighbour(handle: &Handle, index: u32, address: IpAddr, mac: [u8; 6
         .map_err(refused(|| format!("add neighbour {address}")))
 }
 
-fn index_of(name: &str) -> Result<u32> {
-    if_nametoindex(name).map_err(|errno| HostError::FindLink { name: name.to_owned(), source: errno.into() })
-}
-
 /// The node's end of a pod's veth.
 fn link_name(number: u32) -> String {
     format!("pod{number}")
@@ -224,20 +211,6 @@ fn link_name(number: u32) -> String {
 fn pod_mac(number: u32) -> [u8; 6] {
     let [a, b, c, d] = number.to_be_bytes();
     [0x02, 0, a, b, c, d]
-}
-
-fn refused(act: impl FnOnce() -> String) -> impl FnOnce(rtnetlink::Error) -> HostError {
-    |source| HostError::ConfigureNetwork { act: act(), source }
-}
-
-/// Talks to the kernel from the calling thread's namespace.
-fn on_netlink<T>(talk: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(HostError::OpenNetlink)?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection().map_err(HostError::OpenNetlink)?;
-        tokio::spawn(connection);
-        talk(handle).await
-    })
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
