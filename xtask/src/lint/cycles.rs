@@ -14,16 +14,6 @@ use super::{
     rust::{Root, RustFile, Tree, is_test},
 };
 
-/// Where modules still use each other: the crate and the parent. This list only shrinks.
-const KNOWN: [(&str, &str); 6] = [
-    ("weft-cli", "status"),
-    ("weft-control-plane", "identity"),
-    ("weft-proxy", "crate"),
-    ("weft-proxy", "inbound"),
-    ("weft-proxy", "outbound"),
-    ("weft-sandbox", "host"),
-];
-
 /// The absolute path of a module in its crate.
 type Path = Vec<String>;
 
@@ -38,9 +28,6 @@ fn check_crate(files: &[RustFile], root: &Root) -> Vec<Finding> {
     for (parent, edges) in modules.sibling_edges() {
         for group in circles(&edges) {
             let parent = if parent.is_empty() { "crate".to_owned() } else { parent.join("::") };
-            if KNOWN.contains(&(root.package.as_str(), parent.as_str())) {
-                continue;
-            }
             let inside = edges.iter().filter(|((from, to), _)| group.contains(from) && group.contains(to));
             let shown: Vec<_> = inside.map(|((from, to), place)| format!("{from} -> {to} ({place})")).collect();
             findings.push(Finding {
