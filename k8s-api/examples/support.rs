@@ -1,4 +1,5 @@
-//! Generates docs/compatibility.md and the chart's list of values from the table of Linkerd's settings.
+//! Generates docs/compatibility.md, the chart's list of values and the proxy's list of variables from the table of
+//! Linkerd's settings.
 
 use std::{fs, io, path::Path};
 
@@ -8,5 +9,6 @@ fn main() -> io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     fs::create_dir_all(root.join("charts/weft-control-plane/files"))?;
     fs::write(root.join("docs/compatibility.md"), support::document())?;
+    fs::write(root.join("proxy/src/config/unsupported.txt"), support::unsupported_variables())?;
     fs::write(root.join("charts/weft-control-plane/files/linkerd-values.json"), support::chart_values())
 }

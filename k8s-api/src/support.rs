@@ -1,7 +1,7 @@
 //! How Weft treats each setting of Linkerd: it works, it has no meaning here, or it is not supported yet.
-//! One table for every part that needs it: warnings at admission, `weft check`, refusals of the chart, and
-//! docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last two; a test fails if they are
-//! outdated.
+//! One table for every part that needs it: warnings at admission, `weft check`, refusals of the chart, warnings of the
+//! proxy, and docs/compatibility.md. `cargo run -p weft-k8s-api --example support` writes the last three; a test fails if
+//! they are outdated.
 
 mod annotations;
 mod kinds;
@@ -13,7 +13,7 @@ use k8s_openapi::{api::core::v1::EnvVar, apimachinery::pkg::apis::meta::v1::Obje
 
 pub use annotations::{POD_ANNOTATIONS, SERVICE_ANNOTATIONS};
 pub use kinds::FIELDS;
-pub use table::{chart_values, document};
+pub use table::{chart_values, document, unsupported_variables};
 pub use values::VALUES;
 pub use variables::VARIABLES;
 

@@ -252,6 +252,10 @@ fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
         let halves = || name.char_indices().filter(|(_, c)| *c == '_').map(|(at, _)| name.split_at(at));
         words.contains(name) || halves().any(|(group, end)| words.contains(group) && words.contains(end))
     };
+    for group in VARIABLES.iter().filter_map(|row| row.name.strip_suffix('*')) {
+        let refuses = words.iter().any(|word| word.starts_with(group));
+        assert!(refuses, "LINKERD2_PROXY_{group}*: a group of names is for what the proxy refuses");
+    }
     for row in VARIABLES.iter().filter(|row| row.value.is_empty() && !row.name.ends_with('*')) {
         assert_eq!(
             read(row.name),
@@ -271,9 +275,11 @@ fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
 
 #[test]
 fn what_is_made_from_the_table_is_current() {
-    for (path, text) in
-        [("docs/compatibility.md", document()), ("charts/weft-control-plane/files/linkerd-values.json", chart_values())]
-    {
+    for (path, text) in [
+        ("docs/compatibility.md", document()),
+        ("charts/weft-control-plane/files/linkerd-values.json", chart_values()),
+        ("proxy/src/config/unsupported.txt", unsupported_variables()),
+    ] {
         let kept = fs::read_to_string(repository().join(path)).unwrap_or_default();
         assert!(kept == text, "{path} is not current; run `cargo run -p weft-k8s-api --example support`");
     }
