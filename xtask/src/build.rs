@@ -17,7 +17,7 @@ use crate::{
 
 /// How to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Profile {
+pub enum Profile {
     /// For the demo and the tests
     Dev,
     /// For measurements
@@ -28,7 +28,7 @@ pub(crate) enum Profile {
 
 impl Profile {
     /// Cargo's name for the directory of its results.
-    pub(crate) fn directory(self) -> &'static str {
+    pub fn directory(self) -> &'static str {
         match self {
             Self::Dev => "debug",
             Self::Release => "release",
@@ -41,10 +41,18 @@ impl Profile {
 ///
 /// # Errors
 /// When something does not compile.
-pub(crate) fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
+pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
     step("build the binaries");
     let mut cargo = command::cargo();
-    cargo.current_dir(&workspace.root).args(["build", "--workspace", "--exclude", "weft-xtask", "--bins"]);
+    cargo.current_dir(&workspace.root).args([
+        "build",
+        "--workspace",
+        "--exclude",
+        "weft-xtask",
+        "--exclude",
+        "weft-lab",
+        "--bins",
+    ]);
     match profile {
         Profile::Dev => &mut cargo,
         Profile::Release => cargo.arg("--release"),

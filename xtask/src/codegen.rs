@@ -63,7 +63,16 @@ fn definitions(workspace: &Workspace) -> Result<BTreeMap<String, String>> {
     let mut cargo = command::cargo();
     cargo.current_dir(&workspace.root);
     // The selection of every other build, so that dependencies keep their features.
-    command::run(cargo.args(["build", "--workspace", "--exclude", "weft-xtask", "--example", "crds"]))?;
+    command::run(cargo.args([
+        "build",
+        "--workspace",
+        "--exclude",
+        "weft-xtask",
+        "--exclude",
+        "weft-lab",
+        "--example",
+        "crds",
+    ]))?;
     let directory: PathBuf = workspace.target.join("xtask").join(format!("crds-{}", std::process::id()));
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let example = workspace.binaries("debug").join("examples/crds");

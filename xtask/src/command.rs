@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 /// Says on standard error what is being done.
-pub(crate) fn step(what: &str) {
+pub fn step(what: &str) {
     eprintln!("==> {what}");
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn step(what: &str) {
 ///
 /// # Errors
 /// When the program cannot be started or ends with a failure; the message holds the command line.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     command.stdout(Stdio::from(io::stderr()));
     run_inheriting(command)
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn run_inheriting(command: &mut Command) -> Result<()> {
+pub fn run_inheriting(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
     succeeded(status, command)
 }
@@ -39,7 +39,7 @@ pub(crate) fn run_inheriting(command: &mut Command) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`], and when standard output cannot be read or written.
-pub(crate) fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> Result<()> {
+pub fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> Result<()> {
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", line(command)))?;
     let mut output = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
     let mut bytes = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> 
 ///
 /// # Errors
 /// As [`run`]; standard error is part of the message.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
@@ -65,7 +65,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Finds a program by name in PATH and, because root's PATH often lacks them, in the system's `sbin` directories.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
@@ -77,19 +77,19 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// When `directory` holds a colon.
-pub(crate) fn path_with(directory: &Path) -> Result<std::ffi::OsString> {
+pub fn path_with(directory: &Path) -> Result<std::ffi::OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::iter::once(directory.to_path_buf()).chain(std::env::split_paths(&path));
     std::env::join_paths(directories).with_context(|| format!("put {} into PATH", directory.display()))
 }
 
 /// The cargo that runs us, so that a rustup override holds for what we start too.
-pub(crate) fn cargo() -> Command {
+pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Whether this process may load programs and create namespaces, judged by its effective user.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// When it does not compile or bpf-linker refuses it.
-pub(crate) fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<PathBuf> {
+pub fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<PathBuf> {
     step("build the kernel programs");
     command::run(&mut cargo(workspace, toolchain, "build")?)?;
     let object = workspace.ebpf().join("target").join(TARGET).join("release/weft-ebpf");

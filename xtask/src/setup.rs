@@ -6,8 +6,8 @@
 
 pub(crate) mod cargo_tools;
 pub(crate) mod kernel;
-pub(crate) mod packages;
-pub(crate) mod toolchain;
+pub mod packages;
+pub mod toolchain;
 
 use anyhow::{Result, bail};
 
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 /// What is going to be done, which decides what must be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub enum Scope {
     /// Compile.
     Build,
     /// Compile, then create pods and load programs: root, kernel features and network tools as well.
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// When something is missing and cannot be installed; the message says what and what to do.
-pub(crate) fn ensure(scope: Scope) -> Result<Toolchain> {
+pub fn ensure(scope: Scope) -> Result<Toolchain> {
     if scope != Scope::Build {
         // Before minutes of building, not after.
         let problems = kernel::problems();
@@ -80,7 +80,7 @@ pub(crate) fn ensure(scope: Scope) -> Result<Toolchain> {
 ///
 /// # Errors
 /// As [`ensure`].
-pub(crate) fn install_packages(scope: Scope) -> Result<()> {
+pub fn install_packages(scope: Scope) -> Result<()> {
     packages::install(&packages::missing(scope))
 }
 

@@ -6,21 +6,22 @@
 
 use std::{
     panic::resume_unwind,
+    path::PathBuf,
     process::{self, Command},
     thread,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::ValueEnum;
+use serde_json::Value;
 
 use crate::{
-    build::{self, Profile, Snapshot},
+    build::{self, Snapshot},
     command::{self, step},
-    dist, ebpf,
-    kube::{self, Images, Kind},
+    ebpf,
+    lab::Lab,
     setup::{self, Scope},
-    tools::Tools,
-    workspace::Workspace,
+    workspace::{Workspace, text},
 };
 
 /// Packages whose integration tests load programs, create namespaces and start the real binaries.
@@ -30,6 +31,8 @@ const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 const DEGRADED: &str = "5.10";
 /// Its tests that are run in that way, too.
 const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
+/// What tests in a cluster are given, beside what every test has.
+const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG"];
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
 const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
 
@@ -90,7 +93,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     thread::scope(|scope| {
         // Building Kubernetes takes minutes, once. Compilers of Rust and tests leave a core idle now and then.
         let needs_cluster = matches!(args.level, Level::Cluster | Level::All);
-        let tools = needs_cluster.then(|| scope.spawn(|| Tools::ensure(Tools::ALL)));
+        let tools = if needs_cluster {
+            let lab = Lab::build(&workspace)?;
+            Some(scope.spawn(move || command::run(&mut lab.command(&["kube", "tools"]))))
+        } else {
+            None
+        };
         let snapshot = Snapshot::take(&workspace, &build::tests(&workspace)?)?;
         let environment = [("WEFT_BIN_DIR", snapshot.directory().display().to_string())];
         if args.level == Level::All {
@@ -101,11 +109,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         if let Some(tools) = tools {
             match tools.join() {
-                Ok(built) => levels.note("tools of the cluster", built.map(drop)),
+                Ok(built) => levels.note("tools of the cluster", built),
                 Err(panic) => resume_unwind(panic),
             }
-            levels.note("cluster (API server)", on_api_server(&workspace, args, &environment));
-            levels.note("cluster", on_cluster(&workspace, args, &environment));
+            let lab = Lab::at(snapshot.directory());
+            levels.note("cluster (API server)", on_api_server(&workspace, &lab, args, &environment));
+            levels.note("cluster", on_cluster(&workspace, &lab, args, &environment));
         }
         levels.result()
     })
@@ -152,35 +161,35 @@ impl Levels {
 
 /// Tests that need objects and no pods get an API server of their own, whatever cluster there is: it is up in seconds,
 /// and they may break what they want in it.
-fn on_api_server(workspace: &Workspace, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+fn on_api_server(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&str, String)]) -> Result<()> {
     step("tests against a Kubernetes API server");
     let selection = tests_on(workspace, Ground::ApiServer);
-    in_cluster(Kind::ControlPlane, Images::None, args, |of_cluster| {
+    in_cluster(lab, "test-api", &["--control-plane-only"], args, |of_cluster| {
         cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
     })
 }
 
 /// Tests that need pods run where KUBECONFIG says, and else in a cluster that is made for them.
-fn on_cluster(workspace: &Workspace, args: &Args, environment: &[(&str, String)]) -> Result<()> {
+fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&str, String)]) -> Result<()> {
     let selection = tests_on(workspace, Ground::Cluster);
     if let Some(kubeconfig) = std::env::var_os("KUBECONFIG") {
         step(&format!("tests in the cluster of {}", kubeconfig.display()));
-        load_images(workspace)?;
+        load_images(lab)?;
         // kubectl is its owner's; what else the documents use may be missing.
-        let tools = Tools::ensure(&["helm", "step", "promtool"])?;
+        let directories = command::output(&mut lab.command(&["kube", "tools", "helm", "step", "promtool"]))?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(std::env::split_paths(&path).chain(tools.path_directories()))?;
+        let path = std::env::join_paths(std::env::split_paths(&path).chain(directories.lines().map(PathBuf::from)))?;
         let path = ("PATH", path.to_string_lossy().into_owned());
         return cargo_test(workspace, &selection, args, &[environment, &[path]].concat());
     }
     step("tests in a Kubernetes cluster");
-    in_cluster(Kind::Node, Images::LastBuilt, args, |of_cluster| {
+    in_cluster(lab, "test", &["--no-build"], args, |of_cluster| {
         cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
     })
 }
 
 /// Gives a cluster of kind or k3d our images; another one has them already, or a registry from which it gets them.
-fn load_images(workspace: &Workspace) -> Result<()> {
+fn load_images(lab: &Lab) -> Result<()> {
     let context = command::output(Command::new("kubectl").args(["config", "current-context"]))?;
     let context = context.trim();
     let (program, arguments) = if let Some(name) = context.strip_prefix("kind-") {
@@ -193,7 +202,8 @@ fn load_images(workspace: &Workspace) -> Result<()> {
         ));
         return Ok(());
     };
-    for archive in dist::pack(workspace, &workspace.binaries(Profile::Dev.directory()))? {
+    let archives = command::output(&mut lab.command(&["dist", "--images-only", "--no-build", "--profile", "dev"]))?;
+    for archive in archives.lines() {
         command::run(Command::new(program).args(arguments).arg(archive))?;
     }
     Ok(())
@@ -201,23 +211,29 @@ fn load_images(workspace: &Workspace) -> Result<()> {
 
 /// Brings a cluster up, runs `tests` with its environment, and takes it down whatever came of them.
 fn in_cluster(
-    kind: Kind,
-    images: Images,
+    lab: &Lab,
+    prefix: &str,
+    kind: &[&str],
     args: &Args,
     tests: impl FnOnce(&[(&str, String)]) -> Result<()>,
 ) -> Result<()> {
-    let prefix = if kind == Kind::Node { "test" } else { "test-api" };
     let name = format!("{prefix}-{}", process::id());
-    let brought_up = kube::ensure(&name, kind, images).and_then(|cluster| {
-        let environment = cluster.environment(&Tools::ensure(Tools::ALL)?);
-        tests(&environment)
-    });
+    let up = [&["kube", "up", "--name", &name], kind].concat();
+    let brought_up = command::run(&mut lab.command(&up)).and_then(|()| tests(&environment_of(lab, &name)?));
     if args.keep {
         step(&format!("the cluster {name} stays: `cargo xtask kube env --name {name}`, and `down` in the end"));
         return brought_up;
     }
-    let taken_down = kube::down(&name).with_context(|| format!("take down the cluster {name}"));
+    let taken_down = command::run(&mut lab.command(&["kube", "down", "--name", &name]))
+        .with_context(|| format!("take down the cluster {name}"));
     brought_up.and(taken_down)
+}
+
+/// The variables of a cluster.
+fn environment_of(lab: &Lab, name: &str) -> Result<Vec<(&'static str, String)>> {
+    let printed = command::output(&mut lab.command(&["kube", "env", "--name", name, "--output", "json"]))?;
+    let values: Value = serde_json::from_str(&printed).context("read the variables of the cluster")?;
+    Ok(CLUSTER_VARIABLES.map(|variable| (variable, text(&values[variable]))).to_vec())
 }
 
 /// Selects the integration tests that run against this.

@@ -9,11 +9,11 @@ use crate::command;
 
 /// The checkout and its target directory.
 #[derive(Debug)]
-pub(crate) struct Workspace {
+pub struct Workspace {
     /// The directory of the root manifest.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
     /// Cargo's target directory, as CARGO_TARGET_DIR and cargo's configuration have it.
-    pub(crate) target: PathBuf,
+    pub target: PathBuf,
     /// Our packages without their dependencies, as `cargo metadata --no-deps` prints them.
     metadata: Value,
 }
@@ -23,7 +23,7 @@ impl Workspace {
     ///
     /// # Errors
     /// When a manifest does not parse; cargo's message is part of the error.
-    pub(crate) fn load() -> Result<Self> {
+    pub fn load() -> Result<Self> {
         let root = root();
         let metadata = metadata(&root, &["--no-deps"])?;
         let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
@@ -31,12 +31,12 @@ impl Workspace {
     }
 
     /// Our packages.
-    pub(crate) fn packages(&self) -> impl Iterator<Item = &Value> {
+    pub fn packages(&self) -> impl Iterator<Item = &Value> {
         self.metadata["packages"].as_array().into_iter().flatten()
     }
 
     /// The directory of the kernel programs, a workspace of its own.
-    pub(crate) fn ebpf(&self) -> PathBuf {
+    pub fn ebpf(&self) -> PathBuf {
         self.root.join("ebpf")
     }
 
@@ -46,7 +46,7 @@ impl Workspace {
     }
 
     /// Where binaries of a profile (`debug`, `release`) are built.
-    pub(crate) fn binaries(&self, profile: &str) -> PathBuf {
+    pub fn binaries(&self, profile: &str) -> PathBuf {
         self.target.join(profile)
     }
 
@@ -74,14 +74,14 @@ impl Workspace {
 ///
 /// # Errors
 /// When a manifest does not parse or the lock file does not fit.
-pub(crate) fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
+pub fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
     let mut cargo = command::cargo();
     cargo.args(["metadata", "--format-version", "1"]).args(arguments).current_dir(directory);
     serde_json::from_str(&command::output(&mut cargo)?).context("read the output of cargo metadata")
 }
 
 /// The string in a JSON value, empty when it is something else.
-pub(crate) fn text(value: &Value) -> String {
+pub fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn text(value: &Value) -> String {
 ///
 /// # Errors
 /// When there is neither WEFT_CACHE_DIR nor HOME.
-pub(crate) fn cache_directory() -> Result<PathBuf> {
+pub fn cache_directory() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("WEFT_CACHE_DIR") {
         return Ok(PathBuf::from(directory));
     }
@@ -100,5 +100,6 @@ pub(crate) fn cache_directory() -> Result<PathBuf> {
 /// The checkout that cargo started us in; where we were built when started by hand.
 fn root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    own.parent().map_or(own.clone(), Path::to_path_buf)
+    let root = own.ancestors().find(|directory| directory.join("Cargo.lock").exists());
+    root.unwrap_or(&own).to_path_buf()
 }

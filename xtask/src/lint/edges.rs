@@ -21,7 +21,7 @@ struct Row {
     never: &'static [&'static str],
 }
 
-const TABLE: [Row; 13] = [
+const TABLE: [Row; 14] = [
     // aya only behind a feature: `OPTIONAL`.
     Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
     Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
@@ -56,6 +56,7 @@ const TABLE: [Row; 13] = [
         never: &["weft-agent", "weft-proxy", "weft-control-plane"],
     },
     Row { package: "weft-xtask", ours: &[], never: &["tokio"] },
+    Row { package: "weft-lab", ours: &["weft-xtask"], never: &["tokio"] },
 ];
 
 /// Crates that a package may only have behind a feature.

@@ -13,7 +13,7 @@ use crate::command::{self, step};
 
 /// How to notice that something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Probe {
+pub enum Probe {
     /// A program in PATH or in the system's `sbin`.
     Program(&'static str),
     /// A file at this path.
@@ -34,12 +34,13 @@ impl fmt::Display for Probe {
 
 /// Something that the distribution provides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
-    pub(crate) probe: Probe,
+pub struct Need {
+    /// How to notice that it is missing.
+    pub probe: Probe,
     /// Debian's and Ubuntu's package.
-    pub(crate) package: &'static str,
+    pub package: &'static str,
     /// Who uses it, for the message.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
 }
 
 const fn need(probe: Probe, package: &'static str, why: &'static str) -> Need {
@@ -106,10 +107,10 @@ const ARM64: [Need; 3] = [
 ];
 
 /// What reading the history takes, where there is one.
-pub(crate) const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
+pub const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
 
 /// What making a bare root file system takes.
-pub(crate) const BARE: [Need; 5] = [
+pub const BARE: [Need; 5] = [
     need(Probe::Program("debootstrap"), "debootstrap", "makes the root file system of a new machine"),
     need(Probe::Program("unshare"), "util-linux", "gives it mounts of its own"),
     need(Probe::Program("pivot_root"), "util-linux", "makes it the root"),
@@ -155,7 +156,7 @@ fn is_there(probe: &Probe) -> bool {
 ///
 /// # Errors
 /// As [`install`].
-pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
+pub fn ensure(needs: &[Need]) -> Result<()> {
     install(&missing_among(needs.iter(), is_there))
 }
 
@@ -163,7 +164,7 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
 ///
 /// # Errors
 /// Without apt or root, or when apt fails: the message names packages, reasons and the command to run.
-pub(crate) fn install(missing: &[Need]) -> Result<()> {
+pub fn install(missing: &[Need]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -185,7 +186,7 @@ pub(crate) fn install(missing: &[Need]) -> Result<()> {
 ///
 /// # Errors
 /// Without apt or root, and when apt fails.
-pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+pub fn apt_install(packages: &[&str]) -> Result<()> {
     let list = packages.join(" ");
     let apt = apt().with_context(|| {
         format!("install what your distribution calls these Debian packages, then run this again: {list}")
@@ -204,7 +205,7 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
 ///
 /// # Errors
 /// When there is no apt, or it does not have the package.
-pub(crate) fn unpack(package: &str, into: &Path) -> Result<()> {
+pub fn unpack(package: &str, into: &Path) -> Result<()> {
     let apt = apt().with_context(|| format!("no apt-get to fetch the Debian package {package} with"))?;
     if command::is_root() {
         command::run(apt_command(&apt).args(["update", "-qq"]))?;
@@ -217,7 +218,7 @@ pub(crate) fn unpack(package: &str, into: &Path) -> Result<()> {
 ///
 /// # Errors
 /// When one is none.
-pub(crate) fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
+pub fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
     for archive in archives(from)? {
         command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;
         fs::remove_file(&archive)?;
@@ -229,13 +230,13 @@ pub(crate) fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
 ///
 /// # Errors
 /// When there is no such directory.
-pub(crate) fn archives(directory: &Path) -> Result<Vec<PathBuf>> {
+pub fn archives(directory: &Path) -> Result<Vec<PathBuf>> {
     let paths: std::io::Result<Vec<_>> = fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect();
     Ok(paths?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "deb")).collect())
 }
 
 /// Whether apt could install every one of these packages.
-pub(crate) fn apt_knows(packages: &[&str]) -> bool {
+pub fn apt_knows(packages: &[&str]) -> bool {
     let Ok(apt) = apt() else { return false };
     let known = |apt: &Path| {
         let mut simulate = apt_command(apt);

@@ -60,7 +60,7 @@ impl Compiler {
 
 /// A compiler and the directory of the bpf-linker that fits it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Toolchain {
+pub struct Toolchain {
     pub(crate) compiler: Compiler,
     /// Has to come first in PATH: rustc starts `bpf-linker` by name.
     pub(crate) linker_directory: PathBuf,

@@ -1,8 +1,7 @@
 //! What differs between processors: what packages, programs and devices are called.
 
 use anyhow::{Context as _, Result};
-
-use crate::command::{self, step};
+use weft_xtask::command::{self, step};
 
 /// A processor that Weft is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

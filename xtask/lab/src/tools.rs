@@ -13,12 +13,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-
-use crate::{
+use weft_xtask::{
     command::{self, step},
     setup::packages,
     workspace,
 };
+
 use go::Go;
 
 const KUBERNETES: &str = "v1.36.3";

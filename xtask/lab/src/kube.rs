@@ -15,20 +15,22 @@ use std::{fs, path::Path, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use weft_xtask::{
+    build::Profile,
+    command::{self, step},
+    setup,
+    workspace::Workspace,
+};
 
 use crate::{
-    command::{self, step},
     dist::{
         self,
         image::{Files, Image, Layer},
     },
-    setup,
     tools::Tools,
-    workspace::Workspace,
 };
 use cgroup::Cgroup;
-pub(crate) use cluster::{Cluster, Kind};
-use cluster::{DATA, STATE, find, lock, names, parse_name, scope};
+use cluster::{Cluster, DATA, Kind, STATE, find, lock, names, parse_name, scope};
 use node::Node;
 
 #[derive(Debug, clap::Args)]
@@ -74,6 +76,15 @@ enum KubeCommand {
     Env {
         #[command(flatten)]
         name: Name,
+        /// How to print
+        #[arg(short, long, value_enum, default_value_t = Format::Text)]
+        output: Format,
+    },
+    /// Builds the programs of a cluster that are missing, and prints their directories for PATH
+    Tools {
+        /// Which of them [default: all]
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(Tools::ALL))]
+        names: Vec<String>,
     },
     /// Says which clusters there are; exit code 1 when one of them is not well
     Status {
@@ -92,9 +103,9 @@ struct Name {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One line per cluster
+    /// Lines
     Text,
-    /// One array
+    /// One JSON value
     Json,
 }
 
@@ -114,10 +125,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         KubeCommand::Down { all: true, .. } => names().iter().try_for_each(|name| down(name)),
         KubeCommand::Down { name, .. } => down(&name.name),
-        KubeCommand::Env { name } => {
-            for (variable, value) in find(&name.name)?.environment(&Tools::ensure(Tools::ALL)?) {
-                println!("export {variable}=\"{value}\"");
+        KubeCommand::Env { name, output } => {
+            let environment = find(&name.name)?.environment(&Tools::ensure(Tools::ALL)?);
+            match output {
+                Format::Json => println!("{}", json_object(environment)),
+                Format::Text => environment.iter().for_each(|(name, value)| println!("export {name}=\"{value}\"")),
             }
+            Ok(())
+        }
+        KubeCommand::Tools { names } => {
+            let names: Vec<_> = names.iter().map(String::as_str).collect();
+            let tools = Tools::ensure(if names.is_empty() { Tools::ALL } else { &names })?;
+            tools.path_directories().iter().for_each(|directory| println!("{}", directory.display()));
             Ok(())
         }
         KubeCommand::Status { output } => status(*output),
@@ -126,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Which images of ours a cluster is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Images {
+enum Images {
     /// None.
     None,
     /// Those of the programs as they were last built.
@@ -139,7 +158,7 @@ pub(crate) enum Images {
 ///
 /// # Errors
 /// When something that it takes is missing and cannot be installed, or a component does not start.
-pub(crate) fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> {
+fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> {
     if !command::is_root() {
         bail!("a cluster needs namespaces and mounts of its own: run this as root");
     }
@@ -149,9 +168,9 @@ pub(crate) fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> 
         Images::None => Vec::new(),
         Images::LastBuilt => {
             let workspace = Workspace::load()?;
-            dist::pack(&workspace, &workspace.binaries(dist::Profile::Dev.directory()))?
+            dist::pack(&workspace, &workspace.binaries(Profile::Dev.directory()))?
         }
-        Images::Built => dist::images(&Workspace::load()?, dist::Profile::Dev)?,
+        Images::Built => dist::images(&Workspace::load()?, Profile::Dev)?,
     };
     let _lock = lock(name)?;
     let cluster = match Cluster::load(name) {
@@ -174,7 +193,7 @@ pub(crate) fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> 
 ///
 /// # Errors
 /// When something does not go away.
-pub(crate) fn down(name: &str) -> Result<()> {
+fn down(name: &str) -> Result<()> {
     let _lock = lock(name)?;
     remove(name)?;
     step(&format!("the cluster {name} is gone"));
@@ -248,6 +267,10 @@ fn remove(name: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn json_object(variables: Vec<(&'static str, String)>) -> Value {
+    variables.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value))).collect()
 }
 
 fn status(format: Format) -> Result<()> {

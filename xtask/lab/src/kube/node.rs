@@ -14,9 +14,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use weft_xtask::command;
 
 use super::{Cluster, cgroup::Cgroup, pki::Pki};
-use crate::{command, tools::Tools};
+use crate::tools::Tools;
 
 /// Where the components' settings are, seen from inside.
 const CONFIG: &str = "/var/lib/config";

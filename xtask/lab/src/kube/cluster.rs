@@ -8,8 +8,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use weft_xtask::{command, workspace};
 
-use crate::{command, tools::Tools, workspace};
+use crate::tools::Tools;
 
 /// What a reader of a running cluster wants: kubeconfig, logs, audit log, sockets.
 pub(super) const STATE: &str = "/run/weft-kube";

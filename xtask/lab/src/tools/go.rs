@@ -8,8 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-
-use crate::{
+use weft_xtask::{
     command::{self, step},
     setup::packages,
     workspace,

@@ -15,16 +15,15 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use image::{Files, Image, Layer};
-
-pub(crate) use crate::build::Profile;
-use crate::{
-    build,
+use weft_xtask::{
+    build::{self, Profile},
     command::{self, step},
     ebpf,
     setup::{self, Scope},
-    tools::Tools,
     workspace::Workspace,
 };
+
+use crate::tools::Tools;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -42,6 +41,9 @@ pub(crate) struct Args {
     /// Take the programs as they were last built
     #[arg(long)]
     no_build: bool,
+    /// Leave out charts and weft
+    #[arg(long)]
+    images_only: bool,
 }
 
 /// An image: its programs, of which the first is started, and as whom it runs.
@@ -90,8 +92,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         images(&workspace, args.profile)?
     };
-    written.extend(charts(&workspace)?);
-    written.push(command_line(&workspace, &workspace.binaries(args.profile.directory()))?);
+    if !args.images_only {
+        written.extend(charts(&workspace)?);
+        written.push(command_line(&workspace, &workspace.binaries(args.profile.directory()))?);
+    }
     for path in written {
         println!("{}", path.display());
     }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-
-use super::{Kernel, processor::Processor};
-use crate::{
+use weft_xtask::{
     command::{self, step},
     setup::packages::{archives, unpack_archives},
     workspace,
 };
+
+use super::{Kernel, processor::Processor};
 
 /// Debian's keys, installed with `setup`.
 pub(crate) const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";

@@ -8,8 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::json;
-
-use crate::command;
+use weft_xtask::command;
 
 const DAYS: &str = "30";
 const SERVICE_NAMES: [&str; 4] =

@@ -10,12 +10,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use weft_xtask::command;
 
 use super::{
     packages::{self, Fetched},
     processor::Processor,
 };
-use crate::{command, dist};
+use crate::dist;
 
 /// Begins the line that tells how a step ended: its name and exit code follow.
 pub(super) const END: &str = "weft-end";

@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result};
+use weft_xtask::command;
 
 use super::Cluster;
-use crate::command;
 
 /// Creates namespace and interfaces.
 ///

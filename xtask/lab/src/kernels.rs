@@ -14,15 +14,14 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-
-use processor::Processor;
-
-use crate::{
+use weft_xtask::{
     command::{self, step},
     ebpf,
     setup::{self, Scope},
     workspace::{self, Workspace},
 };
+
+use processor::Processor;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:

@@ -16,13 +16,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-
-use crate::{
+use weft_xtask::{
     command::{self, step},
-    kernels::packages::{DEBIAN_KEYS, ubuntu_keys},
     setup::packages,
     workspace::{self, Workspace},
 };
+
+use crate::kernels::packages::{DEBIAN_KEYS, ubuntu_keys};
 
 /// Makes the directory in `$1` the root and runs the other arguments there. Nothing of this shows outside: the mount
 /// namespace is private. `/sys` comes with its control groups and the bpf file system, as they are.
