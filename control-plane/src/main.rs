@@ -2,6 +2,8 @@
 //!
 //! Start reading at [`app`]: it binds the servers, starts every task, and stops them again.
 
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
+
 mod api;
 mod app;
 mod args;

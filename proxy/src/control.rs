@@ -149,6 +149,7 @@ impl Inner {
         Ok(sender)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
     async fn connect(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
         let mut addrs = self.dns.resolve(&self.addr.host, self.addr.port).await?;
         addrs.shuffle(&mut rand::rng());

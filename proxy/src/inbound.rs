@@ -70,7 +70,7 @@ pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, listener: Liste
         tokio::select! {
             () = &mut drained => return,
             accepted = listener.accept() => {
-                tokio::spawn(shared.drain.track(Arc::clone(&inbound).connection(accepted)));
+                shared.drain.spawn(Arc::clone(&inbound).connection(accepted));
             }
             _ = sweep.tick() => inbound.targets.sweep(),
         }

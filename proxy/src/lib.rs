@@ -1,6 +1,8 @@
 //! The sidecar proxy as a library, for its own program and for its fuzz targets. Nothing else may use it: applications meet
 //! on gRPC.
 
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
+
 mod admin;
 mod app;
 mod attest;

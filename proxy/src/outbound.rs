@@ -90,7 +90,7 @@ async fn accept_all(worker: &Arc<Worker>, listener: &Listener) {
         let accepted = listener.accept().await;
         let worker = Arc::clone(worker);
         let drain = worker.shared.drain.clone();
-        tokio::spawn(drain.track(async move {
+        drain.spawn(async move {
             let peer = accepted.peer;
             if let Err(error) = serve_connection(&worker, accepted).await {
                 worker.shared.metrics.outbound_tcp_errors.get_or_create(&vec![label("error", error.label())]).inc();
@@ -100,7 +100,7 @@ async fn accept_all(worker: &Arc<Worker>, listener: &Listener) {
                     tracing::debug!(%error, src.addr = %peer, "outbound connection ended");
                 }
             }
-        }));
+        });
     }
 }
 

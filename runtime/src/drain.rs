@@ -45,6 +45,14 @@ impl Watch {
         self.token.is_cancelled()
     }
 
+    /// Starts this work as a task, and makes the drain wait for it.
+    pub fn spawn<F>(&self, work: F)
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tracker.spawn(work);
+    }
+
     /// Makes the drain wait for this work.
     pub fn track<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.tracker.track_future(work)
@@ -59,11 +67,11 @@ mod tests {
     async fn waits_for_tracked_work_and_no_longer_than_the_deadline() {
         let (drain, watch) = Drain::new();
         let told = watch.clone();
-        tokio::spawn(watch.track(async move { told.signaled().await }));
+        watch.spawn(async move { told.signaled().await });
         assert!(drain.drain(Duration::from_secs(1)).await);
 
         let (drain, watch) = Drain::new();
-        tokio::spawn(watch.track(std::future::pending::<()>()));
+        watch.spawn(std::future::pending::<()>());
         assert!(!drain.drain(Duration::from_secs(1)).await);
     }
 }

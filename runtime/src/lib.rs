@@ -8,6 +8,8 @@
 //! telemetry::init ─> Tasks::spawn(..)* ─> run_until(signal::shutdown()) ─> Drain::drain(deadline) ─> exit
 //! ```
 
+#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
+
 pub mod admin;
 pub mod drain;
 pub mod files;

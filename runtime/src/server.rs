@@ -198,11 +198,11 @@ impl Server {
             let streams = if local { self.limits.local_streams } else { self.limits.streams };
             let handshake = handshake(stream);
             let (server, service) = (self.clone(), service.clone());
-            tokio::spawn(self.watch.track(async move {
+            self.watch.spawn(async move {
                 if let Err(reason) = server.serve_connection(&connection, handshake, streams, peer, service).await {
                     tracing::debug!(server = server.name, client.addr = %peer, reason, "connection closed");
                 }
-            }));
+            });
         }
     }
 

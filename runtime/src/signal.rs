@@ -9,6 +9,7 @@ const IMPATIENT_EXIT: i32 = 130;
 ///
 /// # Panics
 /// When the runtime has no IO driver, or the process may not install handlers: both are bugs in the program.
+#[expect(clippy::disallowed_methods, reason = "waits for the signal that ends the process")]
 pub async fn shutdown() {
     let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be handled");
     let mut interrupt = signal(SignalKind::interrupt()).expect("SIGINT can be handled");

@@ -49,6 +49,7 @@ impl Events {
         self.spawn(EventType::Warning, reason, note, regarding);
     }
 
+    #[expect(clippy::disallowed_methods, reason = "an event is worth no wait at the end")]
     fn spawn(&self, type_: EventType, reason: &'static str, note: String, regarding: ObjectReference) {
         let Ok(permit) = self.pending.clone().try_acquire_owned() else {
             return tracing::debug!(reason, "event dropped, too many are waiting");

@@ -77,6 +77,7 @@ impl Injector {
     ///
     /// # Errors
     /// When the files' directories cannot be watched.
+    #[expect(clippy::disallowed_methods, reason = "ends when the namespaces are known, or with their supervised task")]
     pub(crate) fn start(
         client: Client,
         sources: &Sources,

@@ -20,7 +20,7 @@ pub(crate) fn strip_connect_response<B>(response: &mut Response<B>) {
 
 /// Copies between both upgraded connections in a task of its own; a drain waits for it.
 pub(crate) fn spawn_tunnel(drain: &drain::Watch, client: OnUpgrade, server: OnUpgrade) {
-    tokio::spawn(drain.track(async move {
+    drain.spawn(async move {
         let (client, server) = match tokio::try_join!(client, server) {
             Ok(both) => both,
             Err(error) => {
@@ -31,5 +31,5 @@ pub(crate) fn spawn_tunnel(drain: &drain::Watch, client: OnUpgrade, server: OnUp
         if let Err(error) = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await {
             tracing::debug!(%error, "tunnel ended");
         }
-    }));
+    });
 }

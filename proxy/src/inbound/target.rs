@@ -180,6 +180,7 @@ impl Target {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
     async fn connect_http1(&self) -> Result<Http1Sender, ConnectError> {
         let stream = self.connect().await?;
         let addr = self.addr;
@@ -194,6 +195,7 @@ impl Target {
         Ok(sender)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
     async fn http2_sender(&self) -> Result<(Http2Sender, bool), ConnectError> {
         let mut slot = self.http2.lock().await;
         if let Some(sender) = &*slot

@@ -56,6 +56,7 @@ pub(crate) async fn send(
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
 async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http1)).await?;
     let addr = endpoint.info.addr;

@@ -41,6 +41,7 @@ pub(crate) enum SendError {
 ///
 /// # Errors
 /// See [`SendError`].
+#[expect(clippy::disallowed_methods, reason = "a request's rest ends with the stream of its response")]
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     mut request: Request<Body>,
@@ -98,6 +99,7 @@ async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectE
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
 async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let (addr, config) = (endpoint.info.addr, &endpoint.shared.config.http2);
