@@ -62,6 +62,9 @@ const TABLE: [Row; 14] = [
 /// Crates that a package may only have behind a feature.
 const OPTIONAL: [(&str, &str); 1] = [("weft-ebpf-abi", "aya")];
 
+/// Packages whose callers can tell every failure apart, so that none is an `anyhow::Error`.
+const TYPED_ERRORS: [&str; 5] = ["weft-ebpf-abi", "weft-proto", "weft-k8s-api", "weft-tls", "weft-sandbox"];
+
 /// All that the kernel programs may use.
 const EBPF: [&str; 3] = ["weft-ebpf-abi", "aya-ebpf", "aya-log-ebpf"];
 
@@ -105,6 +108,9 @@ fn check_package(package: &Value, tree: &str) -> Vec<Finding> {
         let used = text(&dependency["name"]);
         if used.starts_with("weft-") && !row.ours.contains(&used.as_str()) {
             findings.push(finding(&name, format!("may not use {used}")));
+        }
+        if used == "anyhow" && TYPED_ERRORS.contains(&row.package) {
+            findings.push(finding(&name, "may not use anyhow: its callers get enums"));
         }
         if OPTIONAL.contains(&(row.package, &used)) && dependency["optional"] != true {
             findings.push(finding(&name, format!("may use {used} only as an optional dependency")));
@@ -201,6 +207,13 @@ mod tests {
         assert_eq!(found, ["may use aya only as an optional dependency"]);
         let optional = json!({"name": "aya", "kind": null, "optional": true});
         assert_eq!(messages("weft-ebpf-abi", &[optional], tree), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_library_has_errors_of_its_own() {
+        let tree = "0 weft-tls v0.1.0\n";
+        assert_eq!(messages("weft-tls", &[uses("anyhow")], tree), ["may not use anyhow: its callers get enums"]);
+        assert_eq!(messages("weft-proxy", &[uses("anyhow")], tree), Vec::<String>::new());
     }
 
     #[test]
