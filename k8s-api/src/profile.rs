@@ -25,13 +25,13 @@ pub struct ServiceProfileSpec {
     /// Routes, tried in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<Route>>,
-    /// How many retries the service may cause at most.
+    /// The limit on retries that the service may cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_budget: Option<RetryBudget>,
-    /// Where requests go instead, by weight.
+    /// Destinations that requests go to instead, by weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dst_overrides: Option<Vec<WeightedDst>>,
-    /// Ports of which the proxy reads nothing.
+    /// Ports without protocol detection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opaque_ports: Option<Vec<String>>,
 }
@@ -40,22 +40,22 @@ pub struct ServiceProfileSpec {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Route {
-    /// Its name, in metrics.
+    /// Its name in metrics.
     pub name: String,
-    /// Which requests belong to it.
+    /// The requests of the route.
     pub condition: RequestMatch,
-    /// Which responses count as failures; absent means status 500 and above.
+    /// The responses that count as failures; absent means status 500 and above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_classes: Option<Vec<ResponseClass>>,
     /// Whether a failed request may be sent again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_retryable: Option<bool>,
-    /// How long a response may take, retries included, such as 300ms.
+    /// The longest time for a response, retries included, such as 300ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
 }
 
-/// Which requests belong to a route; at least one field is set, and all that are set must match.
+/// Conditions on a request; at least one field is set, and all fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RequestMatch {
@@ -74,23 +74,23 @@ pub struct RequestMatch {
     /// The whole path matches this regular expression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_regex: Option<String>,
-    /// The method is this one.
+    /// The method equals this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
 }
 
-/// How some responses count.
+/// The classification of some responses.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResponseClass {
-    /// Which responses.
+    /// The responses of the class.
     pub condition: ResponseMatch,
     /// Whether they are failures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_failure: Option<bool>,
 }
 
-/// Which responses belong to a class; at least one field is set, and all that are set must match.
+/// Conditions on a response; at least one field is set, and all fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResponseMatch {
@@ -123,7 +123,7 @@ pub struct StatusRange {
     pub max: Option<u32>,
 }
 
-/// How many retries there may be.
+/// The limit on retries.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RetryBudget {
@@ -131,7 +131,7 @@ pub struct RetryBudget {
     pub retry_ratio: f32,
     /// Retries per second that are always allowed.
     pub min_retries_per_second: u32,
-    /// For how long requests count towards the ratio, such as 10s.
+    /// The window in which requests count towards the ratio, such as 10s.
     pub ttl: String,
 }
 
@@ -139,14 +139,14 @@ pub struct RetryBudget {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WeightedDst {
-    /// Where to, as `host:port`.
+    /// The destination, as `host:port`.
     pub authority: String,
     /// Its weight, a quantity such as 1 or 500m.
     #[schemars(schema_with = "quantity")]
     pub weight: IntOrString,
 }
 
-// A schema of a custom resource cannot refer to itself, so what nests is checked by the webhook alone.
+// The schema of a custom resource cannot refer to itself, so only the webhook checks nested conditions.
 
 fn matches(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

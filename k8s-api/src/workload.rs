@@ -22,10 +22,10 @@ const MAX_IPS: usize = 2;
 #[kube(plural = "externalworkloads", status = "ExternalWorkloadStatus", derive = "PartialEq")]
 #[serde(rename_all = "camelCase")]
 pub struct ExternalWorkloadSpec {
-    /// Who the workload proves to be.
+    /// The identity of the workload.
     #[serde(rename = "meshTLS")]
     pub mesh_tls: MeshTls,
-    /// Ports on which it serves.
+    /// Ports of the workload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<Vec<WorkloadPort>>,
     /// Its addresses, at most one of each family.
@@ -33,13 +33,13 @@ pub struct ExternalWorkloadSpec {
     pub workload_ips: Option<Vec<WorkloadIp>>,
 }
 
-/// Who a workload proves to be.
+/// The identity of a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MeshTls {
     /// Its identity, such as `spiffe://root.linkerd.cluster.local/vm`.
     pub identity: String,
-    /// The name that clients ask for in TLS.
+    /// The TLS server name that clients send.
     pub server_name: String,
 }
 
@@ -63,10 +63,10 @@ pub struct WorkloadIp {
     pub ip: String,
 }
 
-/// What is known of a workload's state.
+/// The state of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct ExternalWorkloadStatus {
-    /// `Ready` says whether it serves.
+    /// `Ready` is true while it serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Option<Vec<Condition>>,

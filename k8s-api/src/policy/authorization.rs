@@ -1,4 +1,4 @@
-//! AuthorizationPolicy: who must a client be, and for which target.
+//! AuthorizationPolicy: which clients a target admits.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[kube(plural = "authorizationpolicies", shortname = "authzpolicy", namespaced, derive = "PartialEq")]
 #[serde(rename_all = "camelCase")]
 pub struct AuthorizationPolicySpec {
-    /// What is protected: a Server, a route, or the policy's own Namespace.
+    /// The protected target: a Server, a route, or the policy's own Namespace.
     pub target_ref: TargetRef,
-    /// What a client must satisfy, all of it. An empty list is satisfied by everyone.
+    /// Authentications that a client must satisfy, all of them. An empty list admits every client.
     pub required_authentication_refs: Vec<NamespacedTargetRef>,
 }
 
@@ -44,14 +44,16 @@ pub struct NamespacedTargetRef {
 }
 
 impl TargetRef {
-    /// Whether this refers to `kind` of `group` (core is the empty group; kinds compare as in Linkerd, ignoring case).
+    /// Whether this refers to `kind` of `group` (core is the empty group; kinds are compared ignoring case, as in
+    /// Linkerd).
     pub fn is(&self, group: &str, kind: &str) -> bool {
         same(self.group.as_deref(), &self.kind, group, kind)
     }
 }
 
 impl NamespacedTargetRef {
-    /// Whether this refers to `kind` of `group` (core is the empty group; kinds compare as in Linkerd, ignoring case).
+    /// Whether this refers to `kind` of `group` (core is the empty group; kinds are compared ignoring case, as in
+    /// Linkerd).
     pub fn is(&self, group: &str, kind: &str) -> bool {
         same(self.group.as_deref(), &self.kind, group, kind)
     }

@@ -2,24 +2,24 @@
 
 use std::{fmt, str::FromStr};
 
-/// What applies to a port that no Server selects, and what a Server's `accessPolicy` grants.
+/// The policy of a port that no Server selects, and the grant of a Server's `accessPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DefaultPolicy {
-    /// Everyone from everywhere.
+    /// Every client from everywhere.
     AllUnauthenticated,
     /// Every mesh identity from everywhere.
     AllAuthenticated,
     /// Every mesh identity from the cluster's networks.
     ClusterAuthenticated,
-    /// Everyone from the cluster's networks.
+    /// Every client from the cluster's networks.
     ClusterUnauthenticated,
-    /// Nobody.
+    /// No client.
     Deny,
-    /// Everyone, and what no authorization covers is logged.
+    /// Every client; those that no authorization covers are logged.
     Audit,
 }
 
-/// A name of no default policy.
+/// A name that is not a default policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown policy {0:?}, expected all-unauthenticated, all-authenticated, cluster-authenticated, \

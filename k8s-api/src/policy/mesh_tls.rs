@@ -1,4 +1,4 @@
-//! MeshTLSAuthentication: which mesh identities a client may have.
+//! MeshTLSAuthentication: the mesh identities that a client may have.
 
 use std::{fmt, str::FromStr};
 
@@ -17,23 +17,23 @@ pub struct MeshTLSAuthenticationSpec {
     /// Identities, suffixes (`*.ns.serviceaccount...`), or `*` for every identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identities: Option<Vec<IdentityMatch>>,
-    /// ServiceAccounts, or Namespaces whose every ServiceAccount counts.
+    /// ServiceAccounts, or Namespaces with all their ServiceAccounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_refs: Option<Vec<NamespacedTargetRef>>,
 }
 
-/// Which identities match: one, or all under a suffix.
+/// A set of identities: one, or all with a suffix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub enum IdentityMatch {
     /// Exactly this DNS name or SPIFFE URI.
     Exact(String),
-    /// Every name under these labels; no labels means every name.
+    /// Every name that ends with these labels; no labels means every name.
     Suffix(Vec<String>),
 }
 
-/// Text that names no identity.
+/// The text is not an identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad identity {0:?}, expected a DNS name such as web.shop.serviceaccount.identity.linkerd.cluster.local, a suffix \

@@ -1,4 +1,4 @@
-//! NetworkAuthentication: which addresses a client may have.
+//! NetworkAuthentication: the addresses that a client may have.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 #[kube(group = "policy.linkerd.io", version = "v1alpha1", kind = "NetworkAuthentication")]
 #[kube(plural = "networkauthentications", shortname = "netauthn", namespaced, derive = "PartialEq")]
 pub struct NetworkAuthenticationSpec {
-    /// Networks; a client matches when one of them contains it.
+    /// Networks; a client matches if one of them contains it.
     pub networks: Vec<Network>,
 }
 
-/// A network without some of its parts.
+/// A network, with exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub struct Network {
     /// The network.
     pub cidr: Cidr,
-    /// Parts of it that do not count.
+    /// Excluded parts of the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub except: Option<Vec<Cidr>>,
 }
 
-/// An IP network as resources write it: `10.0.0.0/8`, or one address.
+/// An IP network in a resource: `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
 pub struct Cidr(pub IpNet);
 
-/// Text that is neither a network nor an address.
+/// The text is neither a network nor an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bad network {0:?}, expected a CIDR such as 10.0.0.0/8 or fd00::/8, or one IP address")]
 pub struct CidrError(pub String);

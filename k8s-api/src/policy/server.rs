@@ -1,4 +1,4 @@
-//! Server: a port of selected workloads, its protocol, and what is allowed on it when nothing else is said.
+//! Server: a port of selected workloads, its protocol, and its policy.
 
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString};
 use kube::CustomResource;
@@ -24,19 +24,19 @@ pub struct ServerSpec {
     /// The port: a number, or the name of a container port.
     #[schemars(schema_with = "int_or_string")]
     pub port: IntOrString,
-    /// What clients speak: unknown, HTTP/1, HTTP/2, gRPC, opaque or TLS.
+    /// The protocol of clients: unknown, HTTP/1, HTTP/2, gRPC, opaque or TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<String>,
-    /// What applies beside the AuthorizationPolicies: all-unauthenticated, all-authenticated, cluster-unauthenticated,
-    /// cluster-authenticated, deny or audit.
+    /// The policy that applies in addition to AuthorizationPolicies: all-unauthenticated, all-authenticated,
+    /// cluster-unauthenticated, cluster-authenticated, deny or audit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_policy: Option<String>,
 }
 
-/// What clients speak on a Server's port.
+/// The protocol of clients on a Server's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProxyProtocol {
-    /// To be detected.
+    /// Detected by the proxy.
     #[default]
     Unknown,
     /// HTTP/1.
@@ -45,7 +45,7 @@ pub enum ProxyProtocol {
     Http2,
     /// gRPC.
     Grpc,
-    /// TCP of which the proxy reads nothing.
+    /// TCP without protocol detection.
     Opaque,
     /// TLS that the application terminates.
     Tls,
@@ -68,7 +68,7 @@ impl ServerSpec {
     /// The access policy; absent means deny.
     ///
     /// # Errors
-    /// When it is not the name of a policy. Whoever decides must then deny.
+    /// When it is not the name of a policy. The caller must then deny.
     pub fn access(&self) -> Result<DefaultPolicy, DefaultPolicyError> {
         self.access_policy.as_deref().map_or(Ok(DefaultPolicy::Deny), str::parse)
     }

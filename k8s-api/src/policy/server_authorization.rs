@@ -1,4 +1,5 @@
-//! ServerAuthorization: who may connect to which Servers. The older form of AuthorizationPolicy, still in use.
+//! ServerAuthorization: which clients may connect to which Servers. The older form of AuthorizationPolicy, still in
+//! use.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -13,19 +14,19 @@ use super::{IdentityMatch, Network};
 #[kube(plural = "serverauthorizations", shortname = "saz", shortname = "serverauthz", shortname = "srvauthz")]
 #[kube(namespaced, derive = "PartialEq")]
 pub struct ServerAuthorizationSpec {
-    /// Which Servers.
+    /// The Servers.
     pub server: ServerReference,
-    /// Which clients.
+    /// The clients that may connect.
     pub client: Client,
 }
 
 /// Servers of the same namespace; exactly one of the two is set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct ServerReference {
-    /// One Server by its name.
+    /// One Server, by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Servers by their labels.
+    /// Servers, by labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::selector::schema")]
     pub selector: Option<LabelSelector>,
@@ -34,10 +35,10 @@ pub struct ServerReference {
 /// Clients.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Client {
-    /// Where they may come from; absent means the cluster's networks.
+    /// Networks of the clients; absent means the cluster's networks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub networks: Option<Vec<Network>>,
-    /// Whether everybody is meant, meshed or not.
+    /// Whether every client is admitted, meshed or not.
     #[serde(default)]
     pub unauthenticated: bool,
     /// Meshed clients.
@@ -49,7 +50,7 @@ pub struct Client {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MeshTls {
-    /// Whether TLS suffices, with no identity proven: what a proxy speaks before it has a certificate.
+    /// Whether TLS is sufficient, without an identity: what a proxy uses before it has a certificate.
     #[serde(default, rename = "unauthenticatedTLS")]
     pub unauthenticated_tls: bool,
     /// Identities, suffixes (`*.ns.serviceaccount...`), or `*` for every identity.
@@ -60,7 +61,7 @@ pub struct MeshTls {
     pub service_accounts: Option<Vec<ServiceAccountReference>>,
 }
 
-/// A ServiceAccount, by default of the same namespace.
+/// A ServiceAccount, by default in the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct ServiceAccountReference {
     /// Name.
