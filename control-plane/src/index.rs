@@ -17,9 +17,9 @@ mod inbound;
 mod outbound;
 mod profile;
 mod records;
+mod selectable;
 mod selection;
 mod store;
-mod subject;
 mod watches;
 mod workload;
 
@@ -45,7 +45,7 @@ pub(crate) use records::{DstOverride, Key, RetryBudget, duration};
 pub(crate) use store::AmbiguousAddress;
 
 use crate::source::Event;
-use records::{PodRecord, ServiceRecord, WorkloadRecord};
+use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
 use store::Store;
 use watches::Watches;
 
@@ -227,7 +227,7 @@ impl SharedIndex {
         let Index { outbound, store, cluster, .. } = &mut *index;
         let ip = addr.ip();
         outbound.subscribe_known(&ip, addr.port(), |port| {
-            outbound::by_addr(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
+            outbound::compute_by_addr(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
         })
     }
 
@@ -236,7 +236,7 @@ impl SharedIndex {
         let mut index = self.0.lock();
         let Index { outbound_names, store, cluster, .. } = &mut *index;
         outbound_names
-            .subscribe(service, port, |port| Some(Arc::new(outbound::by_name(store, cluster, service, *port))))
+            .subscribe(service, port, |port| Some(Arc::new(outbound::compute_by_name(store, cluster, service, *port))))
     }
 }
 
@@ -258,14 +258,16 @@ impl Index {
             self.endpoints.update(service, endpoints);
             self.service_profiles
                 .update(service, |service, key| Arc::new(profile::service(store, cluster, service, key)));
-            self.outbound_names
-                .update(service, |service, port| Some(Arc::new(outbound::by_name(store, cluster, service, *port))));
+            self.outbound_names.update(service, |service, port| {
+                Some(Arc::new(outbound::compute_by_name(store, cluster, service, *port)))
+            });
         }
         for ip in &dirty.addresses {
             self.endpoint_profiles
                 .update(ip, |ip, port| profile::endpoint(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
-            self.outbound
-                .update(ip, |ip, port| outbound::by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
+            self.outbound.update(ip, |ip, port| {
+                outbound::compute_by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new)
+            });
         }
         for pod in &dirty.pods {
             self.inbound.update(pod, |pod, port| inbound::compute(store, cluster, pod, *port));
@@ -294,7 +296,7 @@ impl Dirty {
         self.addresses.extend(pod.host_ports.iter().map(|host| host.addr.ip()));
     }
 
-    fn workload(&mut self, workload: &WorkloadRecord) {
+    fn workload(&mut self, workload: &ExternalWorkloadRecord) {
         self.workloads.insert(workload.key.clone());
         self.addresses.extend(&workload.ips);
     }

@@ -119,7 +119,7 @@ pub(crate) struct Parts<'a> {
 /// Starts the tasks of a webhook on a bound address.
 pub(crate) fn start(webhook: &'static Webhook, listener: TcpListener, admission: Admission, parts: Parts<'_>) {
     let current = CurrentPair::default();
-    let keeper = certificate::Keeper {
+    let keeper = certificate::CertificateKeeper {
         webhook,
         events: Events::new(parts.client.clone(), webhook.component),
         client: parts.client,

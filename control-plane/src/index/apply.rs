@@ -11,12 +11,12 @@ use weft_k8s_api::{
 use super::{
     Index, Problem, inbound,
     records::{
-        self, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord, SliceRecord,
-        WorkloadRecord,
+        self, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord,
+        SliceRecord,
     },
+    selectable::Selectable,
     selection,
     store::{Authz, Owned},
-    subject::Subject,
 };
 
 impl Index {
@@ -33,7 +33,7 @@ impl Index {
             }
             Object::ReplicaSet(set) => self.set_owner(Kind::ReplicaSet, key, records::single_owner(&set.metadata)),
             Object::Job(job) => self.set_owner(Kind::Job, key, records::single_owner(&job.metadata)),
-            Object::ExternalWorkload(external) => self.set_workload(&key, Some(WorkloadRecord::new(&external))),
+            Object::ExternalWorkload(external) => self.set_workload(&key, Some(ExternalWorkloadRecord::new(&external))),
             Object::ServiceProfile(profile) => match ProfileRecord::new(profile) {
                 Ok(record) => self.set_profile(key, Some(record)),
                 // As in Linkerd, the last state stays in force.
@@ -246,7 +246,7 @@ impl Index {
         self.dirty.all_endpoints |= old != zone;
     }
 
-    fn set_workload(&mut self, key: &Key, new: Option<WorkloadRecord>) {
+    fn set_workload(&mut self, key: &Key, new: Option<ExternalWorkloadRecord>) {
         let old = self.store.workloads.get(key).cloned();
         if old.as_deref() == new.as_ref() {
             return;
@@ -313,12 +313,13 @@ impl Index {
     /// endpoints if it makes a port opaque.
     fn server_changed(&mut self, namespace: &str, servers: impl Iterator<Item = Arc<ServerRecord>>) {
         let servers: Vec<_> = servers.collect();
-        let selected = |subject: Subject<'_>| servers.iter().any(|server| selection::selects_workload(server, subject));
-        for pod in self.store.pods_in(namespace).filter(|pod| selected(Subject::Pod(pod))) {
+        let selected =
+            |selectable: Selectable<'_>| servers.iter().any(|server| selection::selects_workload(server, selectable));
+        for pod in self.store.pods_in(namespace).filter(|pod| selected(Selectable::Pod(pod))) {
             self.dirty.pod(pod);
             self.dirty.services.extend(self.store.services_of_pod.iter(&pod.key).cloned());
         }
-        for workload in self.store.workloads_in(namespace).filter(|workload| selected(Subject::External(workload))) {
+        for workload in self.store.workloads_in(namespace).filter(|workload| selected(Selectable::External(workload))) {
             self.dirty.workload(workload);
             self.dirty.services.extend(self.store.services_of_workload.iter(&workload.key).cloned());
         }

@@ -23,9 +23,9 @@ use weft_k8s_api::policy::{
 use super::{
     cluster::Cluster,
     records::{DefaultPolicyAnnotation, Key, ServerRecord},
+    selectable::Selectable,
     selection,
     store::{Authz, Store},
-    subject::Subject,
 };
 
 /// The policy of one port.
@@ -98,7 +98,7 @@ pub(crate) enum Authentication {
 
 /// Computes the policy; `None` if the pod does not exist.
 pub(super) fn compute(store: &Store, cluster: &Cluster, pod: &Key, port: u16) -> Option<Arc<InboundServer>> {
-    Some(Arc::new(of(store, cluster, Subject::Pod(store.pod(pod)?), port)))
+    Some(Arc::new(compute_for(store, cluster, Selectable::Pod(store.pod(pod)?), port)))
 }
 
 /// Computes the policy of an ExternalWorkload; `None` if the workload does not exist.
@@ -108,17 +108,23 @@ pub(super) fn compute_external(
     workload: &Key,
     port: u16,
 ) -> Option<Arc<InboundServer>> {
-    Some(Arc::new(of(store, cluster, Subject::External(store.workload(workload)?), port)))
+    Some(Arc::new(compute_for(store, cluster, Selectable::External(store.workload(workload)?), port)))
 }
 
-fn of(store: &Store, cluster: &Cluster, subject: Subject<'_>, port: u16) -> InboundServer {
-    match selection::server(store, subject, port) {
-        Some(server) => declared(store, cluster, subject, server, port),
-        None => default(cluster, subject, port),
+fn compute_for(store: &Store, cluster: &Cluster, selectable: Selectable<'_>, port: u16) -> InboundServer {
+    match selection::server(store, selectable, port) {
+        Some(server) => compute_from_server(store, cluster, selectable, server, port),
+        None => compute_default(cluster, selectable, port),
     }
 }
 
-fn declared(store: &Store, cluster: &Cluster, subject: Subject<'_>, server: &ServerRecord, port: u16) -> InboundServer {
+fn compute_from_server(
+    store: &Store,
+    cluster: &Cluster,
+    selectable: Selectable<'_>,
+    server: &ServerRecord,
+    port: u16,
+) -> InboundServer {
     let mut authorizations = server_authorizations(store, cluster, server);
     authorizations.extend(authorization_policies(store, cluster, server));
     // An unreadable accessPolicy denies; the source reports it.
@@ -135,28 +141,30 @@ fn declared(store: &Store, cluster: &Cluster, subject: Subject<'_>, server: &Ser
         origin: Origin::Server(server.key.name.clone()),
         protocol,
         authorizations,
-        probe_paths: subject.probe_paths(port),
+        probe_paths: selectable.probe_paths(port),
         probe_networks: cluster.probe_networks.clone(),
     }
 }
 
-fn default(cluster: &Cluster, subject: Subject<'_>, port: u16) -> InboundServer {
-    let policy = match subject.default_policy() {
+fn compute_default(cluster: &Cluster, selectable: Selectable<'_>, port: u16) -> InboundServer {
+    let policy = match selectable.default_policy() {
         DefaultPolicyAnnotation::Inherit => cluster.default_policy,
         DefaultPolicyAnnotation::Policy(policy) => policy,
         DefaultPolicyAnnotation::Unreadable => DefaultPolicy::Deny,
     };
     let policy = match policy {
-        DefaultPolicy::AllUnauthenticated if subject.requires_identity(port) => DefaultPolicy::AllAuthenticated,
-        DefaultPolicy::ClusterUnauthenticated if subject.requires_identity(port) => DefaultPolicy::ClusterAuthenticated,
+        DefaultPolicy::AllUnauthenticated if selectable.requires_identity(port) => DefaultPolicy::AllAuthenticated,
+        DefaultPolicy::ClusterUnauthenticated if selectable.requires_identity(port) => {
+            DefaultPolicy::ClusterAuthenticated
+        }
         other => other,
     };
-    let opaque = subject.is_opaque(port, &cluster.default_opaque_ports);
+    let opaque = selectable.is_opaque(port, &cluster.default_opaque_ports);
     InboundServer {
         origin: Origin::Default(policy.label()),
         protocol: if opaque { ServerProtocol::Opaque } else { ServerProtocol::Detect },
         authorizations: default_authorization(cluster, policy).into_iter().collect(),
-        probe_paths: subject.probe_paths(port),
+        probe_paths: selectable.probe_paths(port),
         probe_networks: cluster.probe_networks.clone(),
     }
 }

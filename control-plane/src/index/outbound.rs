@@ -51,7 +51,7 @@ pub(crate) enum OutboundProtocol {
 
 /// The policy towards an address. `None` for cluster addresses that belong to no Service or to several;
 /// proxies then use the endpoint's profile.
-pub(super) fn by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<OutboundPolicy> {
+pub(super) fn compute_by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Option<OutboundPolicy> {
     match store.service_by_ip(addr.ip()) {
         Ok(Some(service)) if service.port(addr.port()).is_none() => {
             Some(OutboundPolicy::UndefinedPort { service: service.key.clone(), port: addr.port() })
@@ -63,7 +63,7 @@ pub(super) fn by_addr(store: &Store, cluster: &Cluster, addr: SocketAddr) -> Opt
 }
 
 /// The policy towards a Service by name, which need not exist yet; as in Linkerd, the port need not be declared either.
-pub(super) fn by_name(store: &Store, cluster: &Cluster, key: &Key, port: u16) -> OutboundPolicy {
+pub(super) fn compute_by_name(store: &Store, cluster: &Cluster, key: &Key, port: u16) -> OutboundPolicy {
     of_service(cluster, key, port, store.service(key).as_deref())
 }
 

@@ -20,7 +20,7 @@ pub(crate) use pod::{Lifecycle, PodRecord};
 pub(crate) use profile::{DstOverride, ProfileRecord, RetryBudget, duration};
 pub(crate) use service::ServiceRecord;
 pub(super) use service::{SliceEndpoint, SliceRecord, Target};
-pub(crate) use workload::WorkloadRecord;
+pub(crate) use workload::ExternalWorkloadRecord;
 
 /// Namespace and name of an object whose kind is known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

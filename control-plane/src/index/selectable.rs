@@ -3,16 +3,16 @@
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use weft_k8s_api::ports::PortSet;
 
-use super::records::{DefaultPolicyAnnotation, PodRecord, WorkloadRecord};
+use super::records::{DefaultPolicyAnnotation, ExternalWorkloadRecord, PodRecord};
 
 /// A workload that a Server may select.
 #[derive(Clone, Copy)]
-pub(super) enum Subject<'a> {
+pub(super) enum Selectable<'a> {
     Pod(&'a PodRecord),
-    External(&'a WorkloadRecord),
+    External(&'a ExternalWorkloadRecord),
 }
 
-impl<'a> Subject<'a> {
+impl<'a> Selectable<'a> {
     pub(super) fn namespace(self) -> &'a str {
         match self {
             Self::Pod(pod) => &pod.key.namespace,

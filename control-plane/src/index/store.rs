@@ -11,8 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 use weft_k8s_api::policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec};
 
 use super::records::{
-    Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord, SliceRecord,
-    WorkloadRecord,
+    ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord,
+    ServiceRecord, SliceRecord,
 };
 
 /// Several objects claim one address.
@@ -42,7 +42,7 @@ pub(super) struct Store {
     pub(super) pod_ips: Table<IpAddr, Key>,
     pub(super) pod_host_ports: Table<SocketAddr, Key>,
     pub(super) pods_of_owner: Table<Owned, Key>,
-    pub(super) workloads: HashMap<Key, Arc<WorkloadRecord>>,
+    pub(super) workloads: HashMap<Key, Arc<ExternalWorkloadRecord>>,
     pub(super) workloads_in_namespace: Table<String, Key>,
     pub(super) workload_ips: Table<IpAddr, Key>,
     pub(super) services_of_workload: Table<Key, Key>,
@@ -167,12 +167,15 @@ impl Store {
         self.profiles.get(key)
     }
 
-    pub(super) fn workload(&self, key: &Key) -> Option<&Arc<WorkloadRecord>> {
+    pub(super) fn workload(&self, key: &Key) -> Option<&Arc<ExternalWorkloadRecord>> {
         self.workloads.get(key)
     }
 
     /// The ExternalWorkload at an address, if it lists the port.
-    pub(super) fn workload_by_addr(&self, addr: SocketAddr) -> Result<Option<&Arc<WorkloadRecord>>, AmbiguousAddress> {
+    pub(super) fn workload_by_addr(
+        &self,
+        addr: SocketAddr,
+    ) -> Result<Option<&Arc<ExternalWorkloadRecord>>, AmbiguousAddress> {
         let at = self.workload_ips.iter(&addr.ip()).filter_map(|key| self.workloads.get(key));
         let found: Vec<_> = at.filter(|workload| workload.ports.contains(&addr.port())).collect();
         match found[..] {
@@ -182,7 +185,7 @@ impl Store {
         }
     }
 
-    pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<WorkloadRecord>> {
+    pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<ExternalWorkloadRecord>> {
         self.workloads_in_namespace.iter(&namespace.to_owned()).filter_map(|key| self.workloads.get(key))
     }
 

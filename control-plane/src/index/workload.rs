@@ -7,17 +7,17 @@ use weft_k8s_api::labels;
 use super::{
     cluster::{Cluster, TransportMode},
     endpoint::{Endpoint, Hint, PeerIdentity},
-    records::{Key, PodRecord, WorkloadRecord},
+    records::{ExternalWorkloadRecord, Key, PodRecord},
+    selectable::Selectable,
     selection,
     store::Store,
-    subject::Subject,
 };
 
 /// The endpoint of a pod's port. `None` if the pod's proxy does not say on which ports it listens: other
 /// proxies could not connect to it over mesh TLS.
 pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: SocketAddr) -> Option<Endpoint> {
     let port = addr.port();
-    let opaque = selection::is_opaque(store, Subject::Pod(pod), port, &cluster.default_opaque_ports);
+    let opaque = selection::is_opaque(store, Selectable::Pod(pod), port, &cluster.default_opaque_ports);
     let mut endpoint = Endpoint { labels: pod_labels(store, pod), opaque, ..Endpoint::plain(addr) };
     let meshed = pod.control_namespace().filter(|_| !pod.skip_inbound.contains(port));
     let Some(control_namespace) = meshed else { return Some(endpoint) };
@@ -39,11 +39,11 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: 
 pub(super) fn external_endpoint(
     store: &Store,
     cluster: &Cluster,
-    workload: &WorkloadRecord,
+    workload: &ExternalWorkloadRecord,
     addr: SocketAddr,
 ) -> Endpoint {
-    let subject = Subject::External(workload);
-    let opaque = selection::is_opaque(store, subject, addr.port(), &cluster.default_opaque_ports);
+    let selectable = Selectable::External(workload);
+    let opaque = selection::is_opaque(store, selectable, addr.port(), &cluster.default_opaque_ports);
     let mut found = BTreeMap::from([("external_workload".to_owned(), workload.key.name.clone())]);
     if let Some(owner) = &workload.owner {
         found.insert(label(&owner.kind), owner.name.clone());

@@ -41,7 +41,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 const CONFLICT: u16 = 409;
 
 /// Keeps the certificate of one webhook current.
-pub(super) struct Keeper {
+pub(super) struct CertificateKeeper {
     pub(super) webhook: &'static Webhook,
     pub(super) client: Client,
     pub(super) namespace: String,
@@ -51,7 +51,7 @@ pub(super) struct Keeper {
     pub(super) events: Events,
 }
 
-impl Keeper {
+impl CertificateKeeper {
     /// Runs until dropped.
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let mut rotation = Rotation::new(self.webhook, self.namespace.clone(), self.lifetime);
@@ -63,17 +63,17 @@ impl Keeper {
             let plan = rotation.plan(SystemTime::now());
             self.report(&plan, &mut said);
             let wait = match self.execute(&mut rotation, plan).await {
-                Done::Again => continue,
-                Done::Wait(wait) => wait,
+                Executed::Again => continue,
+                Executed::Wait(wait) => wait,
             };
             tokio::select! {
                 Some(received) = secrets.next() => match received {
                     Ok(secret) => rotation.observe_secret(secret.as_ref()),
-                    Err(error) => self.deaf("Secret", self.webhook.secret, &error),
+                    Err(error) => self.report_failed_watch("Secret", self.webhook.secret, &error),
                 },
                 Some(received) = configurations.next() => match received {
                     Ok(object) => rotation.observe_configuration(object.map(|object| Configuration::read(&object))),
-                    Err(error) => self.deaf(self.webhook.kind.name(), self.webhook.configuration, &error),
+                    Err(error) => self.report_failed_watch(self.webhook.kind.name(), self.webhook.configuration, &error),
                 },
                 () = tokio::time::sleep(wait) => {}
                 else => return Err(anyhow!("the watches ended")),
@@ -82,7 +82,7 @@ impl Keeper {
     }
 
     /// Carries out a plan; afterwards there may be more to plan.
-    async fn execute(&self, rotation: &mut Rotation, plan: Plan) -> Done {
+    async fn execute(&self, rotation: &mut Rotation, plan: Plan) -> Executed {
         for step in plan.steps {
             match step {
                 Step::Serve(pair) => {
@@ -94,10 +94,10 @@ impl Keeper {
                     return match self.generate(*generation).await {
                         Ok(Some(secret)) => {
                             rotation.observe_secret(Some(&secret));
-                            Done::Again
+                            Executed::Again
                         }
                         // Another replica was first; the watch will deliver what it wrote.
-                        Ok(None) => Done::Wait(RETRY),
+                        Ok(None) => Executed::Wait(RETRY),
                         Err(error) => self.failed("Secret", self.webhook.secret, &error),
                     };
                 }
@@ -108,7 +108,7 @@ impl Keeper {
                             rotation.observe_configuration(Some(Configuration::read(&written)));
                             // The watch delivers the change at once. The wait keeps this from spinning if somebody
                             // overwrites it each time.
-                            Done::Wait(RETRY)
+                            Executed::Wait(RETRY)
                         }
                         Err(error) => self.failed(self.webhook.kind.name(), self.webhook.configuration, &error),
                     };
@@ -116,7 +116,7 @@ impl Keeper {
             }
         }
         let now = SystemTime::now();
-        Done::Wait(plan.wake.map_or(LONGEST, |at| at.duration_since(now).unwrap_or_default().min(LONGEST)))
+        Executed::Wait(plan.wake.map_or(LONGEST, |at| at.duration_since(now).unwrap_or_default().min(LONGEST)))
     }
 
     /// Writes a new certificate into the Secret as it was read; `None` if the Secret has changed since.
@@ -171,17 +171,17 @@ impl Keeper {
         }
     }
 
-    fn deaf(&self, kind: &str, name: &str, error: &impl std::fmt::Display) {
+    fn report_failed_watch(&self, kind: &str, name: &str, error: &impl std::fmt::Display) {
         tracing::warn!(kind, name, %error, "cannot be watched, trying again");
         if self.current.get().is_none() {
             self.gate.explain(format!("{kind} {name} cannot be watched: {error}"));
         }
     }
 
-    fn failed(&self, kind: &str, name: &str, error: &impl std::fmt::Display) -> Done {
+    fn failed(&self, kind: &str, name: &str, error: &impl std::fmt::Display) -> Executed {
         tracing::error!(kind, name, %error, "cannot be written, trying again");
         self.gate.explain(format!("{kind} {name} cannot be written: {error}"));
-        Done::Wait(RETRY)
+        Executed::Wait(RETRY)
     }
 
     fn secrets(&self) -> Api<Secret> {
@@ -207,7 +207,7 @@ impl Keeper {
     }
 }
 
-enum Done {
+enum Executed {
     /// Plan again, because this process changed something.
     Again,
     /// Nothing to do until an object changes, or for this long.

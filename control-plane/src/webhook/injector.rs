@@ -37,11 +37,11 @@ use weft_runtime::{metrics::Metrics, readiness::Readiness, tasks::Tasks};
 
 use super::{
     denied,
-    metrics::{Asked, InjectorMetrics},
+    metrics::{InjectorMetrics, RequestLabels},
     object,
 };
 use crate::api::events::Events;
-use owner::{Report, Reporter};
+use owner::{InjectionReport, Reporter};
 use settings::Settings;
 
 /// Deadline for asking the API server for a namespace that the cache does not have yet.
@@ -160,34 +160,34 @@ impl Injector {
         // The object may leave the namespace to the URL; only the request's is known to exist.
         pod.metadata.namespace = Some(request.namespace.clone().unwrap_or_else(|| "default".to_owned()));
         let annotation_at = annotation_at(&pod.metadata, namespace);
-        let asked = asked(&pod.metadata, "pod", annotation_at);
-        self.metrics.asked(&asked);
-        let report = |report: Report| {
+        let labels = request_labels(&pod.metadata, "pod", annotation_at);
+        self.metrics.count_request(&labels);
+        let report = |report: InjectionReport| {
             if !request.dry_run {
                 self.reporter.report(&pod.metadata, report);
             }
         };
         match inject(&pod, namespace, config) {
             Ok(Decision::Injected(injected)) => {
-                self.metrics.answered(asked, "");
-                report(Report::Injected);
+                self.metrics.count_response(labels, "");
+                report(InjectionReport::Injected);
                 let mut response = patched(request, patch::pod(&pod, &injected));
                 response.warnings = warnings(&injected.metadata);
                 response
             }
             Ok(Decision::Skipped(reason)) => {
-                self.metrics.answered(asked, reason.label());
+                self.metrics.count_response(labels, reason.label());
                 if matters(reason, &pod.metadata, namespace) {
-                    report(Report::Skipped(reason));
+                    report(InjectionReport::Skipped(reason));
                 }
                 let ports = inject::pod_opaque_ports(&pod, namespace, config);
                 patched(request, patch::opaque_ports(&pod.metadata, ports))
             }
             Err(error) => {
-                self.metrics.answered(asked, refusal_label(&error));
+                self.metrics.count_response(labels, refusal_label(&error));
                 let problem = explain(&error, &pod.metadata, namespace);
                 tracing::warn!(namespace = pod.metadata.namespace, %problem, "pod refused");
-                report(Report::Failed(problem.clone()));
+                report(InjectionReport::Failed(problem.clone()));
                 denied(request, problem)
             }
         }
@@ -218,12 +218,12 @@ impl Injector {
             Some(known) => known.metadata.clone(),
             None => {
                 let api: Api<Namespace> = Api::all(self.client.clone());
-                let asked = async {
+                let request = async {
                     let _turn = self.lookups.acquire().await?;
                     anyhow::Ok(api.get_metadata(name).await?)
                 };
-                let asked = tokio::time::timeout(NAMESPACE_TIMEOUT, asked).await;
-                let found = asked.context("no answer in time").and_then(|found| found);
+                let request = tokio::time::timeout(NAMESPACE_TIMEOUT, request).await;
+                let found = request.context("no answer in time").and_then(|found| found);
                 found.with_context(|| format!("namespace {name} is not known"))?.metadata
             }
         };
@@ -304,7 +304,7 @@ fn annotation_at(metadata: &ObjectMeta, namespace: Option<&Namespace>) -> &'stat
     }
 }
 
-fn asked(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'static str) -> Asked {
+fn request_labels(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'static str) -> RequestLabels {
     // Anybody may send a review, so its text must not become a label.
     let owner_kind = match owner::controller(metadata).map(|owner| owner.kind.as_str()) {
         None => kind,
@@ -318,7 +318,7 @@ fn asked(metadata: &ObjectMeta, kind: &'static str, annotation_at: &'static str)
         Some("Node") => "node",
         Some(_) => "other",
     };
-    Asked { owner_kind, namespace: metadata.namespace.clone().unwrap_or_default(), annotation_at }
+    RequestLabels { owner_kind, namespace: metadata.namespace.clone().unwrap_or_default(), annotation_at }
 }
 
 fn value<'a>(metadata: &'a ObjectMeta, annotation: &str) -> Option<&'a str> {

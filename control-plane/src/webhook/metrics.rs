@@ -16,13 +16,13 @@ use weft_tls::serving::CurrentPair;
 /// Counters of the injector (`linkerd2:controller/proxy-injector/metrics.go`).
 #[derive(Clone, Default)]
 pub(crate) struct InjectorMetrics {
-    requests: Family<Asked, Counter>,
-    responses: Family<Answered, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    responses: Family<ResponseLabels, Counter>,
 }
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct Asked {
+pub(crate) struct RequestLabels {
     /// Kind of the owner, in lower case, or of the object itself; `other` for kinds that Kubernetes does not have.
     pub(crate) owner_kind: &'static str,
     /// Namespace of the object; it exists.
@@ -32,7 +32,7 @@ pub(crate) struct Asked {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct ResponseLabels {
     owner_kind: &'static str,
     namespace: String,
     annotation_at: &'static str,
@@ -58,16 +58,16 @@ impl InjectorMetrics {
     }
 
     /// Counts a request.
-    pub(crate) fn asked(&self, asked: &Asked) {
-        self.requests.get_or_create(asked).inc();
+    pub(crate) fn count_request(&self, labels: &RequestLabels) {
+        self.requests.get_or_create(labels).inc();
     }
 
     /// Counts an answer; `skipped` is the reason why nothing was injected, or empty.
-    pub(crate) fn answered(&self, asked: Asked, skipped: &'static str) {
-        let Asked { owner_kind, namespace, annotation_at } = asked;
+    pub(crate) fn count_response(&self, labels: RequestLabels, skipped: &'static str) {
+        let RequestLabels { owner_kind, namespace, annotation_at } = labels;
         let skip = if skipped.is_empty() { "false" } else { "true" };
-        let answered = Answered { owner_kind, namespace, annotation_at, skip, skip_reason: skipped };
-        self.responses.get_or_create(&answered).inc();
+        let labels = ResponseLabels { owner_kind, namespace, annotation_at, skip, skip_reason: skipped };
+        self.responses.get_or_create(&labels).inc();
     }
 }
 

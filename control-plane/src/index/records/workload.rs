@@ -16,7 +16,7 @@ use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, sin
 
 /// An ExternalWorkload.
 #[derive(Debug, PartialEq)]
-pub(crate) struct WorkloadRecord {
+pub(crate) struct ExternalWorkloadRecord {
     pub(crate) key: Key,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ pub(crate) struct WorkloadRecord {
     named_ports: HashMap<String, u16>,
 }
 
-impl WorkloadRecord {
+impl ExternalWorkloadRecord {
     pub(crate) fn new(external: &ExternalWorkload) -> Self {
         let spec = &external.spec;
         let tcp = spec.ports.iter().flatten().filter(|port| port.protocol.as_deref().is_none_or(|p| p == "TCP"));

@@ -22,12 +22,12 @@ use crate::source::Event;
 /// The objects that were sent, by kind.
 pub(super) struct Caches {
     kinds: Vec<Cache>,
-    reports: Vec<Report>,
+    reports: Vec<UnreadableObject>,
 }
 
 /// A problem of an unreadable object, to be reported to its owner.
 #[derive(Debug, PartialEq)]
-pub(super) struct Report {
+pub(super) struct UnreadableObject {
     pub(super) regarding: ObjectReference,
     pub(super) problem: String,
 }
@@ -80,7 +80,7 @@ impl Caches {
     }
 
     /// Problems of unreadable objects that have not been reported yet.
-    pub(super) fn reports(&mut self) -> Vec<Report> {
+    pub(super) fn reports(&mut self) -> Vec<UnreadableObject> {
         std::mem::take(&mut self.reports)
     }
 
@@ -114,7 +114,7 @@ impl Caches {
 }
 
 impl Cache {
-    fn changed(&mut self, read: Read, events: &mut Vec<Event>) -> Option<Report> {
+    fn changed(&mut self, read: Read, events: &mut Vec<Event>) -> Option<UnreadableObject> {
         let Read { reference, version, uid, object } = read;
         let old = self.known.remove(&name(&reference));
         if let Some(old) = old.as_ref().filter(|old| old.version == version) {
@@ -154,7 +154,7 @@ impl Cache {
         report
     }
 
-    fn report(&self, reference: &ObjectRef, uid: Option<String>, problem: String) -> Report {
+    fn report(&self, reference: &ObjectRef, uid: Option<String>, problem: String) -> UnreadableObject {
         let regarding = ObjectReference {
             api_version: Some(self.kind.resource(self.kind.versions[0]).api_version),
             kind: Some(reference.kind.to_string()),
@@ -163,7 +163,7 @@ impl Cache {
             uid,
             ..ObjectReference::default()
         };
-        Report { regarding, problem }
+        UnreadableObject { regarding, problem }
     }
 
     fn deleted(&mut self, reference: ObjectRef, events: &mut Vec<Event>) {

@@ -72,7 +72,7 @@ enum Start {
 }
 
 /// State of a watch between attempts.
-struct Course {
+struct WatchState {
     /// Index into the kind's versions.
     version: usize,
     start: Start,
@@ -82,7 +82,7 @@ struct Course {
 
 /// What to do after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum Retry {
     /// Resume the watch where it was, after a wait.
     Resume,
     /// Start anew, after a wait.
@@ -91,7 +91,7 @@ enum Next {
     RestartNow,
 }
 
-impl Course {
+impl WatchState {
     fn new() -> Self {
         Self { version: 0, start: Start::Stream, gone: false }
     }
@@ -107,25 +107,25 @@ impl Course {
     /// Decides what to do after an error. kube's watcher resumes by itself. If the API server no longer has the
     /// position, it starts anew only if a watch event says so, not if the request to resume is refused, and then
     /// always with a streamed list.
-    fn failed(&mut self, versions: usize, error: &watcher::Error) -> Next {
+    fn failed(&mut self, versions: usize, error: &watcher::Error) -> Retry {
         match status(error) {
             // The API server has no streamed lists (Kubernetes 1.32 to 1.34, by feature gate).
             Some(UNPROCESSABLE) if self.start == Start::Stream => {
                 self.start = Start::List;
-                Next::RestartNow
+                Retry::RestartNow
             }
-            Some(GONE) if !std::mem::replace(&mut self.gone, true) => Next::RestartNow,
-            Some(GONE) => Next::Restart,
+            Some(GONE) if !std::mem::replace(&mut self.gone, true) => Retry::RestartNow,
+            Some(GONE) => Retry::Restart,
             Some(NOT_FOUND) if self.version + 1 < versions => {
                 self.version += 1;
-                Next::RestartNow
+                Retry::RestartNow
             }
             Some(NOT_FOUND) => {
                 self.version = 0;
-                Next::Restart
+                Retry::Restart
             }
-            _ if matches!(error, watcher::Error::NoResourceVersion) => Next::Restart,
-            _ => Next::Resume,
+            _ if matches!(error, watcher::Error::NoResourceVersion) => Retry::Restart,
+            _ => Retry::Resume,
         }
     }
 }
@@ -133,14 +133,14 @@ impl Course {
 /// Follows a kind and passes every update to `send`, until that returns false.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
     let mut backoff = DefaultBackoff::default();
-    let mut course = Course::new();
+    let mut state = WatchState::new();
     loop {
-        let mut events = pin!(events(&client, kind, kind.versions[course.version], course.start));
+        let mut events = pin!(events(&client, kind, kind.versions[state.version], state.start));
         while let Some(event) = events.next().await {
             let error = match event {
                 Ok(update) => {
                     backoff.reset();
-                    course.succeeded(&update);
+                    state.succeeded(&update);
                     if !send(update).await {
                         return;
                     }
@@ -148,8 +148,8 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                 }
                 Err(error) => error,
             };
-            let next = course.failed(kind.versions.len(), &error);
-            if next == Next::RestartNow {
+            let retry = state.failed(kind.versions.len(), &error);
+            if retry == Retry::RestartNow {
                 tracing::debug!(kind = %kind.kind, error = explain_watch(&error), "watch begins anew");
                 break;
             }
@@ -157,7 +157,7 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                 return;
             }
             tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
-            if next == Next::Restart {
+            if retry == Retry::Restart {
                 break;
             }
         }

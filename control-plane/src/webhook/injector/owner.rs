@@ -25,7 +25,7 @@ const REMEMBERED: usize = 1024;
 
 /// What happened to the pod.
 #[derive(Clone, Debug)]
-pub(super) enum Report {
+pub(super) enum InjectionReport {
     Injected,
     Skipped(SkipReason),
     Failed(String),
@@ -33,11 +33,11 @@ pub(super) enum Report {
 
 /// Publishes Events on owners, without waiting.
 #[derive(Clone)]
-pub(super) struct Reporter(mpsc::Sender<(ObjectReference, Report)>);
+pub(super) struct Reporter(mpsc::Sender<(ObjectReference, InjectionReport)>);
 
 impl Reporter {
     /// Publishes an Event on the owner of a pod, if it has one.
-    pub(super) fn report(&self, pod: &ObjectMeta, report: Report) {
+    pub(super) fn report(&self, pod: &ObjectMeta, report: InjectionReport) {
         let Some(owner) = controller(pod) else { return };
         let regarding = reference(owner, pod.namespace.as_deref());
         if self.0.try_send((regarding, report)).is_err() {
@@ -67,12 +67,14 @@ pub(super) fn start(
             }
             let regarding = owners.top(regarding).await;
             let (type_, reason, note) = match report {
-                Report::Injected => (EventType::Normal, "Injected", "Linkerd sidecar proxy injected".to_owned()),
-                Report::Skipped(reason) => {
+                InjectionReport::Injected => {
+                    (EventType::Normal, "Injected", "Linkerd sidecar proxy injected".to_owned())
+                }
+                InjectionReport::Skipped(reason) => {
                     let note = format!("Linkerd sidecar proxy injection skipped: {}", explanation(reason));
                     (EventType::Normal, "InjectionSkipped", note)
                 }
-                Report::Failed(problem) => (EventType::Warning, "InjectionFailed", problem),
+                InjectionReport::Failed(problem) => (EventType::Warning, "InjectionFailed", problem),
             };
             events.publish(type_, reason, note, &regarding).await;
         }

@@ -170,7 +170,7 @@ fn labels_of_metrics_come_from_closed_sets() {
     for (kind, expected) in
         [("ReplicaSet", "deployment"), ("CronJob", "cronjob"), ("Rollout", "other"), ("an attacker's text", "other")]
     {
-        assert_eq!(asked(&owned_by(kind), "pod", "").owner_kind, expected, "{kind}");
+        assert_eq!(request_labels(&owned_by(kind), "pod", "").owner_kind, expected, "{kind}");
     }
-    assert_eq!(asked(&ObjectMeta::default(), "pod", "").owner_kind, "pod");
+    assert_eq!(request_labels(&ObjectMeta::default(), "pod", "").owner_kind, "pod");
 }
