@@ -1,8 +1,8 @@
-//! The identity service: a certificate for whoever proves to be a service account.
+//! The identity service: issues a certificate to a client that proves to be a service account.
 //!
-//! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, issuer, what the certificate
-//! signing request asks for, token, name. What costs the Kubernetes API a request comes last, because anybody may ask.
-//! Nothing of a request is logged but names.
+//! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, issuer, content of the
+//! certificate signing request, token, name. The check that costs a request to the Kubernetes API comes last, because
+//! anybody may send requests. Of a request, only names are logged.
 
 pub(crate) mod issuer;
 pub(crate) mod review;
@@ -33,28 +33,28 @@ pub(crate) use tokens::Tokens;
 const CERTIFY: Method =
     Method { grpc_service: "io.linkerd.proxy.identity.Identity", grpc_method: "Certify", grpc_type: "unary" };
 
-/// Longest name of a certificate, in bytes: DNS's (RFC 1035 section 2.3.4).
+/// Longest name in a certificate, in bytes: DNS's limit (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
 
 /// The service.
 pub(crate) struct Certifier {
-    /// Signs.
+    /// The issuer, which signs.
     pub(crate) issuer: CurrentIssuer,
-    /// Says whose token it is.
+    /// The check of tokens.
     pub(crate) tokens: Tokens,
-    /// Namespace of the control plane, a part of every name.
+    /// Namespace of the control plane, which every name contains.
     pub(crate) control_namespace: String,
-    /// Trust domain, the other part.
+    /// Trust domain, which every name contains.
     pub(crate) trust_domain: String,
     /// How long certificates are valid.
     pub(crate) lifetime: Duration,
-    /// By how much clocks may differ: certificates are valid earlier and later by this.
+    /// Allowed difference between clocks: certificates are valid earlier and later by this.
     pub(crate) clock_skew: Duration,
-    /// Counts calls.
+    /// Counts the calls.
     pub(crate) metrics: GrpcMetrics,
-    /// Where certificates come from.
+    /// Source of the issuer's certificates, for error messages.
     pub(crate) place: Place,
-    /// Tells people of a cluster.
+    /// Publishes Events in a cluster.
     pub(crate) events: Events,
 }
 
@@ -126,7 +126,7 @@ impl Certifier {
         })
     }
 
-    /// Tells the owner of the service account that somebody acts as it.
+    /// Publishes an Event on the service account that a certificate was issued for it.
     fn announce(&self, name: &Identity, issued: &Issued, reviewed: Reviewed) {
         let until = Timestamp::try_from(issued.not_after).map(|time| time.to_string()).unwrap_or_default();
         let mut hash = String::new();
@@ -154,7 +154,7 @@ fn refusal(error: &SignError) -> Status {
     }
 }
 
-/// The beginning of a client's text, for a log line.
+/// The start of a client's text, for a log line.
 fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_NAME)]
 }

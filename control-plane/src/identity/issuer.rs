@@ -1,7 +1,7 @@
 //! The issuer in force, and its replacement when the files change.
 //!
-//! What is wrong with a certificate is said where people look: in the log, and in a cluster as an Event on the Deployment,
-//! with the object, its key and the Helm value that sets it.
+//! Problems with certificates are reported where people look: in the log, and in a cluster as an Event on the
+//! Deployment, with the object, its key and the Helm value that sets it.
 
 use std::{
     fs, io,
@@ -24,62 +24,62 @@ use crate::api::{events::Events, explain};
 
 /// Names of certificate and key: Linkerd's secret, then that of type `kubernetes.io/tls` (cert-manager).
 const FILE_NAMES: [(&str, &str); 2] = [("crt.pem", "key.pem"), ("tls.crt", "tls.key")];
-/// Files of one update may come one by one; reading waits until the directory was quiet for this long.
+/// The files of one update may change one by one; reading waits until the directory has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long until the files are read again without a sign of a change: a watch may miss one.
+/// Interval of reads without a notification: a watch may miss one.
 const AGAIN: Duration = Duration::from_secs(60);
-/// Linkerd's names of what a cluster keeps certificates in.
+/// Linkerd's names of the objects that contain certificates in a cluster.
 const DEPLOYMENT: &str = "linkerd-identity";
 const SECRET: &str = "linkerd-identity-issuer";
 const CONFIG_MAP: &str = "linkerd-identity-trust-roots";
 const CONFIG_MAP_KEY: &str = "ca-bundle.crt";
-/// How long a last Event may take before the process ends.
+/// Deadline for a last Event before the process exits.
 const LAST_EVENT: Duration = Duration::from_secs(5);
-/// Reason of the Event about certificates that cannot be used, Linkerd's.
+/// Reason of the Event about unusable certificates, Linkerd's.
 pub(super) const VALIDATION_FAILED: &str = "IssuerValidationFailed";
 
-/// Why there is no issuer.
+/// Why an issuer could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
-    /// Neither pair of files is there.
+    /// Neither pair of files exists.
     #[error("{0} holds neither crt.pem and key.pem nor tls.crt and tls.key")]
     Missing(PathBuf),
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The file of the anchors holds none.
+    /// The file of the anchors contains none.
     #[error("{path}: {source}")]
     Anchors {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error in it.
         source: AnchorsError,
     },
-    /// The files are no issuer for these anchors.
+    /// The files are not an issuer for these anchors.
     #[error("{path}: {source}")]
     Issuer {
-        /// The file that is to blame.
+        /// Path of the file that contains the error.
         path: PathBuf,
-        /// Why.
+        /// The error in it.
         source: IssuerError,
     },
 }
 
-/// Where certificates come from, for people who have to change them.
+/// The source of certificates, for people who have to change them.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Files that somebody named; this is the one of the trust anchors.
+    /// Files named on the command line; this is the one of the trust anchors.
     Files(PathBuf),
     /// Objects of a cluster.
     Cluster {
         /// Namespace of the control plane.
         namespace: String,
-        /// Whose Events people read.
+        /// The Deployment on which Events are published.
         deployment: Box<ObjectReference>,
     },
 }
@@ -109,7 +109,7 @@ impl Place {
         Self::Cluster { namespace: namespace.to_owned(), deployment: Box::new(reference) }
     }
 
-    /// The object that Events about the issuer are about.
+    /// The object of Events about the issuer.
     pub(super) fn regarding(&self) -> Option<ObjectReference> {
         match self {
             Self::Files(_) => None,
@@ -135,7 +135,7 @@ impl Place {
         }
     }
 
-    /// What is wrong with the issuer, and the cure.
+    /// The problem with the issuer, and a remedy.
     fn explain(&self, error: &LoadError) -> String {
         match error {
             LoadError::Missing(dir) => match self {
@@ -177,7 +177,7 @@ impl Place {
     }
 }
 
-/// Files that an issuer is read from.
+/// The files of an issuer.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     /// Directory of certificate and key.
@@ -186,7 +186,7 @@ pub(crate) struct Files {
     pub(crate) anchors: PathBuf,
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Texts {
     certificate: (PathBuf, String),
@@ -194,7 +194,7 @@ struct Texts {
     anchors: String,
 }
 
-/// An issuer and what it takes to replace it.
+/// An issuer and the state needed to replace it.
 pub(crate) struct Running {
     /// The issuer in force.
     pub(crate) current: CurrentIssuer,
@@ -202,10 +202,10 @@ pub(crate) struct Running {
     in_force: Texts,
 }
 
-/// Reads the first issuer.
+/// Loads the first issuer.
 ///
 /// # Errors
-/// When it or the anchors cannot be used; an Event has then been published.
+/// When the issuer or the anchors cannot be used; an Event has then been published.
 pub(crate) async fn start(files: Files, place: &Place, events: &Events) -> anyhow::Result<Running> {
     let loaded = files.read().and_then(|texts| Ok((files.parse(&texts)?, texts)));
     match loaded {
@@ -221,7 +221,7 @@ pub(crate) async fn start(files: Files, place: &Place, events: &Events) -> anyho
     }
 }
 
-/// The issuer in force; clones follow each other.
+/// The issuer in force; clones share it.
 #[derive(Clone)]
 pub(crate) struct CurrentIssuer {
     issuer: Arc<RwLock<Arc<Issuer>>>,
@@ -277,14 +277,15 @@ impl Files {
 }
 
 impl Running {
-    /// Replaces the issuer whenever the files change and verify; keeps the old one when they do not. Runs until dropped.
+    /// Replaces the issuer whenever the files change and the new one verifies; otherwise keeps the old one. Runs until
+    /// dropped.
     ///
     /// # Errors
     /// When the directories cannot be watched.
     pub(crate) async fn reload(mut self, place: Place, events: Events) -> anyhow::Result<()> {
         let (wake_tx, mut wake_rx) = mpsc::channel(1);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the files is an event, too, and must not cause another reading. An error may stand for a change.
+            // A read access is an event too, and must not cause another read. An error may hide a change, so it does.
             if event.map_or(true, |event| !event.kind.is_access()) {
                 let _ = wake_tx.try_send(());
             }
@@ -294,7 +295,7 @@ impl Running {
         watcher.watch(directory.unwrap_or(Path::new(".")), RecursiveMode::NonRecursive)?;
         let mut said = None;
         loop {
-            // At once, too: the files may have changed since the start.
+            // The files may have changed since the start.
             self.apply(&place, &events, &mut said);
             if let Ok(None) = tokio::time::timeout(AGAIN, wake_rx.recv()).await {
                 anyhow::bail!("the watch of the issuer's files ended");

@@ -1,7 +1,7 @@
-//! TokenReview: the Kubernetes API says whose token it is.
+//! TokenReview: the Kubernetes API returns the service account of a token.
 //!
-//! Rules and codes are Linkerd's (`linkerd2:controller/identity/validator.go`): an error of the review is `InvalidArgument`,
-//! a token that is not authentic `FailedPrecondition`, an API that cannot be asked `Internal`.
+//! Rules and codes are Linkerd's (`linkerd2:controller/identity/validator.go`): an error of the review is
+//! `InvalidArgument`, a token that is not authentic `FailedPrecondition`, an unavailable API `Internal`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,18 +17,19 @@ use weft_tls::tokens::ServiceAccount;
 
 use crate::api::explain;
 
-/// How long a review may take; the proxy asks again.
+/// Deadline for a review; the proxy retries.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the check of access may take at start.
+/// Deadline for the check of permissions at start.
 const ACCESS_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a review may wait for others.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Reviews at a time: anybody may send tokens, and each is a request to the API. 32 are thousands a second.
+/// The most reviews at a time: anybody may send tokens, and each costs a request to the API server. 32 allow thousands
+/// a second.
 const MAX_REVIEWS: usize = 32;
-/// What the API says of a token that was made for other audiences.
+/// Part of the API server's error about a token for other audiences.
 const OTHER_AUDIENCES: &str = "token audiences";
 
-/// Asks the API.
+/// Reviews tokens with the Kubernetes API.
 #[derive(Clone)]
 pub(crate) struct Reviewer {
     reviews: Api<TokenReview>,
@@ -36,32 +37,32 @@ pub(crate) struct Reviewer {
     turns: Arc<Semaphore>,
 }
 
-/// Whose token it is.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reviewed {
     /// The service account.
     pub(crate) account: ServiceAccount,
-    /// The uid of its object, where it has one.
+    /// The uid of its object, if it has one.
     pub(crate) uid: Option<String>,
 }
 
-/// Why a review names nobody.
+/// Why a review did not return a service account.
 #[derive(Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The token was made for other audiences, or the API server did not check.
+    /// The token is for other audiences, or the API server did not check them.
     Audiences,
-    /// The token is none, or of somebody who is no service account.
+    /// The token is invalid, or its user is not a service account.
     Invalid(String),
     /// The token is not authentic.
     NotAuthenticated,
 }
 
 impl Reviewer {
-    /// Makes sure that this process may review tokens. With `any_audience`, a token of a ServiceAccount that the API server
-    /// itself accepts is as good as one that was made for the mesh.
+    /// Checks that this process may review tokens. With `any_audience`, a token of a ServiceAccount for the API server
+    /// itself is as good as one for the mesh.
     ///
     /// # Errors
-    /// When it may not, or the API cannot be reached.
+    /// When it may not, or the API server cannot be reached.
     pub(crate) async fn new(client: Client, any_audience: bool) -> anyhow::Result<Self> {
         let attributes = ResourceAttributes {
             group: Some("authentication.k8s.io".to_owned()),
@@ -92,10 +93,10 @@ impl Reviewer {
         Ok(Self { reviews: Api::all(client), any_audience, turns: Arc::new(Semaphore::new(MAX_REVIEWS)) })
     }
 
-    /// Says whose token it is.
+    /// Returns the service account of a token.
     ///
     /// # Errors
-    /// With the code that Linkerd answers.
+    /// With Linkerd's status codes.
     pub(super) async fn review(&self, token: &str, audience: &str) -> Result<Reviewed, Status> {
         let turn = tokio::time::timeout(QUEUE_TIMEOUT, self.turns.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("too many tokens wait for a review"))?;
@@ -143,7 +144,8 @@ fn verdict(status: &TokenReviewStatus, audience: Option<&str>) -> Result<Reviewe
     if status.authenticated != Some(true) {
         return Err(Refusal::NotAuthenticated);
     }
-    // An API server that does not know audiences names none, and has then checked its own (TokenReview's documentation).
+    // An API server that does not support audiences returns none, and has then checked its own (TokenReview's
+    // documentation).
     if audience.is_some_and(|audience| !status.audiences.iter().flatten().any(|checked| checked == audience)) {
         return Err(Refusal::Audiences);
     }
@@ -194,6 +196,6 @@ mod tests {
             assert_eq!(got, expected, "{status}");
         }
         let unchecked = serde_json::from_value(checked("system:serviceaccount:shop:web", &[])).unwrap();
-        assert_eq!(verdict(&unchecked, None), web(), "where an operator allows every audience");
+        assert_eq!(verdict(&unchecked, None), web(), "if an operator allows every audience");
     }
 }

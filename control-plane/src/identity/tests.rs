@@ -144,14 +144,14 @@ async fn the_issuer_is_read_from_either_pair_of_files_and_replaced_when_they_cha
         tokio::time::timeout(Duration::from_secs(20), replaced).await.unwrap();
     };
     let first = current.get();
-    // Before there is a watch.
+    // The watch has not started yet.
     write("crt.pem", "key.pem", &root);
     let running = tokio::spawn(issuer.reload(place.clone(), Events::none()));
     replaced(first).await;
     let second = current.get();
     write("crt.pem", "key.pem", &root);
     replaced(second).await;
-    // The root is exchanged, first with both in the bundle.
+    // The root is replaced; first both are in the bundle.
     let third = current.get();
     let next = Root::generate("next").unwrap();
     std::fs::write(&files.anchors, root.certificate_pem().to_owned() + next.certificate_pem()).unwrap();

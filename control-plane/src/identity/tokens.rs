@@ -1,27 +1,27 @@
-//! Whose token is it: a closed set of ways to find out.
+//! Checks of tokens: a closed set of methods.
 
 use tonic::Status;
 use weft_tls::tokens::{TokenError, TokenVerifier};
 
 use super::review::{Reviewed, Reviewer};
 
-/// Audience that a token must be made for.
+/// Audience that a token must have.
 const AUDIENCE: &str = weft_k8s_api::labels::IDENTITY_AUDIENCE;
 
-/// How tokens are checked.
+/// The method of checking tokens.
 pub(crate) enum Tokens {
-    /// By the public key of whoever signs tokens here: the sandbox.
+    /// With the public key of a local signer: the sandbox.
     LocalKey(TokenVerifier),
-    /// By the Kubernetes API.
+    /// With the Kubernetes API.
     Review(Box<Reviewer>),
 }
 
 impl Tokens {
-    /// Says whose token it is.
+    /// Returns the service account of a token.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no token of a service account, `FailedPrecondition` for one that is not genuine,
-    /// `Internal` where nobody can say.
+    /// `InvalidArgument` if it is not the token of a service account, `FailedPrecondition` if it is not authentic,
+    /// `Internal` if it cannot be checked.
     pub(crate) async fn review(&self, token: &[u8]) -> Result<Reviewed, Status> {
         let token = std::str::from_utf8(token).map_err(|_| Status::invalid_argument("the token is not UTF-8"))?;
         let token = token.trim_end();
@@ -39,14 +39,14 @@ impl Tokens {
         };
         for part in [&reviewed.account.namespace, &reviewed.account.name] {
             if !is_label(part) {
-                return Err(Status::invalid_argument(format!("{part:?} in the token is no DNS label")));
+                return Err(Status::invalid_argument(format!("{part:?} in the token is not a DNS label")));
             }
         }
         Ok(reviewed)
     }
 }
 
-/// RFC 1123 section 2.1: names become labels of the identity, so a dot in one would forge another.
+/// RFC 1123 section 2.1: names become labels of the identity, so a dot in one would forge another identity.
 fn is_label(text: &str) -> bool {
     let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=63).contains(&text.len()) && text.chars().all(ok) && !text.starts_with('-') && !text.ends_with('-')
