@@ -1,4 +1,5 @@
 //! The Kubernetes API: connecting to it, logging of requests, and Events for people.
+//!
 //! Every request is logged at debug with method, URL, status and duration, and fails if the answer does not
 //! start in time. The body of a watch may take as long as it likes. TCP keep-alive finds dead connections,
 //! because a watch can be silent for minutes.

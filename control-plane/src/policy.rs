@@ -1,4 +1,5 @@
 //! The policy services: which clients a pod's port admits, and how to connect to a destination.
+//!
 //! They parse requests and turn snapshots into messages; the index decides.
 
 mod inbound;

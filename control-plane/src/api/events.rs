@@ -1,4 +1,5 @@
 //! Kubernetes Events: what a person should know about an object, shown by `kubectl describe`.
+//!
 //! Publishing never fails the caller and never makes it wait: an Event that the API server refuses is logged.
 
 use std::sync::Arc;

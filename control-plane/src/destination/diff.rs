@@ -8,6 +8,7 @@ use super::message;
 use crate::index::Endpoints;
 
 /// The snapshot that the client has.
+///
 /// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`. Linkerd never sends
 /// `no_endpoints`; a proxy that receives it fails fast instead of waiting.
 #[derive(Default)]

@@ -1,4 +1,5 @@
 //! The parts of each object that the index needs, parsed once.
+//!
 //! A record that equals its predecessor changes nothing. Parts of an object that cannot be parsed are
 //! problems of its record, which the index reports once.
 

@@ -1,5 +1,6 @@
 //! The certificate of a webhook: it is generated, kept in a Secret that all replicas share, renewed, and published to
 //! the API server in the configuration's `caBundle`.
+//!
 //! [`rotation`] decides; this file watches the two objects and carries out the decisions. The first replica writes the
 //! Secret: the API server refuses a second write of the same version. A certificate that somebody else put into the
 //! Secret is served and otherwise left alone.

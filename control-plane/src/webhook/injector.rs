@@ -1,4 +1,5 @@
 //! proxy-injector: adds the proxy to pods that are to be meshed, and their opaque ports to pods and Services.
+//!
 //! [`inject()`] decides what to add; this turns it into a JSON patch, counts it, and reports it in an Event of the
 //! pod's owner. A pod with an unreadable annotation is refused: if it started without a proxy, every client could
 //! reach it.

@@ -1,4 +1,5 @@
 //! The webhooks, called by a real API server over TLS that they set up themselves.
+//!
 //! The webhook runs on this host, so the configurations name it by URL. Everything else is as in the chart: empty
 //! Secrets, configurations without a `caBundle`, and failurePolicy Fail so that a failed handshake is a failed
 //! request.

@@ -1,6 +1,7 @@
 //! From watch updates to events. Pure functions.
 //!
 //! Of every object it knows only the existence and the version; the content is the index's concern.
+//!
 //! An unreadable object never allows anything. If its types are right, its strictest reading is applied. If they are
 //! not, a Server keeps its last good state (without it, the default policy would apply) and every other policy object
 //! is treated as absent, which denies. Objects that are not policy keep their last good state.

@@ -1,4 +1,5 @@
 //! Decides what to do about a webhook's certificate, from the Secret and the webhook configuration.
+//!
 //! A change-over has four steps, each begun only when the one before is seen to be complete, so that no handshake
 //! fails: write the new certificate and both authorities into the Secret; put both authorities into every `caBundle`;
 //! wait until the API servers use it; serve the new certificate. The old one stays valid during the change-over, which

@@ -1,4 +1,5 @@
 //! Events on a pod's owner: the pod has no name yet, and people look at the Deployment.
+//!
 //! The owner's owner is fetched in the background, once for each ReplicaSet or Job.
 
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
 //! JSON patches (RFC 6902) for injection.
+//!
 //! A patch contains only additions. A diff of the two objects would also rewrite, element by element, a list with a
 //! new first element, and would lose fields of these elements that this version does not know.
 
