@@ -1,6 +1,6 @@
-//! The admin server on 4191: metrics and probes from the runtime, and what Linkerd's proxy offers beside them.
+//! The admin server on 4191: the runtime's metrics and probes, and the routes that Linkerd's proxy adds.
 //!
-//! What changes something answers to loopback clients alone. The environment is shown as it was at start.
+//! Routes that change something answer loopback clients only. The environment is shown as it was at start.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,17 +19,17 @@ use weft_runtime::telemetry::LogLevel;
 use crate::inbound::admin::{AdminPort, AdminStream};
 use crate::shared::Shared;
 
-/// What the admin server shows and changes.
+/// Dependencies of the admin server.
 pub(crate) struct Admin {
     /// All metrics.
     pub(crate) registry: Metrics,
-    /// What `/ready` answers from.
+    /// Gates behind `/ready`.
     pub(crate) readiness: Readiness,
-    /// What `/proxy-log-level` changes.
+    /// The log level that `/proxy-log-level` changes.
     pub(crate) log: LogLevel,
     /// Set to true by `POST /shutdown`.
     pub(crate) shutdown: watch::Sender<bool>,
-    /// Who may ask.
+    /// Policy of the admin port.
     pub(crate) port: AdminPort,
 }
 
@@ -75,7 +75,7 @@ fn log_level(request: &AdminRequest, log: &LogLevel) -> AdminResponse {
     }
 }
 
-/// All of the environment, or what the query names: `/env.json?A&B`.
+/// The whole environment, or the variables in the query: `/env.json?A&B`.
 fn env_json(request: &AdminRequest, environment: &BTreeMap<String, String>) -> AdminResponse {
     if request.head.method != Method::GET {
         return not_allowed("GET");
@@ -130,7 +130,7 @@ fn accepts_json(request: &AdminRequest) -> bool {
 }
 
 fn forbidden() -> AdminResponse {
-    text(StatusCode::FORBIDDEN, "this is for clients on localhost alone\n")
+    text(StatusCode::FORBIDDEN, "only clients on localhost may do this\n")
 }
 
 fn not_allowed(allow: &'static str) -> AdminResponse {
@@ -216,7 +216,7 @@ mod tests {
         };
         tokio::spawn(run(shared, admin, listener));
 
-        // 127.0.0.1 would be the pod itself, which policy lets in.
+        // 127.0.0.1 would be the pod itself, which policy admits.
         for (identity, path, expected) in [
             (None, "/ready", "HTTP/1.1 200"),
             (None, "/metrics", "HTTP/1.1 403"),

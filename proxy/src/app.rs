@@ -5,8 +5,8 @@
 //! worker threads:          outbound and inbound accept loops and all connections, one current-thread runtime each
 //! ```
 //!
-//! Workers accept when there are credentials. They share what [`Shared`] holds and nothing else. Only this file starts
-//! long-lived tasks.
+//! Workers accept once there are credentials. They share the content of [`Shared`] and nothing else. Only this file
+//! starts long-lived tasks.
 
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ use crate::policy::Policies;
 use crate::shared::Shared;
 use crate::{admin, attest, identity, inbound, outbound};
 
-/// How often the log says that there is no certificate yet.
+/// Interval of the warning that there is no certificate yet.
 const IDENTITY_WARNING: Duration = Duration::from_secs(15);
 
-/// How often unused series are looked for.
+/// Interval of looking for unused series.
 const EVICTION: Duration = Duration::from_secs(60);
 
 struct Sockets {
-    /// Per worker, the outbound listeners.
+    /// The outbound listeners of each worker.
     outbound: Vec<Vec<StdListener>>,
-    /// Per worker, the inbound listener.
+    /// The inbound listener of each worker.
     inbound: Vec<StdListener>,
     admin: StdListener,
 }
@@ -53,7 +53,7 @@ struct Sockets {
 /// Runs until a signal, `POST /shutdown`, or the unexpected end of a part.
 ///
 /// # Errors
-/// What failed at the start, or which part ended.
+/// The failure at the start, or the part that ended.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
     weft_tls::install_crypto_provider();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
@@ -78,7 +78,7 @@ fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSe
     let mut reason = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        // Some errors say their source's message themselves.
+        // Some errors repeat their source's message.
         let message = error.to_string();
         if !reason.ends_with(&message) {
             reason.push_str(": ");
@@ -89,7 +89,7 @@ fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSe
     UnusableSetting { variable, reason }
 }
 
-/// Binds everything before anything runs, so that a taken port ends the process at once.
+/// Binds everything before anything runs, so that a port in use ends the process at once.
 fn bind(config: &Config) -> anyhow::Result<Sockets> {
     let workers = config.cores.get();
     let mut outbound: Vec<Vec<StdListener>> = (0..workers).map(|_| Vec::new()).collect();
@@ -150,7 +150,7 @@ async fn supervise(
     tasks.spawn("metrics-eviction", evict_metrics(Arc::clone(&shared)));
     tasks.spawn("identity-warning", warn_without_identity(shared.credentials.clone()));
 
-    // A controller in this very pod may start only when the proxy is ready.
+    // A controller in this very pod may start only after the proxy is ready.
     if !config.policy.control.is_loopback() {
         tasks.spawn("policy", wait_for_policy(policies.clone(), readiness.gate("policy")));
     }
@@ -186,7 +186,7 @@ async fn warn_without_identity(mut credentials: watch::Receiver<Option<Arc<Crede
     }
 }
 
-/// Forgets series that nothing uses any more.
+/// Removes series that are no longer used.
 async fn evict_metrics(shared: Arc<Shared>) -> anyhow::Result<()> {
     let mut every = tokio::time::interval(EVICTION);
     loop {
@@ -195,7 +195,7 @@ async fn evict_metrics(shared: Arc<Shared>) -> anyhow::Result<()> {
     }
 }
 
-/// Opens the gate when the configured ports have their first answers, or the controller took too long.
+/// Opens the gate when the configured ports have their first answers, or when the controller took too long.
 async fn wait_for_policy(policies: Policies, gate: Gate) -> anyhow::Result<()> {
     policies.settled().await;
     gate.open();
@@ -210,7 +210,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Runs the worker on a thread of its own and ends with it.
+    /// Runs the worker on its own thread until that ends.
     async fn start(self, index: usize, outbound: Vec<StdListener>, inbound: StdListener) -> anyhow::Result<()> {
         let (ended_tx, ended_rx) = oneshot::channel();
         std::thread::Builder::new()
@@ -218,7 +218,7 @@ impl Worker {
             .spawn(move || {
                 let runtime = Builder::new_current_thread().enable_all().build().context("build a worker's runtime");
                 let ended = runtime.and_then(|runtime| runtime.block_on(self.serve(outbound, inbound)));
-                // Nobody listens only when the process ends anyway.
+                // The receiver is gone only when the process ends.
                 let _ = ended_tx.send(ended);
             })
             .context("start a worker thread")?;
@@ -242,7 +242,7 @@ impl Worker {
         let outbound = outbound::run(Arc::clone(&self.shared), self.discover.clone(), listeners);
         let inbound = inbound::run(Arc::clone(&self.shared), self.policies.clone(), inbound);
         tokio::join!(outbound, inbound);
-        // Both stop accepting when the drain is ordered; connections finish on this runtime until the process ends.
+        // Both stop accepting when the drain begins; connections finish on this runtime until the process ends.
         std::future::pending().await
     }
 }

@@ -1,8 +1,8 @@
-//! Asks the kernel whether both directions are redirected, so that the application starts only when they are, and the pod is ready only
-//! while they are.
+//! Asks the kernel whether both directions are redirected, so that the application starts only when they are, and the
+//! pod is ready only while they are.
 //!
-//! The question is a private socket option, answered by the node agent's programs in the pods that they know. Anybody else's kernel
-//! answers ENOPROTOOPT, which means "not redirected".
+//! The question is a private socket option, which the node agent's programs answer in the pods that they know. Any
+//! other kernel answers ENOPROTOOPT, which means "not redirected".
 
 use std::time::Duration;
 
@@ -20,29 +20,31 @@ use weft_runtime::{drain, metrics::Metrics, readiness::Gate};
 
 /// The level of Weft's private socket options: "WE".
 const LEVEL: libc::c_int = 0x5745;
-/// The option that answers the attestation.
+/// The option that reads the attestation.
 const ATTESTATION: libc::c_int = 1;
 /// Outbound connections are redirected.
 const OUTBOUND: u32 = 1;
 /// Inbound connections are redirected.
 const INBOUND: u32 = 1 << 1;
 
-/// How often to ask at first: the pod's other containers wait for the answer.
+/// Interval of questions at first: the pod's other containers wait for the answer.
 const EAGER: Duration = Duration::from_millis(5);
-/// How often to ask after [`PATIENCE`]: whoever waited that long for an agent does not mind, and a node may have hundreds
-/// of pods that wait for it.
+/// Interval of questions after [`PATIENCE`]: a few milliseconds no longer matter, and a node may have hundreds of pods
+/// that wait for an agent.
 const PATIENT: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often to ask with a new socket: on Linux 5.10 nobody answers for one that is older than the agent's programs.
+/// Interval of questions with a new socket: on Linux 5.10 a socket that is older than the agent's programs gets no
+/// answer.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// How often to ask once both directions were redirected: soon enough for a readiness probe, and two system calls each.
+/// Interval of questions while both directions are redirected: short enough for a readiness probe, at two system calls
+/// each.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// How long the answer may be missing before it counts as lost, should an agent be replacing its programs at that moment.
+/// How long the answer may be missing before it counts as lost: an agent may be replacing its programs.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often to say in the log what is missing.
+/// Interval of warnings about what is missing.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// What the kernel says of this pod.
+/// The kernel's answer for this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Attestation {
     flags: u32,
@@ -50,7 +52,7 @@ struct Attestation {
     netns_cookie: u64,
 }
 
-/// The socket option, for `nix`, which owns the call.
+/// The socket option, for `nix`, which makes the call.
 #[derive(Clone, Copy, Debug)]
 struct Redirect;
 
@@ -71,7 +73,7 @@ pub(crate) async fn run(gate: Gate, registry: Metrics, drain: drain::Watch) -> a
     let mut asker = Asker { socket: socket()?, made: Instant::now() };
     tokio::select! {
         followed = follow(|| asker.ask(), &gate, &metrics) => followed,
-        // A proxy that drains listens no more, and nothing is steered to it.
+        // A draining proxy no longer listens, and no connection is steered to it.
         () = drain.signaled() => std::future::pending().await,
     }
 }
@@ -136,7 +138,7 @@ async fn complete(mut ask: impl FnMut() -> Result<Attestation, Errno>) -> Attest
     }
 }
 
-/// Puts the question to the kernel.
+/// Asks the kernel.
 struct Asker {
     socket: Socket,
     made: Instant,
@@ -144,7 +146,7 @@ struct Asker {
 
 impl Asker {
     fn ask(&mut self) -> Result<Attestation, Errno> {
-        // Without a new one, the old one has to do.
+        // If a new socket cannot be created, the old one is used.
         if self.made.elapsed() >= RENEW_EVERY
             && let Ok(socket) = socket()
         {
@@ -168,7 +170,7 @@ fn warn(answer: Result<Attestation, Errno>) {
     }
 }
 
-/// A socket answers for the network namespace that it was made in, so that any will do.
+/// A socket answers for the network namespace in which it was created, so any socket will do.
 fn socket() -> std::io::Result<Socket> {
     Socket::new(Domain::IPV4, Type::STREAM, None).or_else(|_| Socket::new(Domain::IPV6, Type::STREAM, None))
 }
@@ -218,7 +220,7 @@ mod tests {
         let eagerly = asked.iter().filter(|at| **at < PATIENCE).count();
         assert!((0..eagerly - 1).all(|at| pause(at) == EAGER), "{asked:?}");
         assert!((eagerly..asked.len() - 1).all(|at| pause(at) == PATIENT), "{asked:?}");
-        assert_eq!((eagerly, asked.len() - eagerly), (2_000, 201), "ten seconds of each, and the last one");
+        assert_eq!((eagerly, asked.len() - eagerly), (2_000, 201), "ten seconds of each, and the last question");
     }
 
     #[tokio::test(start_paused = true)]
@@ -230,7 +232,7 @@ mod tests {
         let kernel = std::cell::Cell::new(Err(Errno::ENOPROTOOPT));
         let ask = || kernel.get().map(|flags| Attestation { flags, generation: 1, netns_cookie: 1 });
         let observe = async {
-            // What the kernel answers, for how long, and whether the pod is ready at its end.
+            // The kernel's answer, for how long, and whether the pod is ready at the end.
             for (answer, seconds, ready, lost) in [
                 (Err(Errno::ENOPROTOOPT), 5, false, 0),
                 (REDIRECTED, 5, true, 0),
@@ -249,7 +251,7 @@ mod tests {
             }
         };
         tokio::select! {
-            _ = follow(ask, &gate, &metrics) => unreachable!("it follows for life"),
+            _ = follow(ask, &gate, &metrics) => unreachable!("it never returns"),
             () = observe => {}
         }
     }

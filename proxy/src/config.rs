@@ -1,8 +1,8 @@
 //! The proxy's settings, parsed once from the `LINKERD2_PROXY_*` environment that the injector writes.
 //!
-//! Owns the names, defaults and meaning of every variable. Refuses to read the process environment itself: it is given a
-//! lookup function, so that parsing is pure and the rest of the program never consults the environment. An error names the
-//! variable and what was expected, and never repeats a value, because some of them are secrets.
+//! Owns the names, defaults and meaning of every variable. Refuses to read the process environment itself: it uses a
+//! lookup function, so that parsing is pure and the rest of the program never reads the environment. An error names
+//! the variable and the expected value, and never contains the actual value, because some of them are secrets.
 
 mod env;
 mod ignored;
@@ -17,27 +17,27 @@ use weft_tls::identity::Identity;
 
 pub(crate) use env::{ConfigError, Source};
 
-/// Everything the proxy was told at start.
+/// All settings of the proxy.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// Data-plane worker threads. Linkerd's default: 1.
     pub(crate) cores: NonZeroUsize,
-    /// What the outbound listeners do.
+    /// Settings of the outbound side.
     pub(crate) outbound: OutboundConfig,
-    /// What the inbound listener does.
+    /// Settings of the inbound side.
     pub(crate) inbound: InboundConfig,
-    /// The admin server.
+    /// Settings of the admin server.
     pub(crate) admin: AdminConfig,
-    /// Who this proxy is and who certifies it.
+    /// This proxy's identity, and its certificate authority.
     pub(crate) identity: IdentityConfig,
-    /// Where discovery is served.
+    /// Address of discovery.
     pub(crate) destination: DestinationConfig,
-    /// Where policy is served.
+    /// Address of policy.
     pub(crate) policy: PolicyConfig,
     /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head
     /// (`WEFT_PROXY_HTTP1_IDLE_TIMEOUT`). 10 min: longer than Prometheus and common pools keep connections, so that they close first.
     pub(crate) http1_client_timeout: Duration,
-    /// How long series stay that nothing uses any more. Linkerd's default: 10 min.
+    /// How long unused series are kept. Linkerd's default: 10 min.
     pub(crate) metrics_retain_idle: Duration,
     /// Limits of streams of the control plane.
     pub(crate) control_streams: StreamLimits,
@@ -45,7 +45,7 @@ pub(crate) struct Config {
     pub(crate) http2: Http2Config,
     /// How long in-flight work may take after SIGTERM. Linkerd's default: 2 min.
     pub(crate) shutdown_grace_period: Duration,
-    /// Filter directives for the log (`LINKERD2_PROXY_LOG`).
+    /// Filter of the log (`LINKERD2_PROXY_LOG`).
     pub(crate) log: String,
     /// Whether log lines are JSON.
     pub(crate) log_json: bool,
@@ -91,10 +91,10 @@ pub(crate) struct OutboundConfig {
     pub(crate) max_idle_connections: usize,
     /// Requests in flight per worker; beyond it they are shed.
     pub(crate) max_in_flight: usize,
-    /// Whether `l5d-proxy-error` is shown to the application.
+    /// Whether the application sees `l5d-proxy-error`.
     pub(crate) informational_headers: bool,
-    /// Whether connections to loopback are allowed. Never set from the environment: tests alone need it, because for a sidecar
-    /// a loopback target is its own listener.
+    /// Whether connections to loopback are allowed. Never set from the environment: only tests need it, because for a
+    /// sidecar a loopback target is its own listener.
     pub(crate) allow_loopback: bool,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct OutboundConfig {
 pub(crate) struct InboundConfig {
     /// The listener.
     pub(crate) listen: SocketAddr,
-    /// How long detection waits when policy gives no timeout, and how long TLS and transport headers may take.
+    /// Detection timeout if policy has none, and deadline for TLS and transport headers.
     pub(crate) detect_timeout: Duration,
     /// How long a connection attempt to the application may take.
     pub(crate) connect_timeout: Duration,
@@ -119,12 +119,12 @@ pub(crate) struct InboundConfig {
     pub(crate) max_in_flight: usize,
     /// How long an unused port's policy stays cached.
     pub(crate) discovery_idle_timeout: Duration,
-    /// Which policy a port has that no server selects.
+    /// Policy of ports without a server.
     pub(crate) default_policy: DefaultPolicy,
-    /// How long connections to a port wait for the controller's first answer, and readiness for those of `ports`
-    /// (`WEFT_PROXY_INBOUND_POLICY_TIMEOUT`). 10 s, as Linkerd's protocol detection.
+    /// How long connections to a port wait for the controller's first answer, and how long readiness waits for those
+    /// of `ports` (`WEFT_PROXY_INBOUND_POLICY_TIMEOUT`). 10 s, as Linkerd's protocol detection.
     pub(crate) policy_timeout: Duration,
-    /// What a port allows for which the controller never answered in that time (`WEFT_PROXY_INBOUND_POLICY_UNANSWERED`).
+    /// Policy of a port without an answer in that time (`WEFT_PROXY_INBOUND_POLICY_UNANSWERED`).
     pub(crate) unanswered: Unanswered,
     /// Ports whose policy is watched from the start.
     pub(crate) ports: Vec<u16>,
@@ -134,49 +134,49 @@ pub(crate) struct InboundConfig {
     pub(crate) ips: Vec<IpAddr>,
 }
 
-/// What a port allows about which the controller has never said anything.
+/// Policy of a port about which the controller has never sent anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
-    /// What the default policy allows, as with Linkerd: a mesh whose controller is down keeps starting pods.
+    /// The default policy, as with Linkerd: a mesh whose controller is down can still start pods.
     Default,
-    /// Nothing.
+    /// Deny every client.
     Deny,
 }
 
-/// What a port without a server resource allows (`config.linkerd.io/default-inbound-policy`).
+/// Policy of a port without a server resource (`config.linkerd.io/default-inbound-policy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultPolicy {
-    /// Nobody.
+    /// No client.
     Deny,
     /// Any meshed client.
     AllAuthenticated,
-    /// Anybody.
+    /// Any client.
     AllUnauthenticated,
     /// Meshed clients from the cluster's networks.
     ClusterAuthenticated,
-    /// Anybody from the cluster's networks.
+    /// Any client from the cluster's networks.
     ClusterUnauthenticated,
-    /// Anybody, with a log line for what would have been denied.
+    /// Any client, with a log line for clients that would otherwise be denied.
     Audit,
 }
 
 /// Settings of the admin server.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminConfig {
-    /// Where it listens.
+    /// Address of the listener.
     pub(crate) listen: SocketAddr,
-    /// Whether `POST /shutdown` works.
+    /// Whether `POST /shutdown` is enabled.
     pub(crate) shutdown_endpoint: bool,
 }
 
 /// Settings of identity bootstrap.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityConfig {
-    /// Who this proxy is.
+    /// This proxy's identity.
     pub(crate) local_name: Identity,
-    /// The name that clients ask for in TLS when they want this proxy.
+    /// The TLS server name with which clients ask for this proxy.
     pub(crate) server_name: Box<str>,
-    /// Where `key.p8` and `csr.der` live.
+    /// Directory of `key.p8` and `csr.der`.
     pub(crate) dir: PathBuf,
     /// The service-account token, read at every attempt.
     pub(crate) token_file: PathBuf,
@@ -206,20 +206,21 @@ pub(crate) struct DestinationConfig {
 pub(crate) struct PolicyConfig {
     /// The policy controller.
     pub(crate) control: ControlAddr,
-    /// This workload, as the policy controller wants it named.
+    /// This workload's name for the policy controller.
     pub(crate) workload: String,
     /// The cluster's networks, for the `cluster-*` default policies.
     pub(crate) cluster_networks: Vec<IpNet>,
 }
 
-/// Limits of the control plane's streams (`CONTROL_STREAM_*`); `None` is no limit. They do not hold for a controller on loopback.
+/// Limits of the control plane's streams (`CONTROL_STREAM_*`); `None` means no limit. They do not apply to a
+/// controller on loopback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamLimits {
-    /// How long the first message may take.
+    /// Deadline for the first message.
     pub(crate) initial: Option<Duration>,
-    /// How long the stream may be silent afterwards.
+    /// The longest silence afterwards.
     pub(crate) idle: Option<Duration>,
-    /// How long it may be open.
+    /// The longest time that the stream may be open.
     pub(crate) lifetime: Option<Duration>,
 }
 
@@ -234,8 +235,8 @@ pub(crate) struct Http2Config {
     pub(crate) outbound_keepalive: Option<Keepalive>,
     /// Server keepalive of the inbound side.
     pub(crate) inbound_keepalive: Option<Keepalive>,
-    /// Streams at a time of one inbound connection. 10,000: other proxies carry all of a pod's requests over one connection, and wait for
-    /// a place; without a limit one client could hold any number.
+    /// Streams at a time on one inbound connection. 10,000: another proxy sends all of its pod's requests over one
+    /// connection, and would have to wait; without a limit one client could hold any number.
     pub(crate) inbound_streams: u32,
 }
 
@@ -244,7 +245,7 @@ pub(crate) struct Http2Config {
 pub(crate) struct Keepalive {
     /// Time between pings.
     pub(crate) interval: Duration,
-    /// How long an answer may take.
+    /// Deadline for the answer.
     pub(crate) timeout: Duration,
 }
 
@@ -255,22 +256,22 @@ pub(crate) struct ControlAddr {
     pub(crate) host: String,
     /// The port, unless an SRV record says otherwise.
     pub(crate) port: u16,
-    /// Who must answer; `None` only for loopback, which is spoken to in plaintext.
+    /// The expected identity of the server; `None` only for loopback, which is spoken to in plaintext.
     pub(crate) identity: Option<Identity>,
 }
 
-/// A setting whose content turned out to be unusable only when it was used; the process exits with 64.
+/// A setting whose content turned out to be unusable when it was used; the process exits with 64.
 #[derive(Debug, thiserror::Error)]
 #[error("{variable} cannot be used: {reason}")]
 pub(crate) struct UnusableSetting {
     /// The variable's full name.
     pub(crate) variable: &'static str,
-    /// What is wrong with what it names.
+    /// Why it cannot be used.
     pub(crate) reason: String,
 }
 
 impl Config {
-    /// Parses all settings from `source`, which answers a variable's value by its full name.
+    /// Parses all settings. `source` returns the value of a variable by its full name.
     ///
     /// # Errors
     /// The first variable that is missing or malformed. The process should print it and exit with 64.
@@ -389,7 +390,7 @@ impl Config {
 }
 
 impl ControlAddr {
-    /// Whether the service is in this pod, and so is spoken to in plaintext.
+    /// Whether the service is in this pod and is therefore spoken to in plaintext.
     pub(crate) fn is_loopback(&self) -> bool {
         is_loopback_host(&self.host)
     }

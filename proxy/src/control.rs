@@ -1,7 +1,8 @@
-//! gRPC connections to the control plane: one HTTP/2 connection per service, made when needed and made anew when it is lost.
+//! gRPC connections to the control plane: one HTTP/2 connection per service, opened on demand and reopened when it is
+//! lost.
 //!
-//! Plaintext inside the pod (loopback), else mTLS with the service's identity and the credentials of the moment. Owns connecting
-//! and pacing. Refuses to know what is asked: streams and their recovery belong to who opens them.
+//! Plaintext inside the pod (loopback), otherwise mTLS with the service's identity and the current credentials. Owns
+//! connecting and pacing. Refuses to know the requests: a stream and its recovery belong to the code that opens it.
 
 use std::future::Future;
 use std::io;
@@ -31,50 +32,51 @@ use crate::dns::{Dns, ResolveError};
 use crate::io::{Io, Stream};
 use crate::listen::set_options;
 
-/// How long one address may take to connect, TLS included.
+/// Deadline for connecting to one address, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pings on idle connections, so that a vanished controller is noticed: what Linkerd's chart sets.
+/// Interval of pings on idle connections, and deadline for their answers, so that a vanished controller is noticed;
+/// Linkerd's chart has the same.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
 /// First and longest pause between attempts: Linkerd's for control-plane clients.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 type Credentialed = watch::Receiver<Option<Arc<Credentials>>>;
 
-/// Why a controller cannot be asked.
+/// Why a request cannot be sent to a controller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
     /// Its name has no address.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// No address of it can be connected to.
+    /// Connecting to all of its addresses failed.
     #[error("connect to {service}")]
     Connect {
         /// The service's address as configured.
         service: String,
-        /// The last address's failure.
+        /// The failure of the last address.
         #[source]
         source: io::Error,
     },
-    /// The request did not get through.
+    /// The request could not be sent.
     #[error("send a request to {service}")]
     Send {
         /// The service's address as configured.
         service: String,
-        /// hyper's reason.
+        /// The error of hyper.
         #[source]
         source: hyper::Error,
     },
-    /// The proxy is ending.
+    /// The proxy is shutting down.
     #[error("the proxy has no credentials and will get none")]
     Credentials,
 }
 
-/// How connections prove themselves.
+/// How a client authenticates itself.
 #[derive(Clone)]
 pub(crate) enum Trust {
     /// Waits for the proxy's own certificate.
     Credentials(Credentialed),
-    /// Does without one until there is one: for the service that issues it.
+    /// Uses no certificate until there is one: for the service that issues it.
     Bootstrap(TrustAnchors, Credentialed),
 }
 
@@ -94,7 +96,7 @@ struct Inner {
 }
 
 impl ControlClient {
-    /// Makes a client; nothing is connected until the first request.
+    /// Creates a client; it connects at the first request.
     pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns, limits: StreamLimits) -> Self {
         let host = addr.host.trim_end_matches('.');
         let authority =
@@ -106,7 +108,7 @@ impl ControlClient {
     /// Opens a stream within the limits of the settings.
     ///
     /// # Errors
-    /// The controller's status, or a deadline that passed before the stream's head.
+    /// The controller's status, or a deadline that passed before the stream's head arrived.
     pub(crate) async fn open<T>(
         &self,
         asked: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
@@ -114,7 +116,7 @@ impl ControlClient {
         let StreamLimits { initial, idle, lifetime } = self.inner.limits;
         let opened = Instant::now();
         let initial = initial.map(|initial| opened + initial);
-        // Streams that were opened together, by many proxies, do not end together.
+        // So that streams that many proxies opened together do not end together.
         let end = lifetime.map(|lifetime| opened + lifetime.mul_f64(rand::rng().random_range(0.8..=1.0)));
         let stream = within(initial, asked).await?.into_inner();
         Ok(Messages { stream, silence: initial, idle, end })
@@ -135,7 +137,7 @@ impl Inner {
         sender.send_request(request).await.map_err(|source| ControlError::Send { service: self.service(), source })
     }
 
-    /// The shared connection, made anew if it is gone. Whoever comes meanwhile waits for the same attempt.
+    /// The shared connection, reopened if it is gone. Concurrent callers wait for the same attempt.
     async fn connection(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
         let mut connection = self.connection.lock().await;
         if let Some(sender) = connection.as_mut() {
@@ -215,7 +217,7 @@ impl Inner {
     }
 }
 
-/// The name that a client asks for in TLS when the server has this identity; URIs cannot be asked for.
+/// The TLS server name for a server with this identity; `None` for URIs, which TLS cannot ask for.
 pub(crate) fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
     match identity {
         Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
@@ -223,10 +225,10 @@ pub(crate) fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
     }
 }
 
-/// A stream of the control plane that ends when it is silent or open for too long, so that it is asked for anew.
+/// A stream of the control plane that ends when it is silent or open for too long, so that it is opened again.
 pub(crate) struct Messages<T> {
     stream: Streaming<T>,
-    /// When the next message has to be there.
+    /// Deadline for the next message.
     silence: Option<Instant>,
     idle: Option<Duration>,
     end: Option<Instant>,
@@ -269,7 +271,8 @@ impl tower::Service<http::Request<tonic::body::Body>> for ControlClient {
     }
 }
 
-/// Pauses between attempts that grow from 100 ms to 10 s, each spread by half, so that proxies do not return all at once.
+/// Pauses between attempts that grow from 100 ms to 10 s, each with a jitter of half, so that proxies do not return
+/// all at once.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -281,7 +284,7 @@ impl Backoff {
         Self { next: BACKOFF.0 }
     }
 
-    /// Begins anew after a success.
+    /// Starts anew after a success.
     pub(crate) fn reset(&mut self) {
         self.next = BACKOFF.0;
     }

@@ -1,7 +1,7 @@
-//! What a client speaks, judged by its first bytes: HTTP/1, HTTP/2, TLS and for whom, or something else.
+//! Detects a client's protocol from its first bytes: HTTP/1, HTTP/2, TLS with its server name, or something else.
 //!
-//! Owns reading ahead and judging. What was read is kept in the stream's read-ahead buffer, so that nobody downstream notices.
-//! Refuses to act on the result.
+//! Owns reading ahead and detection. Bytes that were read stay in the stream's read-ahead buffer, so that later
+//! readers get them. Refuses to act on the result.
 
 pub(crate) mod client_hello;
 
@@ -16,13 +16,13 @@ use crate::io::Io;
 
 use client_hello::{Hello, parse_client_hello};
 
-/// Bytes read to tell HTTP from the rest: Linkerd's.
+/// Bytes read to detect HTTP: Linkerd's number.
 const HTTP_BYTES: usize = 1024;
 /// Bytes peeked at for TLS: a typical ClientHello fits.
 const PEEK_BYTES: usize = 512;
-/// Bytes read for TLS at most, when a ClientHello is larger than was peeked.
+/// The most bytes read for TLS, if a ClientHello is larger than the peeked bytes.
 const TLS_BYTES: usize = 8192;
-/// How HTTP/2 with prior knowledge begins (RFC 9113 section 3.4), as far as is needed to know it.
+/// The start of HTTP/2 with prior knowledge (RFC 9113 section 3.4), enough of it to recognise it.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
 /// The result of HTTP detection.
@@ -32,9 +32,9 @@ pub(crate) enum Detected {
     Http1,
     /// HTTP/2 with prior knowledge.
     Http2,
-    /// Bytes, but not HTTP's.
+    /// Bytes that are not HTTP.
     NotHttp,
-    /// No byte came in time: the server speaks first, or nobody does.
+    /// No byte arrived in time: the server speaks first, or neither side does.
     TimedOut,
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum DetectError {
     /// The connection failed.
     #[error("read the connection's first bytes")]
     Read(#[source] io::Error),
-    /// TLS was begun and not finished.
+    /// TLS began and was not finished.
     #[error("the client did not finish its TLS ClientHello in time")]
     TimedOut,
 }
@@ -64,7 +64,7 @@ impl Detected {
     }
 }
 
-/// Judges by one read whether a client speaks HTTP.
+/// Detects HTTP with one read.
 ///
 /// # Errors
 /// When the connection ends or fails before its first byte.
@@ -94,18 +94,18 @@ pub(crate) fn judge_http(bytes: &[u8]) -> Detected {
     }
     let mut request = httparse::Request::new(&mut []);
     match request.parse(bytes) {
-        // The request line was parsed when the first header did not fit into no room.
+        // With no room for headers, the first header means that the request line was parsed.
         Ok(_) | Err(httparse::Error::TooManyHeaders) => Detected::Http1,
         Err(_) => Detected::NotHttp,
     }
 }
 
-/// Finds the server name that a TLS client asks for; `None` if it is not TLS or names none.
+/// Finds the server name of a TLS client; `None` if it is not TLS or has none.
 ///
 /// Usually peeks, so that a TLS implementation later reads the socket itself.
 ///
 /// # Errors
-/// When the connection ends or fails, or a ClientHello was begun and is not complete in time.
+/// When the connection ends or fails, or a ClientHello begins and is not complete in time.
 pub(crate) async fn tls(stream: TcpStream, timeout: Duration) -> Result<(Option<String>, Io<TcpStream>), DetectError> {
     match tokio::time::timeout(timeout, tls_unbounded(stream)).await {
         Ok(result) => result,

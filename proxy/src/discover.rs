@@ -1,4 +1,4 @@
-//! What the control plane says of destinations: per original address its profile and policy, per service its endpoints.
+//! Discovery: profile and policy of each original address, and endpoints of each service, from the control plane.
 //!
 //! ```text
 //! OutboundPolicies.Watch ─┐
@@ -6,8 +6,8 @@
 //! Destination.Get ──────────> Endpoints ───────────────────┴─> watch channels, read by workers
 //! ```
 //!
-//! One process-wide set of streams on the control runtime, shared by all workers. A stream lives as long as somebody holds what
-//! it feeds; on its loss the last state stays. Refuses to decide where a request goes.
+//! One process-wide set of streams on the control runtime, shared by all workers. A stream lives as long as its result
+//! is in use; if the stream is lost, the last state stays. Refuses to decide where a request goes.
 
 pub(crate) mod endpoint;
 pub(crate) mod endpoints;
@@ -52,7 +52,7 @@ struct Inner {
     endpoints: Mutex<HashMap<String, Weak<Endpoints>>>,
 }
 
-/// What is known of one original destination. Dropping the last one ends its streams.
+/// Profile and policy of one original destination. Dropping the last reference ends the streams.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     /// The profile.
@@ -62,10 +62,10 @@ pub(crate) struct Lookup {
     _streams: [Stream; 2],
 }
 
-/// The endpoints of one service. Dropping the last one ends its stream.
+/// The endpoints of one service. Dropping the last reference ends the stream.
 #[derive(Debug)]
 pub(crate) struct Endpoints {
-    /// The set as last known.
+    /// The last known set.
     pub(crate) state: watch::Receiver<EndpointsState>,
     _stream: Stream,
 }
@@ -81,7 +81,7 @@ impl Drop for Stream {
 }
 
 impl Discover {
-    /// Makes discovery with clients of both services; nothing is asked yet.
+    /// Creates discovery with clients of both services; nothing is requested yet.
     pub(crate) fn new(shared: &Arc<Shared>, destination: ControlClient, policy: ControlClient) -> Self {
         let config = &shared.config;
         Self {
@@ -99,7 +99,7 @@ impl Discover {
         }
     }
 
-    /// Profile and policy of an original destination, asked for in parallel unless somebody holds them already.
+    /// Profile and policy of an original destination, looked up in parallel unless they are in use already.
     pub(crate) fn look_up(&self, addr: SocketAddr) -> Arc<Lookup> {
         shared(&self.inner.lookups, addr, || {
             let inner = &self.inner;
@@ -142,7 +142,7 @@ impl Discover {
 
 #[cfg(test)]
 impl Endpoints {
-    /// A service's endpoints without a controller, and what changes them.
+    /// A service's endpoints without a controller, and the sender that changes them.
     pub(crate) fn for_test(set: endpoints::EndpointSet) -> (watch::Sender<EndpointsState>, Self) {
         let (known, state) = watch::channel(EndpointsState::Known(Arc::new(set)));
         (known, Self { state, _stream: Stream(tokio::spawn(std::future::pending::<()>()).abort_handle()) })
@@ -155,7 +155,7 @@ impl Inner {
     }
 }
 
-/// The value that is held somewhere already, or a new one. Forgets values that nobody holds any more.
+/// The existing value, if it is still in use, or a new one. Removes values that are no longer in use.
 fn shared<K: Eq + Hash, V>(map: &Mutex<HashMap<K, Weak<V>>>, key: K, make: impl FnOnce() -> V) -> Arc<V> {
     let mut map = map.lock();
     if let Some(known) = map.get(&key).and_then(Weak::upgrade) {

@@ -16,9 +16,9 @@ pub(crate) enum ResolveError {
     /// The lookup failed.
     #[error("resolve {host}: does the service exist, and is the pod's DNS reachable?")]
     Lookup {
-        /// The name asked for.
+        /// The name.
         host: String,
-        /// What the resolver says.
+        /// The error of the resolver.
         #[source]
         source: NetError,
     },
@@ -41,7 +41,7 @@ impl Dns {
     /// When `/etc/resolv.conf` cannot be read.
     pub(crate) fn new(resolutions: Counters) -> Result<Self, NetError> {
         let mut builder = TokioResolver::builder_tokio()?;
-        // Endpoints of the control plane move with its pods; remembering that one was absent only delays the proxy's start.
+        // Pods of the control plane come and go; a cached negative answer would only delay the proxy's start.
         builder.options_mut().negative_max_ttl = Some(std::time::Duration::from_secs(1));
         Ok(Self { resolver: builder.build()?, resolutions })
     }
@@ -49,7 +49,7 @@ impl Dns {
     /// All addresses of a service, in no particular order; `port` applies unless SRV records say otherwise.
     ///
     /// # Errors
-    /// When there are none; try again after a pause.
+    /// When there are none; the caller should retry after a pause.
     pub(crate) async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
@@ -65,7 +65,8 @@ impl Dns {
         if addrs.is_empty() { Err(ResolveError::Empty(host.to_owned())) } else { Ok(addrs) }
     }
 
-    /// What SRV records name; none if there are none, whatever the reason, because A and AAAA are asked next.
+    /// Targets of SRV records; an empty list if there are none, for whatever reason, because A and AAAA are queried
+    /// next.
     async fn resolve_srv(&self, host: &str) -> Vec<SocketAddr> {
         let lookup = self.resolver.srv_lookup(host).await;
         self.count("srv", lookup.is_ok());

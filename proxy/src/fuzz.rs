@@ -1,6 +1,6 @@
-//! What the fuzz targets call: the proxy's readers of bytes that a peer or an application sends.
+//! Entry points of the fuzz targets: the proxy's parsers of bytes from a peer or an application.
 //!
-//! Each function panics when a reader breaks its own promise, and returns nothing.
+//! Each function panics if a parser violates its guarantee, and returns nothing.
 
 use futures::FutureExt as _;
 use http::{HeaderName, HeaderValue, Request, Version};
@@ -14,7 +14,7 @@ use crate::{
     transport_header::TransportHeader,
 };
 
-/// The first bytes of a connection that may be TLS. More bytes do not change what was decided.
+/// Parses the first bytes of a connection that may be TLS. Further bytes do not change the result.
 pub fn client_hello(bytes: &[u8]) {
     match parse_client_hello(bytes) {
         decided @ (Hello::Complete(_) | Hello::NotTls) => {
@@ -24,12 +24,12 @@ pub fn client_hello(bytes: &[u8]) {
     }
 }
 
-/// The first bytes of a connection that may be HTTP.
+/// Parses the first bytes of a connection that may be HTTP.
 pub fn protocol(bytes: &[u8]) {
     let _ = detect::judge_http(bytes);
 }
 
-/// The first message of a direct connection. What was read can be written and read again.
+/// Parses the first message of a direct connection. A parsed message can be written and parsed again.
 pub fn transport_header(mut bytes: &[u8]) {
     let Some(Ok(header)) = TransportHeader::read(&mut bytes).now_or_never() else { return };
     let written = header.encode();
@@ -37,8 +37,8 @@ pub fn transport_header(mut bytes: &[u8]) {
     assert_eq!(again.and_then(Result::ok), Some(header));
 }
 
-/// Target and headers of an HTTP/1 request: `METHOD TARGET HTTP/1.1` and headers, one a line. It goes to the peer's proxy
-/// over HTTP/2 and becomes HTTP/1 again there.
+/// Parses target and headers of an HTTP/1 request: `METHOD TARGET HTTP/1.1` and headers, one a line. The request is
+/// then sent to the peer's proxy over HTTP/2, where it becomes HTTP/1 again.
 pub fn request(bytes: &[u8]) {
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut parsed = httparse::Request::new(&mut fields);

@@ -4,8 +4,9 @@
 //! token file + CSR -> Certify -> leaf, intermediates -> Credentials (name, chain, expiry checked) -> watch
 //! ```
 //!
-//! Owns when to ask. The token is read anew each time, because the kubelet rotates it; the key never changes. A certificate that does
-//! not verify is not used: the old one stays until it expires, and before the first there is no service.
+//! Owns the schedule. The token is read again each time, because the kubelet rotates it; the key never changes. A
+//! certificate that does not verify is not used: the old one stays until it expires, and without one the proxy does
+//! not serve.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,35 +29,35 @@ use crate::config::UnusableSetting;
 use crate::control::{Backoff, ControlClient};
 use crate::shared::Shared;
 
-/// How much of a certificate's remaining lifetime passes before it is renewed: Linkerd's share.
+/// The fraction of a certificate's remaining lifetime after which it is renewed: Linkerd's.
 const REFRESH_AT: f64 = 0.7;
 
-/// How long the controller may take to answer once it is connected.
+/// Deadline for the controller's answer once it is connected.
 const CERTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is read from the settings' files at start.
+/// Content of the settings' files, read at start.
 pub(crate) struct Bootstrap {
     /// The mesh's trust anchors.
     pub(crate) anchors: TrustAnchors,
-    /// The private key, for the process's life.
+    /// The private key, used until the process ends.
     pub(crate) key: IdentityKey,
     /// The signing request, DER.
     pub(crate) csr: Vec<u8>,
 }
 
-/// What certification needs.
+/// Dependencies of certification.
 pub(crate) struct Certifier {
     /// Key, signing request, anchors.
     pub(crate) bootstrap: Bootstrap,
     /// The identity controller.
     pub(crate) client: ControlClient,
-    /// Where credentials are published.
+    /// The published credentials.
     pub(crate) credentials: watch::Sender<Option<Arc<Credentials>>>,
     /// Opened with the first credentials.
     pub(crate) gate: Gate,
 }
 
-/// Why there is no new certificate.
+/// Why a new certificate was not obtained.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CertifyError {
     /// The token cannot be used.
@@ -68,9 +69,9 @@ pub(crate) enum CertifyError {
     /// The controller refused or cannot be reached.
     #[error("the identity controller did not certify: {code:?}: {reason}")]
     Certify {
-        /// gRPC's code.
+        /// The gRPC code.
         code: tonic::Code,
-        /// The controller's words, or why it cannot be reached.
+        /// The controller's message, or why it cannot be reached.
         reason: String,
     },
     /// The certificate is not fit for use.
@@ -84,13 +85,13 @@ pub(crate) enum TokenError {
     /// The file cannot be read.
     #[error("the token file {path} cannot be read")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The cause.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// There is nothing in the file.
+    /// The file is empty.
     #[error("the token file {0} is empty")]
     Empty(String),
 }
@@ -105,7 +106,7 @@ struct CertMetrics {
 /// Certifies and renews until the process ends.
 ///
 /// # Errors
-/// [`UnusableSetting`] when there is no token at the start. Later failures are logged and tried again.
+/// [`UnusableSetting`] when there is no token at the start. Later failures are logged and retried.
 pub(crate) async fn run(shared: Arc<Shared>, certifier: Certifier, registry: Metrics) -> anyhow::Result<()> {
     let metrics = registry.register(CertMetrics::register);
     let config = &shared.config.identity;
@@ -161,7 +162,7 @@ impl Certifier {
 /// How long to wait before the next renewal: until 70 % of what remains has passed, between `min` and `max`.
 fn refresh_after(expiry: SystemTime, now: SystemTime, min: Duration, max: Duration) -> Duration {
     let remaining = expiry.duration_since(now).unwrap_or_default();
-    // Not `clamp`, which panics when the settings are the wrong way round.
+    // Not `clamp`, which panics if the settings are reversed.
     remaining.mul_f64(REFRESH_AT).min(max).max(min)
 }
 
@@ -190,7 +191,7 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 
 impl From<tonic::Status> for CertifyError {
     fn from(status: tonic::Status) -> Self {
-        // A status of our own making carries the failure as its source, whose text says more than the status's.
+        // A status that this side created has the failure as its source, whose text is more specific.
         let reason = match std::error::Error::source(&status) {
             Some(source) => with_sources(source),
             None => status.message().to_owned(),

@@ -1,4 +1,4 @@
-//! The inbound side: from a client anywhere to the application in this pod, under the port's policy.
+//! The inbound side: from any client to the application in this pod, under the port's policy.
 //!
 //! ```text
 //! accept -> original destination --own port--> direct: mTLS, transport header --+
@@ -6,8 +6,8 @@
 //!              +--other port--> policy -> TLS by SNI -> HTTP detection -> http | tcp -> application at the original address
 //! ```
 //!
-//! Owns one worker's state: TLS configurations, connections to the application. Refuses whatever policy does not allow, and any
-//! connection whose original destination is unknown or not this pod's.
+//! Owns one worker's state: TLS configurations, connections to the application. Refuses everything that policy does
+//! not allow, and any connection whose original destination is unknown or not this pod's.
 
 mod accept;
 pub(crate) mod admin;
@@ -37,22 +37,22 @@ use error::ConnectionError;
 use target::Targets;
 use tls::TlsServer;
 
-/// Kinds of connections whose counters are remembered; beyond it they are looked up anew.
+/// The most kinds of connections whose counters are remembered; beyond it they are looked up again.
 const SOURCES: usize = 1024;
 
-/// What the connections of one worker share.
+/// State that the connections of one worker share.
 pub(crate) struct Inbound {
     shared: Arc<Shared>,
     policies: Policies,
     tls: TlsServer,
     targets: Targets,
     labels: Arc<InboundTargets>,
-    /// Requests that are being answered.
+    /// Limit of requests in flight.
     limit: RequestLimit,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
 }
 
-/// What the counters of accepted connections are told apart by.
+/// Properties that distinguish the counters of accepted connections.
 #[derive(PartialEq, Eq, Hash)]
 struct SourceKey {
     target: SocketAddr,
@@ -60,7 +60,7 @@ struct SourceKey {
     server: Arc<Meta>,
 }
 
-/// Accepts until the drain is ordered. Connections that were accepted go on.
+/// Accepts until the drain begins. Accepted connections continue.
 pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, listener: Listener) {
     let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies));
     let mut sweep = tokio::time::interval(shared.config.inbound.http1_idle_timeout.max(target::SHORTEST_SWEEP));

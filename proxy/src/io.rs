@@ -1,5 +1,5 @@
-//! Byte streams of the data path: one type for plain and TLS connections, bytes that were read ahead, counters, and the
-//! copy in both directions.
+//! Byte streams of the data path: one type for plain and TLS connections, bytes that were read ahead, counters, and
+//! the copy in both directions.
 //!
 //! Owns moving bytes. Refuses to know protocols.
 
@@ -27,7 +27,7 @@ pub(crate) enum Stream {
     Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
-/// A stream with bytes that were read ahead and are read again first, and with counters of what passes.
+/// A stream with bytes that were read ahead and are returned again first, and with counters of all bytes.
 #[derive(Debug)]
 pub(crate) struct Io<S> {
     inner: S,
@@ -36,12 +36,12 @@ pub(crate) struct Io<S> {
 }
 
 impl<S> Io<S> {
-    /// Wraps a stream of which nothing was read.
+    /// Wraps a stream of which nothing has been read.
     pub(crate) fn new(inner: S) -> Self {
         Self { inner, read_ahead: Bytes::new(), metrics: None }
     }
 
-    /// Puts bytes in front of what is read next, before what is there already.
+    /// Puts bytes before those that are read next, including earlier read-ahead.
     pub(crate) fn read_again(&mut self, bytes: Bytes) {
         if self.read_ahead.is_empty() {
             self.read_ahead = bytes;
@@ -53,7 +53,8 @@ impl<S> Io<S> {
         }
     }
 
-    /// Counts bytes in `metrics` from here on; opening is counted now and closing when the stream is dropped.
+    /// Counts bytes in `metrics` from here on. The connection's opening is counted now, its closing when the stream is
+    /// dropped.
     #[must_use]
     pub(crate) fn with_metrics(mut self, metrics: Arc<TransportMetrics>) -> Self {
         metrics.opened();

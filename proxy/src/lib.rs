@@ -1,5 +1,5 @@
-//! The sidecar proxy as a library, for its own program and for its fuzz targets. Nothing else may use it: applications meet
-//! on gRPC.
+//! The sidecar proxy as a library, for its own program and its fuzz targets. Nothing else may use it: applications
+//! meet on gRPC.
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
 
@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 use crate::config::Config;
 
-/// What sysexits.h calls EX_USAGE, and Linkerd's proxy exits with on bad settings.
+/// EX_USAGE of sysexits.h, with which Linkerd's proxy exits on invalid settings.
 const EXIT_USAGE: u8 = 64;
 
 const HELP: &str = "\
@@ -54,7 +54,8 @@ A proxy beside a control plane on the same host, without Kubernetes:
 
 /// Reads the settings from the environment once and runs the proxy.
 ///
-/// Exits with 64 when a setting is wrong, with 1 when it cannot start or a part of it ends unexpectedly, else with 0.
+/// Exits with 64 if a setting is invalid, with 1 if it cannot start or a part of it ends unexpectedly, otherwise with
+/// 0.
 pub fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         None => {}
@@ -89,7 +90,7 @@ pub fn main() -> ExitCode {
 
 fn print_line(text: &str) {
     use std::io::Write as _;
-    // Nobody reads: nothing to be done about it.
+    // If standard output is closed, nothing can be done about it.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

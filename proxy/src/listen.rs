@@ -1,7 +1,7 @@
 //! Listeners: binding them, one per worker, and accepting from them.
 //!
-//! Owns socket options of listeners and accepted connections, and the limit on open ones. Refuses to know what a
-//! connection is for.
+//! Owns socket options of listeners and accepted connections, and the limit on open ones. Refuses to know the purpose
+//! of a connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -14,13 +14,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::SocketConfig;
 
-/// Connections waiting to be accepted per listener: what the kernel grants by default (`net.core.somaxconn`).
+/// Length of a listener's backlog: the kernel's default limit (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
-/// Connections that one worker serves at a time; beyond it the kernel's backlog holds them.
+/// The most connections that one worker serves at a time; further ones stay in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 100_000;
 
-/// How long accepting rests when the process has run out of file descriptors.
+/// Pause of accepting when the process has run out of file descriptors.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// One worker's listening socket.
@@ -45,7 +45,7 @@ pub(crate) struct Accepted {
 /// Binds `count` sockets to one address, so that the kernel spreads connections over workers.
 ///
 /// # Errors
-/// The address is in use or not of this host.
+/// When the address is in use or not of this host.
 pub(crate) fn bind(addr: SocketAddr, count: usize) -> io::Result<Vec<StdListener>> {
     let first = bind_one(addr, count > 1)?;
     let bound = first.local_addr()?;
@@ -73,7 +73,7 @@ fn bind_one(addr: SocketAddr, shared: bool) -> io::Result<StdListener> {
 }
 
 impl Listener {
-    /// Takes a bound socket into the current runtime.
+    /// Registers a bound socket with the current runtime.
     pub(crate) fn new(listener: StdListener, options: SocketConfig) -> io::Result<Self> {
         Ok(Self {
             listener: TcpListener::from_std(listener)?,
@@ -82,10 +82,10 @@ impl Listener {
         })
     }
 
-    /// The next connection. Failures of single connections are logged and passed over.
+    /// The next connection. Failures of single connections are logged and skipped.
     pub(crate) async fn accept(&self) -> Accepted {
         loop {
-            // The semaphore is never closed, so an error cannot occur; waiting forever is what it would mean.
+            // The semaphore is never closed, so this cannot happen.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
                 return std::future::pending().await;
             };

@@ -1,7 +1,7 @@
-//! The proxy's metric families, under Linkerd's names, and the handles that the data path counts with.
+//! The proxy's metric families, under Linkerd's names, and the handles with which the data path counts.
 //!
-//! Owns names and label keys. Labels are looked up once per connection, endpoint or route; what counts afterwards is an atomic
-//! addition. Refuses to know when something happens.
+//! Owns names and label keys. Labels are looked up once per connection, endpoint or route; after that, counting is an
+//! atomic addition. Refuses to know when something happens.
 
 mod histogram;
 mod http;
@@ -86,7 +86,7 @@ pub(crate) struct ProxyMetrics {
     pub(crate) dns_resolutions: Counters,
 }
 
-/// Which way a connection goes, for the label `direction`.
+/// Direction of a connection, for the label `direction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From another workload to the application.
@@ -95,12 +95,12 @@ pub(crate) enum Direction {
     Outbound,
 }
 
-/// Which end of the proxy a connection is, for the label `peer`.
+/// End of the proxy, for the label `peer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// The connection that was accepted.
+    /// The accepted connection.
     Src,
-    /// The connection that was made.
+    /// The connection to the destination.
     Dst,
 }
 
@@ -124,7 +124,7 @@ impl Peer {
     }
 }
 
-/// One label.
+/// Sets one label.
 pub(crate) fn label(
     key: impl Into<Cow<'static, str>>,
     value: impl Into<Cow<'static, str>>,
@@ -141,23 +141,23 @@ pub(crate) fn target_labels(addr: SocketAddr) -> Labels {
     ]
 }
 
-/// The target labels of inbound connections. Clients choose ports, so that those which the pod does not declare have labels of their own
-/// only up to a number; the rest share one set, and a scan of all ports leaves few series.
+/// The target labels of inbound connections. Clients choose ports; of the ports that the pod does not declare, only a
+/// limited number get their own labels, and the rest share one set, so that a scan of all ports leaves few series.
 pub(crate) struct InboundTargets {
     declared: Vec<u16>,
     others: Mutex<HashSet<SocketAddr>>,
 }
 
 impl InboundTargets {
-    /// Undeclared addresses with labels of their own, per worker.
+    /// Undeclared addresses with their own labels, per worker.
     const OTHERS: usize = 128;
 
-    /// Makes a set without undeclared ports.
+    /// Creates a set without undeclared ports.
     pub(crate) fn new(declared: &[u16]) -> Self {
         Self { declared: declared.to_vec(), others: Mutex::default() }
     }
 
-    /// As [`target_labels`], with `other` in each for an address beyond the number.
+    /// Like [`target_labels`], with `other` in each label for an address beyond the limit.
     pub(crate) fn labels(&self, addr: SocketAddr) -> Labels {
         if self.has_own(addr) {
             return target_labels(addr);
@@ -197,7 +197,7 @@ impl TcpRoute {
 }
 
 impl ProxyMetrics {
-    /// Makes the families and puts them into a registry. Counters get `_total` from the encoder.
+    /// Creates the families and registers them. The encoder appends `_total` to counters.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let mut counters = |name: &'static str, help: &'static str, family: &Counters| {
@@ -272,12 +272,13 @@ impl ProxyMetrics {
         metrics
     }
 
-    /// Removes the series of connections and requests of kinds that nothing has used for `idle`.
+    /// Removes the series of kinds of connections and requests that have not been used for `idle`.
     pub(crate) fn evict(&self, idle: Duration) {
         self.retained.evict(idle);
     }
 
-    /// The series of opaque routes with these labels, as long as a connection is on one and for the retention time afterwards.
+    /// The series of opaque routes with these labels, kept while a connection uses the route and for the retention
+    /// time afterwards.
     pub(crate) fn tcp_route(&self, labels: &Labels) -> TcpRoute {
         let in_use = self.retained.enter(labels.clone());
         in_use.has("outbound_tcp_route_open", &self.outbound_tcp_route_open, labels);
@@ -359,7 +360,7 @@ mod tests {
         }
         assert_eq!(seen.len(), 2 * (InboundTargets::OTHERS + 1));
         let first = SocketAddr::from(([10, 0, 0, 1], 1000));
-        assert_eq!(targets.labels(first), target_labels(first), "who came first keeps its own");
+        assert_eq!(targets.labels(first), target_labels(first), "the first ones keep their own");
         let declared = SocketAddr::from(([10, 0, 0, 1], 80));
         assert_eq!(targets.labels(declared), target_labels(declared));
         assert_eq!(targets.port(declared), "80");

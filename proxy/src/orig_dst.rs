@@ -1,7 +1,7 @@
-//! Asks the kernel where an accepted connection was going before it was redirected.
+//! Asks the kernel for the original destination of an accepted connection.
 //!
-//! Owns the one question `SO_ORIGINAL_DST`. Refuses to guess: without an answer the connection is dropped. Who answers
-//! (conntrack, or an eBPF program) is not known here.
+//! Owns the question `SO_ORIGINAL_DST`. Refuses to guess: without an answer the connection is dropped. It does not
+//! know who answers (conntrack, or an eBPF program).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 /// Why the original destination is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OrigDstError {
-    /// The kernel has no answer; the pod is not redirected or the connection came another way.
+    /// The kernel has no answer: the pod is not redirected, or the connection arrived in another way.
     #[error("SO_ORIGINAL_DST has no answer for the connection: is the pod's redirection in place?")]
     Query(#[source] io::Error),
     /// The answer is not an IP address.
@@ -20,9 +20,9 @@ pub(crate) enum OrigDstError {
     Family,
 }
 
-/// Answers the address that the client dialled, IPv4-mapped addresses as IPv4.
+/// Returns the address that the client dialled, IPv4-mapped addresses as IPv4.
 ///
-/// The peer's family decides which level is asked, because a dual-stack listener accepts IPv4 as mapped IPv6.
+/// The peer's family selects the socket level, because a dual-stack listener accepts IPv4 as mapped IPv6.
 pub(crate) fn original_dst(stream: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
     let socket = SockRef::from(stream);
     let answer = match peer.ip().to_canonical() {
@@ -33,7 +33,7 @@ pub(crate) fn original_dst(stream: &TcpStream, peer: SocketAddr) -> Result<Socke
     Ok(canonical(addr))
 }
 
-/// An address with IPv4-mapped IPv6 taken apart and flow labels dropped.
+/// An address with IPv4-mapped IPv6 converted to IPv4 and without flow labels.
 pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     match (addr.ip().to_canonical(), addr) {
         (IpAddr::V6(_), v6) => v6,
@@ -53,8 +53,8 @@ mod tests {
 
     #[tokio::test]
     async fn no_answer_is_an_error_and_never_a_guess() {
-        // Whether the kernel says ENOPROTOOPT, ENOENT or the socket's own address depends on its netfilter; a guess of ours would
-        // be something else than the address that was dialled.
+        // Whether the kernel answers ENOPROTOOPT, ENOENT or the socket's own address depends on its netfilter; a guess
+        // of ours would differ from the dialled address.
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let local = listener.local_addr().unwrap();
         let _client = TcpStream::connect(local).await.unwrap();

@@ -1,11 +1,11 @@
-//! The outbound side: the application's connections to others.
+//! The outbound side: connections from the application to other workloads.
 //!
 //! ```text
 //! accept -> original destination -> discover (profile, policy) -> protocol -> http: route -> backend -> endpoint
 //!                                                                        \-> tcp:  route -> backend -> endpoint
 //! ```
 //!
-//! [`serve_connection`] reads as that line. Everything here belongs to one worker; workers share discovery alone.
+//! [`serve_connection`] follows these steps. Everything here belongs to one worker; workers share only discovery.
 
 mod backends;
 mod balance;
@@ -37,13 +37,13 @@ use crate::shared::Shared;
 use target::{Target, TargetError};
 use worker::Worker;
 
-/// How often unused destinations and idle connections are looked for.
+/// Interval of looking for unused destinations and idle connections.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Why a connection was ended before it led anywhere.
+/// Why a connection ended before it was forwarded.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
-    /// Nobody knows where the connection was going.
+    /// The original destination is unknown.
     #[error(transparent)]
     OrigDst(#[from] OrigDstError),
     /// Discovery has no usable answer.
@@ -69,13 +69,13 @@ impl ConnectionError {
     }
 }
 
-/// What is known of a connection before a byte is read.
+/// The known facts about a connection before its first byte.
 struct Connection {
     worker: Arc<Worker>,
     target: Arc<Target>,
 }
 
-/// Accepts until the drain is ordered. Connections go on in tasks that the drain waits for.
+/// Accepts until the drain begins. Connections continue in tasks that the drain waits for.
 pub(crate) async fn run(shared: Arc<Shared>, discover: Discover, listeners: Vec<Listener>) {
     let worker = Worker::new(Arc::clone(&shared), discover);
     tokio::select! {
@@ -181,7 +181,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Counts the accepted connection under its destination's labels.
+    /// Counts the accepted connection with its destination's labels.
     fn accepted<S>(&self, stream: S) -> Io<S> {
         Io::new(stream).with_metrics(self.target.source_metrics())
     }
@@ -193,7 +193,7 @@ impl Connection {
 }
 
 impl Worker {
-    /// Where a connection was going.
+    /// The connection's original destination.
     fn original_dst(&self, stream: &tokio::net::TcpStream, peer: SocketAddr) -> Result<SocketAddr, OrigDstError> {
         #[cfg(test)]
         if let Some(addr) = *self.pretended_dst.lock() {

@@ -4,10 +4,10 @@
 //! connection -> Policies::port(80) -> watch::Receiver<Arc<ServerPolicy>> <- stream task <- WatchPort <- policy controller
 //! ```
 //!
-//! Connections to a port wait for the controller's first answer, up to a deadline of the port; only then the port has the default
-//! policy, or none. The answers of ports that were not used for a while are remembered, so that a controller that cannot be reached
-//! leaves the last answer in force there, too. An answer that cannot be read denies. Owns the watches; the decision is
-//! [`authz::authorize`]'s.
+//! Connections to a port wait for the controller's first answer, up to a deadline; after that, the default policy
+//! applies, or none. The answers for ports that were not used for a while are remembered, so that the last answer also
+//! stays in force there while the controller cannot be reached. An answer that cannot be parsed denies. Owns the
+//! watches; [`authz::authorize`] decides.
 
 pub(crate) mod authz;
 mod convert;
@@ -34,11 +34,11 @@ use crate::shared::Shared;
 
 use server::ServerPolicy;
 
-/// Ports outside of the settings that are watched at a time, and whose last answers are remembered: enough for any application, while
-/// a scan of all ports neither opens 65,535 streams nor keeps as many policies.
+/// The most undeclared ports that are watched at a time, and whose last answers are remembered: enough for any
+/// application, while a scan of all ports neither opens 65,535 streams nor stores as many policies.
 const UNDECLARED_PORTS: usize = 1024;
 
-/// One port's policy as it changes.
+/// One port's policy and its changes.
 pub(crate) type PortPolicy = watch::Receiver<Arc<ServerPolicy>>;
 
 /// All ports' policies. Clones share them.
@@ -50,9 +50,9 @@ pub(crate) struct Policies {
 struct Inner {
     config: Arc<Config>,
     client: ControlClient,
-    /// Without credentials nothing can be asked, so that deadlines begin with them.
+    /// Without credentials nothing can be requested, so deadlines start with them.
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
-    /// Where the streams run.
+    /// The runtime of the streams.
     control: Handle,
     ports: Mutex<Ports>,
 }
@@ -60,7 +60,7 @@ struct Inner {
 #[derive(Default)]
 struct Ports {
     watched: HashMap<u16, Watched>,
-    /// Answers for ports that are not watched any more.
+    /// Last answers for ports that are no longer watched.
     last: HashMap<u16, Arc<ServerPolicy>>,
 }
 
@@ -69,13 +69,13 @@ struct Watched {
     task: AbortHandle,
 }
 
-/// One port that is watched.
+/// A watched port.
 struct Port {
     number: u16,
     policy: watch::Sender<Arc<ServerPolicy>>,
     /// Whether its policy is an answer of the controller.
     known: AtomicBool,
-    /// Whether connections go on: the controller has answered, or its time is over.
+    /// Whether connections may proceed: the controller has answered, or the deadline has passed.
     settled: watch::Sender<bool>,
 }
 
@@ -98,20 +98,20 @@ impl Policies {
         Self { inner }
     }
 
-    /// The policy of a port, from now on. Waits for the controller's first answer, for as long as the settings say.
+    /// The policy of a port and its changes. Waits for the controller's first answer, up to the configured deadline.
     pub(crate) async fn port(&self, port: u16) -> PortPolicy {
         let (policy, mut settled) = self.inner.subscribe(port);
-        // An error means that nothing will ever be settled: the policy is final.
+        // An error means that the state can no longer change: the policy is final.
         let _ = settled.wait_for(|settled| *settled).await;
         policy
     }
 
-    /// The policy of a port as it changes, without waiting for any answer.
+    /// The policy of a port and its changes, without waiting for an answer.
     pub(crate) fn follow(&self, port: u16) -> PortPolicy {
         self.inner.subscribe(port).0
     }
 
-    /// Waits until every configured port has its first answer, or its time is over.
+    /// Waits until every configured port has its first answer, or its deadline has passed.
     pub(crate) async fn settled(&self) {
         for port in &self.inner.config.inbound.ports {
             self.port(*port).await;
@@ -149,7 +149,7 @@ impl Inner {
         self.config.inbound.ports.contains(&port)
     }
 
-    /// What a port allows about which the controller has never said anything.
+    /// Policy of a port about which the controller has never sent anything.
     fn unanswered(&self, port: u16) -> ServerPolicy {
         match self.config.inbound.unanswered {
             Unanswered::Default => ServerPolicy::default_for(&self.config, port),
@@ -157,7 +157,7 @@ impl Inner {
         }
     }
 
-    /// Makes room for another port; without connections a port gives way before its idle time is over.
+    /// Makes room for another port: a port without connections is removed before its idle time is over.
     fn make_room(&self, ports: &mut Ports) -> bool {
         if ports.watched.len() < self.config.inbound.ports.len() + UNDECLARED_PORTS {
             return true;
@@ -182,23 +182,23 @@ impl Inner {
         }
     }
 
-    /// Lets connections go on when the controller took too long.
+    /// Lets connections proceed if the controller took too long.
     async fn settle(&self, port: &Port) {
-        // Without sender the process ends.
+        // The sender is gone only when the process ends.
         let _ = self.credentials.clone().wait_for(Option::is_some).await;
         tokio::time::sleep(self.config.inbound.policy_timeout).await;
         if !*port.settled.borrow() {
             tracing::warn!(
                 port = port.number,
                 server = &*port.policy.borrow().meta.name,
-                "the policy controller has not answered in time, using what is known: is it reachable?"
+                "the policy controller has not answered in time, using the last or default policy: is it reachable?"
             );
             port.settled.send_replace(true);
         }
         std::future::pending().await
     }
 
-    /// Ends when a port was without connections for the idle timeout. Ports from the settings are never forgotten.
+    /// Completes when a port was without connections for the idle timeout. Ports from the settings are never removed.
     async fn unused(&self, port: &Arc<Port>) {
         if self.is_declared(port.number) {
             return std::future::pending().await;
@@ -207,7 +207,7 @@ impl Inner {
             port.policy.closed().await;
             tokio::time::sleep(self.config.inbound.discovery_idle_timeout).await;
             let mut ports = self.ports.lock();
-            // Subscribing needs the lock, so that no connection can come in between.
+            // Subscribing needs the lock, so no connection can start in between.
             if port.policy.receiver_count() == 0 {
                 ports.forget(port);
                 return;
@@ -234,7 +234,7 @@ impl Inner {
                 Err(status) => Some(status),
             };
             match ended {
-                // The controller has judged the question itself; asking again changes nothing (Linkerd's rule).
+                // The controller has refused the request itself; repeating it changes nothing (Linkerd's rule).
                 Some(status) if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) => {
                     tracing::warn!(port = port.number, %status, "policy controller refuses to answer for this port, keeping its policy");
                     port.answer();
@@ -269,7 +269,7 @@ impl Inner {
 }
 
 impl Port {
-    /// The controller has answered: its last word is in force.
+    /// The controller has answered: its last answer is in force.
     fn answer(&self) {
         self.known.store(true, Ordering::Relaxed);
         self.settled.send_replace(true);
@@ -309,7 +309,7 @@ pub(crate) mod testing {
             Self::with(Arc::new(config), client, credentials, Handle::current())
         }
 
-        /// What the controller would do by sending this.
+        /// Applies a message as if the controller had sent it.
         pub(crate) fn publish(&self, port: u16, message: weft_proto::linkerd::inbound::Server) {
             let _subscribed = self.inner.subscribe(port);
             let port = Arc::clone(&self.inner.ports.lock().watched[&port].port);

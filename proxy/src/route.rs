@@ -1,12 +1,12 @@
-//! Routes of HTTP requests: what policy messages become, and what a request meets on its way, whichever direction it goes.
+//! Routes of HTTP requests: parsed policy messages, and their application to requests, in both directions.
 //!
 //! ```text
 //! message -> proto -> Route { hosts, rules { matches, R } }      matching::find(request) -> Found
 //!                     Filter                                     filter::apply_to_request(Found, request)
 //! ```
 //!
-//! Inbound and outbound policy differ in what a rule leads to (`R`): authorizations there, backends here. Everything else is
-//! in this folder once. Refuses to know authorizations, backends and connections.
+//! Inbound and outbound policy differ in the action of a rule (`R`): authorizations there, backends here. This folder
+//! holds everything else once. Refuses to know authorizations, backends and connections.
 
 pub(crate) mod filter;
 pub(crate) mod matching;
@@ -30,7 +30,7 @@ pub(crate) struct Route<R> {
 pub(crate) struct Rule<R> {
     /// Alternatives, one of which must match. An empty list matches every request, as a path prefix `/` does.
     pub(crate) matches: Vec<RequestMatch>,
-    /// What happens to requests that match.
+    /// The action for requests that match.
     pub(crate) action: R,
 }
 
@@ -41,12 +41,12 @@ impl<R> Route<R> {
     }
 }
 
-/// The resource that a policy, route, authorization or backend comes from, for metric labels and logs.
+/// The resource of a policy, route, authorization or backend, for metric labels and logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Meta {
     /// API group: `core`, `policy.linkerd.io`, ...; empty for defaults.
     pub(crate) group: Box<str>,
-    /// Kind: `Service`, `HTTPRoute`, ...; `default` for what the control plane or the proxy made up.
+    /// Kind: `Service`, `HTTPRoute`, ...; `default` for those that the control plane or the proxy generated.
     pub(crate) kind: Box<str>,
     /// Namespace; empty for defaults.
     pub(crate) namespace: Box<str>,
@@ -59,12 +59,12 @@ pub(crate) struct Meta {
 }
 
 impl Meta {
-    /// A default that no resource stands for.
+    /// A default without a resource.
     pub(crate) fn built_in(name: &str) -> Self {
         Self { kind: "default".into(), name: name.into(), ..Self::default() }
     }
 
-    /// Whether this lets in what another policy would deny, so that its decisions are logged.
+    /// Whether it allows clients that another policy would deny, so that its decisions are logged.
     pub(crate) fn is_audit(&self) -> bool {
         *self.kind == *"default" && *self.name == *"audit"
     }

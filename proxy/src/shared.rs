@@ -1,4 +1,4 @@
-//! What every part of the proxy is given. Owns nothing that changes: news come through the receivers.
+//! State that every part of the proxy uses. Owns nothing that changes: updates arrive through the receivers.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use weft_tls::credentials::Credentials;
 use crate::config::Config;
 use crate::metrics::ProxyMetrics;
 
-/// What every part of the proxy may use. Immutable but for the snapshots behind its receivers.
+/// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {
     /// The settings.
     pub(crate) config: Config,
     /// The proxy's metric families.
     pub(crate) metrics: ProxyMetrics,
-    /// This proxy's certificate; `None` until the first was issued.
+    /// This proxy's certificate; `None` until the first is issued.
     pub(crate) credentials: watch::Receiver<Option<Arc<Credentials>>>,
-    /// Told when the proxy ends; tracks what has to finish before.
+    /// Notified when the proxy shuts down; tracks work that has to finish first.
     pub(crate) drain: drain::Watch,
-    /// The control thread's runtime, where control-plane streams run.
+    /// The control thread's runtime, which runs the control-plane streams.
     pub(crate) control: Handle,
 }

@@ -1,10 +1,10 @@
-//! The preamble with which one proxy tells another, inside mTLS, which port the connection is for.
+//! The preamble in which one proxy sends another, inside mTLS, the port of the connection.
 //!
 //! ```text
 //! "transport.l5d.io/v1\r\n\r\n" | u32 big-endian length | protobuf Header { port, name, session_protocol }
 //! ```
 //!
-//! Owns encoding and decoding. Refuses to decide when a header is sent: that follows from the endpoint and from ALPN.
+//! Owns encoding and decoding. Refuses to decide when a header is sent: the endpoint and ALPN determine that.
 
 use std::io;
 use std::num::NonZeroU16;
@@ -21,18 +21,18 @@ const PREFACE: &[u8] = b"transport.l5d.io/v1\r\n\r\n";
 /// Longest header accepted, in bytes: the size of Linkerd's read buffer.
 const MAX_HEADER: usize = 64 * 1024;
 
-/// Where a connection between proxies leads.
+/// The destination of a connection between proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TransportHeader {
     /// The port of the workload.
     pub(crate) port: NonZeroU16,
-    /// The destination's name, for gateways alone.
+    /// The destination's name, only for gateways.
     pub(crate) name: Option<String>,
     /// The HTTP version on the wire; `None` for opaque connections.
     pub(crate) protocol: Option<SessionProtocol>,
 }
 
-/// What follows a header.
+/// The protocol after a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SessionProtocol {
     /// HTTP/1.
@@ -47,13 +47,13 @@ pub(crate) enum ReadHeaderError {
     /// The connection ended or failed inside the header.
     #[error("read the transport header")]
     Read(#[source] io::Error),
-    /// The first bytes are something else.
+    /// The first bytes are not a header.
     #[error("the connection does not start with a transport header although it was negotiated")]
     Preface,
     /// The declared length is too large.
     #[error("the transport header is {0} bytes long, more than the limit of 65536")]
     Length(usize),
-    /// The bytes are not the message.
+    /// The bytes are not a valid message.
     #[error("decode the transport header")]
     Decode(#[source] prost::DecodeError),
     /// The port is zero or too large.
@@ -72,7 +72,7 @@ impl SessionProtocol {
 }
 
 impl TransportHeader {
-    /// The header as it goes over the wire.
+    /// The header as sent.
     pub(crate) fn encode(&self) -> Bytes {
         let kind = self.protocol.map(|protocol| match protocol {
             SessionProtocol::Http1 => wire::Kind::Http1(wire::Empty {}),
@@ -91,7 +91,7 @@ impl TransportHeader {
         bytes.freeze()
     }
 
-    /// Reads one header and nothing beyond it. The caller bounds the time.
+    /// Reads one header and nothing beyond it. The caller sets the deadline.
     pub(crate) async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Result<Self, ReadHeaderError> {
         let mut start = [0_u8; PREFACE.len() + 4];
         stream.read_exact(&mut start).await.map_err(ReadHeaderError::Read)?;
@@ -124,7 +124,7 @@ impl TransportHeader {
     }
 }
 
-/// The message on the wire, written by hand because the published crate does not hold it.
+/// The message, defined here because the published crate does not contain it.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Header {

@@ -1,6 +1,6 @@
-//! Reads single values out of the environment's strings: one function per kind of value, one error for all of them.
+//! Parses single values of environment variables: one function per kind of value, one error for all of them.
 //!
-//! Owns syntax (durations, address lists, port ranges); refuses to know what a variable is for beyond its group.
+//! Owns syntax (durations, address lists, port ranges); refuses to know the purpose of a variable beyond its group.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use weft_tls::identity::Identity;
 
 use super::{ControlAddr, DefaultPolicy, Keepalive, SocketConfig, Unanswered, is_loopback_host, localhost};
 
-/// Answers the value of a variable by its full name.
+/// Returns the value of a variable by its full name.
 pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 const DURATION: &str = "a duration such as 500ms, 10s, 2m, 1h, 1d or 0";
@@ -21,7 +21,7 @@ const PREFIX: &str = "LINKERD2_PROXY_";
 /// Settings that Linkerd does not have.
 const OWN_PREFIX: &str = "WEFT_PROXY_";
 
-/// A variable that cannot be used. The value itself is never part of the message.
+/// A variable that cannot be used. The message never contains the value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// A required variable is absent or empty.
@@ -29,15 +29,15 @@ pub(crate) enum ConfigError {
     Missing {
         /// The variable's full name.
         variable: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
     },
-    /// A variable's value cannot be read.
+    /// A variable's value cannot be parsed.
     #[error("{variable} is invalid: expected {expected}")]
     Invalid {
         /// The variable's full name.
         variable: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
     },
     /// A variable that must not be set.
@@ -45,12 +45,12 @@ pub(crate) enum ConfigError {
     Refused {
         /// The variable's full name.
         variable: String,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: &'static str,
     },
 }
 
-/// The environment with the prefix taken off.
+/// The environment, addressed without the prefix.
 pub(super) struct Env<'a>(Source<'a>);
 
 impl<'a> Env<'a> {
@@ -146,7 +146,8 @@ impl<'a> Env<'a> {
         })
     }
 
-    /// Workers: the larger of CORES_MIN (or the older CORES) and what CORES_MAX or CORES_MAX_RATIO grant, at most the machine's.
+    /// Number of workers: the larger of CORES_MIN (or the older CORES) and what CORES_MAX or CORES_MAX_RATIO allow, at
+    /// most the machine's.
     pub(super) fn cores(&self) -> Result<NonZeroUsize, ConfigError> {
         let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let count = "a whole number of at least 1";
@@ -221,7 +222,7 @@ impl<'a> Env<'a> {
         })
     }
 
-    /// The name that clients ask for in TLS: the identity itself where that is a DNS name and no other is set.
+    /// The TLS server name of clients: by default the identity, if that is a DNS name.
     pub(super) fn server_name(&self, own: &Identity) -> Result<Box<str>, ConfigError> {
         match (self.identity("IDENTITY_SERVER_NAME")?, own) {
             (Some(Identity::Dns(name)), _) => Ok((&*name).into()),

@@ -2,10 +2,10 @@
 
 use super::env::Env;
 
-/// Names without their prefix, each with the value that the line is about, if it is about one.
+/// Names without their prefix, each with the value that the line concerns, if it concerns one.
 const UNSUPPORTED: &str = include_str!("unsupported.txt");
 
-/// The full names of those that are set to something other than `false`, which is what this proxy does anyway.
+/// The full names of those that are set, except to `false`, which is what this proxy does anyway.
 pub(super) fn set_without_effect(env: &Env<'_>) -> Vec<String> {
     let lines = UNSUPPORTED.lines().filter(|line| !line.starts_with('#'));
     let rows = lines.map(|line| line.split_once(' ').map_or((line, None), |(name, value)| (name, Some(value))));

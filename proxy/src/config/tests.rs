@@ -1,4 +1,4 @@
-//! Tests of the settings' defaults and of what a malformed variable is answered with.
+//! Tests of defaults, and of the errors for malformed variables.
 
 use std::collections::HashMap;
 

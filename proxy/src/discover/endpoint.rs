@@ -1,6 +1,6 @@
-//! One endpoint as the control plane describes it: where it is, who it is, what it understands.
+//! One endpoint from the control plane: its address, its identity, and the protocols of its proxy.
 //!
-//! Refuses endpoints whose identity cannot be read: they must never be spoken to in plaintext instead.
+//! Refuses endpoints whose identity cannot be parsed: they must never be used in plaintext instead.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,26 +20,26 @@ use crate::metrics::Labels;
 /// An endpoint's description. Equal descriptions share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndpointInfo {
-    /// The workload's own address, whatever port its proxy listens on.
+    /// The workload's own address, regardless of its proxy's port.
     pub(crate) addr: SocketAddr,
-    /// Who it is; `None` if it is not meshed.
+    /// Its identity; `None` if it is not meshed.
     pub(crate) tls: Option<EndpointTls>,
-    /// What its proxy understands.
+    /// Protocols of its proxy.
     pub(crate) hint: ProtocolHint,
     /// Its proxy's port for connections with a transport header.
     pub(crate) transport_port: Option<NonZeroU16>,
-    /// What `:authority` becomes, for gateways.
+    /// Replacement of `:authority`, for gateways.
     pub(crate) authority_override: Option<Authority>,
-    /// HTTP/2 keepalive towards it.
+    /// HTTP/2 keepalive of connections to it.
     pub(crate) keepalive: Option<Keepalive>,
-    /// Metric labels, `dst_` already before their names.
+    /// Metric labels, with the prefix `dst_`.
     pub(crate) labels: Labels,
 }
 
-/// What an endpoint's proxy understands (`protocol_hint`).
+/// Protocols of an endpoint's proxy (`protocol_hint`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ProtocolHint {
-    /// Nothing is known.
+    /// Unknown.
     #[default]
     Unknown,
     /// HTTP/1 may travel as HTTP/2.
@@ -48,16 +48,16 @@ pub(crate) enum ProtocolHint {
     Opaque,
 }
 
-/// How an endpoint is proven.
+/// The identity that an endpoint must prove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndpointTls {
-    /// Must stand in its certificate.
+    /// Must be in its certificate.
     pub(crate) server_id: Identity,
-    /// Is asked for in the ClientHello.
+    /// Is sent in the ClientHello.
     pub(crate) server_name: ServerName<'static>,
 }
 
-/// Why a description cannot be used.
+/// Why an endpoint from the control plane cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EndpointError {
     /// There is no address.
@@ -72,7 +72,7 @@ pub(crate) enum EndpointError {
     /// The identity is malformed.
     #[error("read the endpoint's identity")]
     Identity(#[from] ParseIdentityError),
-    /// The identity names nobody, or nothing that can be asked for.
+    /// The identity has no name, or one that TLS cannot ask for.
     #[error("the endpoint's identity has no name")]
     NoName,
     /// The authority is malformed.
@@ -81,7 +81,7 @@ pub(crate) enum EndpointError {
 }
 
 impl EndpointInfo {
-    /// An address of which nothing is known: plaintext, as the application sent it.
+    /// An address about which nothing is known: plaintext, as the application sent it.
     pub(crate) fn unmeshed(addr: SocketAddr) -> Self {
         Self {
             addr,
@@ -94,7 +94,7 @@ impl EndpointInfo {
         }
     }
 
-    /// Reads a description. `set_labels` are those of the set that it belongs to.
+    /// Parses an endpoint. `set_labels` are the labels of its set.
     pub(crate) fn read(message: WeightedAddr, set_labels: &HashMap<String, String>) -> Result<Self, EndpointError> {
         let addr = message.addr.ok_or(EndpointError::NoAddr)?;
         if addr.port == 0 || addr.port > u32::from(u16::MAX) {
@@ -143,7 +143,7 @@ impl EndpointInfo {
     }
 }
 
-/// The set's labels and the endpoint's own, which win, in a fixed order.
+/// The set's labels and the endpoint's own, which take precedence, in a fixed order.
 fn read_labels(set: &HashMap<String, String>, own: &HashMap<String, String>) -> Labels {
     let mut labels: Labels = set
         .iter()

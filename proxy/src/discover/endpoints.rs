@@ -15,16 +15,16 @@ use crate::control::{Backoff, ControlClient};
 /// Endpoints by address.
 pub(crate) type EndpointSet = BTreeMap<SocketAddr, Arc<EndpointInfo>>;
 
-/// What is known of a service's endpoints.
+/// State of a service's endpoints.
 #[derive(Clone, Debug)]
 pub(crate) enum EndpointsState {
     /// The controller has not answered.
     Pending,
-    /// The set as last told; it may be empty.
+    /// The last set from the controller; it may be empty.
     Known(Arc<EndpointSet>),
 }
 
-/// Asks for a service's endpoints and keeps following them.
+/// Requests a service's endpoints and follows their changes.
 pub(super) async fn watch(
     client: ControlClient,
     path: String,
@@ -38,7 +38,7 @@ pub(super) async fn watch(
         let status = match client.open(asking.get(request.clone())).await {
             Err(status) => status,
             Ok(mut stream) => {
-                // What was known stays until the new stream's first message, which holds everything.
+                // The old set stays until the new stream's first message, which contains all endpoints.
                 let mut set = EndpointSet::new();
                 loop {
                     match stream.next().await {

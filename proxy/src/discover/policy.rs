@@ -1,4 +1,4 @@
-//! Follows `OutboundPolicies.Watch`: how a destination's connections and requests are routed.
+//! Follows `OutboundPolicies.Watch`: the routing of a destination's connections and requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use super::route::Policy;
 use super::unsupported::{self, UnsupportedFields};
 use crate::control::{Backoff, ControlClient};
 
-/// How long detection may take before a connection fails anyway.
+/// Deadline of detection before a connection fails anyway.
 const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is known of a destination's policy.
+/// State of a destination's policy.
 #[derive(Clone, Debug)]
 pub(crate) enum PolicyState {
     /// The controller has not answered.
     Pending,
-    /// The controller knows of no policy; the profile decides.
+    /// The controller has no policy; the profile decides.
     Absent,
-    /// The controller refuses the question: connections fail.
+    /// The controller refuses the request: connections fail.
     Refused,
-    /// The policy as last told.
+    /// The last policy from the controller.
     Known(Arc<Policy>),
 }
 
-/// Asks for an address's policy and keeps following it.
+/// Requests an address's policy and follows its changes.
 pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,

@@ -1,4 +1,4 @@
-//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, and for a pod its endpoint.
+//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, and a pod's endpoint.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ use super::unsupported::{self, UnsupportedFields};
 use crate::control::{Backoff, ControlClient};
 use crate::route::Meta;
 
-/// What is known of a destination's profile.
+/// State of a destination's profile.
 #[derive(Clone, Debug)]
 pub(crate) enum ProfileState {
     /// The controller has not answered.
     Pending,
-    /// There is none: the controller refuses the address, or it is not one it is asked about.
+    /// There is no profile: the controller refuses the address, or the address is not looked up.
     Absent,
-    /// The profile as last told.
+    /// The last profile from the controller.
     Known(Arc<Profile>),
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum ProfileState {
 pub(crate) struct Profile {
     /// The service's name, if the address is a service's.
     pub(crate) name: Option<String>,
-    /// Whether its port must not be looked into.
+    /// Whether no protocol may be detected on its port.
     pub(crate) opaque: bool,
     /// The endpoint, if the address is a single workload's.
     pub(crate) endpoint: Option<Arc<EndpointInfo>>,
@@ -53,7 +53,7 @@ impl Profile {
     }
 }
 
-/// Asks for an address's profile and keeps following it.
+/// Requests an address's profile and follows its changes.
 pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,
@@ -80,7 +80,7 @@ pub(super) async fn watch(
                                     unsupported.report(&meta, fields);
                                     state.send_replace(ProfileState::Known(Arc::new(profile)));
                                 }
-                                // The last profile stays: none at all could mean plaintext to a meshed endpoint.
+                                // The last profile stays: without one, a meshed endpoint could get plaintext.
                                 Err(error) => tracing::warn!(%error, orig_dst.addr = %addr, "profile is unusable"),
                             }
                         }

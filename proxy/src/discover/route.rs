@@ -1,7 +1,7 @@
-//! Outbound policy in the form that the data path reads: routes, filters, backends.
+//! Outbound policy in the form that the data path uses: routes, filters, backends.
 //!
-//! Owns turning the controller's messages into it, whole or not at all: what cannot be read fails requests instead of being
-//! passed over.
+//! Owns the conversion of the controller's messages. A message is converted completely or not at all: parts that
+//! cannot be parsed make requests fail instead of being skipped.
 
 mod read;
 
@@ -17,18 +17,18 @@ use crate::route::{Meta, Route};
 /// A destination's policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
-    /// What the policy belongs to, for metrics.
+    /// The resource that the policy belongs to, for metrics.
     pub(crate) parent: Meta,
-    /// How connections are told apart, and where they go.
+    /// How connections are distinguished and routed.
     pub(crate) protocol: Protocol,
 }
 
-/// How a destination is spoken to.
+/// The protocol of a destination.
 #[derive(Clone, Debug)]
 pub(crate) enum Protocol {
-    /// The client's first bytes decide.
+    /// Detected from the client's first bytes.
     Detect {
-        /// How long they may take.
+        /// Deadline for these bytes.
         timeout: Duration,
         /// For HTTP/1.
         http1: HttpRoutes,
@@ -37,13 +37,13 @@ pub(crate) enum Protocol {
         /// For everything else.
         opaque: OpaqueRoutes,
     },
-    /// HTTP/1, and nothing is detected.
+    /// HTTP/1 without detection.
     Http1(HttpRoutes),
-    /// HTTP/2 or gRPC, and nothing is detected.
+    /// HTTP/2 or gRPC without detection.
     Http2(HttpRoutes),
     /// Bytes.
     Opaque(OpaqueRoutes),
-    /// TLS of the application's own, told apart by server name.
+    /// The application's own TLS, routed by server name.
     Tls(OpaqueRoutes),
 }
 
@@ -52,23 +52,23 @@ pub(crate) type HttpRoutes = Arc<[Route<Action>]>;
 /// Routes of connections.
 pub(crate) type OpaqueRoutes = Arc<[OpaqueRoute]>;
 
-/// What happens with requests that match.
+/// The action for requests that match.
 #[derive(Clone, Debug)]
 pub(crate) struct Action {
     /// The route's name, for metrics.
     pub(crate) meta: Meta,
-    /// Applied in order.
+    /// Filters, applied in order.
     pub(crate) filters: Vec<Filter>,
-    /// Where requests go.
+    /// Backends of the requests.
     pub(crate) backends: Distribution,
-    /// How long a request and its response may take together.
+    /// The longest time for a request and its response together.
     pub(crate) request_timeout: Option<Duration>,
 }
 
 /// How one of several backends is picked.
 #[derive(Clone, Debug)]
 pub(crate) enum Distribution {
-    /// There is none.
+    /// There is no backend.
     Empty,
     /// The first that has a ready endpoint.
     FirstAvailable(Vec<RouteBackend>),
@@ -76,21 +76,21 @@ pub(crate) enum Distribution {
     Random(Vec<(RouteBackend, u32)>),
 }
 
-/// A backend as one route uses it.
+/// A backend of one route.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteBackend {
-    /// Applied after the route's.
+    /// Filters, applied after the route's.
     pub(crate) filters: Vec<Filter>,
-    /// Where it leads.
+    /// The backend.
     pub(crate) backend: Arc<Backend>,
 }
 
-/// Somewhere to send requests or connections.
+/// A destination of requests or connections.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Backend {
     /// The backend's name, for metrics.
     pub(crate) meta: Meta,
-    /// What kind it is.
+    /// Its kind.
     pub(crate) kind: BackendKind,
 }
 
@@ -111,22 +111,22 @@ pub(crate) enum BackendKind {
 /// Parameters of load estimation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PeakEwma {
-    /// What is assumed of an endpoint that was never used.
+    /// Assumed latency of an endpoint that was never used.
     pub(crate) default_rtt: Duration,
-    /// How fast the past is forgotten.
+    /// Time constant with which old measurements decay.
     pub(crate) decay: Duration,
 }
 
-/// Where connections go.
+/// A route of connections.
 #[derive(Clone, Debug)]
 pub(crate) struct OpaqueRoute {
     /// The route's name, for metrics.
     pub(crate) meta: Meta,
-    /// Server names that it is for; none means all.
+    /// Server names of the route; an empty list means all.
     pub(crate) server_names: Vec<HostMatch>,
-    /// Whether connections are closed instead, and why.
+    /// Why connections are closed instead, if they are.
     pub(crate) refuse: Option<RefuseOpaque>,
-    /// Where they go.
+    /// Backends of the connections.
     pub(crate) backends: Distribution,
 }
 
@@ -140,7 +140,7 @@ pub(crate) enum RefuseOpaque {
 }
 
 impl PeakEwma {
-    /// What Linkerd uses when policy says nothing: 30 ms and 10 s.
+    /// Linkerd's parameters if policy has none: 30 ms and 10 s.
     pub(crate) const DEFAULT: Self = Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
 }
 
@@ -155,12 +155,12 @@ impl RefuseOpaque {
 }
 
 impl Backend {
-    /// An endpoint of no named resource.
+    /// A single endpoint, which no resource names.
     pub(crate) fn forward(endpoint: Arc<EndpointInfo>) -> Self {
         Self { meta: Meta::built_in("endpoint"), kind: BackendKind::Forward(endpoint) }
     }
 
-    /// A service that is known by name alone.
+    /// A service that is known by name only.
     pub(crate) fn balance(path: String) -> Self {
         Self { meta: Meta::built_in(&path), kind: BackendKind::Balance { path, load: PeakEwma::DEFAULT } }
     }
@@ -174,7 +174,7 @@ impl Distribution {
 }
 
 impl Policy {
-    /// What holds for a destination without policy: detect, and send everything to `backends`.
+    /// The policy of a destination without one: detect, and send everything to `backends`.
     pub(crate) fn synthesize(backends: Distribution, opaque: bool, detect_timeout: Duration) -> Self {
         let parent = Meta::built_in("endpoint");
         let routes: OpaqueRoutes = Arc::new([OpaqueRoute {
@@ -192,7 +192,7 @@ impl Policy {
         Self { parent, protocol }
     }
 
-    /// What holds for a destination whose policy cannot be used: requests fail with 500, other connections are closed.
+    /// The policy of a destination whose policy cannot be used: requests fail with 500, other connections are closed.
     pub(crate) fn invalid(detect_timeout: Duration) -> Self {
         let http = http_default(vec![Filter::Unknown], Distribution::Empty);
         let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {
@@ -207,7 +207,7 @@ impl Policy {
         }
     }
 
-    /// The routes of connections that are not looked into, if the policy has any.
+    /// The routes of connections without a detected protocol, if the policy has any.
     pub(crate) fn opaque_routes(&self) -> Option<OpaqueRoutes> {
         match &self.protocol {
             Protocol::Detect { opaque, .. } | Protocol::Opaque(opaque) | Protocol::Tls(opaque) => {
@@ -217,7 +217,7 @@ impl Policy {
         }
     }
 
-    /// Sends everything to `backends` instead, as a profile's overrides demand.
+    /// The policy with all backends replaced, for a profile's overrides.
     pub(crate) fn overridden(&self, backends: &Distribution) -> Self {
         let http = http_default(Vec::new(), backends.clone());
         let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {

@@ -1,4 +1,4 @@
-//! Fields of policies and profiles that this proxy does not act on: named in the log and counted, once for each policy.
+//! Fields of policies and profiles that this proxy does not act on: logged and counted, once for each policy.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use weft_proto::linkerd::outbound::{self, FailureAccrual, OutboundPolicy, backen
 use crate::metrics::{Counters, label};
 use crate::route::Meta;
 
-/// Policies remembered at most; beyond it they are named again.
+/// The most policies that are remembered; beyond that they are reported again.
 const REPORTED: usize = 1024;
 
-/// Reports unsupported fields. Clones share what was reported.
+/// Reports unsupported fields. Clones share the memory of reports.
 #[derive(Clone)]
 pub(super) struct UnsupportedFields {
     counters: Counters,
@@ -25,7 +25,7 @@ impl UnsupportedFields {
         Self { counters, reported: Arc::default() }
     }
 
-    /// Reports those of `fields` that were not reported for this policy before.
+    /// Reports `fields`, except those that were reported for this policy before.
     pub(super) fn report(&self, policy: &Meta, fields: BTreeSet<&'static str>) {
         let mut reported = self.reported.lock();
         if reported.len() + fields.len() > REPORTED {

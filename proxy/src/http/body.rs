@@ -1,4 +1,4 @@
-//! Bodies on the data path: one enum instead of boxes, and an observer that sees a response's end.
+//! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ pub(crate) enum BodyError {
 /// A request's or response's body.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Nothing.
+    /// No body.
     Empty,
-    /// All of it at once.
+    /// The whole body at once.
     #[cfg(test)]
     Full(Bytes),
-    /// What hyper reads.
+    /// A body that hyper reads.
     Incoming(Incoming),
-    /// What an HTTP/2 client stream reads.
+    /// A body that an HTTP/2 client stream reads.
     H2(h2::RecvStream),
 }
 
@@ -60,7 +60,7 @@ fn poll_h2(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Option<Res
             stream.flow_control().release_capacity(bytes.len())?;
             Poll::Ready(Some(Ok(Frame::data(bytes))))
         }
-        // A peer that needs no more of our request says so after its response; the response is whole.
+        // A peer that needs no more of our request says so after its response, which is complete.
         Some(Err(error)) if error.is_reset() && error.reason() == Some(h2::Reason::NO_ERROR) => Poll::Ready(None),
         Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
         None => Poll::Ready(ready!(stream.poll_trailers(cx))?.map(|trailers| Ok(Frame::trailers(trailers)))),
@@ -97,7 +97,7 @@ impl HttpBody for Body {
     }
 }
 
-/// A response's body that tells an [`Observer`] how the response ended.
+/// A response's body that notifies an [`Observer`] of how the response ended.
 #[derive(Debug)]
 pub(crate) struct Observed<O: Observer> {
     body: Body,
@@ -105,11 +105,11 @@ pub(crate) struct Observed<O: Observer> {
     started: bool,
 }
 
-/// Hears of a response's progress once each.
+/// Is notified of a response's progress, once for each step.
 pub(crate) trait Observer {
     /// The first frame has arrived.
     fn first_frame(&mut self);
-    /// The body is over: with trailers, without, or because it failed or was dropped (`Err`).
+    /// The body has ended: with trailers, without, or because it failed or was dropped (`Err`).
     fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>);
 }
 
@@ -118,7 +118,7 @@ pub(crate) trait Observer {
 pub(crate) struct Interrupted;
 
 impl<O: Observer> Observed<O> {
-    /// Watches `body` for `observer`. A body that is empty already ends at once.
+    /// Observes `body` for `observer`. An empty body ends at once.
     pub(crate) fn new(body: Body, mut observer: O) -> Self {
         if body.is_end_stream() {
             observer.first_frame();
@@ -128,7 +128,7 @@ impl<O: Observer> Observed<O> {
         Self { body, observer: Some(observer), started: false }
     }
 
-    /// A body that nobody watches.
+    /// A body without an observer.
     pub(crate) fn unwatched(body: Body) -> Self {
         Self { body, observer: None, started: true }
     }
@@ -158,7 +158,7 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
             Some(Err(_)) => this.end(Err(Interrupted)),
             Some(Ok(frame)) => match frame.trailers_ref() {
                 Some(trailers) => this.end(Ok(Some(trailers))),
-                // The server side stops polling at the last data frame, so that the end has to be noticed here.
+                // The server side stops polling at the last data frame, so the end has to be noticed here.
                 None if this.body.is_end_stream() => this.end(Ok(None)),
                 None => {}
             },
@@ -185,18 +185,18 @@ impl<O: Observer> Drop for Observed<O> {
 /// server's fault fail.
 #[derive(Debug)]
 pub(crate) struct CountResponse {
-    /// Where it is counted.
+    /// The metrics.
     pub(crate) metrics: Arc<HttpMetrics>,
     /// When the request arrived.
     pub(crate) arrived: Instant,
     /// The response's status.
     pub(crate) status: StatusCode,
-    /// The gRPC status, if it stood in the headers already.
+    /// The gRPC status, if it was in the headers.
     pub(crate) grpc_status: Option<u8>,
 }
 
 impl CountResponse {
-    /// Reads what is known at the response's head.
+    /// Takes over the information in the response's head.
     pub(crate) fn new(metrics: Arc<HttpMetrics>, arrived: Instant, status: StatusCode, headers: &HeaderMap) -> Self {
         Self { metrics, arrived, status, grpc_status: grpc_status(headers) }
     }
@@ -220,7 +220,7 @@ impl Observer for CountResponse {
     }
 }
 
-/// The `grpc-status` of headers or trailers, if there is a readable one.
+/// The `grpc-status` in headers or trailers, if it is there and readable.
 pub(crate) fn grpc_status(headers: &HeaderMap) -> Option<u8> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }

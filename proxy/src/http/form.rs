@@ -1,6 +1,6 @@
 //! The form of a request: whether its target fits its method, and which host it names.
 //!
-//! Routes match the host that a request names, and applications decide by it: it has to be the same for both.
+//! Routes match the host of a request, and applications decide by it: it has to be the same for both.
 
 use http::header::HOST;
 use http::uri::{Authority, Scheme};
@@ -40,7 +40,7 @@ pub(crate) fn normalize<B>(request: &mut Request<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A CONNECT names a host and port and nothing else; everything else names a path.
+/// A CONNECT target is a host and port; any other target is a path.
 fn target_fits_method<B>(request: &Request<B>) -> bool {
     let uri: &Uri = request.uri();
     if request.method() != Method::CONNECT {
@@ -86,7 +86,7 @@ mod tests {
         request.body(()).unwrap()
     }
 
-    /// The `Host` of a request that is let through; `None` for one that is refused.
+    /// The `Host` of an accepted request; `None` for a refused one.
     fn host_of(version: Version, method: &str, target: &str, hosts: &[&str]) -> Option<String> {
         let mut request = request(version, method, target, hosts);
         normalize(&mut request).ok()?;

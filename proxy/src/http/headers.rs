@@ -1,30 +1,30 @@
-//! Headers that belong to one hop, and headers that belong to the mesh.
+//! Headers of one hop, and headers of the mesh.
 
 use http::header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Method, Request, Version};
 
-/// The client's identity, as the inbound proxy tells its application.
+/// The client's identity, which the inbound proxy passes to its application.
 pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static("l5d-client-id");
-/// The identity that an application demands of its server.
+/// The identity that an application requires of its server.
 pub(crate) const REQUIRE_ID: HeaderName = HeaderName::from_static("l5d-require-id");
-/// The service that a request was meant for.
+/// The service that a request was addressed to.
 pub(crate) const DST_CANONICAL: HeaderName = HeaderName::from_static("l5d-dst-canonical");
-/// HTTP/1 that travels as HTTP/2.
+/// HTTP/1 that is carried over HTTP/2.
 pub(crate) const ORIG_PROTO: HeaderName = HeaderName::from_static("l5d-orig-proto");
-/// Why a proxy answered in the server's place.
+/// Why a proxy answered instead of the server.
 pub(crate) const PROXY_ERROR: HeaderName = HeaderName::from_static("l5d-proxy-error");
-/// `close`: the inbound proxy asks that the application's connection be closed.
+/// `close`: the inbound proxy asks the outbound one to close the application's connection.
 pub(crate) const PROXY_CONNECTION_L5D: HeaderName = HeaderName::from_static("l5d-proxy-connection");
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Removes what concerns one connection alone: what all `Connection` fields list, and the well-known ones (RFC 9110 section
+/// Removes headers of one connection: all that `Connection` fields list, and the well-known ones (RFC 9110 section
 /// 7.6.1).
 ///
-/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1. So do headers that belong to the message or the mesh, whatever
-/// `Connection` says of them: a client must not be able to take off its `l5d-client-id`.
+/// `Transfer-Encoding` stays, because hyper needs it for HTTP/1. Headers of the message or the mesh also stay, even if
+/// `Connection` lists them: a client must not be able to remove its `l5d-client-id`.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> =
@@ -51,7 +51,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
     elements.map(str::trim).filter(|token| !token.is_empty())
 }
 
-/// Makes headers fit for HTTP/2, which forbids those of HTTP/1 connections (RFC 9113 section 8.2.2).
+/// Removes headers that HTTP/2 forbids (RFC 9113 section 8.2.2).
 pub(crate) fn strip_for_http2(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
     headers.remove(TRANSFER_ENCODING);
@@ -60,8 +60,8 @@ pub(crate) fn strip_for_http2(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether an HTTP/1.1 request asks for another protocol. One that names `h2c` among others does not count: it is never
-/// upgraded, since what follows would pass without policy.
+/// Whether an HTTP/1.1 request asks for another protocol. One that also lists `h2c` does not count: it is never
+/// upgraded, because the following bytes would bypass policy.
 pub(crate) fn wants_upgrade<B>(request: &Request<B>) -> bool {
     if request.version() != Version::HTTP_11 {
         return false;

@@ -1,4 +1,4 @@
-//! The limit of requests that a worker answers at once. What exceeds it is shed.
+//! The limit of requests that a worker answers at once. Requests beyond it are shed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ pub(crate) struct RequestLimit {
     limit: usize,
 }
 
-/// A request's place among those in flight, until it is dropped: at the end of the response.
+/// The permit of a request in flight, held until the end of the response.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<AtomicUsize>);
 
@@ -20,7 +20,7 @@ impl RequestLimit {
         Self { count: Arc::default(), limit }
     }
 
-    /// Admits a request; `None` when there are too many.
+    /// Admits a request; `None` if there are too many.
     pub(crate) fn admit(&self) -> Option<Permit> {
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let permit = Permit(Arc::clone(&self.count));

@@ -1,4 +1,4 @@
-//! HTTP/1 that travels between proxies as HTTP/2, with `l5d-orig-proto` saying what it was.
+//! HTTP/1 that is carried between proxies over HTTP/2; `l5d-orig-proto` contains the original version.
 //!
 //! ```text
 //! app --HTTP/1--> outbound: upgrade_request --HTTP/2--> inbound: downgrade_request --HTTP/1--> app
@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, Version};
 
 use super::headers::{ORIG_PROTO, strip_for_http2, strip_hop_by_hop};
 
-/// What an HTTP/1 request was before it became HTTP/2.
+/// The HTTP/1 form of a carried request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OrigProto {
     /// HTTP/1.0 or HTTP/1.1.
@@ -22,7 +22,7 @@ pub(crate) struct OrigProto {
     pub(crate) absolute_form: bool,
 }
 
-/// Turns an HTTP/1 request into the HTTP/2 one that carries it.
+/// Turns an HTTP/1 request into the HTTP/2 request that carries it.
 pub(crate) fn upgrade_request<B>(request: &mut Request<B>) {
     let absolute = request.uri().scheme().is_some();
     let value = match (request.version(), absolute) {
@@ -36,7 +36,7 @@ pub(crate) fn upgrade_request<B>(request: &mut Request<B>) {
     *request.version_mut() = Version::HTTP_2;
 }
 
-/// Takes a carried request's header off and restores version and form; `None` if it is native HTTP/2.
+/// Removes a carried request's header and restores version and form; `None` if the request is native HTTP/2.
 pub(crate) fn downgrade_request<B>(request: &mut Request<B>) -> Option<OrigProto> {
     let value = request.headers_mut().remove(ORIG_PROTO)?;
     let orig = parse(&value)?;
@@ -47,7 +47,7 @@ pub(crate) fn downgrade_request<B>(request: &mut Request<B>) -> Option<OrigProto
     Some(orig)
 }
 
-/// Marks an HTTP/1 application's response for the way back and makes it HTTP/2.
+/// Marks the response of an HTTP/1 application and makes it HTTP/2.
 pub(crate) fn upgrade_response<B>(response: &mut Response<B>) {
     let value = if response.version() == Version::HTTP_10 { "HTTP/1.0" } else { "HTTP/1.1" };
     strip_for_http2(response.headers_mut());
@@ -55,7 +55,7 @@ pub(crate) fn upgrade_response<B>(response: &mut Response<B>) {
     *response.version_mut() = Version::HTTP_2;
 }
 
-/// Restores what the application on this side expects of the response to its HTTP/1 request.
+/// Restores the response to an HTTP/1 request of the application on this side.
 pub(crate) fn downgrade_response<B>(response: &mut Response<B>) {
     let orig = response.headers_mut().remove(ORIG_PROTO).and_then(|value| parse(&value));
     *response.version_mut() = orig.map_or(Version::HTTP_11, |orig| orig.version);
@@ -75,7 +75,7 @@ fn parse(value: &HeaderValue) -> Option<OrigProto> {
     Some(OrigProto { version, absolute_form: form == "absolute-form" })
 }
 
-/// Moves a target's authority into `Host`, where HTTP/1 servers look for it.
+/// Moves a target's authority into `Host`, where HTTP/1 servers expect it.
 pub(crate) fn to_origin_form<B>(request: &mut Request<B>) {
     if let Some(authority) = request.uri().authority()
         && !request.headers().contains_key(HOST)
@@ -87,8 +87,8 @@ pub(crate) fn to_origin_form<B>(request: &mut Request<B>) {
     *request.uri_mut() = Uri::from(path);
 }
 
-/// Gives a request the scheme and authority that an HTTP/2 client needs; the authority comes from the target, else from
-/// `Host`, else is `fallback`.
+/// Gives a request the scheme and authority that an HTTP/2 client needs; the authority is that of the target, else
+/// that of `Host`, else `fallback`.
 pub(crate) fn to_absolute_form<B>(request: &mut Request<B>, fallback: Option<&Authority>) {
     if request.uri().scheme().is_some() && request.uri().authority().is_some() {
         return;
@@ -105,7 +105,7 @@ pub(crate) fn to_absolute_form<B>(request: &mut Request<B>, fallback: Option<&Au
     }
 }
 
-/// The authority that `Host` names.
+/// The authority in `Host`.
 pub(crate) fn host(headers: &HeaderMap) -> Option<Authority> {
     Authority::try_from(headers.get(HOST)?.as_bytes()).ok()
 }

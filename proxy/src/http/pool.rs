@@ -1,6 +1,6 @@
 //! HTTP/1 connections that are kept between requests, to an endpoint or to the application.
 //!
-//! Owns which connection is taken and when one is given up. Refuses to connect.
+//! Owns the choice of a connection and its end. Refuses to connect.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::body::Body;
 
-/// Idle connections, the freshest last.
+/// Idle connections, the most recent last.
 #[derive(Default)]
 pub(crate) struct Pool(Mutex<Vec<Idle>>);
 
@@ -20,8 +20,8 @@ struct Idle {
 }
 
 impl Pool {
-    /// Takes the freshest connection that can carry a request. Looks at few: those below a connection that was idle for too long were
-    /// idle for longer.
+    /// Takes the most recent connection that can carry a request. It checks only a few: connections below an expired
+    /// one have been idle for longer.
     pub(crate) fn take(&self, idle_timeout: Duration) -> Option<SendRequest<Body>> {
         let mut idle = self.0.lock();
         let now = Instant::now();
@@ -31,7 +31,7 @@ impl Pool {
         if idle.last().is_some_and(|last| now.duration_since(last.since) >= idle_timeout) {
             idle.clear();
         }
-        // One that is not ready is still finishing its last exchange; it will be in a moment.
+        // A connection that is not ready is still finishing its last exchange; it will be in a moment.
         let index =
             idle.iter().rposition(|idle| idle.sender.is_ready() && now.duration_since(idle.since) < idle_timeout)?;
         Some(idle.remove(index).sender)
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// Drops what was idle for longer than `timeout`, or is closed. Says whether nothing is left.
+    /// Drops connections that are closed or were idle for longer than `timeout`. Returns whether none is left.
     pub(crate) fn purge(&self, timeout: Duration) -> bool {
         let now = Instant::now();
         let mut idle = self.0.lock();

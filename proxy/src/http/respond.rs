@@ -1,6 +1,7 @@
-//! Failures as responses: which status, for HTTP and for gRPC, and whether the connection closes.
+//! Responses for failures: which status, for HTTP and for gRPC, and whether the connection closes.
 //!
-//! The table is Linkerd's (`linkerd/app/core/src/errors/respond.rs`). Refuses to send anything: it makes responses.
+//! The table is Linkerd's (`linkerd/app/core/src/errors/respond.rs`). Refuses to send anything: it only creates
+//! responses.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
@@ -8,10 +9,10 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
 use super::body::Body;
 use super::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc};
 
-/// What went wrong with one request.
+/// The failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
-    /// A bug, or policy that cannot be used.
+    /// A bug, or a policy that cannot be used.
     #[error("{0}")]
     Internal(&'static str),
     /// The server cannot be reached or does not answer as it should.
@@ -23,7 +24,7 @@ pub(crate) enum Failure {
     /// Connecting took too long.
     #[error("connect timed out")]
     ConnectTimeout,
-    /// A timeout that policy set.
+    /// A timeout of the policy.
     #[error("request timed out")]
     Timeout,
     /// Too many requests at once.
@@ -45,7 +46,7 @@ pub(crate) enum Failure {
         code: u16,
         /// Whether `code` is gRPC's.
         grpc: bool,
-        /// The message that policy gives.
+        /// The message from the policy.
         message: String,
     },
     /// A route redirects.
@@ -61,7 +62,7 @@ pub(crate) enum Failure {
     BadRequest,
 }
 
-/// What a response must fit.
+/// The properties of a request that shape the response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestKind {
     /// The version that the client speaks.
@@ -72,17 +73,18 @@ pub(crate) struct RequestKind {
     pub(crate) orig_proto: bool,
     /// Whether `l5d-proxy-error` may be shown.
     pub(crate) show_error: bool,
-    /// Whether the client is another proxy, which closes its application's connection on `l5d-proxy-connection: close`.
+    /// Whether the client is another proxy, which closes its application's connection on `l5d-proxy-connection:
+    /// close`.
     pub(crate) from_proxy: bool,
 }
 
 impl RequestKind {
-    /// The kind of a request that the application sends.
+    /// The kind of a request from the application.
     pub(crate) fn outbound(version: Version, headers: &HeaderMap, show_error: bool) -> Self {
         Self { version, grpc: is_grpc(version, headers), orig_proto: false, show_error, from_proxy: false }
     }
 
-    /// The kind of a request for the application; only the mesh is told what went wrong.
+    /// The kind of a request to the application; only meshed clients see the reason of a failure.
     pub(crate) fn inbound(version: Version, headers: &HeaderMap, orig_proto: bool, is_meshed: bool) -> Self {
         Self { version, grpc: is_grpc(version, headers), orig_proto, show_error: is_meshed, from_proxy: is_meshed }
     }
@@ -122,7 +124,7 @@ impl Failure {
         }
     }
 
-    /// Whether the client's connection closes, because what it leads to may be gone.
+    /// Whether the client's connection closes, because its server may be gone.
     pub(crate) fn closes(&self) -> bool {
         match self {
             Self::Internal(_)
@@ -158,7 +160,8 @@ impl Failure {
         }
     }
 
-    /// The value of the label `error` of `outbound_http_route_request_statuses_total`, one of Linkerd's; empty for answers of policy.
+    /// The value of the label `error` of `outbound_http_route_request_statuses_total`, one of Linkerd's; empty for
+    /// answers of policy.
     pub(crate) fn status_label(&self) -> &'static str {
         match self {
             Self::FailFast => "FAIL_FAST",
@@ -207,7 +210,7 @@ fn header_value(text: &str) -> HeaderValue {
     HeaderValue::from_str(&visible).unwrap_or(HeaderValue::from_static("error"))
 }
 
-/// Percent-encodes as gRPC's protocol wants messages.
+/// Percent-encodes a message as gRPC requires.
 fn grpc_message(text: &str) -> HeaderValue {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

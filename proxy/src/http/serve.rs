@@ -1,4 +1,4 @@
-//! Serves one client's HTTP connection: hyper's server, the limits of heads, and an orderly end.
+//! Serves one client's HTTP connection: hyper's server, limits of heads, and graceful shutdown.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -17,8 +17,9 @@ use crate::config::Keepalive;
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Largest head of an HTTP/2 message, in bytes as RFC 9113 section 6.5.2 counts them: 32 for each field on top. hyper takes 100
-/// fields of HTTP/1, and the proxies add some; so what passes as HTTP/1 at one proxy passes the next as HTTP/2.
+/// Largest head of an HTTP/2 message, in bytes as RFC 9113 section 6.5.2 counts them, which adds 32 for each field.
+/// hyper accepts 100 fields of HTTP/1, and the proxies add some; so a message that passes as HTTP/1 at one proxy
+/// passes the next as HTTP/2.
 pub(crate) const MAX_HEADER_LIST_BYTES: u32 = MAX_HEAD_BYTES as u32 + 8 * 1024;
 
 /// The version that a client speaks on a connection.
@@ -45,7 +46,7 @@ impl HttpVersion {
 #[error("the server reset the stream")]
 pub(crate) struct Reset(#[source] pub(crate) h2::Error);
 
-/// Settings of HTTP towards a client.
+/// Settings of HTTP connections from clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerSettings {
     /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head.
@@ -54,16 +55,16 @@ pub(crate) struct ServerSettings {
     pub(crate) stream_window: u32,
     /// Initial connection window in bytes.
     pub(crate) connection_window: u32,
-    /// Pings to clients that are silent.
+    /// Pings to silent clients.
     pub(crate) keepalive: Option<Keepalive>,
-    /// Most streams at once; `None` leaves it to the limit of requests in flight.
+    /// The most streams at once; `None` leaves that to the limit of requests in flight.
     pub(crate) max_streams: Option<u32>,
 }
 
-/// Serves a connection until the client ends it, or the proxy drains and its requests are answered.
+/// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
 ///
 /// # Errors
-/// When the connection failed; requests of it have got their answers or cannot get any.
+/// When the connection failed; its requests have their answers or cannot get any.
 pub(crate) async fn serve<S, A, F, O>(
     stream: S,
     version: HttpVersion,

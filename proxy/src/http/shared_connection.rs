@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub(crate) struct SharedConnection {
     ready: Mutex<Option<SendRequest<Bytes>>>,
-    /// Held while connecting, so that a burst of requests makes one connection.
+    /// Held while connecting, so that a burst of requests opens one connection.
     connecting: tokio::sync::Mutex<()>,
-    /// Attempts that failed, so that a burst of requests makes one of those, too.
+    /// Number of failed attempts, so that a burst of requests also makes one attempt.
     failures: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! Tunnels: what a WebSocket or CONNECT becomes once both sides have agreed.
+//! Tunnels: WebSocket or CONNECT connections after both sides have agreed.
 
 use http::{Method, Response, StatusCode, header};
 use hyper::upgrade::OnUpgrade;
@@ -12,13 +12,13 @@ pub(crate) fn is_tunnel(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (*method == Method::CONNECT && status.is_success())
 }
 
-/// Takes from a successful CONNECT response what must not describe a body (RFC 9110 section 9.3.6).
+/// Removes headers from a successful CONNECT response that would describe a body (RFC 9110 section 9.3.6).
 pub(crate) fn strip_connect_response<B>(response: &mut Response<B>) {
     response.headers_mut().remove(header::CONTENT_LENGTH);
     response.headers_mut().remove(header::TRANSFER_ENCODING);
 }
 
-/// Copies between both upgraded connections in a task of its own; a drain waits for it.
+/// Copies between both upgraded connections in its own task; a drain waits for it.
 pub(crate) fn spawn_tunnel(drain: &drain::Watch, client: OnUpgrade, server: OnUpgrade) {
     drain.spawn(async move {
         let (client, server) = match tokio::try_join!(client, server) {

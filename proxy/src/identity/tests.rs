@@ -40,7 +40,7 @@ fn a_token_is_trimmed_and_must_not_be_empty() {
     assert_eq!(read_token(&path).unwrap(), b"secret");
 }
 
-/// Certifies whoever has the token `good`; the leaf's lifetime is given.
+/// Certifies clients with the token `good`, for the given lifetime.
 struct Authority {
     issuer: Issuer,
     lifetime: Duration,
@@ -77,7 +77,8 @@ struct Fixture {
     asked: Arc<AtomicUsize>,
 }
 
-/// An authority that serves, and a certifier that has not asked yet. The anchors are the authority's own, or another mesh's.
+/// An authority that serves, and a certifier that has not requested anything yet. The anchors are the authority's own,
+/// or another mesh's.
 async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     weft_tls::install_crypto_provider();
     let root = Root::generate("root").unwrap();

@@ -1,4 +1,4 @@
-//! What kind of connection it is: direct or for a port, TLS for us or for others, HTTP or not.
+//! Dispatches accepted connections: direct or for a port, our TLS or another's, HTTP or not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::policy::PortPolicy;
 use crate::policy::authz::{Client, ClientTls, NoTls};
 use crate::policy::server::Protocol;
 
-/// Serves one accepted connection that was dialled for `target`.
+/// Serves one accepted connection with the original destination `target`.
 pub(super) async fn serve(
     inbound: &Arc<Inbound>,
     stream: TcpStream,
@@ -60,17 +60,17 @@ pub(super) async fn serve(
     }
 }
 
-/// How a connection is served whose TLS is settled.
+/// How a connection is served after its TLS is settled.
 enum Plan {
     /// As bytes.
     Bytes,
-    /// As HTTP without a look at it.
+    /// As HTTP without detection.
     Http(HttpVersion),
-    /// By what the client sends first.
+    /// As detected from the client's first bytes.
     Detect {
-        /// How long that may take.
+        /// Deadline for these bytes.
         timeout: Duration,
-        /// What the client is taken for when it sends nothing.
+        /// The assumed protocol if the client sends nothing.
         when_silent: Option<HttpVersion>,
     },
 }
@@ -88,7 +88,7 @@ impl Plan {
     }
 }
 
-/// Goes by the policy's protocol, and by what the client sends where that leaves it open.
+/// Dispatches by the policy's protocol, and by detection if the protocol is open.
 async fn dispatch<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
@@ -100,7 +100,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let is_plain = matches!(client.tls, ClientTls::None(_));
-    // Decided in one statement, so that the connection does not keep this policy for its life.
+    // One statement, so that the connection does not keep a reference to this policy.
     let plan = Plan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
     let (timeout, when_silent) = match plan {
         Plan::Bytes => return tcp::forward(inbound, stream, client, target, policy).await,

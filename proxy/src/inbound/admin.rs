@@ -1,7 +1,8 @@
-//! The admin port as a port of the pod: mesh TLS for clients that ask for this proxy, and the port's policy for every request.
+//! The admin port as a port of the pod: mesh TLS for clients that ask for this proxy, and the port's policy for every
+//! request.
 //!
-//! Nothing redirects connections to it, so that they arrive at the admin server itself. `/live` and `/ready` are answered whatever policy
-//! says: the kubelet asks for them before there can be a policy.
+//! Connections to it are not redirected; they arrive at the admin server itself. `/live` and `/ready` are answered
+//! regardless of policy: the kubelet asks for them before there can be a policy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,14 +24,14 @@ use crate::policy::{Policies, PortPolicy};
 use crate::route::Meta;
 use crate::shared::Shared;
 
-/// How long a client may take to begin TLS, and to finish it: the admin server's own limit for a first request.
+/// Deadline for a client to begin TLS, and to finish it: the admin server's own limit for a first request.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection to the admin port, decrypted if it came under mesh TLS.
+/// A connection to the admin port, decrypted if it uses mesh TLS.
 pub(crate) trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> AdminStream for S {}
 
-/// Accepts connections to the admin port and judges their requests.
+/// Accepts connections to the admin port and checks their requests.
 pub(crate) struct AdminPort {
     shared: Arc<Shared>,
     tls: TlsServer,
@@ -44,7 +45,8 @@ impl AdminPort {
         Self { tls: TlsServer::new(shared.credentials.clone()), policy, shared }
     }
 
-    /// Ends mesh TLS where the client asks for this proxy; every request of the connection gets the [`Client`] as an extension.
+    /// Terminates mesh TLS if the client asks for this proxy; every request of the connection gets the [`Client`] as
+    /// an extension.
     ///
     /// # Errors
     /// When the client asks for another server, or does not finish TLS.
@@ -64,7 +66,7 @@ impl AdminPort {
         Ok((stream, extensions))
     }
 
-    /// Refuses what the port's policy does not allow, with an answer in the admin server's place.
+    /// The response to a request that the port's policy does not allow.
     pub(crate) fn check(&self, request: &AdminRequest) -> Option<AdminResponse> {
         let is_read = matches!(request.head.method, Method::GET | Method::HEAD);
         if is_read && matches!(request.head.uri.path(), "/live" | "/ready") {

@@ -1,4 +1,4 @@
-//! Connections to the proxy's own port: other proxies, with a transport header that says which port they want.
+//! Connections to the proxy's own port: other proxies send a transport header with the port that they want.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::metrics::label;
 use crate::policy::authz::{Client, ClientTls};
 use crate::transport_header::{SessionProtocol, TransportHeader};
 
-/// Serves a connection that was dialled for `own`, this proxy.
+/// Serves a connection whose original destination is `own`, this proxy.
 pub(super) async fn serve(
     inbound: &Arc<Inbound>,
     stream: TcpStream,
@@ -53,7 +53,8 @@ pub(super) async fn serve(
     }
 }
 
-/// Counts a header that is for this pod. One that names a service is for gateways and refused before, so that the label is empty.
+/// Counts a header for this pod. A header with a service's name is for gateways and refused earlier, so the label is
+/// empty.
 fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client_id: &str) {
     let protocol = header.protocol.map(SessionProtocol::label).unwrap_or_default();
     let labels = vec![

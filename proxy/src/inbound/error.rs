@@ -10,13 +10,13 @@ use crate::transport_header::ReadHeaderError;
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
-    /// It was dialled for another address than the pod's.
+    /// Its destination is not an address of the pod.
     #[error("{0} is not an address of this pod (LINKERD2_PROXY_INBOUND_IPS)")]
     ForeignAddress(SocketAddr),
     /// Its first bytes could not be read.
     #[error(transparent)]
     Detect(#[from] DetectError),
-    /// There is no certificate; cannot be after the first one.
+    /// There is no certificate, which cannot happen after the first one.
     #[error("the proxy has no certificate yet")]
     NoIdentity,
     /// TLS failed.
@@ -31,19 +31,19 @@ pub(super) enum ConnectionError {
     /// The transport header could not be read.
     #[error(transparent)]
     Header(#[from] ReadHeaderError),
-    /// The transport header did not come.
+    /// The transport header did not arrive in time.
     #[error("the transport header did not arrive in time")]
     HeaderTimedOut,
-    /// The transport header names a service: that is for gateways.
-    #[error("the transport header is for a gateway, and this proxy is none")]
+    /// The transport header contains a service's name, which only gateways accept.
+    #[error("the transport header is for a gateway, and this proxy is not one")]
     Gateway,
-    /// The connection would come back to this proxy.
+    /// The connection would lead back to this proxy.
     #[error("{0} is the proxy's own port")]
     Loop(SocketAddr),
     /// Policy does not allow it.
     #[error("connection denied by policy")]
     Denied,
-    /// Policy does not allow it any more.
+    /// Policy no longer allows it.
     #[error("connection ended because policy no longer allows it")]
     Revoked,
     /// The application cannot be reached.
@@ -52,7 +52,7 @@ pub(super) enum ConnectionError {
     /// One side failed while bytes were copied.
     #[error("connection failed")]
     Copy(#[source] io::Error),
-    /// HTTP failed beneath the requests.
+    /// The HTTP connection failed.
     #[error("HTTP connection failed")]
     Http(#[source] hyper::Error),
 }

@@ -1,10 +1,10 @@
-//! HTTP from one client: each request under the policy of the moment, forwarded to the application and counted.
+//! HTTP from one client: each request is checked against the current policy, forwarded to the application and counted.
 //!
 //! ```text
 //! request -> carried HTTP/1 restored -> l5d-client-id -> route -> authorization -> filters -> rate limit -> application
 //! ```
 //!
-//! HTTP/2 goes to the application as HTTP/2, everything else as HTTP/1. What a request is counted with is looked up once per
+//! HTTP/2 goes to the application as HTTP/2, everything else as HTTP/1. Counters of a request are looked up once per
 //! connection, route and authorization.
 
 mod connection;
@@ -37,30 +37,30 @@ use crate::route::filter::apply_to_request;
 
 use counters::{Counters, Handles};
 
-/// What clients get.
+/// The body of responses to clients.
 pub(super) type ResponseBody = Observed<Finish>;
 
-/// What happens at a response's end.
+/// Actions at a response's end.
 pub(super) struct Finish {
     count: CountResponse,
-    /// Given back when the response was read to its end.
+    /// Returned to the pool if the response was read to its end.
     lease: Option<Lease>,
-    /// The request's place among those in flight.
+    /// The permit of the request in flight.
     _permit: Option<Permit>,
 }
 
-/// What all requests of one connection have in common.
+/// Properties that all requests of one connection share.
 pub(super) struct HttpConnection {
     inbound: Arc<Inbound>,
     client: Client,
-    /// The client's identity as the application is told it.
+    /// The client's identity, as the application sees it.
     client_id: Option<HeaderValue>,
     target: Arc<Target>,
     policy: PortPolicy,
     counters: Counters,
 }
 
-/// A request on its way, and what is needed to answer it.
+/// A request in progress, and the parts needed to answer it.
 struct Passing {
     request: Request<Incoming>,
     kind: RequestKind,
@@ -79,7 +79,7 @@ impl HttpConnection {
     ) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
-        // Of HTTP/1 the header means nothing; it never reaches the application.
+        // For HTTP/1 the header has no meaning; it never reaches the application.
         request.headers_mut().remove(ORIG_PROTO);
         let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
@@ -98,10 +98,10 @@ impl HttpConnection {
         Ok(response)
     }
 
-    /// Everything that can keep a request from the application before it is sent, and what policy changes of it.
+    /// Applies policy to a request before it is sent: checks that may refuse it, and changes to it.
     fn judge(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
         form::normalize(request)?;
-        // Whoever the client says it is, only its certificate counts.
+        // The client's claim does not count, only its certificate.
         request.headers_mut().remove(CLIENT_ID);
         if let Some(id) = &self.client_id {
             request.headers_mut().insert(CLIENT_ID, id.clone());
@@ -197,7 +197,7 @@ impl HttpConnection {
         if client_side.is_none() {
             strip_hop_by_hop(request.headers_mut());
         }
-        // What HTTP/1.0 servers do with connections cannot be relied on; neither can a request that names no host.
+        // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.
         let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
         let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
         let (mut response, lease) = self.target.send_http1(request.map(Body::Incoming), reuse).await?;
@@ -218,7 +218,7 @@ impl HttpConnection {
         }
     }
 
-    /// Answers in the application's place; counted as a response once the request was counted.
+    /// Answers instead of the application; counted as a response if the request was counted.
     fn refuse(
         &self,
         failure: &Failure,
@@ -247,7 +247,7 @@ fn observe(
     Response::from_parts(parts, Observed::new(body, Finish { count, lease, _permit: permit }))
 }
 
-/// Linkerd's inbound side answers every injected failure alike, whatever status or code the policy names.
+/// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.
 fn inbound_failure(failure: Failure) -> Failure {
     match failure {
         Failure::Injected { .. } => Failure::Internal("unexpected error"),

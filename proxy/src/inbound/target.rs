@@ -1,7 +1,7 @@
 //! The application's ports as a worker uses them: connecting, and the HTTP connections that are kept.
 //!
-//! Connections are shared by all clients of a worker. The original address is dialled, never loopback in its place, so that an
-//! application sees which of the pod's addresses was meant.
+//! All clients of a worker share the connections. The original address is dialled, never loopback instead, so that the
+//! application sees which of the pod's addresses the client used.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,10 +25,10 @@ use crate::listen::set_options;
 use crate::metrics::{Direction, InboundTargets, Peer, TransportMetrics, label};
 use crate::shared::Shared;
 
-/// Idle connections are swept no more often than this.
+/// Shortest interval between sweeps of idle connections.
 pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
 
-/// How often a request is sent again because a kept connection had been closed, before a new connection is made.
+/// How often a request is retried on kept connections that turn out to be closed, before a new connection is made.
 const STALE_ATTEMPTS: usize = 3;
 
 type Http1Sender = http1::SendRequest<Body>;
@@ -37,7 +37,7 @@ type Http2Sender = http2::SendRequest<Body>;
 /// Why the application cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
-    /// It does not answer.
+    /// It does not answer in time.
     #[error("connect to {0} timed out")]
     Timeout(SocketAddr),
     /// It does not listen, or its connection failed.
@@ -81,7 +81,7 @@ pub(super) struct Target {
     http2: tokio::sync::Mutex<Option<Http2Sender>>,
 }
 
-/// An HTTP/1 connection that goes back to its target when its response has ended well.
+/// An HTTP/1 connection that returns to its target if its response ended well.
 pub(super) struct Lease {
     target: Arc<Target>,
     sender: Http1Sender,
@@ -112,7 +112,7 @@ impl Targets {
         target
     }
 
-    /// Closes connections that were idle for too long, and forgets targets without any.
+    /// Closes connections that were idle for too long, and removes targets without any.
     pub(super) fn sweep(&self) {
         let timeout = self.shared.config.inbound.http1_idle_timeout;
         self.by_addr.lock().retain(|_, target| {
@@ -123,7 +123,7 @@ impl Targets {
 }
 
 impl Target {
-    /// Makes a connection of its own.
+    /// Opens a new connection.
     pub(super) async fn connect(&self) -> Result<Io<TcpStream>, ConnectError> {
         let config = &self.shared.config.inbound;
         let failed = |source| ConnectError::Io { addr: self.addr, source };
@@ -133,8 +133,8 @@ impl Target {
         Ok(Io::new(stream).with_metrics(Arc::clone(&self.transport)))
     }
 
-    /// Sends a request over a kept HTTP/1 connection or, without one, a new one. `reuse` says whether the connection may carry other
-    /// requests, before and after.
+    /// Sends a request over a kept HTTP/1 connection or, without one, over a new one. `reuse` says whether the
+    /// connection may carry other requests, before and after.
     pub(super) async fn send_http1(
         self: &Arc<Self>,
         mut request: Request<Body>,
@@ -155,7 +155,7 @@ impl Target {
                     return Ok((response, lease));
                 }
                 Err(mut error) => match error.take_message() {
-                    // The application had closed the connection; nothing of the request was sent.
+                    // The application had closed the connection, and nothing of the request was sent.
                     Some(unsent) if !is_new => request = unsent,
                     _ => return Err(SendError::Http(error.into_error())),
                 },
@@ -224,7 +224,7 @@ impl Target {
         Ok((sender, true))
     }
 
-    /// Drops what is closed or idle for longer than `timeout`. Says whether no connection is left.
+    /// Drops connections that are closed or were idle for longer than `timeout`. Returns whether none is left.
     fn sweep(&self, timeout: Duration) -> bool {
         let is_empty = self.idle.purge(timeout);
         let has_http2 = self
@@ -236,7 +236,7 @@ impl Target {
 }
 
 impl Lease {
-    /// The response was read to its end: the connection may carry another request.
+    /// Returns the connection after the response was read to its end.
     pub(super) fn give_back(self) {
         let Self { target, sender } = self;
         target.idle.put(sender, target.shared.config.inbound.max_idle_connections);
@@ -253,7 +253,7 @@ impl ConnectError {
 }
 
 impl SendError {
-    /// What the client is answered.
+    /// The response to the client.
     pub(super) fn failure(&self) -> Failure {
         match self {
             Self::Connect(error) => error.failure(),

@@ -1,4 +1,4 @@
-//! Connections that are forwarded as bytes: allowed once, and watched for as long as they live.
+//! Connections that are forwarded as bytes: checked once, and monitored for policy changes while they live.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::policy::authz::Client;
 use crate::policy::server::ServerPolicy;
 use crate::route::Meta;
 
-/// Forwards a connection to the application if policy allows, until it ends or policy no longer does.
+/// Forwards a connection to the application if policy allows it, until it ends or policy no longer allows it.
 ///
-/// A client that is denied is closed without a byte.
+/// A connection that is denied is closed without a byte.
 pub(super) async fn forward<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,
@@ -58,11 +58,11 @@ where
     })
 }
 
-/// Waits for a policy that denies the client, or that forwards no bytes any more.
+/// Waits for a policy that denies the client, or that no longer forwards bytes.
 async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> {
     loop {
         if policy.changed().await.is_err() {
-            // Nobody changes this policy any more, so that it stands.
+            // The policy can no longer change.
             return std::future::pending().await;
         }
         let changed = policy.borrow_and_update().clone();

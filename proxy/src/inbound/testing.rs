@@ -1,4 +1,4 @@
-//! What tests of this package share: settings, a mesh's certificate authority, and one worker without a listener of its own.
+//! Fixtures for tests of this package: settings, a mesh's certificate authority, and one worker without a listener.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) fn config() -> Config {
         Some(value.to_owned())
     })
     .expect("the settings are complete");
-    // No policy controller answers; what waits for it is tested where it is asked for.
+    // No policy controller answers; tests of waiting for it set their own timeout.
     config.inbound.policy_timeout = Duration::ZERO;
     config
 }
@@ -67,7 +67,7 @@ impl Mesh {
     }
 }
 
-/// What a worker shares, with this proxy's credentials issued already.
+/// The shared state of a worker, with this proxy's credentials.
 pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     let mut registry = prometheus_client::registry::Registry::default();
     let metrics = ProxyMetrics::register(&mut registry);
@@ -77,7 +77,8 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     (Arc::new(shared), drain)
 }
 
-/// Serves the inbound side on loopback as if every connection had been dialled for the proxy's own port, and answers the port.
+/// Serves the inbound side on loopback as if the original destination of every connection were the proxy's own port;
+/// returns the port.
 pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

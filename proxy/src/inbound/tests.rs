@@ -1,6 +1,6 @@
 //! End-to-end tests of the inbound side over loopback sockets: real TLS, real HTTP, a stand-in for the application.
 //!
-//! Clients on loopback are always let in, so that refusals are tested with a peer address that is not theirs.
+//! Clients on loopback are always admitted, so tests of refusals use another peer address.
 
 mod limits;
 mod policy;
@@ -34,13 +34,13 @@ struct World {
     mesh: Mesh,
     inbound: Arc<Inbound>,
     policies: Policies,
-    /// Where the application listens.
+    /// Address of the application.
     app: SocketAddr,
     drain: Option<Drain>,
     registry: Arc<Shared>,
 }
 
-/// How a client presents itself.
+/// How a client connects.
 #[derive(Clone, Copy)]
 enum Via {
     Plain,
@@ -67,7 +67,7 @@ impl World {
         Self { mesh, inbound, policies, app, drain: Some(drain), registry: shared }
     }
 
-    /// A connection as if accepted from `peer` and dialled for `target`.
+    /// A connection as if accepted from `peer` with the original destination `target`.
     async fn raw(&self, peer: Option<&str>, target: SocketAddr) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -147,7 +147,7 @@ impl World {
         hello
     }
 
-    /// The value of a counter family, all labels summed that contain every one of `labels`.
+    /// The value of a counter family: the sum over all label sets that contain each of `labels`.
     fn counted(&self, text: &str, name: &str, labels: &[&str]) -> u64 {
         let lines =
             text.lines().filter(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)));
@@ -158,7 +158,7 @@ impl World {
 trait Duplex: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// An application that answers HTTP of either version with what it saw, one line each.
+/// An application that answers HTTP of either version with the request that it received, one item a line.
 async fn http_app() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -231,7 +231,7 @@ async fn expect_banner(stream: &mut Box<dyn Duplex>) {
     assert_eq!(&bytes, b"hello");
 }
 
-/// A closed connection is an end or a reset, before any byte.
+/// A closed connection is an end or a reset before any byte.
 async fn expect_closed(stream: &mut Box<dyn Duplex>) {
     let mut bytes = Vec::new();
     let ended = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await.expect("not closed");
@@ -341,7 +341,7 @@ async fn connections_to_the_application_are_kept_and_replaced_when_it_closed_the
         assert!(body.ends_with("connection=1"), "{body}");
     }
 
-    // This one closes every connection after one answer without saying so.
+    // This application closes every connection after one answer without announcing it.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let world = World::new(listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
@@ -396,7 +396,7 @@ async fn a_client_that_waits_for_the_server_needs_an_opaque_port() {
     expect_banner(&mut speaks).await;
 }
 
-/// A detected port that does not make the test wait.
+/// A detected port with a short timeout.
 fn detecting_soon(authorizations: Vec<weft_proto::linkerd::inbound::Authz>) -> weft_proto::linkerd::inbound::Server {
     let mut server = detecting(authorizations);
     let kind = server.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
@@ -503,7 +503,7 @@ async fn connections_and_requests_are_counted_under_linkerds_names() {
     world.policies.publish(world.app.port(), detecting(vec![authz("web", only(&[CLIENT]))]));
     world.get(Via::Direct(Some(SessionProtocol::Http1)), Some(ELSEWHERE), "/").await;
     world.get(Via::Plain, Some(ELSEWHERE), "/").await;
-    // What a client may write into a header is no label.
+    // A header's content, which the client chooses, must not become a label.
     expect_closed(&mut world.direct(Some("chosen-by-the-client"), world.app.port(), None).await).await;
 
     let mut text = String::new();

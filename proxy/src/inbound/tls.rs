@@ -1,4 +1,4 @@
-//! Mesh TLS of accepted connections: whose names are ours, and the handshake with the credentials of the moment.
+//! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::error::ConnectionError;
 use crate::io::Io;
 use crate::transport_header::ALPN;
 
-/// A connection on which the client's TLS ends.
+/// A connection whose TLS is terminated here.
 pub(super) type Terminated = Io<TlsStream<Io<TcpStream>>>;
 
 /// One worker's server side of mesh TLS.
@@ -25,21 +25,21 @@ pub(super) struct TlsServer {
     configs: Mutex<Option<Configs>>,
 }
 
-/// What was made of one certificate; a renewal replaces it.
+/// Configurations made from one certificate; a renewal replaces them.
 #[derive(Clone)]
 struct Configs {
     credentials: Arc<Credentials>,
-    /// For ports of the application: no ALPN at all, as Linkerd's.
+    /// For ports of the application: without ALPN, as Linkerd's.
     plain: Arc<ServerConfig>,
     /// For the proxy's own port: with the transport header's ALPN.
     direct: Arc<ServerConfig>,
 }
 
-/// What a handshake told.
+/// The result of a handshake.
 pub(super) struct Handshake {
     /// The decrypted connection.
     pub(super) stream: Terminated,
-    /// Who the client is, if it showed a certificate.
+    /// The client's identity, if it sent a certificate.
     pub(super) identity: Option<Identity>,
     /// Whether a transport header follows.
     pub(super) has_header: bool,
@@ -50,13 +50,13 @@ impl TlsServer {
         Self { credentials, configs: Mutex::new(None) }
     }
 
-    /// Ends the client's TLS on a port of the application.
+    /// Terminates the client's TLS on a port of the application.
     pub(super) async fn accept(&self, stream: Io<TcpStream>, timeout: Duration) -> Result<Handshake, ConnectionError> {
         let config = self.configs()?.plain;
         handshake(config, stream, timeout).await
     }
 
-    /// Ends the client's TLS on the proxy's own port.
+    /// Terminates the client's TLS on the proxy's own port.
     pub(super) async fn accept_direct(
         &self,
         stream: Io<TcpStream>,

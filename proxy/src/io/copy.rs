@@ -1,7 +1,7 @@
 //! Copies bytes between two streams until both directions have ended.
 //!
-//! Owns half-close and buffers. A connection on which nothing moves holds no buffer: each is taken from the thread's pool when
-//! bytes can be read and given back once they are written.
+//! Owns half-close and buffers. A connection without traffic holds no buffer: each is taken from the thread's pool
+//! when bytes can be read and returned once they are written.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -21,9 +21,10 @@ thread_local! {
     static POOL: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Copies both ways, passing each side's end on as a half-close, and returns when both have ended.
+/// Copies both ways, passes each side's end on as a half-close, and returns when both have ended.
 ///
-/// When one side takes no more bytes, what it has sent still arrives: a server may answer "too large" and close while its client sends.
+/// When one side accepts no more bytes, the bytes that it has sent still arrive: a server may answer "too large" and
+/// close while its client is sending.
 ///
 /// # Errors
 /// The first read or write that failed.
@@ -51,11 +52,11 @@ struct Direction {
     end: usize,
     unflushed: bool,
     state: State,
-    /// Why the receiving side took no more.
+    /// Why the receiving side accepted no more.
     refused: Option<io::Error>,
 }
 
-/// Which side failed.
+/// The side that failed.
 enum CopyError {
     Read(io::Error),
     Write(io::Error),
@@ -73,8 +74,8 @@ impl Direction {
         Self { buffer: None, start: 0, end: 0, unflushed: false, state: State::Copying, refused: None }
     }
 
-    /// Copies what can be copied now; answers whether this direction is done. A receiver that fails ends this direction alone: what it
-    /// has sent may still be readable, and after that its failure is.
+    /// Copies all that can be copied now; returns whether this direction is done. A receiver that fails ends only this
+    /// direction: its own bytes may still be readable, and after them its failure is.
     fn poll<R, W>(&mut self, cx: &mut Context<'_>, from: &mut R, to: &mut W) -> io::Result<bool>
     where
         R: AsyncRead + Unpin,
@@ -117,7 +118,7 @@ impl Direction {
         }
         if self.state == State::ShuttingDown {
             match ready!(Pin::new(to).poll_shutdown(cx)) {
-                // The other side may have gone already; then there is nobody left to tell.
+                // The other side may have gone already; then the end need not be passed on.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
                 result => result.map_err(CopyError::Write)?,
             }
@@ -126,7 +127,7 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads into the buffer; answers the number of bytes, 0 at the end.
+    /// Reads into the buffer; returns the number of bytes, 0 at the end.
     fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, from: &mut R) -> Poll<io::Result<usize>> {
         let mut buffer = self.buffer.take().unwrap_or_else(take_buffer);
         let mut read = ReadBuf::new(&mut buffer);
@@ -145,7 +146,7 @@ impl Direction {
         }
     }
 
-    /// Writes all that the buffer holds.
+    /// Writes the whole buffer.
     fn poll_drain<W: AsyncWrite + Unpin>(&mut self, cx: &mut Context<'_>, to: &mut W) -> Poll<io::Result<()>> {
         let buffer = self.buffer.as_deref().unwrap_or_default();
         while self.start < self.end {

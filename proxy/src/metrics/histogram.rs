@@ -20,7 +20,7 @@ pub(crate) struct LatencyMs(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// One per bound, and one for what exceeds all of them.
+    /// One counter per bound, and one for durations beyond all bounds.
     buckets: [AtomicU64; BOUNDS_MS.len() + 1],
     sum_us: AtomicU64,
 }

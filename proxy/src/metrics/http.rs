@@ -1,4 +1,4 @@
-//! What is counted of HTTP: requests, responses with their classification, latency.
+//! Metrics of HTTP: requests, responses with their classification, latency.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(crate) struct HttpMetrics {
     latency: Family<Labels, LatencyMs>,
     labels: Labels,
     in_use: InUse,
-    /// One entry per outcome seen; there are few, so a scan is fastest.
+    /// One entry per outcome; there are few, so a scan is fastest.
     seen: Mutex<Vec<(Outcome, Counter, LatencyMs)>>,
 }
 
@@ -31,7 +31,7 @@ struct Outcome {
 
 impl HttpMetrics {
     pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
-        // Direction and target are those of transport metrics, too; the name keeps the kinds apart.
+        // Transport metrics also have direction and target; the name distinguishes the kinds.
         let mut key = labels.clone();
         key.push(label("kind", "http"));
         let in_use = metrics.retained.enter(key);

@@ -1,6 +1,7 @@
-//! Forgets series that nothing has used for a while: destinations come and go, and their series would stay for ever.
+//! Removes series that have not been used for a while: destinations come and go, and their series would stay for ever.
 //!
-//! Owns when. A kind of connection or request has a key, its labels; as long as a handle of the kind lives, its series stay.
+//! Owns the schedule. A kind of connection or request has a key, its labels; while a handle of the kind lives, its
+//! series stay.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use tokio::time::Instant;
 use super::histogram::LatencyMs;
 use super::{Counters, Labels};
 
-/// All kinds whose series can be forgotten. Clones share them.
+/// All kinds whose series can be removed. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Retained(Arc<Mutex<HashMap<Labels, Kind>>>);
 
 #[derive(Debug)]
 struct Kind {
-    /// Handles that live.
+    /// Number of live handles.
     handles: usize,
     /// When the last one was dropped.
     unused_since: Instant,
@@ -32,7 +33,7 @@ struct Kind {
 pub(crate) struct Series {
     /// The family's name.
     pub(crate) name: &'static str,
-    /// Where it is removed from.
+    /// The family from which it is removed.
     pub(crate) family: AnyFamily,
     /// Its labels.
     pub(crate) labels: Labels,
@@ -41,11 +42,11 @@ pub(crate) struct Series {
 /// A family of any kind of metric.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyFamily {
-    /// Of counters.
+    /// A family of counters.
     Counter(Counters),
-    /// Of gauges.
+    /// A family of gauges.
     Gauge(Family<Labels, Gauge>),
-    /// Of latencies.
+    /// A family of latencies.
     Latency(Family<Labels, LatencyMs>),
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct InUse {
 }
 
 impl Retained {
-    /// Begins to use a kind. Get its metrics only afterwards, or they may be removed in between.
+    /// Starts to use a kind. The caller must get its metrics afterwards, or they may be removed in between.
     pub(crate) fn enter(&self, key: Labels) -> InUse {
         let mut kinds = self.0.lock();
         let new = || Kind { handles: 0, unused_since: Instant::now(), series: Vec::new() };
@@ -80,7 +81,7 @@ impl Retained {
 }
 
 impl InUse {
-    /// Says that the kind has this series.
+    /// Registers a series of the kind.
     pub(crate) fn has(&self, name: &'static str, family: impl Into<AnyFamily>, labels: &Labels) {
         let mut kinds = self.retained.0.lock();
         let Some(kind) = kinds.get_mut(&self.key) else { return };

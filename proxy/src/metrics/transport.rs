@@ -1,4 +1,4 @@
-//! What is counted of a connection: its opening, its bytes, its end.
+//! Metrics of a connection: its opening, its bytes, its end.
 
 use std::io;
 
@@ -80,7 +80,7 @@ fn with_errno(labels: &Labels, error: Option<&io::Error>) -> Labels {
     labels
 }
 
-/// A closed set of error names, so that labels stay few.
+/// A closed set of error names, to limit the number of labels.
 fn errno(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "ECONNREFUSED",

@@ -1,4 +1,4 @@
-//! What backends lead to, shared by all destinations of a worker: balancers of services, single endpoints.
+//! Backends, shared by all destinations of a worker: balancers of services, single endpoints.
 //!
 //! Entries live while they are used.
 
@@ -23,10 +23,10 @@ pub(super) struct Backends {
     endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
 }
 
-/// The balancers of one service; several only where routes estimate load differently.
+/// The balancers of one service; several only if routes estimate load differently.
 type BalancersOfPath = Vec<(PeakEwma, Weak<Balancer>)>;
 
-/// What a backend leads to.
+/// A backend's balancer or endpoint.
 #[derive(Clone)]
 pub(super) enum Resolved {
     /// One endpoint.
@@ -40,7 +40,7 @@ impl Backends {
         Self { shared, discover, balancers: Mutex::default(), endpoints: Mutex::default() }
     }
 
-    /// What a backend leads to. Backends that say the same share it.
+    /// The balancer or endpoint of a backend. Equal backends share it.
     pub(super) fn resolve(&self, backend: &Backend) -> Resolved {
         match &backend.kind {
             BackendKind::Forward(info) => Resolved::Forward(self.endpoint(info)),
@@ -74,7 +74,7 @@ impl Backends {
         balancer
     }
 
-    /// Forgets what is not used any more, and closes connections that were idle too long.
+    /// Removes unused entries, and closes connections that were idle for too long.
     pub(super) fn sweep(&self) {
         self.balancers.lock().retain(|_, of_path| {
             of_path.retain(|(_, balancer)| balancer.upgrade().inspect(|balancer| balancer.purge_idle()).is_some());

@@ -1,7 +1,9 @@
-//! Picks an endpoint of a service: the less loaded of two at random, load being peak latency (EWMA) times what is in flight.
+//! Picks an endpoint of a service: the less loaded of two random ones. Load is peak latency (EWMA) times requests in
+//! flight.
 //!
-//! Owns availability (an endpoint that refuses connections rests, longer each time) and fail-fast (when none was available for
-//! 3 s, requests fail at once until one is). Refuses to connect: it hands out endpoints. One balancer belongs to one worker.
+//! Owns availability (an endpoint that refuses connections backs off, longer each time) and fail-fast (if none was
+//! available for 3 s, requests fail at once until one is). Refuses to connect: it returns endpoints. One balancer
+//! belongs to one worker.
 
 mod ewma;
 
@@ -54,38 +56,39 @@ struct Gauges {
     pending: Gauge,
 }
 
-/// One endpoint and how it fares.
+/// One endpoint and its state.
 pub(crate) struct Balanced {
-    /// Where to connect.
+    /// The endpoint to connect to.
     pub(crate) endpoint: Arc<Endpoint>,
     rtt: Mutex<Ewma>,
     in_flight: AtomicU32,
     rest: Mutex<Rest>,
     backoff: (Duration, Duration),
-    /// How long a connection that tries an endpoint after its rest may take.
+    /// Deadline for the connection that probes an endpoint after its backoff.
     probe: Duration,
     gauges: Gauges,
-    /// Wakes those who wait for an endpoint.
+    /// Notified when an endpoint becomes available.
     available: Arc<Notify>,
 }
 
-/// How long an endpoint that failed is left alone.
+/// How long an endpoint that failed is not used.
 #[derive(Debug, Default)]
 struct Rest {
     until: Option<Instant>,
     last: Duration,
-    /// Whether the rest is over and one connection tries the endpoint; until it is known how that went, the rest goes on for others.
+    /// Whether the backoff is over and one connection probes the endpoint; for others it continues until the result is
+    /// known.
     probing: bool,
 }
 
-/// A picked endpoint. Counts as in flight until it is finished or dropped.
+/// A picked endpoint. It counts as in flight until it is finished or dropped.
 pub(crate) struct InFlight {
     balanced: Option<Arc<Balanced>>,
     started: Instant,
 }
 
 impl Balancer {
-    /// Makes a balancer over what discovery tells.
+    /// Creates a balancer over discovered endpoints.
     pub(crate) fn new(shared: Arc<Shared>, path: &str, discovered: Arc<Endpoints>, load: PeakEwma) -> Self {
         let gauge = |state: &'static str| {
             let labels = vec![label("backend_name", path.to_owned()), label("endpoint_state", state)];
@@ -108,7 +111,7 @@ impl Balancer {
     /// Picks an endpoint, waiting until `deadline` for one to be available.
     ///
     /// # Errors
-    /// When none is, or none was lately.
+    /// When none is available, or none was recently.
     pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, FailFast> {
         if let Ok(selected) = self.try_select() {
             return Ok(selected);
@@ -146,14 +149,14 @@ impl Balancer {
         state.endpoints.iter().any(|endpoint| endpoint.rests_until(now).is_none())
     }
 
-    /// Closes connections that were idle too long.
+    /// Closes connections that were idle for too long.
     pub(crate) fn purge_idle(&self) {
         for balanced in &self.state.lock().endpoints {
             balanced.endpoint.purge_idle();
         }
     }
 
-    /// Picks among the available ones; without any, says when the first is available again.
+    /// Picks among the available endpoints; if there is none, returns when the first becomes available again.
     fn try_select(&self) -> Result<InFlight, Option<Instant>> {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -173,7 +176,7 @@ impl Balancer {
         let picked = match (available(first), available(second)) {
             (Some(first), Some(second)) if endpoints[second].cost(now) < endpoints[first].cost(now) => Some(second),
             (Some(index), _) | (None, Some(index)) => Some(index),
-            // Both rest: with many endpoints that is rare, so that a scan for the least loaded is affordable.
+            // Both back off: with many endpoints that is rare, so a scan for the least loaded is affordable.
             (None, None) => (0..endpoints.len())
                 .filter(|index| available(*index).is_some())
                 .min_by(|a, b| endpoints[*a].cost(now).total_cmp(&endpoints[*b].cost(now))),
@@ -188,7 +191,7 @@ impl Balancer {
         }
     }
 
-    /// Takes over what discovery changed; endpoints that stay the same keep their connections and loads.
+    /// Applies changes of discovery; unchanged endpoints keep their connections and loads.
     fn reconcile(&self, state: &mut State) {
         if !state.changes.has_changed().unwrap_or(false) {
             return;
@@ -242,7 +245,7 @@ impl Balanced {
         self.rest.lock().until.filter(|until| *until > now)
     }
 
-    /// The endpoint is tried: if that is for the first time after its rest, by this one alone.
+    /// Records that the endpoint was picked; after a backoff, only this connection may probe it.
     fn picked(&self, now: Instant) {
         let mut rest = self.rest.lock();
         if rest.until.is_some() {
@@ -251,13 +254,13 @@ impl Balanced {
         }
     }
 
-    /// No connection could be made: the endpoint rests, each time twice as long.
+    /// Records that a connection failed: the endpoint backs off, each time twice as long.
     pub(crate) fn failed(&self) {
         let (min, max) = self.backoff;
         let now = Instant::now();
         let mut rest = self.rest.lock();
         if !rest.probing && rest.until.is_some_and(|until| until > now) {
-            // Another request has found out already; only a new attempt lengthens the rest.
+            // Another request has noticed already; only a new attempt lengthens the backoff.
             return;
         }
         if rest.until.is_none() {
@@ -271,7 +274,7 @@ impl Balanced {
         rest.probing = false;
     }
 
-    /// A connection was made, or still carries.
+    /// Records that a connection was made, or still works.
     pub(crate) fn recovered(&self) {
         let mut rest = self.rest.lock();
         if rest.until.take().is_some() {
@@ -305,7 +308,7 @@ impl InFlight {
         self.balanced.as_ref()
     }
 
-    /// The latency is known while the connection goes on: it counts, and the endpoint stays loaded.
+    /// Records the latency while the connection continues: the endpoint stays loaded.
     pub(crate) fn measured(&mut self) {
         if let Some(balanced) = &self.balanced {
             let now = Instant::now();
@@ -313,7 +316,7 @@ impl InFlight {
         }
     }
 
-    /// The answer has begun: its latency counts, and nothing is in flight any more.
+    /// Records the latency at the start of the answer, and ends the request in flight.
     pub(crate) fn finish(&mut self) {
         if let Some(balanced) = self.balanced.take() {
             let now = Instant::now();

@@ -1,7 +1,7 @@
 //! One endpoint as a worker uses it: connecting with TLS and transport header, and the HTTP connections that are kept.
 //!
-//! Owns every rule of how an endpoint is reached. Refuses plaintext to an endpoint that has an identity, whatever is missing, and
-//! refuses to connect to loopback, where the proxy itself listens.
+//! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, and refuses
+//! to connect to loopback, where the proxy itself listens.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,11 +26,11 @@ use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
 
 /// An endpoint with its connections.
 pub(crate) struct Endpoint {
-    /// What the control plane says of it.
+    /// Its description from the control plane.
     pub(crate) info: Arc<EndpointInfo>,
-    /// Whether it is this very pod; such are reached plainly, over `lo`.
+    /// Whether it is this very pod, which is reached without TLS, over `lo`.
     pub(crate) local: bool,
-    /// What HTTP with it is counted with.
+    /// Metrics of HTTP with it.
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
     pub(super) h1: Pool,
@@ -39,7 +39,7 @@ pub(crate) struct Endpoint {
     tls: Mutex<Option<TlsConfig>>,
 }
 
-/// A client configuration and the credentials that it was made of.
+/// A client configuration and the credentials that it was made from.
 struct TlsConfig {
     credentials: Arc<Credentials>,
     config: Arc<ClientConfig>,
@@ -54,37 +54,38 @@ pub(crate) enum ConnectError {
     /// The connection was refused, reset, or TLS failed.
     #[error("connect to {addr}: {source}")]
     Io {
-        /// The endpoint.
+        /// Address of the endpoint.
         addr: SocketAddr,
-        /// The kernel's or rustls's reason.
+        /// Error of the kernel or of rustls.
         source: io::Error,
     },
     /// The address is loopback.
     #[error("refusing to connect to {0}: a loopback target is the proxy itself")]
     Loopback(SocketAddr),
-    /// There is no certificate yet, and plaintext is out of the question.
+    /// There is no certificate yet, and plaintext is not allowed.
     #[error("no certificate to connect to {0} with")]
     NoCredentials(SocketAddr),
     /// HTTP/2 could not be set up.
     #[error("begin HTTP/2 with {addr}: {source}")]
     Http2 {
-        /// The endpoint.
+        /// Address of the endpoint.
         addr: SocketAddr,
-        /// h2's reason.
+        /// Error of h2.
         source: h2::Error,
     },
     /// HTTP/1 could not be set up.
     #[error("begin HTTP/1 with {addr}: {source}")]
     Http1 {
-        /// The endpoint.
+        /// Address of the endpoint.
         addr: SocketAddr,
-        /// hyper's reason.
+        /// Error of hyper.
         source: hyper::Error,
     },
 }
 
 impl ConnectError {
-    /// Whether the fault is on this side (file descriptors, ports, memory, no certificate), so that another endpoint would fail alike.
+    /// Whether the failure is on this side (file descriptors, ports, memory, no certificate), so that another endpoint
+    /// would fail alike.
     pub(crate) fn is_local(&self) -> bool {
         match self {
             Self::NoCredentials(_) => true,
@@ -109,7 +110,7 @@ impl ConnectError {
 }
 
 impl Endpoint {
-    /// Makes an endpoint without connections.
+    /// Creates an endpoint without connections.
     pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>) -> Self {
         let local = shared.config.is_local(info.addr.ip());
         let labels = labels(&info, local);
@@ -125,12 +126,12 @@ impl Endpoint {
         }
     }
 
-    /// Who the endpoint proves to be; `None` without TLS.
+    /// The endpoint's identity; `None` without TLS.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.tls().map(|tls| &tls.server_id)
     }
 
-    /// Whether HTTP/1 requests travel to it as HTTP/2.
+    /// Whether HTTP/1 requests to it are carried over HTTP/2.
     pub(crate) fn upgrades_http1(&self) -> bool {
         self.info.hint == ProtocolHint::Http2 && self.tls().is_some()
     }
@@ -139,10 +140,10 @@ impl Endpoint {
         self.info.tls.as_ref().filter(|_| !self.local)
     }
 
-    /// Makes a connection. `session` names the HTTP version that follows, if HTTP follows.
+    /// Opens a connection. `session` is the HTTP version that follows, if HTTP follows.
     ///
     /// # Errors
-    /// See [`ConnectError`]; nothing of the application's was sent, so that another endpoint may be tried.
+    /// See [`ConnectError`]; nothing of the application's data was sent, so another endpoint may be tried.
     pub(crate) async fn connect(&self, session: Option<SessionProtocol>) -> Result<Io<Stream>, ConnectError> {
         let addr = self.info.addr;
         let timeout = self.shared.config.outbound.connect_timeout;
@@ -179,7 +180,7 @@ impl Endpoint {
     async fn connect_tcp(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
         let config = &self.shared.config.outbound;
         let ip = addr.ip().to_canonical();
-        // The kernel takes 0.0.0.0 and :: for loopback.
+        // The kernel treats 0.0.0.0 and :: as loopback.
         if (ip.is_loopback() || ip.is_unspecified()) && !config.allow_loopback {
             return Err(ConnectError::Loopback(addr));
         }
@@ -189,7 +190,7 @@ impl Endpoint {
         Ok(stream)
     }
 
-    /// The client configuration of the credentials of the moment.
+    /// The client configuration with the current credentials.
     fn tls_config(&self, tls: &EndpointTls) -> Result<Arc<ClientConfig>, ConnectError> {
         let credentials = self.shared.credentials.borrow().clone();
         let credentials = credentials.ok_or(ConnectError::NoCredentials(self.info.addr))?;
@@ -205,7 +206,7 @@ impl Endpoint {
         Ok(config)
     }
 
-    /// Closes HTTP/1 connections that were idle too long.
+    /// Closes HTTP/1 connections that were idle for too long.
     pub(crate) fn purge_idle(&self) {
         self.h1.purge(self.shared.config.outbound.http1_idle_timeout);
     }

@@ -12,7 +12,7 @@ use crate::http::body::Body;
 use crate::http::serve::MAX_HEAD_BYTES;
 use crate::transport_header::SessionProtocol;
 
-/// A connection that goes back to its endpoint when its response has ended well.
+/// A connection that returns to its endpoint if its response ended well.
 pub(crate) struct Lease {
     endpoint: Arc<Endpoint>,
     sender: Option<SendRequest<Body>>,
@@ -20,7 +20,7 @@ pub(crate) struct Lease {
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// Nothing was sent; the request is as it was.
+    /// Nothing was sent; the request is unchanged.
     Unsent(Box<Request<Body>>, Option<ConnectError>),
     /// It may have been sent.
     Failed(hyper::Error),
@@ -29,7 +29,7 @@ pub(crate) enum SendError {
 /// Sends a request over an idle connection or a new one.
 ///
 /// # Errors
-/// See [`SendError`]. With a connection that had been idle, `Unsent` without a reason means that it was closed meanwhile.
+/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Request<Body>,
@@ -74,7 +74,7 @@ async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError>
 }
 
 impl Lease {
-    /// The response was read to its end: the connection may carry another request.
+    /// Returns the connection after the response was read to its end.
     pub(crate) fn give_back(mut self) {
         if let Some(sender) = self.sender.take() {
             self.endpoint.h1.put(sender, self.endpoint.shared.config.outbound.max_idle_connections);

@@ -1,7 +1,7 @@
-//! HTTP/2 to an endpoint: one connection, made when needed, shared by all of a worker's requests.
+//! HTTP/2 to an endpoint: one connection, opened on demand, shared by all of a worker's requests.
 //!
-//! Speaks through the h2 crate itself: hyper's client would cost a task and two channel hops per request. Owns the connection and
-//! the sending of request bodies.
+//! Uses the h2 crate directly: hyper's client would cost a task and two channel hops per request. Owns the connection
+//! and the sending of request bodies.
 
 mod pump;
 
@@ -24,14 +24,14 @@ use crate::transport_header::SessionProtocol;
 
 use pump::Pump;
 
-/// Largest amount of request body that one stream buffers, in bytes: what hyper uses too.
+/// The most bytes of a request body that one stream buffers: hyper's number.
 const SEND_BUFFER: usize = 1024 * 1024;
-/// Most streams at once before the peer has said how many it allows.
+/// The most streams at once before the peer has announced its limit.
 const INITIAL_STREAMS: usize = 1000;
 
 /// Why a request was not answered.
 pub(crate) enum SendError {
-    /// The endpoint did not process it; the request is as it was.
+    /// The endpoint did not process it; the request is unchanged.
     Unsent(Box<Request<Body>>, Option<ConnectError>),
     /// It may have been processed.
     Failed(::h2::Error),
@@ -50,11 +50,12 @@ pub(crate) async fn send(
         Ok(sender) => sender,
         Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
     };
-    // h2 wants HTTP/2 requests in absolute form; without authority there is none, and only this spares its refusal.
+    // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
+    // refusal.
     *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
     let (parts, body) = request.into_parts();
     if body.is_end_stream() {
-        // The copy is what a request that the endpoint refused before processing it is sent again from.
+        // The copy is sent again if the endpoint refuses the request before processing it.
         let again = Request::from_parts(parts.clone(), Body::Empty);
         let response = match sender.send_request(Request::from_parts(parts, ()), true) {
             Ok((response, _)) => response.await,
@@ -76,20 +77,21 @@ pub(crate) async fn send(
     .await
     .map_err(SendError::Failed)?;
     if let Some(mut pump) = pump {
-        // The answer began before the request ended. Both go on independently, since either may wait for the other.
+        // The answer began before the request ended. Both continue independently, because either may wait for the
+        // other.
         tokio::spawn(async move { poll_fn(|cx| pump.poll_send(cx)).await });
     }
     Ok(response)
 }
 
-/// Whether the peer says that it never looked at the request (RFC 9113 sections 6.8 and 8.7).
+/// Whether the peer declares that it did not process the request (RFC 9113 sections 6.8 and 8.7).
 fn was_not_processed(error: &::h2::Error) -> bool {
     let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
     let went_away = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
     refused || went_away
 }
 
-/// The connection when it can take a request, made if there is none.
+/// The connection when it can take a request, opened if there is none.
 async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
     let addr = endpoint.info.addr;
     endpoint.h2.get(|| connect(endpoint)).await.map_err(|error| match error {

@@ -1,7 +1,7 @@
-//! HTTP from the application: one server connection, and per request route, backend, endpoint, response.
+//! HTTP from the application: one server connection, and for each request route, backend, endpoint, response.
 //!
-//! [`Connection::route`] reads as that line. A request that reached no endpoint is tried on another one; one that may have been
-//! processed never is.
+//! [`Connection::route`] follows these steps. A request that reached no endpoint is tried on another one; a request
+//! that may have been processed is never tried again.
 
 mod exchange;
 mod response;
@@ -30,7 +30,7 @@ use crate::route::matching::{self, Found};
 use exchange::{Exchange, ExchangeError};
 use response::ResponseObserver;
 
-/// What the route of a request says.
+/// The route of a request.
 struct Routed<'a> {
     action: &'a Action,
     /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
@@ -39,10 +39,10 @@ struct Routed<'a> {
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
 
-/// Most HTTP/2 requests of one connection of the application at once: hyper's default.
+/// The most HTTP/2 requests at once on one connection of the application: hyper's default.
 const MAX_STREAMS: u32 = 200;
 
-/// Serves one connection to its end. A drain lets requests in flight finish.
+/// Serves one connection to its end. During a drain, requests in flight finish.
 pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
     let shared = Arc::clone(&connection.worker.shared);
     let orig_dst = connection.target.addr;
@@ -64,7 +64,7 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
 }
 
 impl Connection {
-    /// Answers one request, whatever happens to it.
+    /// Answers one request in every case.
     async fn respond(&self, request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
@@ -94,7 +94,7 @@ impl Connection {
 
         let plan = self.target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
         let http2 = request.version() == Version::HTTP_2;
-        let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is not HTTP any more"))?;
+        let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is no longer HTTP"))?;
         let found = matching::find(routes, &request).ok_or(Failure::NoRoute)?;
         let Found { route, rule, prefix } = found;
         let routed = Routed { action: &routes[route].rules[rule].action, prefix };
@@ -112,7 +112,7 @@ impl Connection {
         Ok(response.map(|body| Observed::new(body, observer)))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a request is made of, taken apart once")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request, taken apart once")]
     async fn exchange(
         &self,
         plan: &Plan,
@@ -174,14 +174,15 @@ fn reset_label(error: &::h2::Error) -> &'static str {
     }
 }
 
-/// Takes off what applications must not send to the mesh; answers the identity that the application demands of its server.
+/// Removes headers that applications must not send to the mesh; returns the identity that the application requires of
+/// its server.
 fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Failure> {
     let headers = request.headers_mut();
     headers.remove(CLIENT_ID);
     headers.remove(ORIG_PROTO);
     let Some(required) = headers.remove(REQUIRE_ID) else { return Ok(None) };
     let identity = required.to_str().ok().and_then(|name| name.parse().ok());
-    // An identity that cannot be read cannot be proven.
+    // An unreadable identity cannot be proven.
     identity.map(Some).ok_or_else(|| Failure::BadGateway("required identity is malformed".to_owned()))
 }
 

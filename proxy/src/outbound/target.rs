@@ -1,4 +1,4 @@
-//! One original destination as a worker uses it: the plan that follows from profile and policy, made anew when either changes.
+//! One original destination as a worker uses it: the plan made from profile and policy, rebuilt when either changes.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -19,17 +19,17 @@ use crate::discover::route::{
 use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
 use crate::shared::Shared;
 
-/// How long a connection waits for the control plane's first answer about its destination.
+/// Deadline for the control plane's first answer about a destination.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a destination has no plan.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
     /// The control plane did not answer in time.
-    #[error("the control plane did not say in time how to reach {0}: is it reachable?")]
+    #[error("no answer from the control plane about {0} in time: is it reachable?")]
     Timeout(SocketAddr),
     /// The policy controller refuses the address.
-    #[error("the policy controller refuses to say how to reach {0}")]
+    #[error("the policy controller refuses to answer about {0}")]
     Refused(SocketAddr),
 }
 
@@ -60,9 +60,9 @@ struct Current {
     plan: Option<Arc<Plan>>,
 }
 
-/// A policy with everything that it names at hand.
+/// A policy with its backends resolved.
 pub(super) struct Plan {
-    /// The policy, the profile's say included.
+    /// The policy, adjusted to the profile.
     pub(super) policy: Policy,
     backends: Vec<(Arc<Backend>, Resolved)>,
     statuses: RuleStatuses,
@@ -75,11 +75,11 @@ type RuleStatuses = Mutex<Vec<(RuleId, u16, Counter)>>;
 /// `outbound_http_route_backend_requests_total`, per rule and backend.
 type BackendRequests = Mutex<Vec<(RuleId, Arc<Backend>, Counter)>>;
 
-/// A rule's place in a plan: HTTP/2 or not, route, rule.
+/// Position of a rule in a plan: HTTP/2 or not, route, rule.
 pub(super) type RuleId = (bool, usize, usize);
 
 impl Target {
-    /// Makes a destination of what is being looked up.
+    /// Creates a destination from a pending lookup.
     pub(super) fn new(shared: Arc<Shared>, backends: Arc<Backends>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
         let current = Current { profile: lookup.profile.clone(), policy: lookup.policy.clone(), plan: None };
         Self { addr, shared, backends, lookup, current: Mutex::new(current), source_metrics: OnceLock::new() }
@@ -104,7 +104,7 @@ impl Target {
         self.plan().ok_or(TargetError::Refused(self.addr))
     }
 
-    /// The plan of the moment; `None` when there is no answer, or the answer is a refusal.
+    /// The current plan; `None` if there is no answer, or if the answer is a refusal.
     pub(super) fn plan(&self) -> Option<Arc<Plan>> {
         let mut current = self.current.lock();
         let changed = current.profile.has_changed().unwrap_or(false) || current.policy.has_changed().unwrap_or(false);
@@ -113,13 +113,13 @@ impl Target {
             let policy = current.policy.borrow_and_update().clone();
             let detect_timeout = self.shared.config.outbound.detect_timeout;
             let policy = decide(&profile, &policy, self.addr, detect_timeout)?;
-            // The old plan is dropped only afterwards, so that what both name stays alive.
+            // The old plan is dropped afterwards, so that parts in both stay alive.
             current.plan = Some(Arc::new(Plan::new(policy, &self.backends)));
         }
         current.plan.clone()
     }
 
-    /// What accepted connections to this destination are counted with.
+    /// Metrics of accepted connections to this destination.
     pub(super) fn source_metrics(&self) -> Arc<TransportMetrics> {
         let metrics = self.source_metrics.get_or_init(|| {
             let mut labels = target_labels(self.addr);
@@ -155,7 +155,7 @@ impl Plan {
         Self { policy, backends, statuses: Mutex::default(), requests: Mutex::default() }
     }
 
-    /// The HTTP routes for a version; none if the policy expects something else.
+    /// The HTTP routes for a version; `None` if the policy is for another protocol.
     pub(super) fn http_routes(&self, http2: bool) -> Option<&HttpRoutes> {
         match &self.policy.protocol {
             Protocol::Detect { http2: routes, .. } if http2 => Some(routes),
@@ -165,7 +165,7 @@ impl Plan {
         }
     }
 
-    /// Picks a backend, preferring those that have an endpoint available.
+    /// Picks a backend, preferring backends with an available endpoint.
     pub(super) fn pick<'a>(&'a self, distribution: &'a Distribution) -> Option<(&'a RouteBackend, Resolved)> {
         match distribution {
             Distribution::Empty => None,
@@ -215,7 +215,7 @@ impl Plan {
     /// Counts a response under its route.
     pub(super) fn count_status(&self, shared: &Shared, id: RuleId, action: &Action, status: u16, error: &'static str) {
         let mut statuses = self.statuses.lock();
-        // Errors are rare and their labels differ, so that only plain statuses are remembered.
+        // Errors are rare and their labels vary, so only plain statuses are remembered.
         if let Some((.., counter)) =
             statuses.iter().find(|(known, code, _)| error.is_empty() && *known == id && *code == status)
         {
@@ -249,7 +249,7 @@ impl Plan {
 }
 
 impl Distribution {
-    /// The backend that comes first.
+    /// The first backend.
     pub(super) fn first(&self) -> Option<&Backend> {
         self.backends().next().map(|backend| &*backend.backend)
     }
@@ -264,20 +264,20 @@ impl Distribution {
     }
 }
 
-/// The first route that takes a connection with this server name.
+/// The first route that accepts a connection with this server name.
 pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&str>) -> Option<&'a OpaqueRoute> {
     let named = server_name.and_then(|name| {
         let ranked = routes.iter().filter_map(|route| {
             let rank = route.server_names.iter().filter_map(|host| host.rank(name)).max();
             rank.map(|rank| (rank, route))
         });
-        // The first of equals, as with requests.
+        // Among equals the first, as with requests.
         ranked.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, route)| route)
     });
     named.or_else(|| routes.iter().find(|route| route.server_names.is_empty()))
 }
 
-/// What profile and policy mean together; `None` when connections must be refused.
+/// The result of profile and policy together; `None` if connections must be refused.
 fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect_timeout: Duration) -> Option<Policy> {
     let profile: Option<&Profile> = match profile {
         ProfileState::Pending => return None,

@@ -18,8 +18,8 @@ use crate::metrics::{Labels, target_labels};
 /// Why a connection was not forwarded to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForwardError {
-    /// No route takes it.
-    #[error("no route takes the connection")]
+    /// No route accepts it.
+    #[error("no route accepts the connection")]
     NoRoute,
     /// Policy refuses it.
     #[error("policy refuses the connection: {}", .0.label())]
@@ -83,7 +83,7 @@ where
     let picked = plan.pick(&route.backends).map(|(_, resolved)| resolved);
     let backend = match picked {
         Some(backend) => backend,
-        // The plan changed since the connection was accepted; its route still names backends, just not this plan's.
+        // The plan has changed since the connection was accepted; its route still has backends, but not this plan's.
         None => route
             .backends
             .first()
@@ -101,7 +101,7 @@ where
     Ok(())
 }
 
-/// Connects to an endpoint of the backend; one that refuses is passed over for another until the fail-fast time is over.
+/// Connects to an endpoint of the backend. If one refuses, another is tried until the fail-fast time is over.
 async fn connect(
     connection: &Connection,
     backend: &Resolved,
@@ -117,7 +117,7 @@ async fn connect(
         match balanced.endpoint.connect(None).await {
             Ok(stream) => {
                 balanced.recovered();
-                // Latency is how long connecting took, and load is what is connected.
+                // Latency is the time to connect, and load is the number of connections.
                 in_flight.measured();
                 return Ok((stream, Arc::clone(&balanced.endpoint), Some(in_flight)));
             }

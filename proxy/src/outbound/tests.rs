@@ -38,7 +38,7 @@ use fake::{Control, Peer, add, endpoint, forbidden, policy};
 const SERVER: &str = "server.demo.serviceaccount.identity.linkerd.cluster.local";
 const SERVICE: &str = "server.demo.svc.cluster.local:80";
 
-/// A worker in front of fakes.
+/// A worker and its fakes.
 struct Proxy {
     addr: SocketAddr,
     control: Control,
@@ -48,7 +48,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a worker that believes every connection was going to `orig_dst`.
+    /// Starts a worker for which the original destination of every connection is `orig_dst`.
     async fn start(orig_dst: SocketAddr, control: Control) -> Self {
         Self::start_with(orig_dst, control, |_| {}, true).await
     }
@@ -117,7 +117,7 @@ async fn text(response: Response<Incoming>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
-/// An HTTP/1 application that answers with its name and what it saw.
+/// An HTTP/1 application that answers with its name and the request that it received.
 async fn application(name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -134,7 +134,7 @@ async fn application(name: &'static str) -> SocketAddr {
     addr
 }
 
-/// An address on which nobody listens.
+/// An address without a listener.
 async fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
@@ -267,7 +267,7 @@ async fn a_client_that_leaves_is_noticed_while_its_answer_is_awaited() {
     drop(client);
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(Duration::from_secs(5), server.read_to_end(&mut rest)).await;
-    assert!(ended.is_ok(), "the server's connection goes on for nobody");
+    assert!(ended.is_ok(), "the server's connection continues without a client");
 }
 
 #[tokio::test]
@@ -281,7 +281,7 @@ async fn http2_connect_is_refused() {
     assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::BAD_REQUEST);
 }
 
-/// A proxy in front of one meshed endpoint, and the endpoint's side.
+/// A proxy and one meshed endpoint, with the endpoint's side of the connection.
 async fn meshed() -> (Proxy, Peer, SocketAddr) {
     let control = Control::default();
     let service = "10.1.1.4:80".parse().unwrap();
@@ -342,7 +342,7 @@ async fn http2_streams_both_ways_and_keeps_its_trailers() {
         let (_, stream) = peer.accept().await;
         let service = service_fn(|request: Request<Incoming>| async move {
             assert!(!request.headers().contains_key("l5d-orig-proto"));
-            // Answers each message as it comes, before the request has ended.
+            // Answers each message as it arrives, before the request has ended.
             Ok::<_, Infallible>(
                 Response::builder().header("content-type", "application/grpc").body(request.into_body()).unwrap(),
             )

@@ -1,4 +1,4 @@
-//! What one worker remembers between connections: destinations, for the idle timeout longer than they are used.
+//! A worker's state between connections: destinations, kept for the idle timeout after their last use.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,9 +18,9 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     discover: Discover,
     targets: Mutex<HashMap<SocketAddr, Cached>>,
-    /// What the destinations' backends lead to.
+    /// Backends of all destinations.
     pub(super) backends: Arc<Backends>,
-    /// Requests that are being answered.
+    /// Limit of requests in flight.
     pub(super) limit: RequestLimit,
     #[cfg(test)]
     pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
@@ -44,7 +44,7 @@ impl Worker {
         })
     }
 
-    /// The destination with this address, remembered or looked up.
+    /// The destination with this address, from memory or looked up.
     pub(super) fn target(&self, addr: SocketAddr) -> Arc<Target> {
         let mut targets = self.targets.lock();
         let now = Instant::now();
@@ -59,7 +59,7 @@ impl Worker {
         Arc::clone(&cached.target)
     }
 
-    /// Forgets what is not used any more.
+    /// Removes entries that are no longer used.
     pub(super) fn sweep(&self, now: Instant) {
         let idle = self.shared.config.outbound.discovery_idle_timeout;
         let unused: Vec<Cached> = {

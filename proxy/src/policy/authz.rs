@@ -1,10 +1,10 @@
-//! Who may connect: networks and proof of identity, judged without IO.
+//! Authorization of clients by network and identity, without IO.
 //!
 //! ```text
-//! Client { address, TLS } + [Authorization] -> the first authorization that fits, or nobody's
+//! Client { address, TLS } + [Authorization] -> the first authorization that matches, or none
 //! ```
 //!
-//! Owns the decision. Refuses to know where authorizations come from and what is done with a denied client.
+//! Owns the decision. Refuses to know the source of authorizations and the consequence for a denied client.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,21 +16,21 @@ use weft_tls::identity::Identity;
 use crate::metrics::{Labels, label};
 use crate::route::Meta;
 
-/// Who is at the other end of an accepted connection.
+/// The client of an accepted connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     /// The peer's address.
     pub(crate) addr: SocketAddr,
-    /// What TLS says of it.
+    /// The result of TLS.
     pub(crate) tls: ClientTls,
 }
 
-/// What TLS says of a client.
+/// The result of TLS with a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ClientTls {
-    /// Mesh TLS ends here; the identity is missing when the client showed no certificate.
+    /// Mesh TLS is terminated here; the identity is missing if the client sent no certificate.
     Established(Option<Identity>),
-    /// TLS for another server, that is passed through. Its name is the client's choice, so that it is kept nowhere.
+    /// TLS for another server, which is passed through. The client chose its name, so it is not stored.
     Passthrough,
     /// No TLS that concerns the mesh.
     None(NoTls),
@@ -39,29 +39,29 @@ pub(crate) enum ClientTls {
 /// Why there is no mesh TLS, for the label `no_tls_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum NoTls {
-    /// The port is opaque, so nobody looked.
+    /// The port is opaque, so TLS was not detected.
     PortSkipped,
-    /// The client did not begin TLS.
+    /// The client did not start TLS.
     NotFromRemote,
 }
 
-/// One way to be let in.
+/// One set of clients that are allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Authorization {
-    /// Where the client must come from; never empty.
+    /// Networks of the client; never empty.
     pub(crate) networks: Vec<Network>,
     /// What the client must prove.
     pub(crate) authentication: Authentication,
-    /// Which object grants it.
+    /// The resource that grants it.
     pub(crate) meta: Arc<Meta>,
 }
 
-/// A network with holes.
+/// A network with exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     /// The network.
     pub(crate) net: IpNet,
-    /// What is not part of it.
+    /// Parts that are excluded.
     pub(crate) except: Vec<IpNet>,
 }
 
@@ -70,36 +70,36 @@ pub(crate) struct Network {
 pub(crate) enum Authentication {
     /// Nothing.
     Unauthenticated,
-    /// That it speaks mesh TLS, with or without a certificate.
+    /// Mesh TLS, with or without a certificate.
     TlsUnauthenticated,
-    /// That it is one of these.
+    /// One of these identities.
     TlsIdentities {
         /// Exact names.
         identities: HashSet<Box<str>>,
-        /// Ends of names.
+        /// Suffixes of names.
         suffixes: Vec<Suffix>,
     },
 }
 
-/// The end of a DNS-like name. URIs (SPIFFE ids) are no DNS names, so that no suffix matches them.
+/// A suffix of DNS-like names. URIs (SPIFFE ids) are not DNS names, so no suffix matches them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suffix {
     /// Every DNS-like name.
     Any,
-    /// What ends with this; it starts with a dot, so that `*.b` is not `ab` and not `b`.
+    /// Names that end with this; it starts with a dot, so that `*.b` is not `ab` and not `b`.
     EndsWith(Box<str>),
 }
 
 static LOCALHOST: LazyLock<Arc<Meta>> = LazyLock::new(|| Arc::new(Meta::built_in("localhost")));
 
-/// Finds what lets a client in; `None` denies.
+/// Finds the authorization that allows a client; `None` denies.
 pub(crate) fn authorize<'a>(authorizations: &'a [Authorization], client: &Client) -> Option<&'a Arc<Meta>> {
     authorizations.iter().find(|authorization| authorization.permits(client)).map(|authorization| &authorization.meta)
 }
 
 impl Authorization {
-    /// Lets in clients of the pod itself, which the proxy sees as 127.0.0.1 and ::1. Linkerd adds it to every server and route that
-    /// the controller sends, and to no default policy.
+    /// Allows clients of the pod itself, which the proxy sees as 127.0.0.1 and ::1. Linkerd adds it to every server
+    /// and route from the controller, and to no default policy.
     pub(crate) fn localhost() -> Self {
         let networks = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
         Self {
@@ -109,7 +109,7 @@ impl Authorization {
         }
     }
 
-    /// Whether this one lets a client in.
+    /// Whether this authorization allows a client.
     fn permits(&self, client: &Client) -> bool {
         let ip = client.addr.ip().to_canonical();
         self.networks.iter().any(|network| network.contains(ip)) && self.authentication.permits(&client.tls)
@@ -141,7 +141,7 @@ impl From<IpNet> for Network {
 }
 
 impl Suffix {
-    /// Joins labels, the first first: `["b", "c"]` is `*.b.c`. No labels are every DNS-like name.
+    /// Joins labels in their order: `["b", "c"]` is `*.b.c`. An empty list means every DNS-like name.
     pub(crate) fn from_labels(labels: &[String]) -> Self {
         if labels.is_empty() {
             return Self::Any;
@@ -164,12 +164,12 @@ impl Suffix {
 }
 
 impl Client {
-    /// Whether the client belongs to the mesh, and so may be told why it was refused.
+    /// Whether the client belongs to the mesh, and may therefore see why it was refused.
     pub(crate) fn is_meshed(&self) -> bool {
         matches!(self.tls, ClientTls::Established(Some(_)))
     }
 
-    /// Who it is, if it has proven that.
+    /// The client's identity, if it has proven one.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         match &self.tls {
             ClientTls::Established(identity) => identity.as_ref(),
@@ -179,7 +179,7 @@ impl Client {
 }
 
 impl ClientTls {
-    /// Appends `tls` and what goes with it.
+    /// Appends `tls` and the labels that belong to it.
     pub(crate) fn append_labels(&self, labels: &mut Labels) {
         match self {
             Self::Established(identity) => {

@@ -1,5 +1,5 @@
-//! Reads the policy controller's messages. What cannot be read makes the whole answer unusable, because a policy with a part left
-//! out may let in whom it was written to keep out.
+//! Parses the policy controller's messages. A part that cannot be parsed makes the whole answer unusable, because a
+//! policy with a part left out may allow clients that it was written to deny.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,12 +26,12 @@ pub(crate) enum PolicyError {
     /// A network is malformed.
     #[error("the policy has an invalid network")]
     Network(#[from] net::InvalidIpNetwork),
-    /// A route or a duration cannot be read.
+    /// A route or a duration cannot be parsed.
     #[error("the policy cannot be used")]
     Route(#[from] ReadRouteError),
 }
 
-/// Reads one port's policy; `detect_timeout` applies where it names none.
+/// Parses one port's policy; `detect_timeout` applies if the message has none.
 pub(crate) fn server(server: proto::Server, detect_timeout: Duration) -> Result<ServerPolicy, PolicyError> {
     use proto::proxy_protocol::Kind;
     let authorizations = authorizations(server.authorizations)?;
@@ -121,7 +121,7 @@ fn with_localhost(mut authorizations: Vec<Authorization>) -> Vec<Authorization> 
     authorizations
 }
 
-/// Those without networks are left out: they let nobody in.
+/// Authorizations without networks are left out: they allow no client.
 fn authorizations(messages: Vec<proto::Authz>) -> Result<Vec<Authorization>, PolicyError> {
     let mut all = Vec::with_capacity(messages.len());
     for message in messages {
@@ -158,7 +158,7 @@ fn authentication(message: Option<proto::Authn>) -> Result<Authentication, Polic
     }
 }
 
-/// DNS names compare in lower case; URIs as they are.
+/// DNS names are compared in lower case; URIs unchanged.
 fn identity(message: proto::Identity) -> Box<str> {
     if message.name.contains("://") { message.name.into() } else { message.name.to_ascii_lowercase().into() }
 }
@@ -195,7 +195,7 @@ pub(crate) mod tests {
             .to_vec()
     }
 
-    /// A message that lets in whom `permit` says, from everywhere.
+    /// A message that allows `permit`, from everywhere.
     pub(crate) fn authz(name: &str, permit: Permit) -> proto::Authz {
         let kind = Some(meta::metadata::Kind::Default(name.into()));
         proto::Authz {
@@ -206,19 +206,19 @@ pub(crate) mod tests {
         }
     }
 
-    /// Anybody.
+    /// Any client.
     pub(crate) fn anybody() -> Permit {
         Permit::Unauthenticated(authn::PermitUnauthenticated {})
     }
 
-    /// These identities.
+    /// Clients with these identities.
     pub(crate) fn only(names: &[&str]) -> Permit {
         let identities = names.iter().map(|name| proto::Identity { name: (*name).into() }).collect();
         let clients = permit_mesh_tls::PermitClientIdentities { identities, suffixes: Vec::new() };
         Permit::MeshTls(PermitMeshTls { clients: Some(permit_mesh_tls::Clients::Identities(clients)) })
     }
 
-    /// A server with one default route and a probe route, as the control plane sends it.
+    /// A server with one default route and a probe route, as from the control plane.
     pub(crate) fn detecting(authorizations: Vec<proto::Authz>) -> proto::Server {
         let route = |name: &str, kind, method: Option<http::Method>, authorizations| proto::HttpRoute {
             metadata: Some(meta::Metadata { kind: Some(meta::metadata::Kind::Default(name.into())) }),
@@ -256,7 +256,7 @@ pub(crate) mod tests {
         proto::Server { protocol: Some(proto::ProxyProtocol { kind: Some(kind) }), ..detecting(authorizations) }
     }
 
-    /// The servers of HTTP/1, HTTP/2 and gRPC, whose protocol is not detected, with the routes of [`detecting`].
+    /// The servers of HTTP/1, HTTP/2 and gRPC, without detection, with the routes of [`detecting`].
     pub(crate) fn http_only(authorizations: Vec<proto::Authz>) -> [proto::Server; 3] {
         use proto::proxy_protocol::{Detect, Grpc, Http1, Http2, Kind};
         let whole = detecting(authorizations);

@@ -1,6 +1,7 @@
 //! Local rate limits: requests per second in total and per client identity, by the generic cell rate algorithm.
 //!
-//! Owns the arithmetic and the clients' states. Refuses to read clocks: the caller says what time it is, so that tests can.
+//! Owns the arithmetic and the clients' states. Refuses to read clocks: the caller passes the time, so that tests can
+//! control it.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -13,13 +14,13 @@ use weft_tls::identity::Identity;
 
 use crate::route::Meta;
 
-/// Clients remembered at most; beyond it those that have not sent for a second are forgotten.
+/// The most clients that are remembered; beyond that, those that have not sent anything for a second are removed.
 const CLIENTS: usize = 1024;
 
 /// A port's rate limit.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
-    /// Which rate limit resource it is.
+    /// The rate limit resource.
     pub(crate) meta: Arc<Meta>,
     total: Option<Cell>,
     per_identity: Option<NonZeroU32>,
@@ -47,12 +48,12 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 struct Cell {
     rate: NonZeroU32,
-    /// When the requests so far would have been due, had they come evenly.
+    /// The due time of the next request if all so far had come evenly.
     due: Mutex<Option<Instant>>,
 }
 
 impl RateLimit {
-    /// Makes a limit without state; absent rates do not limit.
+    /// Creates a limit without state; absent rates do not limit.
     pub(crate) fn new(
         meta: Arc<Meta>,
         total: Option<NonZeroU32>,
@@ -63,7 +64,7 @@ impl RateLimit {
         Self { meta, total, per_identity, overrides, clients: Mutex::new(HashMap::new()) }
     }
 
-    /// Lets a request pass or says whose limit it exceeds.
+    /// Allows a request or returns the scope of the limit that it exceeds.
     pub(crate) fn check(&self, identity: Option<&Identity>, now: Instant) -> Result<(), Scope> {
         if self.total.as_ref().is_some_and(|cell| !cell.take(now)) {
             return Err(Scope::Total);
@@ -97,7 +98,7 @@ impl RateLimit {
 }
 
 impl Override {
-    /// Makes a limit for these identities.
+    /// Creates a limit for these identities.
     pub(crate) fn new(identities: Vec<Box<str>>, rate: NonZeroU32) -> Self {
         Self { identities, cell: Cell::new(rate) }
     }
@@ -130,7 +131,7 @@ impl Cell {
     }
 }
 
-/// When the next request is due after one at `now`; `None` if it comes more than a second's worth too early.
+/// Due time of the request after one at `now`; `None` if it is more than a second's worth too early.
 fn advance(due: Option<Instant>, rate: NonZeroU32, now: Instant) -> Option<Instant> {
     let next = due.unwrap_or(now).max(now) + Duration::from_secs(1) / rate.get();
     (next <= now + Duration::from_secs(1)).then_some(next)

@@ -1,4 +1,4 @@
-//! What the proxy does on one port: protocol, routes, and who may come in. Immutable: a change makes a new one.
+//! Policy of one port: protocol, routes, and allowed clients. Immutable: a change creates a new one.
 //!
 //! Owns the types and the default policies. Refuses to read messages (see [`super::convert`]).
 
@@ -17,22 +17,22 @@ use crate::route::{Meta, Route, matching};
 /// One port's policy.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerPolicy {
-    /// Which server resource it is.
+    /// The server resource.
     pub(crate) meta: Arc<Meta>,
-    /// What is spoken.
+    /// The protocol of the port.
     pub(crate) protocol: Protocol,
-    /// Who may connect.
+    /// The allowed clients.
     pub(crate) authorizations: Vec<Authorization>,
 }
 
-/// What is spoken on a port.
+/// The protocol of a port.
 #[derive(Clone, Debug)]
 pub(crate) enum Protocol {
-    /// HTTP if the client's first bytes are, else opaque.
+    /// HTTP if the client's first bytes are HTTP, otherwise opaque.
     Detect {
-        /// How long the first bytes may take.
+        /// Deadline for the first bytes.
         timeout: Duration,
-        /// For when it is HTTP.
+        /// Policy of HTTP requests.
         http: HttpPolicy,
     },
     /// HTTP/1.
@@ -41,27 +41,27 @@ pub(crate) enum Protocol {
     Http2(HttpPolicy),
     /// gRPC.
     Grpc(HttpPolicy),
-    /// Bytes; TLS is not looked for.
+    /// Bytes; TLS is not detected.
     Opaque,
-    /// TLS of the application's own.
+    /// The application's own TLS.
     Tls,
 }
 
-/// What HTTP requests are subject to.
+/// Policy of HTTP requests.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpPolicy {
-    /// How requests find their route.
+    /// The routes, with their filters.
     pub(crate) routes: Vec<Route<Vec<Filter>>>,
-    /// What is known of each route, by the same index.
+    /// Name and authorizations of each route, by the same index.
     pub(crate) details: Vec<RouteDetails>,
-    /// How many requests are let through.
+    /// The rate limit.
     pub(crate) limit: Option<Arc<RateLimit>>,
 }
 
-/// A route's name and guards.
+/// A route's name and authorizations.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteDetails {
-    /// Which route resource it is.
+    /// The route resource.
     pub(crate) meta: Arc<Meta>,
     /// The server's authorizations and the route's own.
     pub(crate) authorizations: Vec<Authorization>,
@@ -72,16 +72,16 @@ pub(crate) struct RouteDetails {
 pub(crate) struct Matched<'a> {
     /// The route's index.
     pub(crate) index: usize,
-    /// Its name and guards.
+    /// Its name and authorizations.
     pub(crate) details: &'a RouteDetails,
-    /// What its rule does to requests.
+    /// The filters of its rule.
     pub(crate) filters: &'a [Filter],
     /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
     pub(crate) prefix: Option<usize>,
 }
 
 impl ServerPolicy {
-    /// What HTTP requests are subject to, if HTTP is spoken.
+    /// Policy of HTTP requests, if the protocol is HTTP.
     pub(crate) fn http(&self) -> Option<&HttpPolicy> {
         match &self.protocol {
             Protocol::Detect { http, .. } | Protocol::Http1(http) | Protocol::Http2(http) | Protocol::Grpc(http) => {
@@ -91,8 +91,8 @@ impl ServerPolicy {
         }
     }
 
-    /// Finds what lets a client in whose bytes are forwarded as they are. A port of HTTP takes none: its routes, filters and limits
-    /// would not see them (as Linkerd's `check_authorized`).
+    /// The authorization of a client whose bytes are forwarded unchanged. A port of HTTP allows none: its routes,
+    /// filters and limits would not see them (as Linkerd's `check_authorized`).
     pub(crate) fn authorize_bytes(&self, client: &Client) -> Option<&Arc<Meta>> {
         match &self.protocol {
             Protocol::Detect { .. } | Protocol::Opaque | Protocol::Tls => authorize(&self.authorizations, client),
@@ -100,7 +100,7 @@ impl ServerPolicy {
         }
     }
 
-    /// A port's policy where the controller has none to say.
+    /// A port's policy if the controller has none.
     pub(crate) fn default_for(config: &Config, port: u16) -> Self {
         let (name, grant) = grant(config.inbound.default_policy);
         let meta = Arc::new(Meta::built_in(name));
@@ -124,7 +124,8 @@ impl ServerPolicy {
         Self { meta, protocol, authorizations }
     }
 
-    /// What is in force when there is no answer that could be used: every client is denied. `name` says why, for log and metrics.
+    /// The policy in force if no answer can be used: every client is denied. `name` is the reason, for log and
+    /// metrics.
     pub(crate) fn denied(name: &str, detect_timeout: Duration) -> Self {
         let protocol = Protocol::Detect { timeout: detect_timeout, http: HttpPolicy::one_route(&[]) };
         Self { meta: Arc::new(Meta::built_in(name)), protocol, authorizations: Vec::new() }
@@ -132,7 +133,7 @@ impl ServerPolicy {
 }
 
 impl HttpPolicy {
-    /// One route that takes everything under the server's own authorizations.
+    /// One route that matches everything, with the server's own authorizations.
     pub(crate) fn one_route(authorizations: &[Authorization]) -> Self {
         let details =
             RouteDetails { meta: Arc::new(Meta::built_in("default")), authorizations: authorizations.to_vec() };
@@ -153,7 +154,7 @@ enum Source {
     Cluster,
 }
 
-/// The default policy's name, and what it grants.
+/// The default policy's name, and its grant.
 fn grant(policy: DefaultPolicy) -> (&'static str, Option<(Source, Authentication)>) {
     let meshed = || Authentication::TlsIdentities { identities: Default::default(), suffixes: vec![Suffix::Any] };
     match policy {
@@ -184,7 +185,7 @@ mod tests {
         let client = |ip: &str, tls: &ClientTls| Client { addr: format!("{ip}:1").parse().unwrap(), tls: tls.clone() };
         let meshed = ClientTls::Established(Some("web.demo".parse().unwrap()));
         let plain = ClientTls::None(NoTls::NotFromRemote);
-        // In the cluster with and without identity, then outside of it.
+        // Clients of the cluster with and without identity, then clients outside it.
         for (policy, expected) in [
             (DefaultPolicy::Deny, [false; 4]),
             (DefaultPolicy::AllAuthenticated, [true, false, true, false]),

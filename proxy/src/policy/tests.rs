@@ -1,4 +1,4 @@
-//! Tests of when a port has which policy, without a controller.
+//! Tests of the policy of a port over time, without a controller.
 
 use std::pin::pin;
 
@@ -70,7 +70,7 @@ async fn the_last_answer_outlives_the_idle_time() {
         assert!(policies.inner.ports.lock().watched.keys().all(|port| *port != 8080), "forgotten");
         let begin = Instant::now();
         let port = policies.port(8080).await;
-        assert_eq!(name(&port), "web", "the controller is gone, and its last answer stands");
+        assert_eq!(name(&port), "web", "the controller is gone, and its last answer stays in force");
         assert!(begin.elapsed() >= TIMEOUT, "a newer one was waited for");
     }
 }
@@ -86,9 +86,9 @@ async fn ports_of_a_scan_are_bounded() {
         held.push(policies.port(port).await);
     }
     assert_eq!(name(&policies.port(5000).await), "too-many-ports");
-    assert_eq!(name(&policies.port(80).await), "all-unauthenticated", "configured ports have their place");
+    assert_eq!(name(&policies.port(80).await), "all-unauthenticated", "configured ports are not removed");
     held.pop();
-    assert_eq!(name(&policies.port(5000).await), "all-unauthenticated", "an unused one gives way");
+    assert_eq!(name(&policies.port(5000).await), "all-unauthenticated", "an unused one makes room");
     for port in 10_000..60_000 {
         policies.port(port).await;
     }

@@ -1,4 +1,4 @@
-//! What a rule and its backend do to requests and responses: changing headers, redirecting, failing some on purpose.
+//! Filters of a rule and its backend: changing headers, redirecting, injecting failures.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use rand::Rng as _;
@@ -6,7 +6,7 @@ use rand::Rng as _;
 use super::redirect::Redirect;
 use crate::http::respond::Failure;
 
-/// A change to a request or its response, or an answer in the server's place.
+/// A change to a request or its response, or an answer instead of the server's.
 #[derive(Clone, Debug)]
 pub(crate) enum Filter {
     /// Changes the request's headers.
@@ -17,18 +17,18 @@ pub(crate) enum Filter {
     Redirect(Redirect),
     /// Answers with a failure, for a share of requests.
     Fail(FailureInjector),
-    /// A kind of filter that this proxy does not know: requests fail, because it may be what keeps them out.
+    /// A kind of filter that this proxy does not know: requests fail, because the filter may be there to refuse them.
     Unknown,
 }
 
 /// Headers to add, set and remove, in this order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeaderChange {
-    /// Appended.
+    /// Appended headers.
     pub(crate) add: Vec<(HeaderName, HeaderValue)>,
-    /// Put in the place of what is there.
+    /// Headers that replace existing ones.
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
-    /// Taken out.
+    /// Removed headers.
     pub(crate) remove: Vec<HeaderName>,
 }
 
@@ -43,7 +43,8 @@ pub(crate) struct FailureInjector {
     pub(crate) denominator: u32,
 }
 
-/// Changes a request, or fails it, as its filters say. `prefix` is how much of the path the rule's prefix matched.
+/// Applies filters to a request, which may fail it. `prefix` is the number of bytes of the path that the rule's prefix
+/// matched.
 ///
 /// # Errors
 /// The failure that a filter injects, a redirect, or an internal failure when a filter cannot be applied.
@@ -64,7 +65,7 @@ pub(crate) fn apply_to_request<B>(
     Ok(())
 }
 
-/// Changes a response's headers as its filters say.
+/// Applies filters to a response's headers.
 pub(crate) fn apply_to_response(filters: &[Filter], headers: &mut HeaderMap) {
     for filter in filters {
         if let Filter::ResponseHeaders(change) = filter {

@@ -1,9 +1,9 @@
-//! Which route and rule take a request: hosts, paths, headers, queries, methods, and the order among several that match.
+//! Selects the route and rule of a request: hosts, paths, headers, queries, methods, and the order if several match.
 //!
-//! The order is linkerd2-proxy's (`linkerd/http/route`, with pull request 4604), which is the Gateway API's where that says
-//! something: the more specific host; then how much of the path matched, where a regular expression counts the whole path and
-//! no path is the prefix `/`; at equal length an exact path; then a method; then the number of headers, then of query
-//! parameters. What is listed first wins a tie.
+//! The order is linkerd2-proxy's (`linkerd/http/route`, with pull request 4604), which follows the Gateway API where
+//! that defines one: the more specific host; then the length of the matched path, where a regular expression counts
+//! the whole path and no path is the prefix `/`; at equal length an exact path; then a method; then the number of
+//! headers, then of query parameters. Among equals, the first in the list wins.
 
 use std::cmp::Reverse;
 
@@ -13,7 +13,7 @@ use regex::Regex;
 
 use super::Route;
 
-/// A host that a route is for.
+/// A host of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HostMatch {
     /// This host.
@@ -40,11 +40,11 @@ pub(crate) struct RequestMatch {
 pub(crate) enum PathMatch {
     /// The whole path.
     Exact(String),
-    /// Whole leading segments: `/a` takes `/a` and `/a/b`, not `/ab`.
+    /// Whole leading segments: `/a` matches `/a` and `/a/b`, not `/ab`.
     Prefix(String),
     /// An expression for the whole path.
     Regex(Regex),
-    /// A gRPC call (`POST /service/method`); `None` takes any service or method.
+    /// A gRPC call (`POST /service/method`); `None` matches any service or method.
     Rpc {
         /// The service with its package.
         service: Option<String>,
@@ -73,7 +73,7 @@ pub(crate) enum QueryMatch {
     Regex(Regex),
 }
 
-/// The rule that takes a request.
+/// The rule that matches a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Index of the route.
@@ -102,16 +102,16 @@ struct Rank {
     query: usize,
 }
 
-/// Bytes of the path that matched, and what decides between equals: 1 for an exact path; of a gRPC call the service's
-/// length comes first and the method's second.
+/// Bytes of the path that matched, and a tie-breaker: 1 for an exact path. For a gRPC call, the service's length comes
+/// first and the method's second.
 type PathRank = (usize, usize);
 
-/// The rank of a rule without matches, and the prefix it stands for.
+/// The rank of a rule without matches, and the prefix that it stands for.
 const MATCHES_ALL: (Rank, Option<usize>) = (Rank { path: (1, 0), method: false, headers: 0, query: 0 }, Some(1));
 
 /// Finds the rule of the most specific match.
 pub(crate) fn find<B, R>(routes: &[Route<R>], request: &Request<B>) -> Option<Found> {
-    // Most destinations have one route that takes everything.
+    // Most destinations have one route that matches everything.
     if let [Route { hosts, rules }] = routes
         && let ([], [rule]) = (&hosts[..], &rules[..])
         && rule.matches.is_empty()
@@ -133,7 +133,7 @@ pub(crate) fn find<B, R>(routes: &[Route<R>], request: &Request<B>) -> Option<Fo
     best.map(|(_, found)| found)
 }
 
-/// The host that a request names, without port and brackets; empty if it names none.
+/// The host of a request, without port and brackets; empty if there is none.
 fn host<B>(request: &Request<B>) -> &str {
     let from_uri = request.uri().authority().map(http::uri::Authority::host);
     let host = from_uri.or_else(|| {
@@ -164,7 +164,8 @@ fn rank_request<B>(matches: &[RequestMatch], request: &Request<B>) -> Option<(Ra
 }
 
 impl HostMatch {
-    /// How specifically a host matches; `None` if it does not. A final dot counts only where the match has one, too.
+    /// How specifically a host matches; `None` if it does not. A trailing dot counts only if the match has one as
+    /// well.
     pub(crate) fn rank(&self, host: &str) -> Option<HostRank> {
         let relative = host.strip_suffix('.').unwrap_or(host);
         match self {
@@ -200,7 +201,7 @@ impl RequestMatch {
         });
         let query = self.query.iter().all(|(name, value)| {
             let query = request.uri().query().unwrap_or_default();
-            // Applications compare what they have decoded, and so does this.
+            // Applications compare decoded parameters, and so does this.
             form_urlencoded::parse(query.as_bytes()).any(|(sent_name, sent)| {
                 sent_name == *name
                     && match value {
@@ -215,7 +216,7 @@ impl RequestMatch {
 }
 
 impl PathMatch {
-    /// How specifically a path matches, and how much of it a prefix took.
+    /// How specifically a path matches, and how much of it a prefix matched.
     fn rank(&self, request_method: &Method, path: &str) -> Option<(PathRank, Option<usize>)> {
         match self {
             Self::Exact(exact) => (exact == path).then_some(((exact.len(), 1), None)),

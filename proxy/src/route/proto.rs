@@ -1,7 +1,8 @@
-//! Reads the messages of `http_route`, `grpc_route` and `meta`, which inbound and outbound policy have in common.
+//! Parses the messages of `http_route`, `grpc_route` and `meta`, which inbound and outbound policy share.
 //!
-//! What cannot be read is an error and makes the whole policy unusable: a policy with a part left out may let in what it was
-//! written to keep out. A filter of an unknown kind is [`Filter::Unknown`] instead, as in linkerd2-proxy.
+//! A part that cannot be parsed is an error and makes the whole policy unusable: a policy with a part left out may
+//! allow what it was written to refuse. A filter of an unknown kind becomes [`Filter::Unknown`] instead, as in
+//! linkerd2-proxy.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::redirect::{AuthorityOverride, PathOverride, Redirect};
 use super::{Meta, Rule};
 use crate::http::respond::Failure;
 
-/// Why a part of a route cannot be read.
+/// Why a part of a route cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadRouteError {
     /// A required part is absent.
@@ -40,7 +41,7 @@ pub(crate) enum ReadRouteError {
     /// A host or a path is malformed.
     #[error("read the redirect's location")]
     Location(#[from] http::uri::InvalidUri),
-    /// A path does not begin with a slash.
+    /// A path does not start with a slash.
     #[error("the redirect's path is not absolute")]
     RelativePath,
     /// A number is out of its range.
@@ -54,7 +55,7 @@ pub(crate) enum ReadRouteError {
     Duration(&'static str),
 }
 
-/// Reads the name of a resource; `None` if the message has none.
+/// Parses the name of a resource; `None` if the message has none.
 pub(crate) fn meta(message: Option<Metadata>) -> Option<Meta> {
     Some(match message?.kind? {
         metadata::Kind::Default(name) => Meta::built_in(&name),
@@ -69,7 +70,7 @@ pub(crate) fn meta(message: Option<Metadata>) -> Option<Meta> {
     })
 }
 
-/// Reads the hosts of a route.
+/// Parses the hosts of a route.
 pub(crate) fn hosts(messages: Vec<http_route::HostMatch>) -> Result<Vec<HostMatch>, ReadRouteError> {
     use http_route::host_match::Match;
     let read = |message: http_route::HostMatch| match message.r#match {
@@ -80,12 +81,12 @@ pub(crate) fn hosts(messages: Vec<http_route::HostMatch>) -> Result<Vec<HostMatc
     messages.into_iter().map(read).collect()
 }
 
-/// Reads a rule of an HTTP route.
+/// Parses a rule of an HTTP route.
 pub(crate) fn http_rule<R>(matches: Vec<http_route::HttpRouteMatch>, action: R) -> Result<Rule<R>, ReadRouteError> {
     Ok(Rule { matches: matches.into_iter().map(http_match).collect::<Result<_, _>>()?, action })
 }
 
-/// Reads a rule of a gRPC route.
+/// Parses a rule of a gRPC route.
 pub(crate) fn grpc_rule<R>(matches: Vec<grpc_route::GrpcRouteMatch>, action: R) -> Result<Rule<R>, ReadRouteError> {
     let mut matches: Vec<RequestMatch> = matches.into_iter().map(grpc_match).collect::<Result<_, _>>()?;
     if matches.is_empty() {
@@ -140,17 +141,17 @@ fn header_matches(messages: Vec<http_route::HeaderMatch>) -> Result<Vec<(HeaderN
 }
 
 impl Filter {
-    /// Reads a request header modifier.
+    /// Parses a request header modifier.
     pub(crate) fn request_headers(message: http_route::RequestHeaderModifier) -> Result<Self, ReadRouteError> {
         Ok(Self::RequestHeaders(header_change(message.add, message.set, message.remove)?))
     }
 
-    /// Reads a response header modifier.
+    /// Parses a response header modifier.
     pub(crate) fn response_headers(message: http_route::ResponseHeaderModifier) -> Result<Self, ReadRouteError> {
         Ok(Self::ResponseHeaders(header_change(message.add, message.set, message.remove)?))
     }
 
-    /// Reads a redirect. Status 0 is 301, the API's default.
+    /// Parses a redirect. Status 0 means 301, the API's default.
     pub(crate) fn redirect(message: http_route::RequestRedirect) -> Result<Self, ReadRouteError> {
         use http_route::path_modifier::Replace;
         let status = match message.status {
@@ -178,13 +179,13 @@ impl Filter {
         Ok(Self::Redirect(Redirect { scheme, authority, path, status }))
     }
 
-    /// Reads an HTTP failure injector.
+    /// Parses an HTTP failure injector.
     pub(crate) fn http_failure(message: http_route::HttpFailureInjector) -> Result<Self, ReadRouteError> {
         let code = status(message.status)?.as_u16();
         injector(Failure::Injected { code, grpc: false, message: message.message }, message.ratio)
     }
 
-    /// Reads a gRPC failure injector.
+    /// Parses a gRPC failure injector.
     pub(crate) fn grpc_failure(message: grpc_route::GrpcFailureInjector) -> Result<Self, ReadRouteError> {
         let code = u16::try_from(message.code).map_err(|_| ReadRouteError::Range("gRPC code", message.code))?;
         injector(Failure::Injected { code, grpc: true, message: message.message }, message.ratio)
@@ -223,10 +224,10 @@ fn header_change(
     Ok(HeaderChange { add: read(add)?, set: read(set)?, remove })
 }
 
-/// Reads a duration; `None` if the message has none.
+/// Parses a duration; `None` if the message has none.
 ///
 /// # Errors
-/// When it is negative or too long: a limit that cannot be read must not become no limit.
+/// When it is negative or too long: an unreadable limit must not become no limit.
 pub(crate) fn duration<D>(message: Option<D>, what: &'static str) -> Result<Option<Duration>, ReadRouteError>
 where
     Duration: TryFrom<D>,
@@ -303,7 +304,7 @@ mod tests {
         {
             assert_eq!(read(ratio), (valid, valid), "{ratio:?}");
         }
-        assert!(Filter::http_failure(http_route::HttpFailureInjector::default()).is_err(), "there is no status 0");
+        assert!(Filter::http_failure(http_route::HttpFailureInjector::default()).is_err(), "0 is not a valid status");
     }
 
     #[test]

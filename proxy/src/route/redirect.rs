@@ -1,4 +1,4 @@
-//! Redirects: the location that a request is sent to instead, as linkerd2-proxy computes it.
+//! Redirects: the new location of a request, as linkerd2-proxy computes it.
 
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -40,11 +40,11 @@ pub(crate) enum PathOverride {
 }
 
 impl Redirect {
-    /// Answers with the new location. A request that is there already goes on.
+    /// Answers with the new location. A request for that location is not redirected.
     ///
     /// # Errors
-    /// The redirect, or an internal failure where there is no valid location: a prefix is to be replaced and the rule matched
-    /// none (the API forbids such rules), or the request names no host.
+    /// The redirect, or an internal failure if there is no valid location: a prefix is to be replaced and the rule
+    /// matched none (the API forbids such rules), or the request names no host.
     pub(super) fn apply<B>(&self, request: &Request<B>, prefix: Option<usize>) -> Result<(), Failure> {
         let current = current(request).ok_or(Failure::Internal("redirect without a host"))?;
         let location = self.location(&current, prefix).ok_or(Failure::Internal("invalid redirect"))?;
@@ -81,7 +81,7 @@ impl Redirect {
     }
 }
 
-/// The request's own address in absolute form, from its target and `Host`.
+/// The request's own URL in absolute form, from its target and `Host`.
 fn current<B>(request: &Request<B>) -> Option<Uri> {
     let uri = request.uri();
     let of_host = || Authority::try_from(request.headers().get(HOST)?.as_bytes()).ok();
@@ -91,7 +91,7 @@ fn current<B>(request: &Request<B>) -> Option<Uri> {
     Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build().ok()
 }
 
-/// Puts `new` in the place of the first bytes of the path, with one slash between it and the rest.
+/// Replaces the first bytes of the path with `new`, with one slash between it and the rest.
 fn replace_prefix(current: &Uri, prefix: usize, new: &str) -> Option<PathAndQuery> {
     let rest = current.path().get(prefix..)?.trim_start_matches('/');
     let ends_in_slash = current.path().get(prefix..)?.starts_with('/');
@@ -116,7 +116,7 @@ mod tests {
     const UNCHANGED: Redirect =
         Redirect { scheme: None, authority: None, path: None, status: StatusCode::MOVED_PERMANENTLY };
 
-    /// The location of a redirect of `GET target` with `Host: host`; `None` if the request goes on.
+    /// The location of a redirect of `GET target` with `Host: host`; `None` if the request is not redirected.
     fn located(redirect: &Redirect, host: &str, target: &str, prefix: Option<usize>) -> Option<String> {
         let request = Request::builder().uri(target).header("host", host).body(()).unwrap();
         match redirect.apply(&request, prefix) {

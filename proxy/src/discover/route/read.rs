@@ -1,7 +1,7 @@
-//! Reads `OutboundPolicy` messages.
+//! Parses `OutboundPolicy` messages.
 //!
-//! HTTP, gRPC, TLS and opaque routes have messages of their own with the same fields; the macros below read those that differ
-//! in type alone.
+//! HTTP, gRPC, TLS and opaque routes have their own messages with the same fields; the macros below parse those that
+//! differ only in type.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,28 +19,28 @@ use crate::route::matching::HostMatch;
 use crate::route::proto::{self as routes, ReadRouteError};
 use crate::route::{Meta, Route};
 
-/// Detection's timeout when policy gives none: Linkerd's default.
+/// Detection timeout if policy has none: Linkerd's default.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PolicyError {
-    /// A part that must be there is not.
+    /// A required part is missing.
     #[error("the policy has no {0}")]
     Missing(&'static str),
-    /// A route or a duration cannot be read.
+    /// A route or a duration cannot be parsed.
     #[error("read a route")]
     Route(#[from] ReadRouteError),
-    /// A forward backend cannot be read.
+    /// A forward backend cannot be parsed.
     #[error("read a backend's endpoint")]
     Endpoint(#[from] EndpointError),
 }
 
 impl Policy {
-    /// Reads a policy.
+    /// Parses a policy.
     ///
     /// # Errors
-    /// When any part cannot be read; the whole must not be used then.
+    /// When any part cannot be parsed; then no part may be used.
     pub(crate) fn read(message: outbound::OutboundPolicy) -> Result<Self, PolicyError> {
         use outbound::proxy_protocol::Kind;
         let kind = message.protocol.and_then(|protocol| protocol.kind).ok_or(PolicyError::Missing("protocol"))?;
@@ -61,7 +61,7 @@ impl Policy {
     }
 }
 
-/// Reads a `Distribution` message of the module `$module`, whose backends' filters `$filter` reads.
+/// Parses a `Distribution` message of the module `$module`, with `$filter` for the backends' filters.
 macro_rules! read_distribution {
     ($module:ident, $message:expr, $filter:expr) => {{
         use outbound::$module::distribution::Kind;
@@ -129,7 +129,7 @@ fn read_grpc(messages: Vec<outbound::GrpcRoute>) -> Result<HttpRoutes, PolicyErr
     Ok(routes.into())
 }
 
-/// Reads the rules of an opaque or TLS route: all lead the same way, so that each becomes a route.
+/// Parses the rules of an opaque or TLS route: all have the same action, so each becomes a route.
 macro_rules! read_connection_rules {
     ($module:ident, $meta:expr, $names:expr, $rules:expr, $routes:expr) => {
         for rule in $rules {
@@ -140,7 +140,7 @@ macro_rules! read_connection_rules {
             let refuse = refuse.last();
             let no_filters = |_: outbound::$module::Filter| Ok::<_, ReadRouteError>(Filter::Unknown);
             let backends = match rule.backends {
-                // A forbidden route leads nowhere, and the controller then leaves its backends out.
+                // The controller leaves out the backends of a forbidden route.
                 None if refuse.is_some() => Distribution::Empty,
                 backends => read_distribution!($module, backends, no_filters),
             };

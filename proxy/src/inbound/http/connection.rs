@@ -15,7 +15,7 @@ use crate::io::Io;
 use crate::policy::PortPolicy;
 use crate::policy::authz::Client;
 
-/// Serves a connection until the client ends it, or the proxy ends and its requests are answered.
+/// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
 pub(in crate::inbound) async fn serve<S>(
     inbound: &Arc<Inbound>,
     stream: Io<S>,

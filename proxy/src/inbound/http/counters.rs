@@ -1,4 +1,5 @@
-//! What one connection's requests are counted with. Kinds that occur with every request are looked up once; refusals each time.
+//! Counters of one connection's requests. Counters of allowed requests are looked up once; those of refusals each
+//! time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::route::Meta;
 /// Entries kept per connection: pairs of a route and an authorization of one policy.
 const KEPT: usize = 16;
 
-/// What allowed requests on one route are counted with.
+/// Counters of allowed requests on one route.
 pub(super) struct Handles {
     /// Requests, responses, latency.
     pub(super) http: Arc<HttpMetrics>,
@@ -25,7 +26,7 @@ pub(super) struct Handles {
     pub(super) allowed: Counter,
 }
 
-/// One connection's memory of its counters.
+/// One connection's cache of its counters.
 #[derive(Default)]
 pub(super) struct Counters(Mutex<Vec<Entry>>);
 
@@ -37,7 +38,7 @@ struct Entry {
 }
 
 impl Counters {
-    /// The counters of requests on this route that this authorization lets in.
+    /// The counters of requests on this route that this authorization allows.
     pub(super) fn handles(
         &self,
         inbound: &Inbound,
@@ -62,7 +63,7 @@ impl Counters {
             http: Arc::new(metrics.http(Direction::Inbound, &labels)),
             allowed: metrics.inbound_http_allow.get_or_create_owned(&labels),
         });
-        // Those of older policies would only keep these alive.
+        // Entries of older policies would only keep those policies alive.
         entries.retain(|entry| Arc::ptr_eq(&entry.policy, policy));
         if entries.len() >= KEPT {
             entries.clear();
@@ -72,7 +73,7 @@ impl Counters {
         handles
     }
 
-    /// Counts a request that nothing lets in.
+    /// Counts a request that no authorization allows.
     pub(super) fn denied(
         &self,
         inbound: &Inbound,
@@ -86,7 +87,7 @@ impl Counters {
         inbound.shared.metrics.inbound_http_deny.get_or_create(&labels).inc();
     }
 
-    /// Counts a request that no route takes.
+    /// Counts a request without a matching route.
     pub(super) fn route_not_found(
         &self,
         inbound: &Inbound,

@@ -1,4 +1,4 @@
-//! What clients may hold: time for a request's head.
+//! Limits of clients: the time for a request's head.
 
 use super::*;
 

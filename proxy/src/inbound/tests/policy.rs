@@ -1,4 +1,4 @@
-//! What policy lets through: no bytes where it says HTTP, and no HTTP where it says opaque.
+//! What policy admits: no bytes on HTTP ports, and no HTTP on opaque ports.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What may be in a request from anywhere: forms, hosts, headers of the mesh, filters of its route.
+//! Requests from any client: forms, hosts, headers of the mesh, filters of the route.
 
 use super::*;
 

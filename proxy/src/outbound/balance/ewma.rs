@@ -17,12 +17,12 @@ pub(super) struct Ewma {
 }
 
 impl Ewma {
-    /// Starts with what is assumed of an unused endpoint.
+    /// Starts with the assumed latency of an unused endpoint.
     pub(super) fn new(load: PeakEwma, now: Instant) -> Self {
         Self { seconds: load.default_rtt.as_secs_f64(), updated: now, decay: load.decay.as_secs_f64() }
     }
 
-    /// Weighs one latency in.
+    /// Adds one latency.
     pub(super) fn add(&mut self, rtt: Duration, now: Instant) {
         let rtt = rtt.as_secs_f64();
         if rtt > self.seconds {
@@ -34,7 +34,7 @@ impl Ewma {
         self.updated = now;
     }
 
-    /// The average, faded by the time since the last answer, so that a slow endpoint is tried again.
+    /// The average, decayed by the time since the last answer, so that a slow endpoint is tried again.
     pub(super) fn estimate(&self, now: Instant) -> f64 {
         self.seconds * self.fade(now)
     }

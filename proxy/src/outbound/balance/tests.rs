@@ -1,4 +1,4 @@
-//! Tests of rest and recovery; picking itself is tested with real endpoints in `outbound/tests.rs`.
+//! Tests of backoff and recovery; picking itself is tested with real endpoints in `outbound/tests.rs`.
 
 use super::*;
 use crate::discover::endpoint::EndpointInfo;
@@ -49,12 +49,12 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
     let first = endpoint.rests_until(Instant::now()).unwrap();
     tokio::time::advance(first - Instant::now()).await;
     let now = Instant::now();
-    assert_eq!(endpoint.rests_until(now), None, "the rest is over");
+    assert_eq!(endpoint.rests_until(now), None, "the backoff is over");
     endpoint.picked(now);
-    assert_eq!(endpoint.rests_until(now), Some(now + endpoint.probe), "the others wait for how it goes");
+    assert_eq!(endpoint.rests_until(now), Some(now + endpoint.probe), "the others wait for its result");
     endpoint.failed();
     let second = endpoint.rests_until(now).unwrap();
-    assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer rest");
+    assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer backoff");
     tokio::time::advance(second - now).await;
     endpoint.picked(Instant::now());
     let woken = endpoint.available.notified();
@@ -78,9 +78,9 @@ async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
     known.send_replace(EndpointsState::Known(Arc::new(changed)));
     let begin = std::time::Instant::now();
     assert!(balancer.is_available());
-    // Comparing all with all takes seconds in a debug build.
+    // Comparing every pair takes seconds in a debug build.
     assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
     let state = balancer.state.lock();
     assert_eq!(state.endpoints.len(), 9_999);
-    assert!(Arc::ptr_eq(state.endpoints.last().unwrap(), &kept), "what stays keeps its connections");
+    assert!(Arc::ptr_eq(state.endpoints.last().unwrap(), &kept), "an unchanged endpoint keeps its connections");
 }

@@ -1,4 +1,4 @@
-//! Sends a request's body over its HTTP/2 stream, as far as flow control and the peer let it.
+//! Sends a request's body over its HTTP/2 stream, as far as flow control and the peer allow.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,7 +9,7 @@ use http_body::Body as _;
 
 use crate::http::body::Body;
 
-/// A body on its way. Dropping it before its end resets the stream.
+/// A body being sent. Dropping it before its end resets the stream.
 pub(super) struct Pump {
     body: Body,
     stream: SendStream<Bytes>,
@@ -22,7 +22,7 @@ impl Pump {
         Self { body, stream, waiting: None, done: false }
     }
 
-    /// Sends what can be sent; ready when all is, or when nobody wants the rest.
+    /// Sends all that can be sent now; ready when the body has ended, or when the peer does not want the rest.
     pub(super) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let polled = self.poll_frames(cx);
         self.done |= polled.is_ready();
@@ -31,7 +31,8 @@ impl Pump {
 
     fn poll_frames(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            // A peer that has answered may not want the rest, and a reset says so even while we wait for the application.
+            // A peer that has answered may not want the rest, and resets the stream even while we wait for the
+            // application.
             if let Poll::Ready(_reset) = self.stream.poll_reset(cx) {
                 return Poll::Ready(());
             }

@@ -1,4 +1,5 @@
-//! One request and its response with one endpoint: which version travels, what is tried again, what the response becomes.
+//! One request and its response with one endpoint: the version on the wire, retries, and the response for the
+//! application.
 
 use std::sync::Arc;
 
@@ -17,16 +18,16 @@ use crate::outbound::balance::InFlight;
 use crate::outbound::endpoint::{ConnectError, Endpoint};
 use crate::outbound::{Connection, h1, h2};
 
-/// How often a request is tried again because the connection it was to use had just ended.
+/// How often a request is retried because its connection had just ended.
 const STALE_ATTEMPTS: usize = 3;
 
-/// A request on its way to a backend.
+/// A request for a backend.
 pub(super) struct Exchange<'a> {
     pub(super) connection: &'a Connection,
     pub(super) backend: &'a Resolved,
-    /// Who the endpoint has to be.
+    /// The required identity of the endpoint.
     pub(super) required: Option<&'a Identity>,
-    /// Whether the request wants to become a tunnel.
+    /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
     pub(super) arrived: Instant,
 }
@@ -34,7 +35,7 @@ pub(super) struct Exchange<'a> {
 /// Why there is no response.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
-    /// One is made in the endpoint's place.
+    /// A response is generated instead of the endpoint's.
     Failure(Failure),
     /// The endpoint reset a native HTTP/2 request.
     Reset(::h2::Error),
@@ -46,7 +47,7 @@ impl From<Failure> for ExchangeError {
     }
 }
 
-/// How one attempt ended without response.
+/// How one attempt ended without a response.
 enum AttemptError {
     /// Nothing was processed. With a reason, the endpoint cannot be reached.
     Unsent(Box<Request<Body>>, Option<ConnectError>),
@@ -148,7 +149,7 @@ impl Exchange<'_> {
             };
         }
         let method = request.method().clone();
-        // Servers of HTTP/1.0, and requests that name no host, get a connection of their own, as tunnels do.
+        // HTTP/1.0 servers, and requests without a host, get their own connection, as tunnels do.
         let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
         let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
         match h1::send(endpoint, request, reuse).await {
@@ -168,7 +169,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Makes a response the application's: mesh headers go, HTTP/1 comes back.
+    /// Turns the response into the application's: removes mesh headers, restores HTTP/1.
     fn restore(&self, endpoint: &Endpoint, mut response: Response<Body>, carried: bool) -> Response<Body> {
         if carried {
             downgrade_response(&mut response);
@@ -193,7 +194,7 @@ fn connect_failure(error: &ConnectError) -> Failure {
     }
 }
 
-/// Names a gateway's service in the request.
+/// Puts a gateway's service into the request.
 fn override_authority(request: &mut Request<Body>, authority: &http::uri::Authority) {
     let mut parts = std::mem::take(request.uri_mut()).into_parts();
     if request.version() == Version::HTTP_2 || parts.authority.is_some() {

@@ -1,4 +1,4 @@
-//! What follows when a response progresses and ends: load, metrics, the connection's return to its pool.
+//! Actions while a response progresses and ends: load, metrics, the connection's return to its pool.
 
 use http::HeaderMap;
 
@@ -7,7 +7,7 @@ use crate::http::in_flight::Permit;
 use crate::outbound::balance::InFlight;
 use crate::outbound::h1::Lease;
 
-/// Goes with a response's body.
+/// Accompanies a response's body.
 pub(super) struct ResponseObserver {
     count: CountResponse,
     in_flight: Option<InFlight>,
@@ -20,7 +20,7 @@ impl ResponseObserver {
         Self { count, in_flight, lease, permit: None }
     }
 
-    /// Keeps the request's place until the response ends.
+    /// Keeps the request's permit until the response ends.
     pub(super) fn hold(&mut self, permit: Permit) {
         self.permit = Some(permit);
     }

@@ -27,12 +27,12 @@ use crate::transport_header::{ALPN, TransportHeader};
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What the fake controllers answer; anything else is NotFound or InvalidArgument, as with an address nobody knows.
+/// The answers of the fake controllers; any other request gets NotFound or InvalidArgument, as for an unknown address.
 #[derive(Clone, Default)]
 pub(crate) struct Control {
     pub(crate) policies: Arc<Mutex<HashMap<SocketAddr, OutboundPolicy>>>,
     pub(crate) profiles: Arc<Mutex<HashMap<String, DestinationProfile>>>,
-    /// How many of the next questions for policy are answered with a stream and no message.
+    /// How many of the next policy requests get a stream without messages.
     pub(crate) silent: Arc<AtomicUsize>,
     endpoints: Arc<Mutex<HashMap<String, Service>>>,
 }
@@ -44,7 +44,7 @@ struct Service {
 }
 
 impl Control {
-    /// Serves on loopback and answers the address.
+    /// Serves on loopback and returns the address.
     pub(crate) async fn serve(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -55,7 +55,7 @@ impl Control {
         addr
     }
 
-    /// Tells everybody who follows a service, now or later, of an update.
+    /// Sends an update to all present and future subscribers of a service.
     pub(crate) fn update(&self, path: &str, update: Update) {
         let mut endpoints = self.endpoints.lock();
         let service = endpoints.entry(path.to_owned()).or_default();
@@ -111,7 +111,7 @@ impl OutboundPolicies for Control {
     }
 }
 
-/// An endpoint as the destination controller describes it; `meshed` names its identity and its proxy's port.
+/// An endpoint in the form of the destination controller; `meshed` is its identity and its proxy's port.
 pub(crate) fn endpoint(addr: SocketAddr, meshed: Option<(&str, u16)>) -> WeightedAddr {
     let mut endpoint = WeightedAddr { addr: Some(addr.into()), weight: 10_000, ..Default::default() };
     if let Some((identity, port)) = meshed {
@@ -131,7 +131,7 @@ pub(crate) fn add(addrs: Vec<WeightedAddr>) -> Update {
     Update { update: Some(update::Update::Add(WeightedAddrSet { addrs, ..Default::default() })) }
 }
 
-/// A policy that detects and balances everything over one service, with filters on HTTP.
+/// A policy that detects protocols and balances everything over one service, with filters on HTTP.
 pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
     use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
     use outbound::{http_route, opaque_route, proxy_protocol};
@@ -202,23 +202,23 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Listens with these credentials; answers the port too.
+    /// Listens with these credentials; also returns the port.
     pub(crate) async fn listen(credentials: &Credentials) -> (Self, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         (Self { listener, acceptor: TlsAcceptor::from(credentials.server_config(&[ALPN])) }, port)
     }
 
-    /// Where it listens.
+    /// The port of the listener.
     pub(crate) fn port(&self) -> u16 {
         self.listener.local_addr().unwrap().port()
     }
 
-    /// The next connection, with its header; the client has proven who it is.
+    /// The next connection, with its header; the client has proven its identity.
     pub(crate) async fn accept(&self) -> (TransportHeader, tokio_rustls::server::TlsStream<TcpStream>) {
         let (tcp, _) = self.listener.accept().await.unwrap();
         let mut stream = self.acceptor.accept(tcp).await.unwrap();
-        assert!(stream.get_ref().1.peer_certificates().is_some(), "the client shows its certificate");
+        assert!(stream.get_ref().1.peer_certificates().is_some(), "the client sends its certificate");
         let header = TransportHeader::read(&mut stream).await.unwrap();
         (header, stream)
     }

@@ -1,22 +1,22 @@
-//! Both sides of the proxy with each other: a client, the outbound side, mTLS, the inbound side, an application.
+//! Both sides of the proxy together: a client, the outbound side, mTLS, the inbound side, an application.
 
 use super::*;
 
-/// A client's proxy whose only destination is `app`, behind a proxy of its own.
+/// A client's proxy whose only destination is `app`, with a proxy of its own.
 async fn in_front_of(app: SocketAddr) -> Proxy {
     let control = Control::default();
     let service = "10.1.2.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
     let proxy = Proxy::start(service, control).await;
     let (shared, drain) = testing::shared(testing::config(), &proxy.mesh);
-    // The server's side is never drained here; forgetting keeps it from ending with this function.
+    // The server's side is never drained here; forgetting it keeps it from ending with this function.
     std::mem::forget(drain);
     let port = testing::serve_direct(shared).await;
     proxy.control.update(SERVICE, add(vec![endpoint(app, Some((testing::OWN, port)))]));
     proxy
 }
 
-/// An application of both HTTP versions that sends bodies back, says what it saw in headers, and upgrades what asks for it.
+/// An application of both HTTP versions that echoes bodies, returns the request in headers, and upgrades on request.
 async fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

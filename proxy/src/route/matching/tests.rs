@@ -29,7 +29,7 @@ fn route(hosts: Vec<HostMatch>, rules: Vec<Vec<RequestMatch>>) -> Route<()> {
     Route { hosts, rules: rules.into_iter().map(|matches| Rule { matches, action: () }).collect() }
 }
 
-/// Route and rule that take a request.
+/// Route and rule of a request.
 fn taken<B>(routes: &[Route<()>], request: &Request<B>) -> Option<(usize, usize)> {
     find(routes, request).map(|found| (found.route, found.rule))
 }
@@ -196,7 +196,7 @@ fn an_expression_matches_whole_values_and_cannot_leave_its_anchors() {
     assert!(whole("(").is_err());
 }
 
-/// One match of the specification: what it demands, in plain data.
+/// One match of the specification, as plain data.
 #[derive(Clone, Debug)]
 struct Spec {
     path: Option<(Kind, &'static str)>,
@@ -212,7 +212,7 @@ enum Kind {
     Regex,
 }
 
-/// Path segments of length 1 make every expression `/.../...` one with a plain meaning: a dot is any segment.
+/// With path segments of length 1, every expression `/.../...` has a plain meaning: a dot matches any segment.
 const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/b", "/./b", "/a/."];
 
 impl Spec {
@@ -233,7 +233,7 @@ impl Spec {
         }
     }
 
-    /// Says how specific the match is as a list of numbers, or that it does not match; segment by segment.
+    /// How specific the match is, as a list of numbers, or `None` if it does not match; segment by segment.
     fn judge(&self, path: &str, header: bool, query: bool, method: &str) -> Option<[usize; 5]> {
         let segments = |path: &str| -> Vec<String> {
             path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect()
@@ -268,10 +268,10 @@ fn specs() -> impl Strategy<Value = Spec> {
 }
 
 proptest! {
-    /// The rule that is found is the first of those that the specification ranks highest.
+    /// The result is the first of the rules that the specification ranks highest.
     #[test]
     fn finds_what_the_specification_finds(
-        // Routes of rules of matches.
+        // A list of routes, each a list of rules, each a list of matches.
         policy in proptest::collection::vec(
             proptest::collection::vec(proptest::collection::vec(specs(), 0..3), 0..3), 0..4),
         path in proptest::sample::select(&PATHS[..]),
