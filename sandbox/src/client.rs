@@ -119,6 +119,7 @@ pub enum ClientError {
 
 impl Sandbox {
     /// Starts a daemon as a child of this process. Dropping the value does not stop it, and it survives this process.
+    ///
     /// # Errors
     /// When the program cannot be started. [`Self::wait_ready`] reports whether the mesh comes up.
     pub fn start(config: &Config) -> Result<Self, ClientError> {

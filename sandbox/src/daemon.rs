@@ -2,6 +2,7 @@
 //!
 //! One loop reacts to four kinds of updates (manifests, pods, the agent, the stop request), derives the new state from
 //! them, and publishes it. [`mod@desired`], [`publish`] and [`names`] are pure; [`pod`] runs one pod.
+//!
 //! Order at start: checks, lock, left-overs of a crash, janitor, keys, node, agent, name server, pods. Shutdown is in
 //! reverse order; if the daemon dies without it, the janitor cleans up.
 
@@ -111,6 +112,7 @@ pub(crate) fn container_spec_file(pod_dir: &Path, container: &str) -> PathBuf {
 }
 
 /// Runs a sandbox until `shutdown` completes, then removes everything. `report` is called with every new state.
+///
 /// # Errors
 /// When it cannot start; nothing is left behind in that case. Faults of single manifests or pods are not errors; the
 /// state contains them.

@@ -1,8 +1,8 @@
-//! Everything of the sandbox that touches the kernel: namespaces, links, address translation, cgroups, processes, mounts.
+//! All operations of the sandbox on the kernel: namespaces, links, address translation, cgroups, processes, mounts.
 //!
-//! Stateless operations: each does one thing to the host and reports failures. What is wanted, and when, is the
-//! daemon's business. Every name that is left on the host comes from [`crate::config::Layout`], so that
-//! [`cleanup::remove_everything`] finds all of it after any crash without a list.
+//! Operations are stateless: each performs one action on the host and reports failures. The daemon decides what to do,
+//! and when. Every name that is left on the host comes from [`crate::config::Layout`], so that
+//! [`cleanup::remove_everything`] finds everything after any crash without a list.
 //!
 //! Needs root and a cgroup2 mount ([`preflight::check`]). Never touches the host's own network namespace.
 
@@ -27,230 +27,230 @@ pub mod services;
 /// The result of this module's functions.
 pub type Result<T> = std::result::Result<T, HostError>;
 
-/// An act on the host that failed.
+/// An operation on the host that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// A network namespace could not be made.
+    /// A network namespace could not be created.
     #[error("cannot create network namespace `{name}`: {source} (root is needed)")]
     CreateNetns {
-        /// Its name.
+        /// Name of the namespace.
         name: String,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A network namespace could not be removed.
     #[error("cannot delete network namespace `{name}`: {source}")]
     DeleteNetns {
-        /// Its name.
+        /// Name of the namespace.
         name: String,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A network namespace could not be entered.
     #[error("cannot enter network namespace {}: {source}", path.display())]
     EnterNetns {
-        /// Its file.
+        /// Path of its file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A thread inside a network namespace did not finish.
     #[error("the thread in network namespace {} ended early", path.display())]
     RunInNetns {
-        /// The namespace's file.
+        /// Path of the namespace's file.
         path: PathBuf,
     },
     /// A setting under /proc/sys was refused.
     #[error("cannot set {} to {value}: {source}", path.display())]
     SetSysctl {
-        /// The setting's file.
+        /// Path of the setting's file.
         path: PathBuf,
-        /// What it was to be.
+        /// The value that was to be written.
         value: &'static str,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// No netlink socket.
+    /// A netlink socket could not be opened.
     #[error("cannot open a netlink socket: {0}")]
     OpenNetlink(#[source] io::Error),
     /// The kernel refused a link, an address, a route or a neighbour.
     #[error("cannot {act}: {source}")]
     ConfigureNetwork {
-        /// What was asked for.
+        /// The requested operation.
         act: String,
         /// The kernel's answer.
         source: rtnetlink::Error,
     },
-    /// A link is not there.
+    /// A link does not exist.
     #[error("no network interface `{name}`: {source}")]
     FindLink {
-        /// Its name.
+        /// Name of the link.
         name: String,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A tool could not be started.
     #[error("cannot run `{tool}`: {source} (is it installed?)")]
     RunTool {
-        /// The program.
+        /// Name of the program.
         tool: &'static str,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A tool said no.
+    /// A tool failed.
     #[error("`{tool}` failed to {act}: {stderr}")]
     ToolFailed {
-        /// The program.
+        /// Name of the program.
         tool: &'static str,
-        /// What it was to do.
+        /// The operation that it should perform.
         act: &'static str,
-        /// What it said.
+        /// Its error output.
         stderr: String,
     },
-    /// Ports or networks that iptables cannot be given.
+    /// A port or a network that iptables would not accept.
     #[error("`{value}` is not {expected}")]
     ParseRule {
-        /// What was given.
+        /// The value.
         value: String,
-        /// What it should have been.
+        /// What was expected.
         expected: &'static str,
     },
     /// The list of mounts is not readable.
     #[error("cannot read /proc/self/mountinfo: {0}")]
     ReadMounts(#[source] io::Error),
-    /// No cgroup2 file system.
+    /// There is no cgroup2 file system.
     #[error(
         "no cgroup2 file system is mounted: run `mount -t cgroup2 none /sys/fs/cgroup/unified`, or boot with systemd.unified_cgroup_hierarchy=1"
     )]
     NoCgroup2,
-    /// A cgroup could not be made.
+    /// A cgroup could not be created.
     #[error("cannot create cgroup {}: {source}", path.display())]
     CreateCgroup {
-        /// Its directory.
+        /// Path of its directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A cgroup's list of processes is not readable.
     #[error("cannot list the processes of cgroup {}: {source}", path.display())]
     ReadCgroup {
-        /// Its directory.
+        /// Path of its directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A cgroup's processes could not be ended.
     #[error("cannot kill the processes of cgroup {}: {source}", path.display())]
     KillCgroup {
-        /// Its directory.
+        /// Path of its directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A cgroup could not be removed.
     #[error("cannot remove cgroup {}: {source} (processes in it: {processes:?})", path.display())]
     RemoveCgroup {
-        /// Its directory.
+        /// Path of its directory.
         path: PathBuf,
-        /// The processes still in it.
+        /// Pids of the processes that are still in it.
         processes: Vec<u32>,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A process could not join a cgroup.
     #[error("cannot join cgroup {}: {source}", path.display())]
     JoinCgroup {
-        /// Its directory.
+        /// Path of its directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A container's specification could not be written.
     #[error("cannot write container specification {}: {source}", path.display())]
     WriteSpec {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A container's specification could not be read.
     #[error("cannot read container specification {}: {source}", path.display())]
     ReadSpec {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A process of Weft's own could not be started.
+    /// One of Weft's own programs could not be started.
     #[error("cannot start {}: {source}", path.display())]
     Start {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// No mount namespace.
+    /// A mount namespace could not be created.
     #[error("cannot create a mount namespace: {0}")]
     UnshareMounts(#[source] io::Error),
-    /// A mount was refused, or one side of it is missing.
+    /// A mount was refused, or its source or target is missing.
     #[error("cannot mount {} on {}: {source}", what.display(), target.display())]
     Mount {
-        /// What was to be seen.
+        /// The source.
         what: PathBuf,
-        /// Where.
+        /// The mount point.
         target: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A volume's place is not there and cannot be made without changing the host.
+    /// A volume's mount point does not exist and cannot be created without changing the host.
     #[error("cannot mount a volume on {}: it does not exist on this host; use a path below /run or /var/run, or create it", target.display())]
     MissingMountTarget {
-        /// Where it was to be.
+        /// The mount point.
         target: PathBuf,
     },
-    /// A mount could not be taken away.
+    /// A file system could not be unmounted.
     #[error("cannot unmount {}: {source}", target.display())]
     Unmount {
-        /// Where it is.
+        /// The mount point.
         target: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// The container's user was refused.
     #[error("cannot become user {uid} and group {gid}: {source}")]
     DropPrivileges {
-        /// The user.
+        /// The user id.
         uid: u32,
-        /// The group.
+        /// The group id.
         gid: u32,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// The container's working directory is not usable.
     #[error("cannot change to working directory {}: {source}", path.display())]
     ChangeDirectory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A container without a command.
+    /// The container has no command.
     #[error("the container has no command: set `command` in its manifest, images are not run here")]
     NoCommand,
     /// The container's program did not start.
     #[error("cannot run `{program}`: {source}")]
     Exec {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A directory of the sandbox could not be made.
+    /// A directory of the sandbox could not be created.
     #[error("cannot create {}: {source}", path.display())]
     CreateDirectory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// A file or directory of the sandbox could not be removed.
@@ -258,27 +258,27 @@ pub enum HostError {
     RemoveFiles {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// The lock file is not usable.
     #[error("cannot lock {}: {source}", path.display())]
     Lock {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Another daemon has this name.
+    /// Another daemon uses this name.
     #[error("sandbox `{name}` runs already (pid {pid}): stop it with `weft sandbox stop --name {name}`")]
     AlreadyRuns {
-        /// The sandbox.
+        /// Name of the sandbox.
         name: String,
-        /// Its daemon, as the lock file says.
+        /// Pid of its daemon, from the lock file.
         pid: String,
     },
-    /// Not root.
-    #[error("a sandbox makes network namespaces and cgroups: run it as root (`sudo weft sandbox ...`)")]
+    /// The process is not root.
+    #[error("a sandbox creates network namespaces and cgroups: run it as root (`sudo weft sandbox ...`)")]
     NotRoot,
     /// The kernel has no type information.
     #[error(
@@ -291,15 +291,15 @@ pub enum HostError {
     /// A tool is not installed.
     #[error("`{tool}` is not on the PATH: install {package} (`cargo xtask setup` does)")]
     MissingTool {
-        /// The program.
+        /// Name of the program.
         tool: &'static str,
-        /// What it comes in.
+        /// The package that contains it.
         package: &'static str,
     },
-    /// A binary of Weft's is not built.
+    /// One of Weft's binaries does not exist.
     #[error("{} does not exist: {cure}", path.display())]
     MissingBinary {
-        /// Where it was looked for.
+        /// The path at which it was expected.
         path: PathBuf,
         /// What to do.
         cure: &'static str,
@@ -317,10 +317,10 @@ impl HostError {
     }
 }
 
-/// Makes sure that there is a BPF file system on this directory, which is created.
+/// Mounts a BPF file system on this directory, which is created, unless one is mounted already.
 ///
 /// # Errors
-/// When the directory cannot be made, or the mount is refused.
+/// When the directory cannot be created, or the mount is refused.
 pub fn mount_bpffs(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|source| HostError::CreateDirectory { path: dir.to_owned(), source })?;
     let refused =
@@ -332,7 +332,7 @@ pub fn mount_bpffs(dir: &Path) -> Result<()> {
     nix::mount::mount(Some("bpf"), dir, Some("bpf"), MsFlags::empty(), Some("mode=0700")).map_err(refused)
 }
 
-/// Where something is mounted, as /proc/self/mountinfo (proc(5)) says: mount point and type, in order of mounting.
+/// Mount points with their types, in order of mounting, from /proc/self/mountinfo (proc(5)).
 fn mounts() -> Result<Vec<(PathBuf, String)>> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").map_err(HostError::ReadMounts)?;
     Ok(text.lines().filter_map(parse_mount).collect())
@@ -342,7 +342,7 @@ fn parse_mount(line: &str) -> Option<(PathBuf, String)> {
     let (before, after) = line.split_once(" - ")?;
     let target = before.split(' ').nth(4)?;
     let kind = after.split(' ').next()?;
-    // Blanks are written in octal; nothing of Weft's has tabs, line ends or backslashes in its path.
+    // Spaces are written in octal. Weft's paths contain no tabs, newlines or backslashes.
     Some((PathBuf::from(target.replace("\\040", " ")), kind.to_owned()))
 }
 

@@ -1,4 +1,5 @@
 //! Publishes the state to the control plane: one manifest per object, as in an API server, in a watched directory.
+//!
 //! Owns the content of running Pods and EndpointSlices, which the kubelet and a controller write in a cluster.
 
 use std::{

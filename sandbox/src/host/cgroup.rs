@@ -1,4 +1,4 @@
-//! cgroup2 directories: found, made, emptied, removed. Version 1 hierarchies are never touched.
+//! cgroup2 directories: finding, creating, emptying, removing them. Version 1 hierarchies are never touched.
 
 use std::{
     fs, io,
@@ -11,20 +11,20 @@ use nix::{sys::signal, unistd::Pid};
 
 use super::{HostError, Result, mounts};
 
-/// How long killed processes may take to be gone: they do nothing any more but free memory.
+/// How long killed processes may take to exit: they only free their memory.
 const EMPTY_WITHIN: Duration = Duration::from_secs(5);
-/// How often that is looked at.
+/// Interval between checks for that.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Where the host has cgroup2.
+/// The mount point of cgroup2.
 ///
 /// # Errors
-/// When it has not.
+/// When it is not mounted.
 pub fn mount_point() -> Result<PathBuf> {
     mounts()?.into_iter().find_map(|(target, kind)| (kind == "cgroup2").then_some(target)).ok_or(HostError::NoCgroup2)
 }
 
-/// Makes a cgroup with its parents. An existing one is fine.
+/// Creates a cgroup and its parents. An existing one is not an error.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -32,7 +32,7 @@ pub fn create(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).map_err(|source| HostError::CreateCgroup { path: dir.to_owned(), source })
 }
 
-/// Kills every process in a cgroup and below it. A missing one is fine.
+/// Kills all processes in a cgroup and below it. A missing cgroup is not an error.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -44,7 +44,7 @@ pub fn kill(dir: &Path) -> Result<()> {
     }
 }
 
-/// Removes a cgroup and all below it as soon as they are empty. A missing one is fine. Blocks up to 5 s.
+/// Removes a cgroup and all below it as soon as they are empty. A missing one is not an error. Blocks for up to 5 s.
 ///
 /// # Errors
 /// When processes stay in it: [`kill`] them first.
@@ -112,7 +112,7 @@ fn children(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Before Linux 5.14 there is no `cgroup.kill`. Processes that fork meanwhile are met in the next round.
+/// Linux before 5.14 has no `cgroup.kill`. Processes that fork in between are killed in the next round.
 fn kill_one_by_one(dir: &Path) -> Result<()> {
     let deadline = Instant::now() + EMPTY_WITHIN;
     loop {

@@ -21,7 +21,7 @@ use crate::config::{Layout, RUN_DIR};
 /// The right to be the daemon of a sandbox. Ends with the process at the latest.
 #[derive(Debug)]
 pub struct Lock {
-    // Held, never read: the kernel gives the lock back when it is closed.
+    // Never read: the kernel releases the lock when the file is closed.
     _file: Flock<File>,
     path: PathBuf,
 }
@@ -60,24 +60,25 @@ pub fn lock(name: &str) -> Result<Lock> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A file that stays is harmless.
+        // A remaining file is harmless.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Takes away whatever a sandbox left: processes, namespaces, mounts, cgroups, files. All of it is tried; may be called
-/// again, and after any crash. Blocks until killed processes are gone, up to 5 s.
+/// Removes everything that a sandbox left: processes, namespaces, mounts, cgroups, files. Every step is tried even if
+/// another fails; may be called repeatedly, and after any crash. Blocks until killed processes are gone, for up to 5
+/// s.
 ///
 /// # Errors
-/// The first act that failed.
+/// The first step that failed.
 pub fn remove_everything(layout: &Layout) -> Result<()> {
     let cgroup = cgroup::mount_point().map(|mount| mount.join(layout.cgroup()));
     let killed = match &cgroup {
         Ok(dir) => cgroup::kill(dir),
-        // Without cgroup2 there never was a container.
+        // Without cgroup2 there were no containers.
         Err(_) => Ok(()),
     };
-    // The cgroup last among the kernel's: links attached to it go with the mount that pins them.
+    // The cgroup is removed after the mount, which pins the links attached to it.
     let netns = remove_namespaces(&layout.netns_prefix());
     let unmounted = unmount_below(&layout.run_dir());
     let emptied = match &cgroup {
@@ -104,7 +105,7 @@ fn remove_namespaces(prefix: &str) -> Result<()> {
 }
 
 fn unmount_below(dir: &Path) -> Result<()> {
-    // Unmount in reverse order. Lazily, because a killed process may still hold a file.
+    // Unmount in reverse order, and lazily, because a killed process may still hold a file.
     for (target, _) in mounts()?.into_iter().rev().filter(|(target, _)| target.starts_with(dir)) {
         match umount2(&target, MntFlags::MNT_DETACH) {
             Ok(()) | Err(nix::Error::ENOENT | nix::Error::EINVAL) => {}

@@ -1,8 +1,7 @@
-//! A container: a process with its own view of the network, of its volumes and of its environment.
+//! A container: a process with its own network, volumes and environment.
 //!
-//! [`spawn`] starts `weft sandbox-init SPEC`, which is [`init`]: it becomes what the specification says and then executes
-//! the container's command in its own place. The process between never outlives that. Images do not exist here: files
-//! are the host's, except for what is mounted.
+//! [`spawn`] starts `weft sandbox-init SPEC`, which calls [`init`]: that process applies the specification and then
+//! executes the container's command. There are no images: files are the host's, except for mounts.
 
 use std::{
     collections::BTreeSet,
@@ -28,42 +27,42 @@ use serde::{Deserialize, Serialize};
 
 use super::{HostError, Result, netns};
 
-/// Directories that a container with volumes below them gets empty.
+/// Directories that are replaced with empty ones if a volume is mounted below them.
 const FRESH: [&str; 2] = ["/run", "/var/run"];
 
 /// A container's specification. Only standard input, output and error are inherited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The file of its network namespace; none for the caller's own.
+    /// The file of its network namespace; `None` means the caller's own.
     pub netns: Option<PathBuf>,
     /// Its cgroup2 directory, absolute. Must exist.
     pub cgroup: PathBuf,
-    /// Its user; none for root.
+    /// Its user; `None` means root.
     pub uid: Option<u32>,
-    /// Its only group; none for root's, as Kubernetes has it.
+    /// Its only group; `None` means root's, as in Kubernetes.
     pub gid: Option<u32>,
-    /// Where it starts; none for `/`.
+    /// Its working directory; `None` means `/`.
     pub working_dir: Option<PathBuf>,
     /// Its volumes.
     pub mounts: Vec<Mount>,
-    /// Its whole environment. `PATH` is where its command is looked for.
+    /// Its whole environment. Its command is looked up in this `PATH`.
     pub env: Vec<(String, String)>,
     /// Its command and arguments.
     pub argv: Vec<String>,
 }
 
-/// A volume: a file or directory of the host seen in another place by one container.
+/// A volume: a file or directory of the host, mounted elsewhere for one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// The host's file or directory.
+    /// The file or directory of the host.
     pub source: PathBuf,
-    /// Where the container sees it. Below /run and /var/run it is made; elsewhere it must exist.
+    /// The mount point in the container. Below /run and /var/run it is created; elsewhere it must exist.
     pub target: PathBuf,
     /// Whether the container may not write to it.
     pub read_only: bool,
 }
 
-/// Starts a container by way of the `weft` binary. The process that reads the specification's file removes it.
+/// Starts a container through the `weft` binary. The new process removes the specification's file after reading it.
 ///
 /// # Errors
 /// When the file cannot be written, or the binary cannot be started. Later failures appear on `stderr` and as exit
@@ -87,8 +86,8 @@ pub fn spawn(
         .map_err(|source| HostError::Start { path: weft.to_owned(), source })
 }
 
-/// Becomes the container: the body of `weft sandbox-init`. Must be called while the process has one thread. Returns only
-/// if it fails; the process is to end then, with [`HostError::exit_code`].
+/// Turns this process into the container: the body of `weft sandbox-init`. Must be called while the process has one
+/// thread. Returns only on failure; the process must then exit with [`HostError::exit_code`].
 #[must_use]
 pub fn init(spec_file: &Path) -> HostError {
     match become_container(spec_file) {
@@ -98,7 +97,7 @@ pub fn init(spec_file: &Path) -> HostError {
 }
 
 fn write_spec(path: &Path, spec: &Spec) -> io::Result<()> {
-    // Environments contain secrets: only the owner may read the file, also if it existed before.
+    // Environments contain secrets: only the owner may read the file, even if it existed before.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -127,20 +126,20 @@ fn become_container(spec_file: &Path) -> Result<std::convert::Infallible> {
     become_user(uid, gid).map_err(|errno| HostError::DropPrivileges { uid, gid, source: errno.into() })?;
     let directory = spec.working_dir.unwrap_or_else(|| "/".into());
     chdir(&directory).map_err(|errno| HostError::ChangeDirectory { path: directory, source: errno.into() })?;
-    // Unlike execve(2), this also gives SIGPIPE its default back, which Rust programs ignore.
+    // Unlike execve(2), this also restores the default of SIGPIPE, which Rust programs ignore.
     let source = Command::new(program).args(arguments).env_clear().envs(spec.env).exec();
     Err(HostError::Exec { program: program.clone(), source })
 }
 
-/// Keeps Ctrl-C at the daemon's terminal from its containers, which the daemon stops itself and in order. Containers get
-/// /dev/null as standard input; a command executed in a pod keeps its terminal.
+/// Keeps Ctrl-C at the daemon's terminal from its containers, which the daemon stops itself and in order. Containers
+/// get /dev/null as standard input; a command executed in a pod keeps its terminal.
 fn leave_terminal() {
     let null = fs::metadata("/dev/null").map(|null| null.rdev());
     let stdin = fs::metadata("/proc/self/fd/0").map(|stdin| stdin.rdev());
     if let (Ok(null), Ok(stdin)) = (null, stdin)
         && null == stdin
     {
-        // Fails for the leader of a process group, which is out of the terminal's reach already.
+        // Fails for the leader of a process group, which does not get the terminal's signals anyway.
         let _ = setsid();
     }
 }
@@ -152,7 +151,7 @@ fn become_user(uid: u32, gid: u32) -> nix::Result<()> {
     setresuid(user, user, user)
 }
 
-/// One volume on its way: opened before a fresh directory hides its source.
+/// A volume to be mounted: opened before a fresh directory hides its source.
 struct Volume {
     source: PathBuf,
     file: File,
@@ -222,7 +221,7 @@ fn make_target(volume: &Volume) -> io::Result<()> {
     File::create(&volume.target).map(drop)
 }
 
-/// Where a path leads on this host, through links (/var/run is one, /etc/resolv.conf often), as far as it exists.
+/// Resolves a path on this host through links (/var/run is one, /etc/resolv.conf often), as far as it exists.
 fn resolve(path: &Path) -> PathBuf {
     let mut missing = Vec::new();
     let mut existing = path;

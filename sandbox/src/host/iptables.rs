@@ -1,7 +1,7 @@
-//! linkerd-init's interception: the nat rules that Weft's eBPF programs replace, for comparison with them.
+//! linkerd-init's interception: the nat rules that Weft's eBPF programs replace, for comparison.
 //!
-//! The rules, their order and their chains' names are linkerd2-proxy-init's (`pkg/iptables/iptables.go`), by the nft
-//! variant of iptables, which is its default.
+//! The rules, their order and the names of their chains are linkerd2-proxy-init's (`pkg/iptables/iptables.go`), with
+//! the nft variant of iptables, which is its default.
 
 use std::{
     fmt::Write as _,
@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::{HostError, Result, netns, services::feed};
 
-/// iptables' limit of ports in one multiport match; a range takes two.
+/// iptables' limit of ports in one multiport match; a range counts as two.
 const MULTIPORT_SLOTS: usize = 15;
 const REDIRECT_CHAIN: &str = "PROXY_INIT_REDIRECT";
 const OUTPUT_CHAIN: &str = "PROXY_INIT_OUTPUT";
@@ -21,23 +21,23 @@ const OUTPUT_CHAIN: &str = "PROXY_INIT_OUTPUT";
 /// Parameters of linkerd-init.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitRules {
-    /// Whose connections are not redirected; Linkerd's default is 2102.
+    /// User whose connections are not redirected; Linkerd's default is 2102.
     pub proxy_uid: u32,
     /// The proxy's port for connections from outside; Linkerd's default is 4143.
     pub inbound_port: u16,
     /// The proxy's port for connections to the outside; Linkerd's default is 4140.
     pub outbound_port: u16,
-    /// Ports and ranges (`8000-8100`) that inbound connections reach directly.
+    /// Ports and ranges (`8000-8100`) whose inbound connections are not redirected.
     pub skip_inbound: Vec<String>,
-    /// Ports and ranges that outbound connections reach directly.
+    /// Ports and ranges whose outbound connections are not redirected.
     pub skip_outbound: Vec<String>,
-    /// Networks whose connections come in directly.
+    /// Source networks whose inbound connections are not redirected.
     pub skip_subnets: Vec<String>,
     /// Whether IPv6 is redirected too.
     pub ipv6: bool,
 }
 
-/// The two programs of one address family.
+/// The programs of one address family.
 struct Family {
     iptables: &'static str,
     restore: &'static str,
@@ -50,7 +50,7 @@ const V6: Family = Family { iptables: "ip6tables-nft", restore: "ip6tables-nft-r
 /// Installs the rules in a pod's namespace, IPv4 first. A second call replaces them.
 ///
 /// # Errors
-/// When a port or network is not one, or iptables is missing or refuses.
+/// When a port or network is invalid, or iptables is missing or fails.
 pub async fn install(netns: &Path, rules: &InitRules) -> Result<()> {
     let families: Vec<Family> = if rules.ipv6 { vec![V4, V6] } else { vec![V4] };
     let mut tables = Vec::new();
@@ -73,7 +73,7 @@ pub async fn install(netns: &Path, rules: &InitRules) -> Result<()> {
     .await?
 }
 
-/// Whether a chain jumps to another already.
+/// Whether a chain already jumps to another.
 fn jumps(iptables: &str, from: &str, to: &str) -> bool {
     Command::new(iptables)
         .args(["-w", "-t", "nat", "-C", from, "-j", to])

@@ -1,4 +1,4 @@
-//! Cleans up after a daemon that could not: a process that does nothing but wait for the daemon's end.
+//! Cleans up after a daemon that died: a process that only waits for the daemon's end.
 //!
 //! It reads a pipe that only the daemon writes to. The kernel closes it however the daemon ends, `kill -9` included.
 
@@ -15,12 +15,14 @@ use std::{
 use super::{HostError, Result, cleanup};
 use crate::config::Layout;
 
-/// How long a dying daemon may keep its lock after its pipe: the kernel closes its files one after the other.
+/// How long a dying daemon may hold its lock after its pipe is closed: the kernel closes its files one after the
+/// other.
 const LOCK_FREE_WITHIN: Duration = Duration::from_secs(2);
-/// How often that is looked at.
+/// Interval between checks for that.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// The daemon's hold on its janitor. Dropped without [`Janitor::dismiss`], everything is cleaned up as after a crash.
+/// The daemon's handle to its janitor. If it is dropped without [`Janitor::dismiss`], the janitor cleans up as after a
+/// crash.
 #[derive(Debug)]
 pub struct Janitor {
     child: Child,
@@ -37,7 +39,7 @@ pub fn spawn(weft: &Path, name: &str) -> Result<Janitor> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .process_group(0)
-        // Nothing of the daemon's environment or place is needed, and no file system is kept busy.
+        // The janitor needs neither the daemon's environment nor its directory, and must not keep a file system busy.
         .current_dir("/")
         .spawn()
         .map_err(|source| HostError::Start { path: weft.to_owned(), source })?;
@@ -45,7 +47,7 @@ pub fn spawn(weft: &Path, name: &str) -> Result<Janitor> {
 }
 
 impl Janitor {
-    /// Sends it home: everything is cleaned up already. Waits until it is gone.
+    /// Ends the janitor after everything is cleaned up, and waits until it has exited.
     pub fn dismiss(mut self) {
         if let Some(mut stdin) = self.child.stdin.take() {
             // A janitor that has already exited needs no message.
@@ -59,7 +61,7 @@ impl Janitor {
 /// reported that nothing is left.
 ///
 /// # Errors
-/// When something could not be taken away.
+/// When something could not be removed.
 pub fn run(name: &str) -> Result<()> {
     if dismissed(io::stdin().lock()) {
         return Ok(());
@@ -69,18 +71,18 @@ pub fn run(name: &str) -> Result<()> {
         match cleanup::lock(name) {
             Ok(lock) => break lock,
             Err(HostError::AlreadyRuns { .. }) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
-            // The present owner of the name cleaned up before it started.
+            // The present owner of the name has cleaned up before it started.
             Err(HostError::AlreadyRuns { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
     };
     let layout = Layout::of(name);
-    // Of a daemon in the background; one in a terminal has none.
+    // The log of a daemon in the background; one in a terminal has none.
     let _ = fs::remove_file(layout.daemon_log());
     cleanup::remove_everything(&layout)
 }
 
-/// Whether a byte comes before the end.
+/// Whether a byte arrives before the end.
 fn dismissed(mut input: impl io::Read) -> bool {
     let mut byte = [0];
     loop {

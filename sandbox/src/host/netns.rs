@@ -1,7 +1,7 @@
-//! Network namespaces with names: made, removed and entered as `ip netns` does, so that its users see the same.
+//! Named network namespaces: created, removed and entered as by `ip netns`, so that its users see them.
 //!
-//! A namespace is kept alive by a bind mount of its file on /run/netns/NAME. Only threads created for it change
-//! namespace here: a thread that entered one ends in it.
+//! A bind mount of its file on /run/netns/NAME keeps a namespace alive. Only threads created for that purpose change
+//! their namespace: such a thread ends in it.
 
 use std::{
     fs::{self, File},
@@ -20,11 +20,12 @@ use super::{
     netlink::{on_netlink, up},
 };
 
-/// Where `ip netns` keeps namespaces.
+/// Directory in which `ip netns` keeps namespaces.
 pub(super) const NETNS_DIR: &str = "/run/netns";
 
-/// Settings of every namespace of a sandbox, below /proc/sys/net. Without duplicate address detection an IPv6 address is
-/// usable at once, because no other process can have it. Ports below 1024 are open to all users as container runtimes have it.
+/// Settings of every namespace of a sandbox, below /proc/sys/net. Without duplicate address detection an IPv6 address
+/// is usable at once, and no other process can have it. Ports below 1024 are open to all users, as with container
+/// runtimes.
 const SETTINGS: [(&str, &str); 9] = [
     ("ipv6/conf/all/disable_ipv6", "0"),
     ("ipv6/conf/default/disable_ipv6", "0"),
@@ -37,10 +38,10 @@ const SETTINGS: [(&str, &str); 9] = [
     ("ipv4/ip_unprivileged_port_start", "0"),
 ];
 
-/// Makes a namespace with loopback up, and returns its file. The name must not be in use.
+/// Creates a namespace with loopback up, and returns its file. The name must not be in use.
 ///
 /// # Errors
-/// When the name is taken, or the process may not make namespaces.
+/// When the name is in use, or the process may not create namespaces.
 pub fn create(name: &str) -> Result<PathBuf> {
     let path = Path::new(NETNS_DIR).join(name);
     let failed = |source| HostError::CreateNetns { name: name.to_owned(), source };
@@ -54,7 +55,7 @@ pub fn create(name: &str) -> Result<PathBuf> {
     made.map(|()| path)
 }
 
-/// Removes a namespace's name; the namespace ends with its last process. A missing one is fine.
+/// Removes a namespace's name; the namespace ends with its last process. A missing one is not an error.
 ///
 /// # Errors
 /// When the name cannot be unmounted or unlinked.
@@ -62,7 +63,7 @@ pub fn delete(name: &str) -> Result<()> {
     let path = Path::new(NETNS_DIR).join(name);
     let failed = |source| HostError::DeleteNetns { name: name.to_owned(), source };
     match umount2(&path, MntFlags::MNT_DETACH) {
-        // EINVAL: a file that nothing is mounted on.
+        // EINVAL: nothing is mounted on the file.
         Ok(()) | Err(nix::Error::ENOENT | nix::Error::EINVAL) => {}
         Err(errno) => return Err(failed(errno.into())),
     }
@@ -72,8 +73,8 @@ pub fn delete(name: &str) -> Result<()> {
     }
 }
 
-/// Runs something inside a namespace and waits for it. Sockets made there stay there, wherever they are used; processes
-/// started there live there.
+/// Runs a function inside a namespace and waits for it. Sockets created there stay in it, wherever they are used; so
+/// do processes started there.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the function panics.
@@ -97,7 +98,7 @@ pub(super) async fn within_blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(move || within(&path, f)).await.map_err(|_| early)?
 }
 
-/// Moves the calling thread into a namespace, for good.
+/// Moves the calling thread into a namespace permanently.
 pub(super) fn enter(netns: &Path) -> Result<()> {
     let failed = |source| HostError::EnterNetns { path: netns.to_owned(), source };
     let file = File::open(netns).map_err(failed)?;
@@ -116,10 +117,10 @@ fn bind_new(path: &Path) -> io::Result<()> {
         .name("netns".into())
         .spawn(on_thread)?
         .join()
-        .map_err(|_| io::Error::other("the thread that makes it ended early"))?
+        .map_err(|_| io::Error::other("the thread that creates it ended early"))?
 }
 
-/// Makes /run/netns a shared mount, once: without it a name that is removed here lives on in other mount namespaces.
+/// Makes /run/netns a shared mount, once: otherwise a name that is removed here would stay in other mount namespaces.
 fn share_directory() -> io::Result<()> {
     let mounted = mounts().map_err(io::Error::other)?.iter().any(|(target, _)| target == Path::new(NETNS_DIR));
     if !mounted {
@@ -139,7 +140,8 @@ fn prepare(netns: &Path) -> Result<()> {
     })?
 }
 
-/// Sets something below /proc/sys/net of the calling thread's namespace. A kernel without IPv6 has no settings for it.
+/// Writes a setting below /proc/sys/net of the calling thread's namespace. A kernel without IPv6 has no settings for
+/// it.
 pub(super) fn set_sysctl(setting: &str, value: &'static str) -> Result<()> {
     let path = Path::new("/proc/sys/net").join(setting);
     match fs::write(&path, value) {

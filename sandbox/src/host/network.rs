@@ -1,4 +1,4 @@
-//! The sandbox's network: one namespace that routes, one per pod, and nothing on the host's own.
+//! The sandbox's network: one namespace that routes, one for each pod, and nothing in the host's own.
 //!
 //! ```text
 //! pod netns                          node netns
@@ -6,8 +6,8 @@
 //! default via 169.254.1.1              lo 10.244.0.1, 10.96.0.10; route 10.96.0.0/16
 //! ```
 //!
-//! Everything between two pods passes the node as it does with Calico, so that its address translation sees both
-//! directions. All neighbours are written down: no ARP, no neighbour discovery, no waiting.
+//! All traffic between two pods passes the node, as with Calico, so that its address translation sees both directions.
+//! All neighbours are configured statically: no ARP, no neighbour discovery, no waiting.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -32,7 +32,7 @@ use super::{
 };
 use crate::config::{DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6, Layout, POD_CIDR_V4, POD_CIDR_V6, SERVICE_CIDR_V4};
 
-/// The interface of the node that carries its addresses and the cluster IPs' route: the one that every kernel has.
+/// The interface of the node that carries its addresses and the cluster IPs' route: every kernel has it.
 const SERVICES_LINK: &str = "lo";
 /// The node's end of every veth: Calico's choice, locally administered.
 const NODE_MAC: [u8; 6] = [0xee; 6];
@@ -42,17 +42,17 @@ pub(super) const NODE_V4: Ipv4Addr = Ipv4Addr::from_bits(POD_CIDR_V4.0.to_bits()
 /// The same for IPv6.
 pub(super) const NODE_V6: Ipv6Addr = Ipv6Addr::from_bits(POD_CIDR_V6.0.to_bits() + 1);
 
-/// Makes the node's namespace: forwarding, its own addresses, the name server's address, the cluster IPs' route.
+/// Creates the node's namespace: forwarding, its own addresses, the name server's address, the cluster IPs' route.
 ///
 /// # Errors
-/// When there is a node already, or the kernel refuses a part.
+/// When there is a node already, or the kernel refuses a step.
 pub async fn create_node(layout: &Layout) -> Result<PathBuf> {
     let name = layout.node_netns();
     blocking(move || {
         let netns = netns::create(&name)?;
         netns::within(&netns, || {
             set_sysctl("ipv4/ip_forward", "1")?;
-            // A pod that asks its own Service is answered over the link that it asked on: that is meant.
+            // A pod that calls its own Service is answered over the link on which it asked, as intended.
             set_sysctl("ipv4/conf/all/send_redirects", "0")?;
             set_sysctl("ipv4/conf/default/send_redirects", "0")?;
             set_sysctl("ipv6/conf/all/forwarding", "1")?;
@@ -64,11 +64,11 @@ pub async fn create_node(layout: &Layout) -> Result<PathBuf> {
     .await
 }
 
-/// Makes a pod's namespace and connects it with the node's. `number` is the pod's, unique within the sandbox; the first
-/// address of each family is the pod's.
+/// Creates a pod's namespace and connects it to the node's. `number` is the pod's, unique within the sandbox; the
+/// first address of each family is the pod's.
 ///
 /// # Errors
-/// When there is such a pod already (see [`detach_pod`]), or the kernel refuses a part.
+/// When there is such a pod already (see [`detach_pod`]), or the kernel refuses a step.
 pub async fn attach_pod(layout: &Layout, number: u32, ips: &[IpAddr]) -> Result<PathBuf> {
     let (node, name, ips) =
         (Path::new(netns::NETNS_DIR).join(layout.node_netns()), layout.pod_netns(number), ips.to_vec());
@@ -76,7 +76,7 @@ pub async fn attach_pod(layout: &Layout, number: u32, ips: &[IpAddr]) -> Result<
         let pod = netns::create(&name)?;
         let connected = connect(&node, &pod, number, &ips);
         if connected.is_err() {
-            // Only the first error counts; the node's end goes with the namespace that has the other.
+            // Only the first error is reported; the node's end is removed together with the pod's end.
             let _ = netns::delete(&name);
         }
         connected.map(|()| pod)
@@ -84,10 +84,10 @@ pub async fn attach_pod(layout: &Layout, number: u32, ips: &[IpAddr]) -> Result<
     .await
 }
 
-/// Removes a pod's link, its routes and its namespace. A missing one is fine.
+/// Removes a pod's link, its routes and its namespace. A missing one is not an error.
 ///
 /// # Errors
-/// When the kernel keeps a part.
+/// When the kernel refuses a step.
 pub async fn detach_pod(layout: &Layout, number: u32) -> Result<()> {
     let (node, name) = (Path::new(netns::NETNS_DIR).join(layout.node_netns()), layout.pod_netns(number));
     blocking(move || {
@@ -109,7 +109,7 @@ async fn node_links(handle: &Handle) -> Result<()> {
     for address in [IpAddr::V4(NODE_V4), IpAddr::V6(NODE_V6), DNS_ADDRESS] {
         add_address(handle, index, address).await?;
     }
-    // Without a route a packet to a cluster IP would be refused before `services` sees it.
+    // Without a route a packet to a cluster IP would be refused before the rules of `services` see it.
     let (network, bits) = SERVICE_CIDR_V4;
     let route = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(network, bits)
@@ -131,7 +131,7 @@ fn connect(node: &Path, pod: &Path, number: u32, ips: &[IpAddr]) -> Result<()> {
     netns::within(pod, move || on_netlink(async |handle| pod_end(&handle, &addresses).await))?
 }
 
-/// In the node's namespace: makes both ends, the pod's where it belongs, and routes to the pod.
+/// In the node's namespace: creates both ends, moves the pod's end into its namespace, and adds routes to the pod.
 async fn node_end(handle: &Handle, number: u32, pod: &std::fs::File, pod_mac: [u8; 6], ips: &[IpAddr]) -> Result<()> {
     let name = link_name(number);
     let peer = LinkMessageBuilder::<LinkUnspec>::new()
@@ -202,12 +202,12 @@ async fn add_neighbour(handle: &Handle, index: u32, address: IpAddr, mac: [u8; 6
         .map_err(refused(|| format!("add neighbour {address}")))
 }
 
-/// The node's end of a pod's veth.
+/// Name of the node's end of a pod's veth.
 fn link_name(number: u32) -> String {
     format!("pod{number}")
 }
 
-/// Locally administered, unique within the sandbox.
+/// The pod's MAC address: locally administered, unique within the sandbox.
 fn pod_mac(number: u32) -> [u8; 6] {
     let [a, b, c, d] = number.to_be_bytes();
     [0x02, 0, a, b, c, d]

@@ -1,4 +1,4 @@
-//! Reports what a sandbox lacks, and how to fix it, before anything is changed.
+//! Reports what a sandbox lacks, with a remedy, before anything is changed.
 
 use std::{
     env, fs,
@@ -10,10 +10,10 @@ use crate::config::{Config, ControlPlane, Interception};
 
 const BUILD: &str = "build it with `cargo build`, or run `cargo xtask demo`";
 
-/// Checks user, kernel, tools and binaries for what this sandbox needs.
+/// Checks whether user, kernel, tools and binaries are sufficient for this sandbox.
 ///
 /// # Errors
-/// The first thing that is missing, with its cure.
+/// The first thing that is missing, with a remedy.
 pub fn check(config: &Config) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Err(HostError::NotRoot);

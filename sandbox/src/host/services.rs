@@ -1,7 +1,7 @@
 //! Cluster IPs for clients outside the mesh: address translation in the node's namespace, as kube-proxy does.
 //!
-//! One nft table, replaced whole in one transaction. Meshed clients never get here: their proxies choose endpoints
-//! themselves. A Service without endpoints refuses at once instead of letting clients wait.
+//! The rules are one nft table, which is replaced completely in one transaction. Meshed clients do not use it: their
+//! proxies choose endpoints themselves. A Service without endpoints refuses at once instead of letting clients wait.
 
 use std::{
     fmt::Write as _,
@@ -39,16 +39,16 @@ pub struct VirtualService {
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// Makes these the node's Services, in place of all that were. Connections that exist stay where they are.
+/// Replaces the node's Services. Established connections are not affected.
 ///
 /// # Errors
-/// When `nft` is missing or refuses.
+/// When `nft` is missing or fails.
 pub async fn apply(node_netns: &Path, services: &[VirtualService]) -> Result<()> {
     let rules = rules(services);
     netns::within_blocking(node_netns, move || feed("nft", &["-f", "-"], "replace the Services' rules", &rules)).await?
 }
 
-/// Runs a tool in the calling thread's namespace with this as its input.
+/// Runs a tool in the calling thread's namespace with this input.
 pub(super) fn feed(tool: &'static str, arguments: &[&str], act: &'static str, input: &str) -> Result<()> {
     let failed = |source| HostError::RunTool { tool, source };
     let mut child = Command::new(tool)
@@ -68,7 +68,7 @@ pub(super) fn feed(tool: &'static str, arguments: &[&str], act: &'static str, in
     fed.map_err(failed)
 }
 
-/// The table, for `nft -f`. Declaring it before deleting it makes the deletion succeed the first time too.
+/// The table, for `nft -f`. It is declared before it is deleted, so that the deletion succeeds the first time too.
 fn rules(services: &[VirtualService]) -> String {
     let (mut translate, mut refuse, mut hairpin_v4, mut hairpin_v6) =
         (String::new(), String::new(), String::new(), String::new());
@@ -92,7 +92,7 @@ fn rules(services: &[VirtualService]) -> String {
             choices.len(),
             choices.join(", ")
         );
-        // A client that is its own backend would answer itself directly, and not know the answer.
+        // A client that is its own backend would answer itself directly, and not recognise the answer.
         for ip in endpoints.iter().map(|endpoint| endpoint.ip()) {
             let (list, node) = match ip {
                 IpAddr::V4(_) => (&mut hairpin_v4, IpAddr::V4(NODE_V4)),
