@@ -1,5 +1,6 @@
 //! Injection: from a Pod, its Namespace and the mesh's settings to the Pod with the proxy, or a reason to leave it
 //! alone.
+//!
 //! It adds what Linkerd's injector adds (`linkerd2:charts/partials/templates/_proxy.tpl`), except that redirection is
 //! the node agent's work: there is never an init container with iptables rules. The proxy is a native sidecar.
 //! Everything is a pure function; the webhook, the sandbox and the CLI call the same one.

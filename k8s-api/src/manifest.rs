@@ -1,4 +1,5 @@
 //! Parses Kubernetes manifests: text in; typed objects and errors with file, line and field out.
+//!
 //! One bad document never hides the others: every document of every file is parsed by itself. An object of a kind that
 //! Weft does not use is returned as [`Ignored`], so that the caller can report it. Nothing is applied here.
 //!

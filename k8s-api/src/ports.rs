@@ -1,4 +1,5 @@
 //! Port numbers, ranges and names in annotations and Services: `4190,4191,8000-8100,postgres`.
+//!
 //! Parses them and answers membership; the caller knows which ports a name denotes, and passes them in.
 
 use std::{fmt, num::NonZeroU16, ops::RangeInclusive, str::FromStr};

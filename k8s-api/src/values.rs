@@ -1,5 +1,6 @@
 //! Helm values of the mesh, as the chart stores them in ConfigMap `linkerd-config`: the settings of injected proxies
 //! and of redirection.
+//!
 //! Values that no code here reads are ignored; a value that is read and has the wrong type or an invalid value is an
 //! error with its path. Values may come from other charts of Linkerd's shape, so an absent one has Linkerd's default.
 

@@ -1,4 +1,5 @@
 //! The annotations of one pod that configure its proxy and its redirection, parsed once.
+//!
 //! An unreadable annotation that decides about access is refused. Any other is ignored, as Linkerd does, and reported:
 //! a namespace's misspelt timeout must not keep pods from starting.
 

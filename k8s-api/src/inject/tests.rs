@@ -71,7 +71,7 @@ fn decides_by_the_workload_then_the_namespace() {
             json!({}),
             Some("injection_disable_annotation_present"),
         ),
-        ("nobody asks", json!({}), json!({}), json!({}), Some("injection_enable_annotation_absent")),
+        ("no annotation", json!({}), json!({}), json!({}), Some("injection_enable_annotation_absent")),
         (
             "bad at pod",
             json!({"linkerd.io/inject": "yes"}),

@@ -30,6 +30,7 @@ pub fn parse(file: &Path, text: &str) -> Manifests {
 
 /// Parses an object from the Kubernetes API: complete, valid by its schema, and without a kind if it is part of a
 /// list.
+///
 /// # Errors
 /// Lists every field that cannot be used. [`Unreadable::restrictive`] is the rest of the object, for readers that must
 /// fail closed.

@@ -167,5 +167,5 @@ pub const VALUES: &[Value] = &[
     Value::new("podMonitor.serviceMirror", Meaningless, "no PodMonitor"),
     Value::new("podMonitor.proxy", Meaningless, "no PodMonitor"),
     Value::new("egress", Unsupported, "no EgressNetwork"),
-    Value::new("configReaders", Unsupported, "whoever may read ConfigMaps reads linkerd-config"),
+    Value::new("configReaders", Unsupported, "users who may read ConfigMaps can read linkerd-config"),
 ];

@@ -91,7 +91,7 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new(
         "INBOUND_PORTS_REQUIRE_IDENTITY",
         Meaningless,
-        "the policy controller tells; Linkerd's proxy does not read it either",
+        "the policy controller sends it; Linkerd's proxy does not read it either",
     ),
     Setting::new("INBOUND_PORTS_REQUIRE_TLS", Meaningless, "Linkerd's proxy does not read it either"),
     Setting::new("INBOUND_IPS", Works, ""),
