@@ -66,8 +66,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waits_for_tracked_work_and_no_longer_than_the_deadline() {
         let (drain, watch) = Drain::new();
-        let told = watch.clone();
-        watch.spawn(async move { told.signaled().await });
+        let signaled = watch.clone();
+        watch.spawn(async move { signaled.signaled().await });
         assert!(drain.drain(Duration::from_secs(1)).await);
 
         let (drain, watch) = Drain::new();

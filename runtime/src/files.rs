@@ -4,6 +4,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit on open files (`RLIMIT_NOFILE`) to the hard limit, as Go's runtime does: the soft limit is
 /// 1,024 on most systems, for programs that use select(2). Returns the limit now in force; `None` means no limit.
+///
 /// # Errors
 /// When the system refuses; the old limit stays.
 pub fn raise_limit() -> std::io::Result<Option<u64>> {

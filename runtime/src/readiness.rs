@@ -1,4 +1,5 @@
 //! Readiness of the process: it is ready when every gate is open.
+//!
 //! A component takes a gate by name at start and opens it when it can serve; `/ready` lists the gates that are still
 //! shut.
 

@@ -69,7 +69,7 @@ impl Credentials {
         let expiry = not_after(&leaf).map_err(CredentialsError::Parse)?;
         let names = all_in(&leaf);
         if !names.contains(&name) {
-            let found = names.first().map_or_else(|| "nobody".to_owned(), Identity::to_string);
+            let found = names.first().map_or_else(|| "no identity".to_owned(), Identity::to_string);
             return Err(CredentialsError::Name { expected: name, found });
         }
         let intermediates: Vec<_> = intermediates.into_iter().map(CertificateDer::from).collect();
@@ -95,6 +95,7 @@ impl Credentials {
 
     /// Configuration of a server: TLS 1.3; a client certificate is requested, may be missing, and must chain to the
     /// anchors.
+    ///
     /// `alpn` is in order of preference; an empty list negotiates none.
     #[must_use]
     pub fn server_config(&self, alpn: &[&[u8]]) -> Arc<ServerConfig> {

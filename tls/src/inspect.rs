@@ -1,4 +1,5 @@
 //! The content of certificates, for commands that explain why a mesh does not work.
+//!
 //! Refuses to accept or reject: [`crate::credentials`] and [`crate::ca`] do that.
 
 use std::time::{Duration, SystemTime};

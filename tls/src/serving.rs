@@ -1,4 +1,5 @@
 //! Certificates of HTTPS servers that the Kubernetes API server calls: generated here, or supplied by somebody else.
+//!
 //! They are independent of mesh identities. A generated certificate comes with its own authority, whose key is
 //! discarded at once: nothing else can ever be signed by the authority that the API server trusts.
 

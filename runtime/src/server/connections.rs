@@ -1,9 +1,11 @@
 //! The connections of one listener, and which of them is closed when there are too many.
+//!
 //! A new connection never waits. When the listener is full, it replaces another one. Candidates are the connections of
 //! the source that has most, in this order: connections whose request has not arrived yet or that have none, of these
 //! the ones that never finished a request, of these the one that has waited longest. So a flood of silent connections
 //! displaces itself, and a client with earlier requests, such as an API server between two reviews, keeps its
 //! connection. A connection that is being answered is closed only if its source has more than its share.
+//!
 //! All clients behind the pod's own sidecar count as one source, the sidecar.
 
 use std::{
