@@ -1,11 +1,12 @@
-//! `weft status`: who is there, who holds the lease, which pods the kernel redirects, and what is wrong, on top.
+//! `weft status`: the components, the holder of the lease, the pods that the kernel redirects, and on top the
+//! problems.
 //!
 //! ```text
 //! Mesh (a cluster) ────────────┐
 //! State + agent's Status (host)┴──> Report ──> tables or JSON
 //! ```
 //!
-//! Refuses to judge configuration and certificates: `weft check` does, and has exit codes.
+//! Refuses to check configuration and certificates: `weft check` does, and has exit codes.
 
 mod host;
 mod problems;
@@ -39,7 +40,7 @@ pub(crate) struct StatusArgs {
     /// Only pods of this namespace [default: all]
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Pods of all namespaces, which is what happens anyway
+    /// Pods of all namespaces, which is the default
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
     /// Output format
@@ -49,7 +50,7 @@ pub(crate) struct StatusArgs {
     target: TargetArgs,
 }
 
-/// Which pods with a proxy the kernel does not redirect, and why.
+/// The pods with a proxy that the kernel does not redirect, with the reason.
 pub(crate) fn not_enrolled(mesh: &Mesh) -> Vec<Problem> {
     rows::pod_rows(mesh).iter().filter_map(problems::not_enrolled).collect()
 }

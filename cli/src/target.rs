@@ -1,4 +1,5 @@
 //! The target of `weft trace` and `weft status`: a sandbox of this host, one agent's socket, or a cluster.
+//!
 //! A target that is named on the command line is used. Otherwise it is the sandbox `default` if it runs, else the
 //! cluster of the current kubeconfig.
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{agent, mesh::Fetched, problem::Problem};
 
-/// The sandbox's meshed pods, as its agent knows them.
+/// The status of a sandbox's meshed pods, according to its agent.
 pub(super) async fn of_sandbox(sandbox: &state::State, namespace: Option<&str>) -> Report {
     let answer = match &sandbox.agent_socket {
         Some(socket) => Some(ask(socket).await),
@@ -37,7 +37,7 @@ pub(super) async fn of_sandbox(sandbox: &state::State, namespace: Option<&str>) 
     report
 }
 
-/// One agent, and nothing else to compare it with.
+/// The status of one agent, without a cluster to compare it with.
 pub(super) async fn of_socket(socket: &Path, namespace: Option<&str>) -> Result<Report> {
     let status = agent::status(agent::on_socket(socket).await?).await.map_err(anyhow::Error::msg)?;
     let wanted = |pod: &&PodStatus| {
@@ -82,7 +82,7 @@ fn sandbox_row(pod: &state::PodState, answer: Option<&Fetched<StatusResponse>>) 
         strict: known.is_some_and(|known| known.strict),
         listening: known.is_some_and(|known| known.listening),
         rules_generation: known.map_or(0, |known| known.generation),
-        // The sidecar's probe holds the pod back, so a pod that is ready has a proxy that is.
+        // The sidecar's probe delays the pod, so a ready pod has a ready proxy.
         proxy_ready: pod.ready || pod.times.sidecar_ready_ms.is_some(),
         proxy_version: String::new(),
         reason: known.map_or_else(|| pod.message.clone(), |known| known.reason.clone()),
@@ -103,7 +103,7 @@ fn agents_row(pod: &PodStatus, node: &str) -> PodRow {
         strict: pod.strict,
         listening: pod.listening,
         rules_generation: pod.generation,
-        // An agent knows no probes; that the proxy listens is what enrolment waits for.
+        // An agent does not know probes; enrolment requires that the proxy listens.
         proxy_ready: state == State::Enrolled,
         proxy_version: String::new(),
         reason: pod.reason.clone(),

@@ -1,4 +1,4 @@
-//! What somebody should do something about, most fundamental first: agents, control plane, pods.
+//! Problems that somebody should solve, most fundamental first: agents, control plane, pods.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(super) fn of_cluster(mesh: &Mesh, agents: &[AgentRow], rows: &[PodRow], now:
     found
 }
 
-/// Questions that the API server did not answer: what follows from them is missing below.
+/// Queries that the API server did not answer: problems that depend on them are missing below.
 fn unanswered(mesh: &Mesh, found: &mut Vec<Problem>) {
     let questions = [
         ("Nodes", mesh.nodes.as_ref().err()),
@@ -55,12 +55,13 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
     }
     for node in without_agent(nodes, mesh) {
         let object = format!("Node {node}");
-        let cure = "meshed pods there stay unready; let it run there (values agent.tolerations, agent.nodeSelector)";
+        let cure =
+            "meshed pods there stay unready; allow it to run there (values agent.tolerations, agent.nodeSelector)";
         found.push(Problem::new(object, "has no agent", cure));
     }
 }
 
-/// Nodes that could run pods, and have no agent.
+/// Nodes that can run pods but have no agent.
 pub(crate) fn without_agent(nodes: &[Node], mesh: &Mesh) -> Vec<String> {
     let with: BTreeSet<&str> = mesh.agents.iter().map(Agent::node).collect();
     let linux = |node: &&Node| node.labels().get("kubernetes.io/os").is_none_or(|os| os == "linux");
@@ -84,7 +85,7 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
             } else {
                 format!("kubectl -n {namespace} exec {} -- /weft-agent bypass off", agent.pod)
             };
-            let problem = "all redirection is switched off: connections go around the proxies, in plain text";
+            let problem = "all redirection is switched off: connections bypass the proxies, in plain text";
             found.push(Problem::new(object.clone(), problem, cure));
         }
         if agent.listeners_lost > 0 {
@@ -95,7 +96,10 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
         if agent.flow_misses > 0 {
             found.push(Problem::new(
                 object,
-                format!("{} connections reached a proxy's outbound port that nobody announced", agent.flow_misses),
+                format!(
+                    "{} connections reached a proxy's outbound port without an original destination",
+                    agent.flow_misses
+                ),
                 "something dials port 4140 itself; see docs/troubleshooting.md",
             ));
         }
@@ -137,8 +141,8 @@ fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
     if held && age.is_some_and(|age| age <= i64::from(lasts)) {
         return;
     }
-    let state = age.map_or_else(|| "nobody holds it".to_owned(), |age| format!("nobody has renewed it for {age}s"));
-    let cure = "nobody writes EndpointSlices of ExternalWorkloads until a destination pod runs; see its log";
+    let state = age.map_or_else(|| "it has no holder".to_owned(), |age| format!("it has not been renewed for {age}s"));
+    let cure = "EndpointSlices of ExternalWorkloads are not written until a destination pod runs; see its log";
     found.push(Problem::new(format!("Lease {}/{}", mesh.namespace, labels::ENDPOINT_WRITE_LEASE), state, cure));
 }
 
@@ -147,11 +151,11 @@ pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
     for row in rows.iter().filter(|row| row.bypassed) {
         let object = format!("Pod {}/{}", row.namespace, row.name);
         let cure = format!("remove its annotation {}", weft_k8s_api::labels::BYPASS);
-        found.push(Problem::new(object, "bypassed: its connections go around its proxy, in plain text", cure));
+        found.push(Problem::new(object, "bypassed: its connections bypass its proxy, in plain text", cure));
     }
     for row in rows.iter().filter(|row| row.state == State::Enrolled && !row.proxy_ready) {
         let object = format!("Pod {}/{}", row.namespace, row.name);
-        // Of the control plane's own pods it was said already why they are not ready.
+        // For the control plane's own pods the reason was reported already.
         if found.iter().all(|problem| problem.object != object) {
             let cure = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
             found.push(Problem::new(object, "its proxy is not ready", cure));
@@ -159,7 +163,7 @@ pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
     }
 }
 
-/// Why the kernel does not redirect this pod; none if it does, or nobody can be asked.
+/// Why the kernel does not redirect this pod; `None` if it does, or if that is unknown.
 pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
     let object = format!("Pod {}/{}", row.namespace, row.name);
     let reason = |default: &str| if row.reason.is_empty() { default.to_owned() } else { row.reason.clone() };
@@ -172,10 +176,10 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
         }
         State::Refused => {
             let why = format!("the agent{node} refuses it: {}", reason("no reason given"));
-            Some(Problem::new(object, why, "correct the annotation, then make the pod again"))
+            Some(Problem::new(object, why, "correct the annotation, then recreate the pod"))
         }
         State::Missing => {
-            let cure = "if it lasts longer than a start takes, see the agent's log";
+            let cure = "if it lasts longer than the pod's start, see the agent's log";
             Some(Problem::new(object, format!("the agent{node} does not know it"), cure))
         }
     }
@@ -190,7 +194,7 @@ mod tests {
         tests::{agent, enrolled, mesh, meshed, now, status},
     };
 
-    /// The objects of the problems, with a word that each must say.
+    /// Checks the objects of the problems, and a part of each text.
     fn check(report: &Report, expected: &[(&str, &str)]) {
         let found: Vec<_> = report.problems.iter().map(|problem| (&problem.object, &problem.problem)).collect();
         assert_eq!(found.len(), expected.len(), "{found:?}");

@@ -1,4 +1,4 @@
-//! What is shown: from facts to rows, without any question left.
+//! The rows of the output, computed from the facts.
 
 use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Pod},
@@ -17,12 +17,12 @@ use crate::{
     problem::Problem,
 };
 
-/// The whole answer; also what `-o json` prints.
+/// The whole result; also the output of `-o json`.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
-    /// What somebody should do something about.
+    /// Problems that somebody should solve.
     pub(super) problems: Vec<Problem>,
-    /// None outside a cluster.
+    /// `None` outside a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) control_plane: Option<ControlPlane>,
     pub(super) agents: Vec<AgentRow>,
@@ -41,14 +41,14 @@ pub(super) struct Component {
     pub(super) name: String,
     pub(super) ready: i32,
     pub(super) total: i32,
-    /// Of the images of its pods; several during an upgrade.
+    /// Versions of its pods' images; several during an upgrade.
     pub(super) versions: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct LeaseRow {
     pub(super) name: String,
-    /// None: nobody.
+    /// `None` if it has no holder.
     pub(super) holder: Option<String>,
     pub(super) renewed_seconds_ago: Option<i64>,
     /// Whether its holder has not renewed it in time.
@@ -103,7 +103,7 @@ fn components(mesh: &Mesh) -> Vec<Component> {
     components
 }
 
-/// Versions of what runs in these pods, without their proxies'.
+/// Versions of the images of these pods, without their proxies'.
 fn versions<'a>(pods: impl Iterator<Item = &'a Pod>) -> Vec<String> {
     let images = pods.flat_map(|pod| pod.spec.iter().flat_map(|spec| &spec.containers));
     let own = images.filter(|container| container.name != weft_k8s_api::labels::PROXY_CONTAINER);

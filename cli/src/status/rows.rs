@@ -1,4 +1,4 @@
-//! One row for each agent and each pod: what an agent says, beside what Kubernetes knows.
+//! One row for each agent and each pod: the agent's information, combined with that of Kubernetes.
 
 use std::collections::BTreeMap;
 
@@ -26,11 +26,11 @@ pub(super) struct AgentRow {
     pub(super) flow_misses: u64,
     pub(super) bind_failures: u64,
     pub(super) listeners_lost: u64,
-    /// Somebody switched all redirection of the node off.
+    /// All redirection of the node is switched off.
     pub(super) bypassed: bool,
-    /// What it logged last of warnings and errors, the oldest first.
+    /// Its latest warnings and errors, the oldest first.
     pub(super) last_errors: Vec<LogRow>,
-    /// Why it does not answer; none if it does.
+    /// Why it does not answer; `None` if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
 }
@@ -53,14 +53,14 @@ pub(super) struct PodRow {
     pub(super) inbound: bool,
     /// Its owner switched its redirection off.
     pub(super) bypassed: bool,
-    /// Its proxy is known by its cgroup alone.
+    /// Its proxy is recognised by its cgroup alone.
     pub(super) strict: bool,
     /// Whether the agent knows a listener of its proxy for inbound connections.
     pub(super) listening: bool,
-    /// Counts the changes of its rules; 0 when it has none.
+    /// Number of changes of its rules; 0 if it has none.
     pub(super) rules_generation: u64,
     pub(super) proxy_ready: bool,
-    /// Empty where images have none.
+    /// Empty if the image has no version.
     pub(super) proxy_version: String,
     /// Why it is not enrolled; empty if it is.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -76,7 +76,7 @@ pub(super) enum State {
     Leaving,
     /// Its node's agent does not know it.
     Missing,
-    /// There is no agent to ask.
+    /// There is no agent that could know it.
     Unknown,
 }
 
@@ -98,7 +98,7 @@ impl State {
             PodState::Pending => Self::Pending,
             PodState::Refused => Self::Refused,
             PodState::Leaving => Self::Leaving,
-            // From an agent that does not know states: the directions say it.
+            // From an older agent without states: the directions determine it.
             PodState::Unspecified if pod.outbound && pod.inbound => Self::Enrolled,
             PodState::Unspecified => Self::Pending,
         }
@@ -151,7 +151,7 @@ pub(super) fn agent_of_cluster(agent: &Agent) -> AgentRow {
     agent_row(agent.node(), &agent.pod.name_any(), &agent.answer)
 }
 
-/// What agents say about pods, by the pods' full names; and which nodes have an agent that says something.
+/// The agents' information about pods, by the pods' full names; and the nodes whose agents answer.
 struct Enrolments<'a> {
     pods: BTreeMap<(&'a str, &'a str), &'a PodStatus>,
     nodes: Vec<&'a str>,

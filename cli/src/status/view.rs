@@ -1,4 +1,4 @@
-//! A report as tables: problems first, because nobody reads to the end when things burn.
+//! A report as tables, with the problems first.
 
 use std::io;
 
@@ -31,7 +31,7 @@ pub(super) fn print(report: &Report) -> io::Result<()> {
         line("")?;
     }
     if report.pods.is_empty() {
-        return line("no meshed pods: annotate a namespace with linkerd.io/inject=enabled, and make its pods again");
+        return line("no meshed pods: annotate a namespace with linkerd.io/inject=enabled, and recreate its pods");
     }
     output::print(&pods(&report.pods))
 }
@@ -71,7 +71,7 @@ fn agents(agents: &[AgentRow]) -> Table {
     rows
 }
 
-/// What agents complained of last, and how long ago.
+/// The agents' latest warnings and errors, and their age.
 fn errors(agents: &[AgentRow], now: Timestamp) -> Table {
     let mut rows = table(["NODE", "LAST-ERRORS", "LEVEL", "TIMES", "MESSAGE"]);
     for agent in agents {
