@@ -1,7 +1,7 @@
 //! sk_lookup: steers new connections of one pod to its proxy. One instance per pod, because the program cannot ask
 //! which namespace it runs in. Without a listener, and without the pod's entry, connections are refused.
 
-use core::ptr::read_volatile;
+use core::{hint::black_box, ptr::read_volatile};
 
 use aya_ebpf::{Global, bindings::sk_action, macros::sk_lookup, programs::SkLookupContext};
 use weft_ebpf_abi::{
@@ -79,7 +79,6 @@ fn steer(
     local: &End,
 ) -> Verdict {
     let (Some(pod), Some(port)) = (pod, decision.steer_to) else { return decision.verdict };
-    let key = |family| ListenerKey { netns_cookie, owner: pod.proxy(), port, family, slot: 0, pad: 0 };
     // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of one user into an SO_REUSEPORT
     // group: the choice is this program's, among the listeners that were recorded.
     let (first, flags) = if pod.has(EXEMPTS_CGROUP) {
@@ -89,12 +88,8 @@ fn steer(
     } else {
         (0, BPF_SK_LOOKUP_F_REPLACE)
     };
-    // A dual-stack listener serves IPv4 as well; the kernel refuses it if it is IPv6 only.
-    if local.address.is_v4() && assign(ctx, key(4), first, flags) || assign(ctx, key(6), first, flags) {
-        decision.verdict
-    } else {
-        Verdict::DenyNoListener
-    }
+    let key = ListenerKey { netns_cookie, owner: pod.proxy(), port, family: 6, slot: 0, pad: 0 };
+    if assign(ctx, key, local.address.is_v4(), first, flags) { decision.verdict } else { Verdict::DenyNoListener }
 }
 
 /// One of the slots that are taken, by a number that differs from client to client.
@@ -104,25 +99,32 @@ fn choose(slots: Slots, spread: u32) -> u8 {
     // Multiplication by a large odd constant moves every bit into the upper half (Knuth, TAOCP 3, 6.4).
     let hash = spread.wrapping_mul(0x9e37_79b1) >> 16;
     let mut left = if taken == 0 { 0 } else { hash % taken };
-    for slot in 0..LISTENER_SLOTS {
+    let (mut slot, end) = (0, black_box(LISTENER_SLOTS));
+    while slot < LISTENER_SLOTS && slot < end {
         if slots >> slot & 1 == 1 {
             if left == 0 {
                 return slot;
             }
             left -= 1;
         }
+        slot += 1;
     }
     0
 }
 
-/// Tries all slots, from one on: those of listeners that are closed are empty.
+/// Tries all slots, from one on: those of listeners that are closed are empty. A dual-stack listener serves IPv4 as well,
+/// so its slots come after those of IPv4; the kernel refuses it if it is IPv6 only.
 #[inline(always)]
-fn assign(ctx: &SkLookupContext, key: ListenerKey, first: u8, flags: u64) -> bool {
-    for step in 0..LISTENER_SLOTS {
-        let key = ListenerKey { slot: (first + step) % LISTENER_SLOTS, ..key };
+fn assign(ctx: &SkLookupContext, key: ListenerKey, is_v4: bool, first: u8, flags: u64) -> bool {
+    // Every pod has an instance of this program: one loop that is not unrolled, for its size.
+    let (mut step, end) = (if is_v4 { 0 } else { LISTENER_SLOTS }, black_box(2 * LISTENER_SLOTS));
+    while step < 2 * LISTENER_SLOTS && step < end {
+        let family = if step < LISTENER_SLOTS { 4 } else { 6 };
+        let key = ListenerKey { family, slot: (first + step) % LISTENER_SLOTS, ..key };
         if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, flags).is_ok() {
             return true;
         }
+        step += 1;
     }
     false
 }

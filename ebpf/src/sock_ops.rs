@@ -61,9 +61,9 @@ fn with_socket(ctx: &SockOpsContext, handle: impl FnOnce(&SockOpsContext, *mut b
 /// The SYN is about to leave: the source port is known, so the proxy's end of the connection can be told in advance.
 #[inline(always)]
 fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
-    let (local, remote) = ends(ctx.ops);
     match maps::socket(sk) {
         Some(client) if client.kind == kind::CLIENT => {
+            let (local, remote) = ends(ctx.ops);
             let original = End { address: client.destination, port: client.port };
             let netns_cookie = hand_over(ctx, sk, local, original);
             call_again(ctx);
@@ -76,13 +76,15 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         }
         // Dialling the proxy by hand is announced as what it is, lest it finds what a connection that never came to
         // be left behind under the same port.
-        _ if remote.address.is_loopback() => {
-            let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
-            if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
-                hand_over(ctx, sk, local, remote);
+        _ => {
+            let (local, remote) = ends(ctx.ops);
+            if remote.address.is_loopback() {
+                let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
+                if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
+                    hand_over(ctx, sk, local, remote);
+                }
             }
         }
-        _ => {}
     }
 }
 
@@ -120,18 +122,22 @@ fn hand_over(ctx: &SockOpsContext, sk: *mut bpf_sock, local: End, original: End)
 /// socket's own.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
+    let (local, remote) = ends(ctx.ops);
+    // From outside there is nothing to take over: most connections of a node end here.
+    let is_from_outside = !local.address.is_loopback();
+    if is_from_outside && !maps::watched() {
+        return;
+    }
     let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let Some(pod) = maps::pod(netns_cookie) else { return };
-    let (local, remote) = ends(ctx.ops);
-    if local.port != pod.outbound_port || !local.address.is_loopback() {
-        // From outside; what runs over loopback was told by the connect program or is the proxy's own.
-        if maps::watched()
-            && !local.address.is_loopback()
-            && local.address != remote.address
-            && !pod.owns(&remote.address)
-        {
+    if is_from_outside {
+        if local.address != remote.address && !pod.owns(&remote.address) {
             trace::accepted(netns_cookie, pod.generation, Direction::Inbound, remote, local, local);
         }
+        return;
+    }
+    // What else runs over loopback is the application's or the proxy's own.
+    if local.port != pod.outbound_port {
         return;
     }
     let key = FlowKey { netns_cookie, address: remote.address, port: u32::from(remote.port), pad: 0 };
