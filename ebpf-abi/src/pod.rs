@@ -53,6 +53,8 @@ pub const EXEMPTS_CGROUP: u32 = 1 << 7;
 /// Made by the kernel when a proxy bound its outbound port, and not completed by an agent since: outbound connections
 /// are redirected, nothing is skipped, inbound nothing is steered.
 pub const SELF_ENROLLED: u32 = 1 << 8;
+/// Some ports are skipped by whole blocks ([`WHOLE_BLOCKS`]); without it nobody looks.
+pub const SKIPS_WHOLE_BLOCKS: u32 = 1 << 9;
 
 /// A meshed pod, by its network namespace's cookie.
 #[repr(C)]
@@ -153,6 +155,12 @@ impl Owner {
 /// Ports in one [`PortBlock`].
 pub const BLOCK_PORTS: u16 = 512;
 
+/// In place of a block's number: the entry whose bit `n` says that all ports of block `n` are skipped.
+pub const WHOLE_BLOCKS: u16 = u16::MAX;
+
+/// Blocks of skipped ports on one node. One pod has at most 64 (the agent's rules), most have two.
+pub const MAX_PORT_BLOCKS: u32 = 16384;
+
 /// One block of a pod's skipped ports. Sparse: a block without a skipped port has no entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,7 +171,7 @@ pub struct PortBlockKey {
     pub generation: u32,
     /// [`crate::verdict::Direction`] as a number.
     pub direction: u16,
-    /// The port divided by [`BLOCK_PORTS`].
+    /// The port divided by [`BLOCK_PORTS`], or [`WHOLE_BLOCKS`].
     pub block: u16,
 }
 
@@ -176,6 +184,9 @@ pub struct PortBlock {
 }
 
 impl PortBlock {
+    /// Every port of a block.
+    pub const FULL: Self = Self { words: [u64::MAX; 8] };
+
     /// Whether a port, given in full, is in the block that it belongs to.
     #[inline(always)]
     #[must_use]

@@ -67,8 +67,12 @@ pub struct Flow {
     pub port: u32,
 }
 
-/// Connections between SYN and accept on one node at a time; each takes a few microseconds.
-pub const MAX_FLOWS: u32 = 16384;
+/// Connections between SYN and accept at a time, for each processor of the node; each takes a few microseconds, and one that
+/// takes longer announces itself again. The kernel keeps up to half of them aside in lists of its processors.
+pub const FLOWS_PER_CPU: u32 = 256;
+
+/// The same for a node of few processors.
+pub const MIN_FLOWS: u32 = 4096;
 
 /// How many sockets of one SO_REUSEPORT group are remembered. In a pod that trusts its proxy's user, the kernel spreads
 /// connections over the whole group whichever member it is given, so this only has to outlast members that close one by
@@ -80,7 +84,7 @@ pub const LISTENER_SLOTS: u8 = 8;
 pub type Slots = u8;
 
 /// Listening sockets on one node.
-pub const MAX_LISTENERS: u32 = 16384;
+pub const MAX_LISTENERS: u32 = 8192;
 
 /// A listener of a proxy.
 #[repr(C)]

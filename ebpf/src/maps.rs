@@ -19,7 +19,7 @@ use weft_ebpf_abi::{
         self, ADMISSION_SLOTS, AdmissionKey, BLOCK_PORTS, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey,
         SHARED_CGROUP, Subnet,
     },
-    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey, Slots, SocketState},
+    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MIN_FLOWS, ProxyKey, Slots, SocketState},
     switch,
     verdict::{Direction, Verdict},
 };
@@ -27,7 +27,7 @@ use weft_ebpf_abi::{
 #[map]
 static PODS: HashMap<u64, Pod> = HashMap::with_max_entries(pod::MAX_PODS, BPF_F_NO_PREALLOC);
 #[map]
-static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::MAX_PODS * 64, BPF_F_NO_PREALLOC);
+static PORTS: HashMap<PortBlockKey, PortBlock> = HashMap::with_max_entries(pod::MAX_PORT_BLOCKS, BPF_F_NO_PREALLOC);
 #[map]
 static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_PODS * 16, BPF_F_NO_PREALLOC);
 #[btf_map]
@@ -35,7 +35,8 @@ static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map]
 static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 #[map]
-pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MAX_FLOWS, 0);
+// The loader gives nodes of many processors more.
+pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
 #[map]
 pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
 #[map]
@@ -95,14 +96,13 @@ pub(crate) fn skips_port(pod: &Pod, netns_cookie: u64, direction: Direction, por
     if !pod.has(flag) {
         return false;
     }
-    let key = PortBlockKey {
-        netns_cookie,
-        generation: pod.generation,
-        direction: direction as u16,
-        block: port / BLOCK_PORTS,
+    let block = port / BLOCK_PORTS;
+    let contains = |block: u16, bit: u16| {
+        let key = PortBlockKey { netns_cookie, generation: pod.generation, direction: direction as u16, block };
+        // SAFETY: as in `pod`.
+        unsafe { PORTS.get_ptr(key).is_some_and(|block| (*block).contains(bit)) }
     };
-    // SAFETY: as in `pod`.
-    unsafe { PORTS.get_ptr(key).is_some_and(|block| (*block).contains(port)) }
+    contains(block, port) || pod.has(pod::SKIPS_WHOLE_BLOCKS) && contains(pod::WHOLE_BLOCKS, block)
 }
 
 /// Whether the pod's rules skip connections from an address.

@@ -154,13 +154,15 @@ impl Maps {
         direction: Direction,
         port: u16,
     ) -> Result<bool, DatapathError> {
-        let key = PortBlockKey {
-            netns_cookie: cookie,
-            generation: entry.generation,
-            direction: direction as u16,
-            block: port / pod::BLOCK_PORTS,
-        };
-        Ok(found(self.ports.get(&key, 0), map::PORTS)?.is_some_and(|block| block.contains(port)))
+        let block = port / pod::BLOCK_PORTS;
+        for (block, bit) in [(block, port), (pod::WHOLE_BLOCKS, block)] {
+            let key =
+                PortBlockKey { netns_cookie: cookie, generation: entry.generation, direction: direction as u16, block };
+            if found(self.ports.get(&key, 0), map::PORTS)?.is_some_and(|block| block.contains(bit)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a pod's rules skip a client, as the programs look it up.

@@ -16,7 +16,10 @@ use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{CgroupSock, CgroupSockAddr, CgroupSockopt, Program, ProgramError, ProgramFd, SkLookup, SockOps},
 };
-use weft_ebpf_abi::map;
+use weft_ebpf_abi::{
+    map,
+    socket::{FLOWS_PER_CPU, MIN_FLOWS},
+};
 
 use crate::{
     cgroup,
@@ -117,11 +120,18 @@ impl Programs {
             loader.map_pin_path(name, self.pins.map(name));
         }
         loader
+            .map_max_entries(map::FLOWS, Self::flows())
             .override_global(aya_log::LEVEL, &level, true)
             .override_global("NETNS_COOKIE", &netns_cookie, true)
             .override_global("COOKIES_IN_SOCKETS", &cookies_in_sockets, true)
             .load(OBJECT)
             .map_err(|error| ProgramsError::Load(Box::new(error)))
+    }
+
+    /// Room for connections that are being made: what the processors of this node can have under way.
+    fn flows() -> u32 {
+        let processors = aya::util::nr_cpus().unwrap_or(1);
+        u32::try_from(processors).unwrap_or(1).saturating_mul(FLOWS_PER_CPU).max(MIN_FLOWS)
     }
 
     /// The records' level is a constant to the verifier, which removes the code of a level that is off.

@@ -13,6 +13,8 @@ use crate::datapath::netns::is_link_local;
 
 /// Bounds the longest-prefix map's share of one pod.
 const MAX_SUBNETS: usize = 256;
+/// Bounds one pod's share of the map of skipped ports, for each direction.
+const MAX_BLOCKS: usize = 32;
 
 /// Names a pod: namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,6 +172,10 @@ impl Rules {
         for (present, flag) in [
             (!self.outbound.is_empty(), pod::SKIPS_OUTBOUND_PORTS),
             (!self.inbound.is_empty(), pod::SKIPS_INBOUND_PORTS),
+            (
+                [&self.outbound, &self.inbound].iter().any(|blocks| blocks.contains_key(&pod::WHOLE_BLOCKS)),
+                pod::SKIPS_WHOLE_BLOCKS,
+            ),
             (!self.subnets.is_empty(), pod::SKIPS_SUBNETS),
             (self.bypass, pod::BYPASSED),
             (self.proxy_gid != 0, pod::EXEMPTS_GROUP),
@@ -232,6 +238,7 @@ impl Rules {
     }
 }
 
+/// The blocks of ports in these ranges, and under [`pod::WHOLE_BLOCKS`] those of which no port is missing.
 fn blocks(field: &'static str, ranges: &[RangeInclusive<u16>]) -> Result<BTreeMap<u16, PortBlock>, InvalidRule> {
     let mut blocks = BTreeMap::<u16, PortBlock>::new();
     for range in ranges {
@@ -241,6 +248,20 @@ fn blocks(field: &'static str, ranges: &[RangeInclusive<u16>]) -> Result<BTreeMa
         for port in range.clone() {
             blocks.entry(port / BLOCK_PORTS).or_default().insert(port);
         }
+    }
+    let mut whole = PortBlock::default();
+    blocks.extract_if(.., |_, ports| *ports == PortBlock::FULL).for_each(|(block, _)| whole.insert(block));
+    if whole != PortBlock::default() {
+        blocks.insert(pod::WHOLE_BLOCKS, whole);
+    }
+    if blocks.len() > MAX_BLOCKS {
+        return Err(invalid(
+            field,
+            format!(
+                "single ports in {} blocks of {BLOCK_PORTS}, of which {MAX_BLOCKS} are possible: skip ranges of ports",
+                blocks.len()
+            ),
+        ));
     }
     Ok(blocks)
 }
@@ -285,6 +306,28 @@ mod tests {
         }
         assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
         assert_eq!(entry.source_v4, Address::UNSPECIFIED);
+    }
+
+    #[test]
+    fn whole_blocks_share_one_entry() {
+        let all = blocks("ports", &[1..=u16::MAX]).unwrap();
+        assert_eq!(all.keys().copied().collect::<Vec<_>>(), [0, pod::WHOLE_BLOCKS], "port 0 is missing in the first");
+        let whole = all[&pod::WHOLE_BLOCKS];
+        assert!(!whole.contains(0) && (1..128).all(|block| whole.contains(block)));
+        assert!((1..512).all(|port| all[&0].contains(port)));
+        let rules = Rules::new(Wanted { skip_outbound_ports: vec![1..=u16::MAX], ..wanted() }).unwrap();
+        assert!(rules.entry(1).has(pod::SKIPS_WHOLE_BLOCKS));
+        assert!(!Rules::new(wanted()).unwrap().entry(1).has(pod::SKIPS_WHOLE_BLOCKS), "most pods need no second look");
+    }
+
+    #[test]
+    fn scattered_ports_are_bounded() {
+        let scattered = |count: u16| (1..=count).map(|block| block * BLOCK_PORTS..=block * BLOCK_PORTS).collect();
+        let rules = |count| Rules::new(Wanted { skip_inbound_ports: scattered(count), ..wanted() });
+        assert!(rules(32).is_ok());
+        let error = rules(33).unwrap_err();
+        assert_eq!(error.field, "skip_inbound_ports");
+        assert!(error.reason.contains("33 blocks of 512"), "{}", error.reason);
     }
 
     #[test]

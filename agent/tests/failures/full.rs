@@ -15,7 +15,7 @@ use tonic::Code;
 use weft_ebpf_abi::{
     map,
     pod::{ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, MAX_PODS, PortBlock, PortBlockKey},
-    socket::{Flow, FlowKey, ListenerKey, MAX_FLOWS, MAX_LISTENERS, ProxyKey},
+    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, ProxyKey},
 };
 use weft_proto::agent::{PortRange, WatchRequest};
 
@@ -110,8 +110,9 @@ pub(crate) fn flows(world: &mut World) {
         flows.insert(key, [0; size_of::<Flow>()], 0).unwrap();
         others += 1;
     };
-    (0..2 * MAX_FLOWS).for_each(|_| add(&mut flows));
-    assert!(flows.keys().count() > MAX_FLOWS as usize / 2, "the map is as full as its kind gets");
+    let room = kernel::data(&world.pins(), map::FLOWS).info().unwrap().max_entries();
+    (0..2 * room).for_each(|_| add(&mut flows));
+    assert!(flows.keys().count() > room as usize / 2, "the map is as full as its kind gets");
     // More come while connections are made, so that each of those has to evict one.
     let load = Load::start(world);
     let stop = AtomicBool::new(false);
@@ -141,7 +142,7 @@ pub(crate) fn flows_while_waiting(world: &mut World) {
     let mut app = world.pod("c", APP);
     (0..3).for_each(|_| app.ok("start 192.0.2.7:80"));
     app.ok("start 192.0.2.8:80");
-    for other in 0..4 * MAX_FLOWS {
+    for other in 0..4 * kernel::data(&world.pins(), map::FLOWS).info().unwrap().max_entries() {
         let mut key = [0; size_of::<FlowKey>()];
         key[..8].copy_from_slice(&NOBODY.to_ne_bytes());
         key[offset_of!(FlowKey, port)..][..4].copy_from_slice(&other.to_ne_bytes());
