@@ -174,6 +174,10 @@ pub(crate) enum How {
     Udp,
     /// An ICMP echo request and its reply.
     Icmp,
+    /// A TCP socket with an IPv6 routing header, whose packets go to this address first.
+    Via(&'static str),
+    /// A SYN of the process's own making on a raw socket, and who answers it.
+    RawSyn,
 }
 
 /// Where a connection ends, and what is seen of it at both of its ends.

@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -196,6 +196,12 @@ fn dial(target: SocketAddr, how: &[&str]) -> io::Result<String> {
         ["fresh"] => Ok(asked(&tcp(target)?, "own").trim_start().to_owned()),
         ["udp"] => datagram(target),
         ["icmp"] => ping(target),
+        ["via", first] => {
+            let socket = tcp(target)?;
+            raw::set_bytes(&socket, libc::IPPROTO_IPV6, libc::IPV6_RTHDR, &segments(first.parse().unwrap()))?;
+            connect(socket, target)
+        }
+        ["raw-syn"] => raw_syn(target),
         _ => Err(io::Error::other("unknown way to connect")),
     }
 }
@@ -320,6 +326,50 @@ fn ping(target: SocketAddr) -> io::Result<String> {
     let length = (&socket).read(&mut packet)?;
     // Behind an IPv4 header without options: 0 is an echo reply.
     packet[..length].get(20).map(|kind| format!("icmp-type={kind}")).ok_or(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// A segment routing header (RFC 8754, section 2) with one segment before the destination, for which the kernel fills in
+/// the last one.
+fn segments(first: Ipv6Addr) -> Vec<u8> {
+    // Next header, length beyond the first 8 bytes in units of 8, type 4, segments left, last entry, flags, tag.
+    let mut header = vec![0, 4, 4, 1, 1, 0, 0, 0];
+    header.extend([0; 16]);
+    header.extend(first.octets());
+    header
+}
+
+/// Sends a SYN past the kernel's TCP and tells who answers it.
+fn raw_syn(target: SocketAddr) -> io::Result<String> {
+    const SYN: u8 = 2;
+    const SYN_AND_ACK: u8 = 0x12;
+    let (SocketAddr::V4(target), IpAddr::V4(source)) = (target, source_for(target)?) else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    let port = free_port(source.into())?;
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP))?;
+    // Short of the retransmissions that nobody makes here.
+    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut segment = [0; 20];
+    segment[..2].copy_from_slice(&port.to_be_bytes());
+    segment[2..4].copy_from_slice(&target.port().to_be_bytes());
+    // A header of five words, and some window.
+    (segment[12], segment[13], segment[14]) = (5 << 4, SYN, 0x10);
+    // The checksum covers addresses, protocol and length, too (RFC 9293, section 3.1).
+    let pseudo = [&source.octets()[..], &target.ip().octets(), &[0, 6, 0, 20], &segment].concat();
+    let sum: u32 = pseudo.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    segment[16..18].copy_from_slice(&(!(((folded & 0xffff) + (folded >> 16)) as u16)).to_be_bytes());
+    socket.send_to(&segment, &SocketAddr::new(target.ip().to_owned().into(), 0).into())?;
+    let mut packet = [0; 256];
+    loop {
+        let length = (&socket).read(&mut packet)?;
+        let header = usize::from(packet[0] & 0xf) * 4;
+        let Some(answer) = packet[..length].get(header..header + 20) else { continue };
+        let ends = (u16::from_be_bytes([answer[0], answer[1]]), u16::from_be_bytes([answer[2], answer[3]]));
+        if ends == (target.port(), port) && answer[13] == SYN_AND_ACK {
+            return Ok(format!("syn-ack={}", Ipv4Addr::new(packet[12], packet[13], packet[14], packet[15])));
+        }
+    }
 }
 
 /// The client's own view of its connection.

@@ -30,9 +30,14 @@ pub(crate) fn option(socket: &impl AsRawFd, level: i32, name: i32, room: usize) 
 
 /// Sets an option that is a number.
 pub(crate) fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
-    let length = libc::socklen_t::try_from(size_of::<i32>()).unwrap();
+    set_bytes(socket, level, name, &value.to_ne_bytes())
+}
+
+/// Sets an option of any length.
+pub(crate) fn set_bytes(socket: &impl AsRawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(value.len()).unwrap();
     // SAFETY: the value outlives the call and has this length.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), length) };
     Ok(Errno::result(result).map(drop)?)
 }
 

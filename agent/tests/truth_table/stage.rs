@@ -458,5 +458,7 @@ fn words(how: How) -> String {
         How::Fresh => "fresh".into(),
         How::Udp => "udp".into(),
         How::Icmp => "icmp".into(),
+        How::Via(first) => format!("via {first}"),
+        How::RawSyn => "raw-syn".into(),
     }
 }

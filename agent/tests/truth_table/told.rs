@@ -85,7 +85,7 @@ pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, Stri
 pub(crate) fn question(case: &Case, target: &str) -> Option<(ExplainRequest, BTreeSet<String>)> {
     let address = target.parse::<SocketAddr>().ok()?;
     let how = match case.act {
-        Act::Dial(How::Fresh) | Act::ConnectEarly | Act::Borrow(_) => return None,
+        Act::Dial(How::Fresh | How::RawSyn) | Act::ConnectEarly | Act::Borrow(_) => return None,
         Act::Dial(how) => how,
         Act::CreateEarly | Act::Cancel(_) | Act::Overflow => How::Plain,
     };

@@ -271,6 +271,36 @@ pub(crate) const CASES: &[Case] = &[
         outcome: INBOUND.but(&[("kernel:SyncookiesRecv", "true")]),
         ..STEERED
     },
+    Case {
+        ids: &["K26"],
+        what: "IPv6 routing header by way of another host, to an own address",
+        act: Act::Dial(How::Via("fd99::3")),
+        to: &["[fd99::2]:8080"],
+        outcome: fails("ETIMEDOUT"),
+        verdicts: &["outbound pass_own_address"],
+        ..REDIRECTED
+    },
+    Case {
+        ids: &["K26"],
+        what: "IPv6 routing header by way of another host, elsewhere",
+        act: Act::Dial(How::Via("fd99::3")),
+        to: &["[fd98::4]:8080"],
+        outcome: fails("ETIMEDOUT"),
+        ..REDIRECTED
+    },
+    Case {
+        ids: &["K27"],
+        what: "SYN on a raw socket (CAP_NET_RAW), to where only the proxy answers",
+        by: ROOT,
+        act: Act::Dial(How::RawSyn),
+        to: &["192.0.2.7:443"],
+        outcome: seen(&[("syn-ack", "192.0.2.7")]),
+        differs: differs(
+            fails("EAGAIN"),
+            "the packet leaves the pod, and whoever has the address may answer: Weft sees connect(2) and sockets of TCP. Drop `CAP_NET_RAW`",
+        ),
+        ..UNTOUCHED
+    },
 ];
 
 const DIALLED_BY_OTHERS: &[&str] = &["10.99.0.3:8080", "10.96.0.10:80"];
