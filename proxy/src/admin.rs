@@ -2,22 +2,25 @@
 //!
 //! Routes that change something answer loopback clients only. The environment is shown as it was at start.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Extensions, Method, StatusCode, header};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use weft_runtime::admin::{self, AdminRequest, AdminResponse, text};
-use weft_runtime::metrics::Metrics;
-use weft_runtime::readiness::Readiness;
-use weft_runtime::telemetry::LogLevel;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+use weft_runtime::{
+    admin::{self, AdminRequest, AdminResponse, text},
+    metrics::Metrics,
+    readiness::Readiness,
+    telemetry::LogLevel,
+};
 
-use crate::inbound::admin::{AdminPort, AdminStream};
-use crate::shared::Shared;
+use crate::{
+    inbound::admin::{AdminPort, AdminStream},
+    shared::Shared,
+};
 
 /// Dependencies of the admin server.
 pub(crate) struct Admin {
@@ -192,9 +195,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_meshed_client_is_known_and_policy_decides() {
-        use crate::inbound::testing::{self, Mesh, OWN};
-        use crate::policy::Policies;
-        use crate::policy::testing::{authz, detecting, only};
+        use crate::{
+            inbound::testing::{self, Mesh, OWN},
+            policy::{
+                Policies,
+                testing::{authz, detecting, only},
+            },
+        };
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
         const PROMETHEUS: &str = "prometheus.viz.serviceaccount.identity.linkerd.cluster.local";

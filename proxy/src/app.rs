@@ -8,33 +8,37 @@
 //! Workers accept once there are credentials. They share the content of [`Shared`] and nothing else. Only this file
 //! starts long-lived tasks.
 
-use std::net::TcpListener as StdListener;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::TcpListener as StdListener, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{oneshot, watch};
-use weft_runtime::drain::Drain;
-use weft_runtime::files;
-use weft_runtime::metrics::Metrics;
-use weft_runtime::readiness::{Gate, Readiness};
-use weft_runtime::tasks::Tasks;
-use weft_runtime::telemetry::{self, LogFormat, LogLevel};
-use weft_tls::anchors::TrustAnchors;
-use weft_tls::credentials::Credentials;
-use weft_tls::keys::IdentityKey;
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::{oneshot, watch},
+};
+use weft_runtime::{
+    drain::Drain,
+    files,
+    metrics::Metrics,
+    readiness::{Gate, Readiness},
+    tasks::Tasks,
+    telemetry::{self, LogFormat, LogLevel},
+};
+use weft_tls::{anchors::TrustAnchors, credentials::Credentials, keys::IdentityKey};
 
-use crate::config::{Config, ControlAddr, StreamLimits, UnusableSetting};
-use crate::control::{ControlClient, Trust};
-use crate::discover::Discover;
-use crate::dns::Dns;
-use crate::inbound::admin::AdminPort;
-use crate::listen::{self, Listener};
-use crate::metrics::ProxyMetrics;
-use crate::policy::Policies;
-use crate::shared::Shared;
-use crate::{admin, attest, identity, inbound, outbound};
+use crate::{
+    admin, attest,
+    config::{Config, ControlAddr, StreamLimits, UnusableSetting},
+    control::{ControlClient, Trust},
+    discover::Discover,
+    dns::Dns,
+    identity, inbound,
+    inbound::admin::AdminPort,
+    listen::{self, Listener},
+    metrics::ProxyMetrics,
+    outbound,
+    policy::Policies,
+    shared::Shared,
+};
 
 /// Interval of the warning that there is no certificate yet.
 const IDENTITY_WARNING: Duration = Duration::from_secs(15);

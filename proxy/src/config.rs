@@ -7,10 +7,12 @@
 mod env;
 mod ignored;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroUsize,
+    path::PathBuf,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use weft_tls::identity::Identity;

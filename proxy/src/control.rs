@@ -4,33 +4,39 @@
 //! Plaintext inside the pod (loopback), otherwise mTLS with the service's identity and the current credentials. Owns
 //! connecting and pacing. Refuses to know the requests: a stream and its recovery belong to the code that opens it.
 
-use std::future::Future;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
-use hyper::body::Incoming;
-use hyper::client::conn::http2;
+use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rand::Rng as _;
-use rand::seq::SliceRandom as _;
+use rand::{Rng as _, seq::SliceRandom as _};
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
+use tokio::{
+    net::TcpStream,
+    sync::{Mutex, watch},
+    time::Instant,
+};
 use tokio_rustls::TlsConnector;
 use tonic::{Status, Streaming};
-use weft_tls::anchors::TrustAnchors;
-use weft_tls::credentials::{Credentials, bootstrap_client_config};
-use weft_tls::identity::Identity;
+use weft_tls::{
+    anchors::TrustAnchors,
+    credentials::{Credentials, bootstrap_client_config},
+    identity::Identity,
+};
 
-use crate::config::{ControlAddr, SocketConfig, StreamLimits};
-use crate::dns::{Dns, ResolveError};
-use crate::io::{Io, Stream};
-use crate::listen::set_options;
+use crate::{
+    config::{ControlAddr, SocketConfig, StreamLimits},
+    dns::{Dns, ResolveError},
+    io::{Io, Stream},
+    listen::set_options,
+};
 
 /// Deadline for connecting to one address, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

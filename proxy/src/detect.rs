@@ -5,12 +5,13 @@
 
 pub(crate) mod client_hello;
 
-use std::io;
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    net::TcpStream,
+};
 
 use crate::io::Io;
 
@@ -141,8 +142,10 @@ async fn tls_unbounded(stream: TcpStream) -> Result<(Option<String>, Io<TcpStrea
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncWriteExt, duplex};
-    use tokio::net::TcpListener;
+    use tokio::{
+        io::{AsyncWriteExt, duplex},
+        net::TcpListener,
+    };
 
     use super::*;
 

@@ -16,18 +16,17 @@ pub(crate) mod profile;
 pub(crate) mod route;
 mod unsupported;
 
-use std::collections::HashMap;
-use std::hash::Hash;
-use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+};
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
 
-use crate::control::ControlClient;
-use crate::shared::Shared;
+use crate::{control::ControlClient, shared::Shared};
 
 use endpoints::EndpointsState;
 use policy::PolicyState;

@@ -4,9 +4,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::net::NetError;
-use hickory_resolver::proto::rr::{Name, RData};
+use hickory_resolver::{
+    TokioResolver,
+    net::NetError,
+    proto::rr::{Name, RData},
+};
 
 use crate::metrics::{Counters, label};
 

@@ -8,26 +8,30 @@
 //! certificate that does not verify is not used: the old one stays until it expires, and without one the proxy does
 //! not serve.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
 use tokio::sync::watch;
-use weft_proto::linkerd::identity::CertifyRequest;
-use weft_proto::linkerd::identity::identity_client::IdentityClient;
-use weft_runtime::metrics::Metrics;
-use weft_runtime::readiness::Gate;
-use weft_tls::anchors::TrustAnchors;
-use weft_tls::credentials::{Credentials, CredentialsError};
-use weft_tls::keys::IdentityKey;
+use weft_proto::linkerd::identity::{CertifyRequest, identity_client::IdentityClient};
+use weft_runtime::{metrics::Metrics, readiness::Gate};
+use weft_tls::{
+    anchors::TrustAnchors,
+    credentials::{Credentials, CredentialsError},
+    keys::IdentityKey,
+};
 
-use crate::config::IdentityConfig;
-use crate::config::UnusableSetting;
-use crate::control::{Backoff, ControlClient};
-use crate::shared::Shared;
+use crate::{
+    config::{IdentityConfig, UnusableSetting},
+    control::{Backoff, ControlClient},
+    shared::Shared,
+};
 
 /// The fraction of a certificate's remaining lifetime after which it is renewed: Linkerd's.
 const REFRESH_AT: f64 = 0.7;

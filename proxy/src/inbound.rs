@@ -18,20 +18,22 @@ mod target;
 mod tcp;
 mod tls;
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
 
-use crate::http::in_flight::RequestLimit;
-use crate::listen::{Accepted, Listener};
-use crate::metrics::{Direction, InboundTargets, Peer, TransportMetrics};
-use crate::orig_dst::original_dst;
-use crate::policy::Policies;
-use crate::policy::authz::{Client, ClientTls};
-use crate::route::Meta;
-use crate::shared::Shared;
+use crate::{
+    http::in_flight::RequestLimit,
+    listen::{Accepted, Listener},
+    metrics::{Direction, InboundTargets, Peer, TransportMetrics},
+    orig_dst::original_dst,
+    policy::{
+        Policies,
+        authz::{Client, ClientTls},
+    },
+    route::Meta,
+    shared::Shared,
+};
 
 use error::ConnectionError;
 use target::Targets;

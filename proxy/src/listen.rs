@@ -3,14 +3,18 @@
 //! Owns socket options of listeners and accepted connections, and the limit on open ones. Refuses to know the purpose
 //! of a connection.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    io,
+    net::{SocketAddr, TcpListener as StdListener},
+    sync::Arc,
+    time::Duration,
+};
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 
 use crate::config::SocketConfig;
 

@@ -8,16 +8,13 @@ mod http;
 mod retain;
 mod transport;
 
-use std::borrow::Cow;
-use std::collections::HashSet;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{borrow::Cow, collections::HashSet, net::SocketAddr, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
 
 use histogram::LatencyMs;
 pub(crate) use http::HttpMetrics;

@@ -3,8 +3,10 @@
 //! Owns the question `SO_ORIGINAL_DST`. Refuses to guess: without an answer the connection is dropped. It does not
 //! know who answers (conntrack, or an eBPF program).
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 use socket2::SockRef;
 use tokio::net::TcpStream;

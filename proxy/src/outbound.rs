@@ -17,22 +17,24 @@ mod target;
 mod tcp;
 mod worker;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use tokio::time::Instant;
 
-use crate::detect::{self, DetectError, Detected};
-use crate::discover::Discover;
-use crate::discover::route::{OpaqueRoutes, Protocol};
-use crate::http::serve::HttpVersion;
-use crate::io::{Io, Stream};
-use crate::listen::{Accepted, Listener};
-use crate::metrics::label;
-use crate::orig_dst::{self, OrigDstError};
-use crate::shared::Shared;
+use crate::{
+    detect::{self, DetectError, Detected},
+    discover::{
+        Discover,
+        route::{OpaqueRoutes, Protocol},
+    },
+    http::serve::HttpVersion,
+    io::{Io, Stream},
+    listen::{Accepted, Listener},
+    metrics::label,
+    orig_dst::{self, OrigDstError},
+    shared::Shared,
+};
 
 use target::{Target, TargetError};
 use worker::Worker;

@@ -14,23 +14,26 @@ mod convert;
 pub(crate) mod limit;
 pub(crate) mod server;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
 use tonic::Code;
-use weft_proto::linkerd::inbound::PortSpec;
-use weft_proto::linkerd::inbound::inbound_server_policies_client::InboundServerPoliciesClient;
+use weft_proto::linkerd::inbound::{PortSpec, inbound_server_policies_client::InboundServerPoliciesClient};
 use weft_tls::credentials::Credentials;
 
-use crate::config::{Config, Unanswered};
-use crate::control::{Backoff, ControlClient};
-use crate::shared::Shared;
+use crate::{
+    config::{Config, Unanswered},
+    control::{Backoff, ControlClient},
+    shared::Shared,
+};
 
 use server::ServerPolicy;
 

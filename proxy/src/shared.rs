@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain;
 use weft_tls::credentials::Credentials;
 
-use crate::config::Config;
-use crate::metrics::ProxyMetrics;
+use crate::{config::Config, metrics::ProxyMetrics};
 
 /// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {

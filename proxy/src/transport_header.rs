@@ -6,8 +6,7 @@
 //!
 //! Owns encoding and decoding. Refuses to decide when a header is sent: the endpoint and ALPN determine that.
 
-use std::io;
-use std::num::NonZeroU16;
+use std::{io, num::NonZeroU16};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;

@@ -2,11 +2,13 @@
 //!
 //! Owns syntax (durations, address lists, port ranges); refuses to know the purpose of a variable beyond its group.
 
-use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroUsize,
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use weft_tls::identity::Identity;

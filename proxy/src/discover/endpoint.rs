@@ -2,20 +2,17 @@
 //!
 //! Refuses endpoints whose identity cannot be parsed: they must never be used in plaintext instead.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
-use std::time::Duration;
+use std::{borrow::Cow, collections::HashMap, net::SocketAddr, num::NonZeroU16, time::Duration};
 
 use http::uri::Authority;
 use rustls::pki_types::ServerName;
-use weft_proto::linkerd::destination::{WeightedAddr, protocol_hint, tls_identity};
-use weft_proto::linkerd::net::InvalidIpAddress;
+use weft_proto::linkerd::{
+    destination::{WeightedAddr, protocol_hint, tls_identity},
+    net::InvalidIpAddress,
+};
 use weft_tls::identity::{Identity, ParseIdentityError};
 
-use crate::config::Keepalive;
-use crate::metrics::Labels;
+use crate::{config::Keepalive, metrics::Labels};
 
 /// An endpoint's description. Equal descriptions share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,8 +154,10 @@ fn read_labels(set: &HashMap<String, String>, own: &HashMap<String, String>) -> 
 
 #[cfg(test)]
 mod tests {
-    use weft_proto::linkerd::destination::tls_identity::{DnsLikeIdentity, Strategy, UriLikeIdentity};
-    use weft_proto::linkerd::destination::{ProtocolHint, TlsIdentity};
+    use weft_proto::linkerd::destination::{
+        ProtocolHint, TlsIdentity,
+        tls_identity::{DnsLikeIdentity, Strategy, UriLikeIdentity},
+    };
 
     use super::*;
 

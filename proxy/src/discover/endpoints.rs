@@ -1,13 +1,10 @@
 //! Follows `Destination.Get`: the set of a service's endpoints.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use tokio::sync::watch;
 use tonic::Code;
-use weft_proto::linkerd::destination::destination_client::DestinationClient;
-use weft_proto::linkerd::destination::{GetDestination, Update, update};
+use weft_proto::linkerd::destination::{GetDestination, Update, destination_client::DestinationClient, update};
 
 use super::endpoint::EndpointInfo;
 use crate::control::{Backoff, ControlClient};

@@ -1,16 +1,15 @@
 //! Follows `OutboundPolicies.Watch`: the routing of a destination's connections and requests.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 use tonic::Code;
-use weft_proto::linkerd::outbound::outbound_policies_client::OutboundPoliciesClient;
-use weft_proto::linkerd::outbound::{TrafficSpec, traffic_spec};
+use weft_proto::linkerd::outbound::{TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec};
 
-use super::route::Policy;
-use super::unsupported::{self, UnsupportedFields};
+use super::{
+    route::Policy,
+    unsupported::{self, UnsupportedFields},
+};
 use crate::control::{Backoff, ControlClient};
 
 /// Deadline of detection before a connection fails anyway.

@@ -1,18 +1,19 @@
 //! Follows `Destination.GetProfile`: whether a destination is opaque, its name, and a pod's endpoint.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use tokio::sync::watch;
 use tonic::Code;
-use weft_proto::linkerd::destination::destination_client::DestinationClient;
-use weft_proto::linkerd::destination::{DestinationProfile, GetDestination};
+use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, destination_client::DestinationClient};
 
-use super::endpoint::{EndpointError, EndpointInfo};
-use super::unsupported::{self, UnsupportedFields};
-use crate::control::{Backoff, ControlClient};
-use crate::route::Meta;
+use super::{
+    endpoint::{EndpointError, EndpointInfo},
+    unsupported::{self, UnsupportedFields},
+};
+use crate::{
+    control::{Backoff, ControlClient},
+    route::Meta,
+};
 
 /// State of a destination's profile.
 #[derive(Clone, Debug)]

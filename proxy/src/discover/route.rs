@@ -5,14 +5,10 @@
 
 mod read;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use super::endpoint::EndpointInfo;
-use crate::route::filter::Filter;
-use crate::route::matching::HostMatch;
-use crate::route::{Meta, Route};
+use crate::route::{Meta, Route, filter::Filter, matching::HostMatch};
 
 /// A destination's policy.
 #[derive(Clone, Debug)]

@@ -1,14 +1,20 @@
 //! Fields of policies and profiles that this proxy does not act on: logged and counted, once for each policy.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
-use weft_proto::linkerd::destination::DestinationProfile;
-use weft_proto::linkerd::outbound::{self, FailureAccrual, OutboundPolicy, backend, proxy_protocol};
+use weft_proto::linkerd::{
+    destination::DestinationProfile,
+    outbound::{self, FailureAccrual, OutboundPolicy, backend, proxy_protocol},
+};
 
-use crate::metrics::{Counters, label};
-use crate::route::Meta;
+use crate::{
+    metrics::{Counters, label},
+    route::Meta,
+};
 
 /// The most policies that are remembered; beyond that they are reported again.
 const REPORTED: usize = 1024;
@@ -120,8 +126,7 @@ fn is_penalizing(backend: &outbound::Backend) -> bool {
 #[cfg(test)]
 mod tests {
     use outbound::http_route::{Distribution, Retry, RouteBackend, Rule, distribution};
-    use weft_proto::linkerd::destination::Route;
-    use weft_proto::linkerd::http_route::Timeouts;
+    use weft_proto::linkerd::{destination::Route, http_route::Timeouts};
 
     use super::*;
 

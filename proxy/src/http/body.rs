@@ -1,9 +1,11 @@
 //! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};

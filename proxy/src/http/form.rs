@@ -2,9 +2,11 @@
 //!
 //! Routes match the host of a request, and applications decide by it: it has to be the same for both.
 
-use http::header::HOST;
-use http::uri::{Authority, Scheme};
-use http::{HeaderValue, Method, Request, Uri, Version};
+use http::{
+    HeaderValue, Method, Request, Uri, Version,
+    header::HOST,
+    uri::{Authority, Scheme},
+};
 
 use super::respond::Failure;
 

@@ -1,7 +1,9 @@
 //! Headers of one hop, and headers of the mesh.
 
-use http::header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, Method, Request, Version};
+use http::{
+    HeaderMap, Method, Request, Version,
+    header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
+};
 
 /// The client's identity, which the inbound proxy passes to its application.
 pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static("l5d-client-id");

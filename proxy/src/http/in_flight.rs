@@ -1,7 +1,9 @@
 //! The limit of requests that a worker answers at once. Requests beyond it are shed.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 /// Counts requests up to a limit. Clones share the count.
 #[derive(Clone, Debug)]

@@ -7,9 +7,11 @@
 //!
 //! Refuses requests that upgrade their connection: those stay HTTP/1 (see [`super::headers::wants_upgrade`]).
 
-use http::header::HOST;
-use http::uri::{Authority, PathAndQuery, Scheme, Uri};
-use http::{HeaderMap, HeaderValue, Request, Response, Version};
+use http::{
+    HeaderMap, HeaderValue, Request, Response, Version,
+    header::HOST,
+    uri::{Authority, PathAndQuery, Scheme, Uri},
+};
 
 use super::headers::{ORIG_PROTO, strip_for_http2, strip_hop_by_hop};
 

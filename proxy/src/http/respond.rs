@@ -3,11 +3,15 @@
 //! The table is Linkerd's (`linkerd/app/core/src/errors/respond.rs`). Refuses to send anything: it only creates
 //! responses.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE},
+};
 
-use super::body::Body;
-use super::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc};
+use super::{
+    body::Body,
+    headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc},
+};
 
 /// The failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

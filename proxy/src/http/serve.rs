@@ -1,13 +1,13 @@
 //! Serves one client's HTTP connection: hyper's server, limits of heads, and graceful shutdown.
 
-use std::convert::Infallible;
-use std::pin::pin;
-use std::time::Duration;
+use std::{convert::Infallible, pin::pin, time::Duration};
 
 use http::{Request, Response, StatusCode};
-use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;

@@ -2,8 +2,10 @@
 //!
 //! Owns that a burst of requests makes one connection, and when it is given up. Refuses to connect.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    task::{Context, Poll, Waker},
+};
 
 use bytes::Bytes;
 use h2::client::SendRequest;

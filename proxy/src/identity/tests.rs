@@ -1,20 +1,24 @@
 //! The renewal loop against an identity service in this process, with real certificates.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use tempfile::TempDir;
 use tonic::{Request, Response, Status};
-use weft_proto::linkerd::identity::CertifyResponse;
-use weft_proto::linkerd::identity::identity_server::{Identity as IdentityService, IdentityServer};
+use weft_proto::linkerd::identity::{
+    CertifyResponse,
+    identity_server::{Identity as IdentityService, IdentityServer},
+};
 use weft_runtime::readiness::Readiness;
-use weft_tls::ca::{Issuer, Root};
-use weft_tls::identity::Identity;
+use weft_tls::{
+    ca::{Issuer, Root},
+    identity::Identity,
+};
 
 use super::*;
-use crate::config::Config;
-use crate::control::Trust;
-use crate::dns::Dns;
+use crate::{config::Config, control::Trust, dns::Dns};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,22 +1,25 @@
 //! Dispatches accepted connections: direct or for a port, our TLS or another's, HTTP or not.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 
-use super::error::ConnectionError;
-use super::{Inbound, direct, http, tcp};
-use crate::detect::{self, Detected};
-use crate::http::serve::HttpVersion;
-use crate::io::Io;
-use crate::metrics::label;
-use crate::orig_dst::canonical;
-use crate::policy::PortPolicy;
-use crate::policy::authz::{Client, ClientTls, NoTls};
-use crate::policy::server::Protocol;
+use super::{Inbound, direct, error::ConnectionError, http, tcp};
+use crate::{
+    detect::{self, Detected},
+    http::serve::HttpVersion,
+    io::Io,
+    metrics::label,
+    orig_dst::canonical,
+    policy::{
+        PortPolicy,
+        authz::{Client, ClientTls, NoTls},
+        server::Protocol,
+    },
+};
 
 /// Serves one accepted connection with the original destination `target`.
 pub(super) async fn serve(

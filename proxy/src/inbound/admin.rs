@@ -4,25 +4,28 @@
 //! Connections to it are not redirected; they arrive at the admin server itself. `/live` and `/ready` are answered
 //! regardless of policy: the kubelet asks for them before there can be a policy.
 
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::{Extensions, Method, Request, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use weft_runtime::admin::{AdminRequest, AdminResponse, text};
 
 use super::tls::TlsServer;
-use crate::detect;
-use crate::metrics::{Counters, target_labels};
-use crate::orig_dst::canonical;
-use crate::policy::authz::{Client, ClientTls, NoTls, authorize};
-use crate::policy::server::ServerPolicy;
-use crate::policy::{Policies, PortPolicy};
-use crate::route::Meta;
-use crate::shared::Shared;
+use crate::{
+    detect,
+    metrics::{Counters, target_labels},
+    orig_dst::canonical,
+    policy::{
+        Policies, PortPolicy,
+        authz::{Client, ClientTls, NoTls, authorize},
+        server::ServerPolicy,
+    },
+    route::Meta,
+    shared::Shared,
+};
 
 /// Deadline for a client to begin TLS, and to finish it: the admin server's own limit for a first request.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,17 +1,17 @@
 //! Connections to the proxy's own port: other proxies send a transport header with the port that they want.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use tokio::net::TcpStream;
 
-use super::error::ConnectionError;
-use super::{Inbound, http, tcp};
-use crate::detect;
-use crate::http::serve::HttpVersion;
-use crate::metrics::label;
-use crate::policy::authz::{Client, ClientTls};
-use crate::transport_header::{SessionProtocol, TransportHeader};
+use super::{Inbound, error::ConnectionError, http, tcp};
+use crate::{
+    detect,
+    http::serve::HttpVersion,
+    metrics::label,
+    policy::authz::{Client, ClientTls},
+    transport_header::{SessionProtocol, TransportHeader},
+};
 
 /// Serves a connection whose original destination is `own`, this proxy.
 pub(super) async fn serve(

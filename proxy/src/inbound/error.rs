@@ -1,11 +1,9 @@
 //! Why an inbound connection ends without being served, and how that is counted.
 
-use std::io;
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
-use crate::detect::DetectError;
-use crate::transport_header::ReadHeaderError;
+use crate::{detect::DetectError, transport_header::ReadHeaderError};
 
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]

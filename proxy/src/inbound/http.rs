@@ -10,30 +10,39 @@
 mod connection;
 mod counters;
 
-use std::error::Error;
-use std::sync::Arc;
+use std::{error::Error, sync::Arc};
 
-use ::http::header::{HOST, HeaderMap};
-use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use ::http::{
+    HeaderValue, Method, Request, Response, StatusCode, Version,
+    header::{HOST, HeaderMap},
+};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 pub(super) use connection::serve;
 
-use super::Inbound;
-use super::target::{Lease, SendError, Target};
-use crate::http::body::{Body, CountResponse, Interrupted, Observed, Observer};
-use crate::http::form;
-use crate::http::headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade};
-use crate::http::in_flight::Permit;
-use crate::http::orig_proto::{downgrade_request, to_absolute_form, upgrade_response};
-use crate::http::respond::{Failure, RequestKind};
-use crate::http::serve::Reset;
-use crate::http::upgrade::{is_tunnel, spawn_tunnel, strip_connect_response};
-use crate::policy::PortPolicy;
-use crate::policy::authz::{Client, authorize};
-use crate::policy::server::{Matched, ServerPolicy};
-use crate::route::filter::apply_to_request;
+use super::{
+    Inbound,
+    target::{Lease, SendError, Target},
+};
+use crate::{
+    http::{
+        body::{Body, CountResponse, Interrupted, Observed, Observer},
+        form,
+        headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade},
+        in_flight::Permit,
+        orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
+        respond::{Failure, RequestKind},
+        serve::Reset,
+        upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
+    },
+    policy::{
+        PortPolicy,
+        authz::{Client, authorize},
+        server::{Matched, ServerPolicy},
+    },
+    route::filter::apply_to_request,
+};
 
 use counters::{Counters, Handles};
 

@@ -3,27 +3,29 @@
 //! All clients of a worker share the connections. The original address is dialled, never loopback instead, so that the
 //! application sees which of the pod's addresses the client used.
 
-use std::collections::HashMap;
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
-use crate::http::body::Body;
-use crate::http::pool::Pool;
-use crate::http::respond::Failure;
-use crate::http::serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES};
-use crate::io::Io;
-use crate::listen::set_options;
-use crate::metrics::{Direction, InboundTargets, Peer, TransportMetrics, label};
-use crate::shared::Shared;
+use crate::{
+    http::{
+        body::Body,
+        pool::Pool,
+        respond::Failure,
+        serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES},
+    },
+    io::Io,
+    listen::set_options,
+    metrics::{Direction, InboundTargets, Peer, TransportMetrics, label},
+    shared::Shared,
+};
 
 /// Shortest interval between sweeps of idle connections.
 pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);

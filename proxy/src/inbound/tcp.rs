@@ -1,18 +1,16 @@
 //! Connections that are forwarded as bytes: checked once, and monitored for policy changes while they live.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::Inbound;
-use super::error::ConnectionError;
-use crate::io::{Io, copy_bidirectional};
-use crate::metrics::Counters;
-use crate::policy::PortPolicy;
-use crate::policy::authz::Client;
-use crate::policy::server::ServerPolicy;
-use crate::route::Meta;
+use super::{Inbound, error::ConnectionError};
+use crate::{
+    io::{Io, copy_bidirectional},
+    metrics::Counters,
+    policy::{PortPolicy, authz::Client, server::ServerPolicy},
+    route::Meta,
+};
 
 /// Forwards a connection to the application if policy allows it, until it ends or policy no longer allows it.
 ///

@@ -1,20 +1,18 @@
 //! Fixtures for tests of this package: settings, a mesh's certificate authority, and one worker without a listener.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain::{Drain, Watch};
-use weft_tls::anchors::TrustAnchors;
-use weft_tls::ca::{Issuer, Root};
-use weft_tls::credentials::Credentials;
-use weft_tls::identity::Identity;
-use weft_tls::keys::IdentityKey;
+use weft_tls::{
+    anchors::TrustAnchors,
+    ca::{Issuer, Root},
+    credentials::Credentials,
+    identity::Identity,
+    keys::IdentityKey,
+};
 
-use crate::config::Config;
-use crate::metrics::ProxyMetrics;
-use crate::shared::Shared;
+use crate::{config::Config, metrics::ProxyMetrics, shared::Shared};
 
 /// This proxy's identity in tests.
 pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";

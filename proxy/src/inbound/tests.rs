@@ -6,25 +6,31 @@ mod limits;
 mod policy;
 mod requests;
 
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
-use std::time::Duration;
+use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
 use ::http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
+use hyper::{
+    body::{Bytes, Incoming},
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
 use tokio_rustls::TlsConnector;
 use weft_runtime::drain::Drain;
 
-use super::testing::{Mesh, OWN, config, shared};
-use super::*;
-use crate::config::Config;
-use crate::policy::testing::{anybody, authz, detecting, http_only, only, opaque};
-use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
+use super::{
+    testing::{Mesh, OWN, config, shared},
+    *,
+};
+use crate::{
+    config::Config,
+    policy::testing::{anybody, authz, detecting, http_only, only, opaque},
+    transport_header::{ALPN, SessionProtocol, TransportHeader},
+};
 
 const CLIENT: &str = "client.demo.serviceaccount.identity.linkerd.cluster.local";
 const ELSEWHERE: &str = "10.9.9.9:50000";

@@ -1,20 +1,18 @@
 //! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
-use weft_tls::credentials::{Credentials, peer_identity};
-use weft_tls::identity::Identity;
+use tokio::{net::TcpStream, sync::watch};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use weft_tls::{
+    credentials::{Credentials, peer_identity},
+    identity::Identity,
+};
 
 use super::error::ConnectionError;
-use crate::io::Io;
-use crate::transport_header::ALPN;
+use crate::{io::Io, transport_header::ALPN};
 
 /// A connection whose TLS is terminated here.
 pub(super) type Terminated = Io<TlsStream<Io<TcpStream>>>;

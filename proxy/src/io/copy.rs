@@ -3,11 +3,13 @@
 //! Owns half-close and buffers. A connection without traffic holds no buffer: each is taken from the thread's pool
 //! when bytes can be read and returned once they are written.
 
-use std::cell::RefCell;
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 

@@ -1,12 +1,18 @@
 //! A latency histogram of plain atomics: the registry's own takes a lock for every observation.
 
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::{MetricType, TypedMetric};
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, TypedMetric},
+};
 
 /// Upper bounds in milliseconds: Linkerd's, which dashboards compute their quantiles from.
 const BOUNDS_MS: [f64; 25] = [

@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::{counter::Counter, family::Family};
 
-use super::histogram::LatencyMs;
-use super::retain::InUse;
-use super::{Counters, Labels, ProxyMetrics, label};
+use super::{Counters, Labels, ProxyMetrics, histogram::LatencyMs, label, retain::InUse};
 
 /// Counters of requests of one kind, looked up once and shared.
 #[derive(Debug)]

@@ -3,17 +3,13 @@
 //! Owns the schedule. A kind of connection or request has a key, its labels; while a handle of the kind lives, its
 //! series stay.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{family::Family, gauge::Gauge};
 use tokio::time::Instant;
 
-use super::histogram::LatencyMs;
-use super::{Counters, Labels};
+use super::{Counters, Labels, histogram::LatencyMs};
 
 /// All kinds whose series can be removed. Clones share them.
 #[derive(Clone, Debug, Default)]

@@ -2,11 +2,9 @@
 
 use std::io;
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-use super::retain::InUse;
-use super::{Counters, Labels, ProxyMetrics, label};
+use super::{Counters, Labels, ProxyMetrics, label, retain::InUse};
 
 /// Counters of one kind of connection, looked up once and shared by all connections of that kind.
 #[derive(Debug)]

@@ -2,18 +2,23 @@
 //!
 //! Entries live while they are used.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+};
 
 use parking_lot::Mutex;
 
-use super::balance::Balancer;
-use super::endpoint::Endpoint;
-use crate::discover::Discover;
-use crate::discover::endpoint::EndpointInfo;
-use crate::discover::route::{Backend, BackendKind, PeakEwma};
-use crate::shared::Shared;
+use super::{balance::Balancer, endpoint::Endpoint};
+use crate::{
+    discover::{
+        Discover,
+        endpoint::EndpointInfo,
+        route::{Backend, BackendKind, PeakEwma},
+    },
+    shared::Shared,
+};
 
 /// One worker's balancers and endpoints.
 pub(super) struct Backends {

@@ -7,25 +7,31 @@
 
 mod ewma;
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use rand::Rng as _;
-use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::endpoint::Endpoint;
-use crate::config::OutboundConfig;
-use crate::discover::Endpoints;
-use crate::discover::endpoints::EndpointsState;
-use crate::discover::route::PeakEwma;
-use crate::metrics::label;
-use crate::shared::Shared;
+use crate::{
+    config::OutboundConfig,
+    discover::{Endpoints, endpoints::EndpointsState, route::PeakEwma},
+    metrics::label,
+    shared::Shared,
+};
 
 use ewma::Ewma;
 

@@ -3,26 +3,23 @@
 //! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, and refuses
 //! to connect to loopback, where the proxy itself listens.
 
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{io, net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use rustls::ClientConfig;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 use tokio_rustls::TlsConnector;
-use weft_tls::credentials::Credentials;
-use weft_tls::identity::Identity;
+use weft_tls::{credentials::Credentials, identity::Identity};
 
-use crate::discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint};
-use crate::http::pool::Pool;
-use crate::http::shared_connection::SharedConnection;
-use crate::io::{Io, Stream};
-use crate::listen::set_options;
-use crate::metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels};
-use crate::shared::Shared;
-use crate::transport_header::{ALPN, SessionProtocol, TransportHeader};
+use crate::{
+    discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
+    http::{pool::Pool, shared_connection::SharedConnection},
+    io::{Io, Stream},
+    listen::set_options,
+    metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels},
+    shared::Shared,
+    transport_header::{ALPN, SessionProtocol, TransportHeader},
+};
 
 /// An endpoint with its connections.
 pub(crate) struct Endpoint {

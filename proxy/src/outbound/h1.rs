@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{self, SendRequest},
+};
 use hyper_util::rt::TokioIo;
 
 use super::endpoint::{ConnectError, Endpoint};
-use crate::http::body::Body;
-use crate::http::serve::MAX_HEAD_BYTES;
-use crate::transport_header::SessionProtocol;
+use crate::{
+    http::{body::Body, serve::MAX_HEAD_BYTES},
+    transport_header::SessionProtocol,
+};
 
 /// A connection that returns to its endpoint if its response ended well.
 pub(crate) struct Lease {

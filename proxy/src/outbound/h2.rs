@@ -5,22 +5,22 @@
 
 mod pump;
 
-use std::future::poll_fn;
-use std::io;
-use std::sync::Arc;
+use std::{future::poll_fn, io, sync::Arc};
 
-use ::h2::client::{self, SendRequest};
-use ::h2::{Ping, PingPong, Reason, RecvStream};
+use ::h2::{
+    Ping, PingPong, Reason, RecvStream,
+    client::{self, SendRequest},
+};
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Body as _;
 
 use super::endpoint::{ConnectError, Endpoint};
-use crate::config::Keepalive;
-use crate::http::body::Body;
-use crate::http::serve::MAX_HEADER_LIST_BYTES;
-use crate::http::shared_connection::GetError;
-use crate::transport_header::SessionProtocol;
+use crate::{
+    config::Keepalive,
+    http::{body::Body, serve::MAX_HEADER_LIST_BYTES, shared_connection::GetError},
+    transport_header::SessionProtocol,
+};
 
 use pump::Pump;
 

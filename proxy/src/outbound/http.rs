@@ -13,19 +13,27 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
-use super::Connection;
-use super::target::{Plan, RuleId};
-use crate::discover::route::Action;
-use crate::http::body::{Body, Observed};
-use crate::http::form;
-use crate::http::headers::{CLIENT_ID, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade};
-use crate::http::respond::{Failure, RequestKind};
-use crate::http::serve::{HttpVersion, Reset, ServerSettings, serve as serve_http};
-use crate::http::upgrade;
-use crate::io::{Io, Stream};
-use crate::metrics::label;
-use crate::route::filter::{apply_to_request, apply_to_response};
-use crate::route::matching::{self, Found};
+use super::{
+    Connection,
+    target::{Plan, RuleId},
+};
+use crate::{
+    discover::route::Action,
+    http::{
+        body::{Body, Observed},
+        form,
+        headers::{CLIENT_ID, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
+        respond::{Failure, RequestKind},
+        serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
+        upgrade,
+    },
+    io::{Io, Stream},
+    metrics::label,
+    route::{
+        filter::{apply_to_request, apply_to_response},
+        matching::{self, Found},
+    },
+};
 
 use exchange::{Exchange, ExchangeError};
 use response::ResponseObserver;

@@ -1,8 +1,10 @@
 //! One original destination as a worker uses it: the plan made from profile and policy, rebuilt when either changes.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
@@ -10,14 +12,16 @@ use rand::Rng as _;
 use tokio::sync::watch;
 
 use super::backends::{Backends, Resolved};
-use crate::discover::Lookup;
-use crate::discover::policy::PolicyState;
-use crate::discover::profile::{Profile, ProfileState};
-use crate::discover::route::{
-    Action, Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to,
+use crate::{
+    discover::{
+        Lookup,
+        policy::PolicyState,
+        profile::{Profile, ProfileState},
+        route::{Action, Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
+    },
+    metrics::{Direction, Peer, TransportMetrics, label, target_labels},
+    shared::Shared,
 };
-use crate::metrics::{Direction, Peer, TransportMetrics, label, target_labels};
-use crate::shared::Shared;
 
 /// Deadline for the control plane's first answer about a destination.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,19 +1,24 @@
 //! Opaque connections: route, endpoint, bytes both ways.
 
-use std::io;
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
 
-use super::Connection;
-use super::backends::Resolved;
-use super::balance::{FailFast, InFlight};
-use super::endpoint::{ConnectError, Endpoint};
-use super::target::find_opaque;
-use crate::discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque};
-use crate::io::{Io, Stream, copy_bidirectional};
-use crate::metrics::{Labels, target_labels};
+use super::{
+    Connection,
+    backends::Resolved,
+    balance::{FailFast, InFlight},
+    endpoint::{ConnectError, Endpoint},
+    target::find_opaque,
+};
+use crate::{
+    discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque},
+    io::{Io, Stream, copy_bidirectional},
+    metrics::{Labels, target_labels},
+};
 
 /// Why a connection was not forwarded to its end.
 #[derive(Debug, thiserror::Error)]

@@ -3,35 +3,44 @@
 mod fake;
 mod pair;
 
-use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use ::http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
-use hyper::client::conn;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::{
+    body::{Frame, Incoming},
+    client::conn,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use weft_proto::linkerd::destination::{DestinationProfile, protocol_hint};
-use weft_proto::linkerd::outbound::http_route;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+use weft_proto::linkerd::{
+    destination::{DestinationProfile, protocol_hint},
+    outbound::http_route,
+};
 use weft_runtime::drain::Drain;
 
 use super::*;
-use crate::config::{Config, SocketConfig};
-use crate::control::{ControlClient, Trust};
-use crate::dns::Dns;
-use crate::inbound::testing::{self, Mesh};
-use crate::listen;
-use crate::shared::Shared;
-use crate::transport_header::SessionProtocol;
+use crate::{
+    config::{Config, SocketConfig},
+    control::{ControlClient, Trust},
+    dns::Dns,
+    inbound::testing::{self, Mesh},
+    listen,
+    shared::Shared,
+    transport_header::SessionProtocol,
+};
 
 use fake::{Control, Peer, add, endpoint, forbidden, policy};
 

@@ -1,17 +1,12 @@
 //! A worker's state between connections: destinations, kept for the idle timeout after their last use.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::backends::Backends;
-use super::target::Target;
-use crate::discover::Discover;
-use crate::http::in_flight::RequestLimit;
-use crate::shared::Shared;
+use super::{backends::Backends, target::Target};
+use crate::{discover::Discover, http::in_flight::RequestLimit, shared::Shared};
 
 /// One worker's outbound state.
 pub(super) struct Worker {

@@ -6,15 +6,19 @@
 //!
 //! Owns the decision. Refuses to know the source of authorizations and the consequence for a denied client.
 
-use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, LazyLock};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, LazyLock},
+};
 
 use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
-use crate::metrics::{Labels, label};
-use crate::route::Meta;
+use crate::{
+    metrics::{Labels, label},
+    route::Meta,
+};
 
 /// The client of an accepted connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

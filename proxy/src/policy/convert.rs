@@ -1,21 +1,21 @@
 //! Parses the policy controller's messages. A part that cannot be parsed makes the whole answer unusable, because a
 //! policy with a part left out may allow clients that it was written to deny.
 
-use std::collections::HashMap;
-use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use weft_proto::linkerd::inbound as proto;
-use weft_proto::linkerd::{meta, net};
+use weft_proto::linkerd::{inbound as proto, meta, net};
 
-use super::authz::{Authentication, Authorization, Network, Suffix};
-use super::limit::{Override, RateLimit};
-use super::server::{HttpPolicy, Protocol, RouteDetails, ServerPolicy};
-use crate::route::filter::Filter;
-use crate::route::proto::{self as routes, ReadRouteError};
-use crate::route::{Meta, Route};
+use super::{
+    authz::{Authentication, Authorization, Network, Suffix},
+    limit::{Override, RateLimit},
+    server::{HttpPolicy, Protocol, RouteDetails, ServerPolicy},
+};
+use crate::route::{
+    Meta, Route,
+    filter::Filter,
+    proto::{self as routes, ReadRouteError},
+};
 
 /// Why an answer cannot be used.
 #[derive(Debug, thiserror::Error)]

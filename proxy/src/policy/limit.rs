@@ -3,10 +3,7 @@
 //! Owns the arithmetic and the clients' states. Refuses to read clocks: the caller passes the time, so that tests can
 //! control it.
 
-use std::collections::HashMap;
-use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;

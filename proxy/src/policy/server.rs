@@ -2,17 +2,19 @@
 //!
 //! Owns the types and the default policies. Refuses to read messages (see [`super::convert`]).
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use ipnet::IpNet;
 
-use super::authz::{Authentication, Authorization, Client, Network, Suffix, authorize};
-use super::limit::RateLimit;
-use crate::config::{Config, DefaultPolicy};
-use crate::route::filter::Filter;
-use crate::route::{Meta, Route, matching};
+use super::{
+    authz::{Authentication, Authorization, Client, Network, Suffix, authorize},
+    limit::RateLimit,
+};
+use crate::{
+    config::{Config, DefaultPolicy},
+    route::{Meta, Route, filter::Filter, matching},
+};
 
 /// One port's policy.
 #[derive(Clone, Debug)]

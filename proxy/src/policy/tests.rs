@@ -4,9 +4,11 @@ use std::pin::pin;
 
 use tokio::time::Instant;
 
-use super::server::Protocol;
-use super::testing::{anybody, authz, detecting, opaque};
-use super::*;
+use super::{
+    server::Protocol,
+    testing::{anybody, authz, detecting, opaque},
+    *,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 

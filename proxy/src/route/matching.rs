@@ -7,8 +7,7 @@
 
 use std::cmp::Reverse;
 
-use http::header::HOST;
-use http::{HeaderName, HeaderValue, Method, Request};
+use http::{HeaderName, HeaderValue, Method, Request, header::HOST};
 use regex::Regex;
 
 use super::Route;

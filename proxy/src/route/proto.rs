@@ -6,15 +6,21 @@
 
 use std::time::Duration;
 
-use http::uri::{Authority, PathAndQuery};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
-use weft_proto::linkerd::meta::{Metadata, metadata};
-use weft_proto::linkerd::{grpc_route, http_route, http_types};
+use http::{
+    HeaderName, HeaderValue, Method, StatusCode,
+    uri::{Authority, PathAndQuery},
+};
+use weft_proto::linkerd::{
+    grpc_route, http_route, http_types,
+    meta::{Metadata, metadata},
+};
 
-use super::filter::{FailureInjector, Filter, HeaderChange};
-use super::matching::{HostMatch, PathMatch, QueryMatch, RequestMatch, ValueMatch, whole};
-use super::redirect::{AuthorityOverride, PathOverride, Redirect};
-use super::{Meta, Rule};
+use super::{
+    Meta, Rule,
+    filter::{FailureInjector, Filter, HeaderChange},
+    matching::{HostMatch, PathMatch, QueryMatch, RequestMatch, ValueMatch, whole},
+    redirect::{AuthorityOverride, PathOverride, Redirect},
+};
 use crate::http::respond::Failure;
 
 /// Why a part of a route cannot be parsed.

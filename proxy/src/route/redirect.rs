@@ -1,8 +1,10 @@
 //! Redirects: the new location of a request, as linkerd2-proxy computes it.
 
-use http::header::HOST;
-use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, StatusCode, Uri};
+use http::{
+    HeaderValue, Request, StatusCode, Uri,
+    header::HOST,
+    uri::{Authority, PathAndQuery, Scheme},
+};
 
 use crate::http::respond::Failure;
 

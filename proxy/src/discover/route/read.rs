@@ -3,9 +3,7 @@
 //! HTTP, gRPC, TLS and opaque routes have their own messages with the same fields; the macros below parse those that
 //! differ only in type.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use weft_proto::linkerd::{meta, outbound, tls_route};
 
@@ -13,11 +11,15 @@ use super::{
     Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, OpaqueRoutes, PeakEwma, Policy, Protocol,
     RefuseOpaque, RouteBackend,
 };
-use crate::discover::endpoint::{EndpointError, EndpointInfo};
-use crate::route::filter::Filter;
-use crate::route::matching::HostMatch;
-use crate::route::proto::{self as routes, ReadRouteError};
-use crate::route::{Meta, Route};
+use crate::{
+    discover::endpoint::{EndpointError, EndpointInfo},
+    route::{
+        Meta, Route,
+        filter::Filter,
+        matching::HostMatch,
+        proto::{self as routes, ReadRouteError},
+    },
+};
 
 /// Detection timeout if policy has none: Linkerd's default.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);

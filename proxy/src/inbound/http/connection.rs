@@ -1,19 +1,17 @@
 //! One client's HTTP connection, served under its port's policy.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use ::http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::HttpConnection;
-use super::counters::Counters;
-use crate::http::serve::{HttpVersion, ServerSettings, serve as serve_http};
-use crate::inbound::Inbound;
-use crate::inbound::error::ConnectionError;
-use crate::io::Io;
-use crate::policy::PortPolicy;
-use crate::policy::authz::Client;
+use super::{HttpConnection, counters::Counters};
+use crate::{
+    http::serve::{HttpVersion, ServerSettings, serve as serve_http},
+    inbound::{Inbound, error::ConnectionError},
+    io::Io,
+    policy::{PortPolicy, authz::Client},
+};
 
 /// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
 pub(in crate::inbound) async fn serve<S>(

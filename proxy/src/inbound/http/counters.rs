@@ -1,19 +1,22 @@
 //! Counters of one connection's requests. Counters of allowed requests are looked up once; those of refusals each
 //! time.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::http::respond::Failure;
-use crate::inbound::Inbound;
-use crate::metrics::{Direction, HttpMetrics, Labels, label};
-use crate::policy::authz::Client;
-use crate::policy::limit::{RateLimit, Scope};
-use crate::policy::server::{Matched, ServerPolicy};
-use crate::route::Meta;
+use crate::{
+    http::respond::Failure,
+    inbound::Inbound,
+    metrics::{Direction, HttpMetrics, Labels, label},
+    policy::{
+        authz::Client,
+        limit::{RateLimit, Scope},
+        server::{Matched, ServerPolicy},
+    },
+    route::Meta,
+};
 
 /// Entries kept per connection: pairs of a route and an authorization of one policy.
 const KEPT: usize = 16;

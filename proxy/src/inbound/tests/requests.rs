@@ -52,8 +52,10 @@ async fn http2_is_not_smuggled_through_an_upgrade() {
 
 #[tokio::test]
 async fn injected_failures_are_internal_errors_as_with_linkerd() {
-    use weft_proto::linkerd::http_route::HttpFailureInjector;
-    use weft_proto::linkerd::inbound::{http_route, proxy_protocol};
+    use weft_proto::linkerd::{
+        http_route::HttpFailureInjector,
+        inbound::{http_route, proxy_protocol},
+    };
     let world = World::new(http_app().await).await;
     let mut server = detecting(vec![authz("all", anybody())]);
     let kind = server.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());

@@ -1,8 +1,10 @@
 //! Tests of backoff and recovery; picking itself is tested with real endpoints in `outbound/tests.rs`.
 
 use super::*;
-use crate::discover::endpoint::EndpointInfo;
-use crate::inbound::testing::{self, Mesh};
+use crate::{
+    discover::endpoint::EndpointInfo,
+    inbound::testing::{self, Mesh},
+};
 
 fn balanced() -> Balanced {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());

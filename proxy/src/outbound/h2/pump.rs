@@ -1,7 +1,9 @@
 //! Sends a request's body over its HTTP/2 stream, as far as flow control and the peer allow.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use ::h2::{Reason, SendStream};
 use bytes::Bytes;

@@ -8,15 +8,22 @@ use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
 use super::response::ResponseObserver;
-use crate::http::body::{Body, CountResponse};
-use crate::http::headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop};
-use crate::http::orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request};
-use crate::http::respond::Failure;
-use crate::http::upgrade::is_tunnel;
-use crate::outbound::backends::Resolved;
-use crate::outbound::balance::InFlight;
-use crate::outbound::endpoint::{ConnectError, Endpoint};
-use crate::outbound::{Connection, h1, h2};
+use crate::{
+    http::{
+        body::{Body, CountResponse},
+        headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
+        orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request},
+        respond::Failure,
+        upgrade::is_tunnel,
+    },
+    outbound::{
+        Connection,
+        backends::Resolved,
+        balance::InFlight,
+        endpoint::{ConnectError, Endpoint},
+        h1, h2,
+    },
+};
 
 /// How often a request is retried because its connection had just ended.
 const STALE_ATTEMPTS: usize = 3;

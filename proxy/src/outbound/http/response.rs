@@ -2,10 +2,13 @@
 
 use http::HeaderMap;
 
-use crate::http::body::{CountResponse, Interrupted, Observer};
-use crate::http::in_flight::Permit;
-use crate::outbound::balance::InFlight;
-use crate::outbound::h1::Lease;
+use crate::{
+    http::{
+        body::{CountResponse, Interrupted, Observer},
+        in_flight::Permit,
+    },
+    outbound::{balance::InFlight, h1::Lease},
+};
 
 /// Accompanies a response's body.
 pub(super) struct ResponseObserver {

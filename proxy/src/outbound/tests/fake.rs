@@ -1,26 +1,38 @@
 //! A control plane and endpoints on loopback, as the outbound tests need them.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status};
-use weft_proto::linkerd::destination::destination_server::{Destination, DestinationServer};
-use weft_proto::linkerd::destination::tls_identity::{DnsLikeIdentity, Strategy};
-use weft_proto::linkerd::destination::{
-    DestinationProfile, GetDestination, ProtocolHint, TlsIdentity, Update, WeightedAddr, WeightedAddrSet,
-    protocol_hint, update,
+use weft_proto::linkerd::{
+    destination::{
+        DestinationProfile, GetDestination, ProtocolHint, TlsIdentity, Update, WeightedAddr, WeightedAddrSet,
+        destination_server::{Destination, DestinationServer},
+        protocol_hint,
+        tls_identity::{DnsLikeIdentity, Strategy},
+        update,
+    },
+    outbound::{
+        self, OutboundPolicy, TrafficSpec,
+        outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer},
+        traffic_spec,
+    },
 };
-use weft_proto::linkerd::outbound::outbound_policies_server::{OutboundPolicies, OutboundPoliciesServer};
-use weft_proto::linkerd::outbound::{self, OutboundPolicy, TrafficSpec, traffic_spec};
 use weft_tls::credentials::Credentials;
 
 use crate::transport_header::{ALPN, TransportHeader};
@@ -133,8 +145,10 @@ pub(crate) fn add(addrs: Vec<WeightedAddr>) -> Update {
 
 /// A policy that detects protocols and balances everything over one service, with filters on HTTP.
 pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
-    use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
-    use outbound::{http_route, opaque_route, proxy_protocol};
+    use outbound::{
+        backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery},
+        http_route, opaque_route, proxy_protocol,
+    };
     let dst = endpoint_discovery::DestinationGet { path: path.to_owned() };
     let backend = outbound::Backend {
         kind: Some(Kind::Balancer(BalanceP2c {
