@@ -1,16 +1,18 @@
-//! Where the agent attaches itself when nobody tells it, on the real kernel: in a cgroup namespace of its own it sees a
+//! Where the agent attaches itself unless it is told, on the real kernel: in a cgroup namespace of its own it sees a
 //! made-up node's tree and nothing else, as in a container. Needs root and cgroup2, and fails without them.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
+use weft_sandbox::host::cgroup;
+use weft_test_kit::wait::blocking::eventually;
 
 const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,9 +29,7 @@ impl Node {
     fn new(name: &str, cgroups: &[&str]) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "this test needs root: it makes cgroups and loads programs");
         let name = format!("wfcg{}-{name}", std::process::id());
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let cgroup2 = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("a cgroup2 mount");
-        let cgroup = PathBuf::from(cgroup2.split(' ').nth(4).unwrap()).join(&name);
+        let cgroup = cgroup::mount_point().unwrap().join(&name);
         let node = Self { cgroup, run: PathBuf::from("/run").join(&name), agent: None };
         fs::create_dir(&node.cgroup).unwrap();
         for path in cgroups {
@@ -54,17 +54,13 @@ impl Node {
         let log = fs::File::create(self.run.join("log")).unwrap();
         let agent = Command::new("sh").args(["-c", &script]).stdout(log.try_clone().unwrap()).stderr(log).spawn();
         self.agent = Some(agent.unwrap());
-        let begin = Instant::now();
-        loop {
+        let status = || -> Result<Value, String> {
             let mut status = Command::new(AGENT);
             status.args(["status", "-o", "json", "--socket"]).arg(self.run.join("agent.sock")).stderr(Stdio::null());
-            if let Ok(answer) = serde_json::from_slice(&status.output().unwrap().stdout) {
-                return answer;
-            }
-            let log = || fs::read_to_string(self.run.join("log")).unwrap_or_default();
-            assert!(begin.elapsed() < PATIENCE, "no agent within {PATIENCE:?}: {}", log());
-            std::thread::yield_now();
-        }
+            let answer = serde_json::from_slice(&status.output().unwrap().stdout);
+            answer.map_err(|_| fs::read_to_string(self.run.join("log")).unwrap_or_default())
+        };
+        eventually("an agent", PATIENCE, status)
     }
 
     /// A path as the agent sees it.
@@ -79,24 +75,9 @@ impl Drop for Node {
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        let begin = Instant::now();
-        // The kernel needs a moment to bury the agent.
-        while remove_tree(&self.cgroup).is_err() && begin.elapsed() < PATIENCE {
-            std::thread::yield_now();
-        }
+        let _ = cgroup::remove(&self.cgroup);
         let _ = fs::remove_dir_all(&self.run);
     }
-}
-
-/// cgroups are removed from the leaves up; their files go with them.
-fn remove_tree(cgroup: &Path) -> std::io::Result<()> {
-    for entry in fs::read_dir(cgroup)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            remove_tree(&entry.path())?;
-        }
-    }
-    fs::remove_dir(cgroup)
 }
 
 #[test]
@@ -127,7 +108,7 @@ fn attaches_to_the_root_of_what_it_sees_when_there_are_no_pods() {
     assert!(status["cgroup_reason"].as_str().unwrap().contains("part of the node's"), "{status}");
 }
 
-/// What was found of the kernel is told by the agent that runs, and it is enough: the programs are loaded.
+/// The features that were found are in the status of the agent that runs, and they suffice: the programs are loaded.
 #[test]
 fn status_tells_what_the_kernel_has() {
     let mut node = Node::new("features", &["kubepods"]);

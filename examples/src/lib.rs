@@ -3,14 +3,12 @@
 //!
 //! - [`server`]: one port that speaks HTTP/1.1, HTTP/2, gRPC and WebSocket, and one whose protocol begins with the server,
 //! - [`client`]: drives a server in one of these protocols and counts what came back,
-//! - [`rawtcp`]: plain TCP for measuring the cost of connections, round trips and bulk transfer,
-//! - [`passthrough`]: a proxy that copies bytes and decides nothing, to measure interception by itself.
+//! - [`rawtcp`]: plain TCP for measuring the cost of connections, round trips and bulk transfer.
 //!
 //! Nothing here is part of the product: no other package may depend on it at run time.
 
 pub mod client;
 pub mod listen;
-pub mod passthrough;
 pub mod rawtcp;
 pub mod server;
 

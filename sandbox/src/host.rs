@@ -333,7 +333,10 @@ pub fn mount_bpffs(dir: &Path) -> Result<()> {
 }
 
 /// Mount points with their types, in order of mounting, from /proc/self/mountinfo (proc(5)).
-fn mounts() -> Result<Vec<(PathBuf, String)>> {
+///
+/// # Errors
+/// When it cannot be read.
+pub fn mounts() -> Result<Vec<(PathBuf, String)>> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").map_err(HostError::ReadMounts)?;
     Ok(text.lines().filter_map(parse_mount).collect())
 }

@@ -3,7 +3,7 @@
 //! The binary that starts containers is this one: called with the name of a hidden subcommand, it behaves as `weft`
 //! does.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test program without libtest reports by itself")]
+#![expect(clippy::print_stderr, reason = "a container that cannot start says why")]
 #![expect(clippy::unwrap_used, reason = "a failure is the test's")]
 
 use std::{
@@ -11,12 +11,12 @@ use std::{
     future::Future,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     process::{self, ExitCode, Stdio},
     time::Duration,
 };
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use weft_sandbox::{
     config::{DNS_ADDRESS, Layout},
     host::{
@@ -27,6 +27,7 @@ use weft_sandbox::{
         services::{self, Protocol, VirtualService},
     },
 };
+use weft_test_kit::{check::catch, mesh::unique_name, wait::blocking::eventually};
 
 const POD_1: [&str; 2] = ["10.244.0.10", "fd00:10:244::a"];
 const POD_2: [&str; 2] = ["10.244.0.11", "fd00:10:244::b"];
@@ -34,9 +35,9 @@ const POD_3: [&str; 2] = ["10.244.0.12", "fd00:10:244::c"];
 const SERVICE: &str = "10.96.0.20:80";
 const WAIT: Duration = Duration::from_secs(5);
 
-type Test = fn(&'static Layout);
+type Test = (&'static str, fn(&'static Layout));
 
-const TESTS: [(&str, Test); 12] = [
+const TESTS: [Test; 12] = [
     ("pods_reach_each_other_in_both_families", |layout| run(pods_reach_each_other_in_both_families(layout))),
     ("the_node_reaches_pods_from_its_own_address", |layout| run(the_node_reaches_pods_from_its_own_address(layout))),
     ("pods_reach_the_name_servers_address", |layout| run(pods_reach_the_name_servers_address(layout))),
@@ -64,30 +65,19 @@ fn main() -> ExitCode {
         ["sandbox-janitor", name] => {
             return janitor::run(name).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
         }
-        ["--list", ..] => {
-            TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
-            return ExitCode::SUCCESS;
-        }
         _ => {}
     }
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    let failed = TESTS
-        .iter()
-        .enumerate()
-        .filter(|(_, (name, _))| filter.is_none_or(|filter| name.contains(filter.as_str())))
-        .filter(|(number, (name, test))| {
-            let layout: &'static Layout = Box::leak(Box::new(Layout::of(&format!("t{}-{number}", process::id()))));
-            let outcome = panic::catch_unwind(AssertUnwindSafe(|| test(layout)));
-            let removed = cleanup::remove_everything(layout).and(cleanup::remove_everything(&other(layout)));
-            println!("test {name} ... {}", if outcome.is_ok() && removed.is_ok() { "ok" } else { "FAILED" });
-            if let Err(error) = &removed {
-                println!("  {error}");
-            }
-            outcome.is_err() || removed.is_err()
-        })
-        .count();
-    println!("test result: {failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let trials = TESTS.iter().map(|(name, test)| Trial::test(*name, || in_sandbox(*test))).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Runs a test with a sandbox's names of its own, and removes whatever carries them.
+fn in_sandbox(test: fn(&'static Layout)) -> Result<(), Failed> {
+    let layout: &'static Layout = Box::leak(Box::new(Layout::of(&unique_name("t"))));
+    let outcome = catch(|| test(layout));
+    let removed = cleanup::remove_everything(layout).and(cleanup::remove_everything(&other(layout)));
+    outcome?;
+    Ok(removed?)
 }
 
 fn run(test: impl Future<Output = ()>) {
@@ -255,7 +245,10 @@ async fn everything_is_removed_and_nothing_of_others(layout: &Layout) {
     mount_bpffs(&layout.bpffs()).unwrap();
     mount_bpffs(&layout.bpffs()).unwrap();
     let mut sleeper = spawn(layout, &spec(layout, &["sleep", "1000"]), Stdio::null());
-    eventually(|| cgroup::processes(&cgroup_of(layout)).unwrap().len() == 1);
+    eventually("a process in the cgroup", WAIT, || match &cgroup::processes(&cgroup_of(layout)).unwrap()[..] {
+        [_] => Ok(()),
+        found => Err(format!("{found:?}")),
+    });
     network::detach_pod(layout, 3).await.unwrap();
     network::detach_pod(layout, 3).await.unwrap();
     assert!(!pods.third.exists());
@@ -290,7 +283,7 @@ async fn the_janitor_cleans_up_unless_dismissed(layout: &Layout) {
     assert!(layout.run_dir().exists());
     // The end of its pipe is all that a killed daemon would leave.
     drop(janitor::spawn(&weft, &name).unwrap());
-    eventually(|| !layout.run_dir().exists());
+    eventually("nothing left", WAIT, || if layout.run_dir().exists() { Err("files") } else { Ok(()) });
 }
 
 struct Pods {
@@ -414,12 +407,4 @@ async fn run_container(layout: &Layout, spec: &Spec) -> (Option<i32>, String) {
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
-}
-
-fn eventually(condition: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + WAIT;
-    while !condition() {
-        assert!(std::time::Instant::now() < deadline, "not within {WAIT:?}");
-        std::thread::yield_now();
-    }
 }

@@ -15,8 +15,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use weft_examples::client::Report;
-
-use crate::{binaries, wait};
+use weft_test_kit::{binaries, wait};
 
 /// Longest time that a rollout may take on a small and busy machine.
 const ROLLOUT: &str = "180s";
@@ -171,8 +170,7 @@ impl Cluster {
     /// # Errors
     /// The last refusal.
     pub fn until<T>(&self, within: Duration, mut ask: impl FnMut(&Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        runtime.block_on(wait::until(within, async || ask(self)))
+        wait::blocking::until(within, || ask(self))
     }
 
     /// The repository's root, where tutorials are run: seen from the package, where cargo runs its tests.

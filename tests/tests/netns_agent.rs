@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weft_proto::agent::Direction;
-use weft_tests::{
+use weft_test_kit::{
     agent::{self, REDIRECT},
     manifests::Manifests,
     mesh::{Mesh, Options, unique_name},
@@ -23,7 +23,7 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
         ["http1", "--target", "web.shop:80", "--duration", "6s", "--concurrency", "4", "--pause", "2ms", "--fresh"];
     let kill = async {
         // The load is under way once the kernel redirects.
-        eventually(Duration::from_secs(10), async || {
+        eventually("load", Duration::from_secs(10), async || {
             let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
             let status = status.map_err(|error| error.to_string())?;
             if redirected(&status) > redirected(&before) + 20 { Ok(()) } else { Err("no load yet".to_owned()) }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use weft_tests::{
+use weft_test_kit::{
     binaries,
     manifests::Manifests,
     mesh::{Mesh, Options, unique_name},
@@ -22,7 +22,7 @@ use weft_tests::{
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
 
 async fn eventually_clean(name: &str, temporary: Option<&TempDir>) {
-    eventually(CLEAN_WITHIN, async || {
+    eventually("nothing left behind", CLEAN_WITHIN, async || {
         let mut left = leftovers(name).unwrap();
         if let Some(temporary) = temporary {
             left.extend(fs::read_dir(temporary.path()).unwrap().map(|entry| format!("{:?}", entry.unwrap().path())));
@@ -73,7 +73,8 @@ async fn a_demo_interrupted_while_it_starts_leaves_nothing() {
         let temporary = tempfile::tempdir().unwrap();
         let mut demo = demo(&name, &temporary);
         let sign = format!("/run/weft/{name}{file}");
-        eventually(Duration::from_secs(30), async || fs::exists(&sign).unwrap().then_some(()).ok_or("not yet")).await;
+        eventually(&sign, Duration::from_secs(30), async || fs::exists(&sign).unwrap().then_some(()).ok_or("not yet"))
+            .await;
         let pid = nix::unistd::Pid::from_raw(i32::try_from(demo.id()).unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
         assert_eq!(demo.wait().unwrap().code(), Some(130));
@@ -86,7 +87,7 @@ async fn a_killed_demo_leaves_nothing() {
     let name = unique_name("t-demo");
     let temporary = tempfile::tempdir().unwrap();
     let mut demo = demo(&name, &temporary);
-    eventually(Duration::from_secs(60), async || {
+    eventually("a ready pod", Duration::from_secs(60), async || {
         let state = fs::read_to_string(format!("/run/weft/{name}/state.json")).unwrap_or_default();
         if state.contains("\"ready\": true") { Ok(()) } else { Err("the demo has no ready pod yet") }
     })

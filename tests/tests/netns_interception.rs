@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use weft_examples::{
-    client::Report,
-    passthrough::{Connection, Direction},
-};
-use weft_tests::{
+use weft_examples::client::Report;
+use weft_passthrough::{Connection, Direction};
+use weft_test_kit::{
     binaries,
     manifests::Manifests,
     mesh::{ControlPlane, Interception, Mesh, Options, Pod, Shared, unique_name},
@@ -89,7 +87,7 @@ async fn pods(mesh: &Mesh) -> (Pod, Pod) {
     let (client, web) = (mesh.pod("shop", "client").await.unwrap(), mesh.pod("shop", "web").await.unwrap());
     for (protocol, port) in [("http1", 8080), ("banner", 9000)] {
         let target = format!("{}:{port}", web.ip);
-        eventually(SERVES_WITHIN, async || {
+        eventually("an application that serves", SERVES_WITHIN, async || {
             let report = mesh.load("shop", "client", &[protocol, "--target", &target, "--count", "1"]).await.unwrap();
             if report.failures == 0 { Ok(()) } else { Err(format!("{report:?}")) }
         })

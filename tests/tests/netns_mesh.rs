@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Duration};
 use nix::libc;
 use weft_examples::client::{Probe, Report};
 use weft_proto::agent::{Direction, WatchRequest};
-use weft_tests::{
+use weft_test_kit::{
     agent::{self, REDIRECT},
     mesh::{Mesh, Pod, Shared},
     observe,
@@ -221,7 +221,7 @@ fn the_trace_tells_who_was_redirected_from_where_to_where() {
         let services = mesh.service_ips().await.unwrap();
         // A stream is open once the agent answered; the kernel's switch follows at once, so requests go on meanwhile.
         let requests = async {
-            eventually(Duration::from_secs(10), async || {
+            eventually("an answer", Duration::from_secs(10), async || {
                 answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "3", "--fresh"]).await;
                 Err::<(), _>("go on")
             })

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use weft_tests::{
+use weft_test_kit::{
     manifests::Manifests,
     mesh::{Interception, Mesh, Options, unique_name},
     observe,

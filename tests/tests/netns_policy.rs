@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use weft_examples::client::Report;
-use weft_tests::{
+use weft_test_kit::{
     manifests::Manifests,
     mesh::{Mesh, Options, unique_name},
     wait::eventually,
@@ -26,7 +26,7 @@ async fn ask(mesh: &Mesh, namespace: &str, app: &str, target: &str) -> Report {
 }
 
 async fn eventually_allowed(mesh: &Mesh, namespace: &str, app: &str, target: &str) {
-    eventually(FOLLOWS_WITHIN, async || {
+    eventually("allowed", FOLLOWS_WITHIN, async || {
         let report = ask(mesh, namespace, app, target).await;
         if report.failures == 0 { Ok(()) } else { Err(format!("{report:?}")) }
     })
@@ -34,7 +34,7 @@ async fn eventually_allowed(mesh: &Mesh, namespace: &str, app: &str, target: &st
 }
 
 async fn eventually_denied(mesh: &Mesh, namespace: &str, app: &str, target: &str) {
-    eventually(FOLLOWS_WITHIN, async || {
+    eventually("denied", FOLLOWS_WITHIN, async || {
         let report = ask(mesh, namespace, app, target).await;
         if report.errors.get("status 403") == Some(&report.requests) { Ok(()) } else { Err(format!("{report:?}")) }
     })
@@ -72,7 +72,7 @@ async fn a_malformed_manifest_is_named_and_the_rest_goes_on() {
     eventually_denied(&mesh, "shop", "client", PAYMENTS).await;
     eventually_allowed(&mesh, "legacy", "legacy", "web.shop:80").await;
 
-    let complaint = eventually(FOLLOWS_WITHIN, async || {
+    let complaint = eventually("a complaint", FOLLOWS_WITHIN, async || {
         let errors = mesh.manifest_errors().map_err(|error| error.to_string())?;
         let about = errors.into_iter().find(|error| error.contains("broken.yaml") && error.contains("replicas"));
         about.ok_or("nobody complained about broken.yaml".to_owned())

@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
-use weft_tests::binaries;
+use weft_test_kit::binaries;
 use weft_tls::ca::Root;
 
 /// A proxy that is going to refuse does so at once; one that still runs after this serves.

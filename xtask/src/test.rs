@@ -278,27 +278,23 @@ fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environm
     })
 }
 
-/// What the tests that failed had to say, gathered from the output of test programs.
-///
-/// Ours say it right below `test NAME ... FAILED`, or below the result; those of libtest in a section of its own, under
-/// `failures:`.
+/// What the tests that failed had to say: of the output of libtest, which all of our test programs share, the lines from
+/// `failures:` to the result.
 #[derive(Debug, Default)]
 struct Failures {
     said: String,
-    is_telling: bool,
+    is_within: bool,
 }
 
 impl Failures {
     fn read(&mut self, line: &str) {
-        let is_failure = line.starts_with("test ") && line.contains("FAILED");
-        if is_failure || line == "failures:" {
-            self.is_telling = true;
-        } else if line.starts_with("test ") {
-            self.is_telling = false;
-        }
-        if self.is_telling {
+        self.is_within |= line == "failures:";
+        if self.is_within {
             self.said += line;
             self.said.push('\n');
+        }
+        if line.starts_with("test result: ") {
+            self.is_within = false;
         }
     }
 }
@@ -318,15 +314,13 @@ mod tests {
 
     #[test]
     fn what_failed_tests_said_is_gathered() {
-        let mut failures = Failures::default();
-        let output = "\nrunning 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\nwhy\n\
-                      \ntest result: FAILED. 1 passed; 1 failed\ntest c ... ok (1 s)\ntest d ... FAILED\nbecause\n\
-                      test e ...\n  | talk\ntest e ... ok";
-        output.lines().for_each(|line| failures.read(line));
-        assert_eq!(
-            failures.said,
-            "test b ... FAILED\n\nfailures:\n\n---- b stdout ----\nwhy\n\ntest result: FAILED. 1 passed; 1 failed\n\
-             test d ... FAILED\nbecause\n"
+        let failed = "failures:\n\n---- b ----\nwhy\n\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed\n";
+        let output = format!(
+            "\nrunning 2 tests\ntest a ... ok\ntest b ... FAILED\n\n{failed}\nrunning 1 test\ntest c ... ok\n\n\
+             test result: ok. 1 passed; 0 failed\n\nrunning 1 test\n  | talk\n"
         );
+        let mut failures = Failures::default();
+        output.lines().for_each(|line| failures.read(line));
+        assert_eq!(failures.said, failed);
     }
 }

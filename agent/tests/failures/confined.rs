@@ -15,6 +15,7 @@ use nix::{
 };
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use weft_sandbox::host::mounts;
 
 /// The first argument of a process that is to become a confined one.
 pub(crate) const SUBCOMMAND: &str = "confined";
@@ -121,12 +122,11 @@ fn read_only_but(directory: &str) {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
     mount(Some(directory), directory, nothing, MsFlags::MS_BIND | MsFlags::MS_REC, nothing).unwrap();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    for point in mounts.lines().map(|line| line.split(' ').nth(4).unwrap()) {
-        if !Path::new(point).starts_with(directory) {
+    for (point, _) in mounts().unwrap() {
+        if !point.starts_with(directory) {
             let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
             // What another mount hides cannot be named, nor written to.
-            let _ = mount(nothing, point, nothing, flags, nothing);
+            let _ = mount(nothing, &point, nothing, flags, nothing);
         }
     }
 }

@@ -11,13 +11,15 @@ use std::{
 };
 
 use weft_proto::agent::PortRange;
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, PROXY_UID, World},
+};
 
 use crate::{
-    AGENT, APP, Mesh, kernel,
+    AGENT, kernel,
     load::Load,
-    reaches,
     traced::{Then, Traced},
-    world::World,
 };
 
 /// More than any of these ways has; a test that comes here has lost count.
@@ -25,9 +27,9 @@ const STEPS: usize = 200;
 
 pub(crate) fn ten_crashes_in_a_row(world: &mut World) {
     let mesh = Mesh::new(world);
-    let mut app = world.pod("a", APP);
+    let mut app = world.pod("a", APPLICATION_UID);
     drop(mesh.a);
-    let mut proxy = world.pod("a", crate::PROXY);
+    let mut proxy = world.pod("a", PROXY_UID);
     proxy.ok("echo-proxy");
     let opened = app.answer("open 10.99.0.2:8080");
     assert_eq!(opened.field("orig"), "10.99.0.2:8080");
@@ -174,7 +176,7 @@ pub(crate) fn killed_while_enrolling(world: &mut World) {
         let enrolled = world.enrol(world.request("a"));
         let completed = enrolled.is_ok();
         let steps = doomed.end();
-        let mut app = world.pod("a", APP);
+        let mut app = world.pod("a", APPLICATION_UID);
         let attested = app.say("attest");
         let outbound = app.connect("10.99.0.2:8080").listener();
         // The proxy is not ready before both directions are attested, and until then there is no application. Outbound
@@ -188,14 +190,14 @@ pub(crate) fn killed_while_enrolling(world: &mut World) {
         }
         died += 1;
         world.start_agent(&[]);
-        world.enrol(world.request("a")).unwrap();
+        world.mesh("a");
         mesh.is_meshed(world);
         world.withdraw("a");
         world.kill_agent();
     }
     assert!(died > 5 && half > 0, "{died} died, {half} of them between two directions");
     world.start_agent(&[]);
-    world.enrol(world.request("a")).unwrap();
+    world.mesh("a");
     mesh.is_meshed(world);
 }
 
@@ -219,13 +221,13 @@ pub(crate) fn killed_while_changing(world: &mut World) {
         let completed = world.enrol(changed.clone()).is_ok();
         let steps = doomed.end();
         load.goes_on(world);
-        let mut app = world.pod("a", APP);
+        let mut app = world.pod("a", APPLICATION_UID);
         let now = app.connect("10.99.0.2:9095").listener();
         assert!(now == Some(4140) || now == Some(9095), "{now:?} after {steps:?}");
         world.start_agent(&[]);
         // Other rules than those that were interrupted: nothing of those may remain.
-        world.enrol(world.request("a")).unwrap();
-        reaches(&app.connect("10.99.0.2:9095"), 4140);
+        world.mesh("a");
+        app.connect("10.99.0.2:9095").reached(4140);
         let mut after = rules(&world.pins());
         after.sort_unstable();
         assert_eq!(after, before, "after {steps:?}");

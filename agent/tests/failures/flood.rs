@@ -5,8 +5,12 @@ use std::time::Duration;
 use aya::maps::{Array, Map};
 use weft_ebpf_abi::{map, switch};
 use weft_proto::agent::WatchRequest;
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, World},
+};
 
-use crate::{APP, Mesh, kernel, world::World};
+use crate::kernel;
 
 pub(crate) fn delays_nothing(world: &mut World) {
     let mesh = Mesh::new(world);
@@ -14,7 +18,7 @@ pub(crate) fn delays_nothing(world: &mut World) {
         let switches = Array::<_, u32>::try_from(Map::Array(kernel::data(&world.pins(), map::SWITCHES))).unwrap();
         switches.get(&switch::TRACE, 0).unwrap() == 1
     };
-    let mut floods: Vec<_> = (0..2).map(|_| world.pod("a", APP)).collect();
+    let mut floods: Vec<_> = (0..2).map(|_| world.pod("a", APPLICATION_UID)).collect();
     let mut watch = world.watch(WatchRequest::default());
     floods.iter_mut().for_each(|flood| flood.ok("flood"));
     // More than one batch of the agent's reader; a slow machine loses events, a fast one reads them all.
@@ -25,7 +29,7 @@ pub(crate) fn delays_nothing(world: &mut World) {
     });
     for _ in 0..3 {
         world.withdraw("b");
-        world.enrol(world.request("b")).unwrap();
+        world.mesh("b");
     }
     assert!(is_watched(world), "the flood was traced all the while");
     drop(watch);

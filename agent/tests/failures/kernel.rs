@@ -3,32 +3,34 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
 };
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::{
+    maps::{HashMap, Map, MapData, MapInfo},
+    programs::links::{FdLink, PinnedLink},
+};
 use weft_ebpf_abi::{
     map,
     pod::{Pod, PortBlock, PortBlockKey},
 };
 
-use crate::bpf::Object;
-
-/// A pinned map or link, as its file descriptor's information has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pinned(BTreeMap<String, String>);
+/// A pinned map or link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    /// The number of the map or link.
+    pub(crate) id: u32,
+    /// The number of a link's program.
+    pub(crate) program: Option<u32>,
+}
 
 impl Pinned {
-    /// The number of the map or link.
-    pub(crate) fn id(&self) -> u32 {
-        let id = self.0.get("map_id").or_else(|| self.0.get("link_id"));
-        id.unwrap_or_else(|| panic!("no id in {self:?}")).parse().unwrap()
-    }
-
-    /// The number of a link's program.
-    pub(crate) fn program(&self) -> Option<u32> {
-        Some(self.0.get("prog_id")?.parse().unwrap())
+    fn read(pin: &Path) -> Self {
+        if pin.parent().is_some_and(|directory| directory.ends_with("maps")) {
+            return Self { id: MapInfo::from_pin(pin).unwrap().id(), program: None };
+        }
+        let link = FdLink::from(PinnedLink::from_pin(pin).unwrap()).info().unwrap();
+        Self { id: link.id(), program: Some(link.program_id()) }
     }
 }
 
@@ -43,16 +45,8 @@ pub(crate) fn pinned(directory: &Path) -> BTreeMap<PathBuf, Pinned> {
             if kind.is_dir() {
                 open.push(entry.path());
             } else if kind.is_file() {
-                let object = Object::open(&entry.path()).unwrap().unwrap();
-                let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", object.as_fd().as_raw_fd())).unwrap();
-                // The rest changes with time.
-                let names = ["map_id", "link_id", "prog_id"];
-                let fields = info.lines().filter_map(|line| line.split_once(":\t"));
-                let fields = fields
-                    .filter(|(name, _)| names.contains(name))
-                    .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-                    .collect();
-                found.insert(entry.path().strip_prefix(directory).unwrap().to_path_buf(), Pinned(fields));
+                let path = entry.path();
+                found.insert(path.strip_prefix(directory).unwrap().to_path_buf(), Pinned::read(&path));
             }
         }
     }
@@ -62,7 +56,7 @@ pub(crate) fn pinned(directory: &Path) -> BTreeMap<PathBuf, Pinned> {
 /// The numbers of all attached programs, by their links. What is loaded later has a greater one.
 pub(crate) fn programs(directory: &Path) -> BTreeMap<PathBuf, u32> {
     let links = pinned(directory).into_iter();
-    links.filter_map(|(path, pinned)| Some((path, pinned.program()?))).collect()
+    links.filter_map(|(path, pinned)| Some((path, pinned.program?))).collect()
 }
 
 /// The numbers of the maps that programs use, pinned or not.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{APP, world::World};
+use weft_test_kit::{pod::APPLICATION_UID, world::World};
 
 /// Connections of one command; its answer is awaited.
 const BATCH: usize = 25;
@@ -35,7 +35,7 @@ impl Load {
     pub(crate) fn of(world: &World, clients: &[(&str, &str, u16)]) -> Self {
         let (stop, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let start = |&(netns, target, listener): &(&str, &str, u16)| {
-            let mut pod = world.pod(netns, APP);
+            let mut pod = world.pod(netns, APPLICATION_UID);
             let (stop, batches) = (stop.clone(), batches.clone());
             let (command, expected) = (format!("load {target} {BATCH}"), format!("{listener}={BATCH}"));
             thread::spawn(move || {

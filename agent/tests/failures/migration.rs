@@ -4,8 +4,12 @@
 use std::path::PathBuf;
 
 use weft_ebpf_abi::LAYOUT;
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, PROXY_UID, World},
+};
 
-use crate::{APP, Mesh, PROXY, kernel, load::Load, reaches, world::World};
+use crate::{AGENT, kernel, load::Load};
 
 /// The directories of the layout before this one and of this one.
 fn directories(world: &World) -> (PathBuf, PathBuf) {
@@ -31,32 +35,32 @@ pub(crate) fn pods_come_over(world: &mut World) {
     let (older, own) = directories(world);
     let objects = kernel::pinned(&older);
     drop(mesh);
-    let mut servers = world.pod("b", APP);
+    let mut servers = world.pod("b", APPLICATION_UID);
     for port in [8080, 9090] {
         servers.ok(&format!("serve {port}"));
     }
     // A connection that lasts, to see what becomes of it: through b's proxy, which then makes room for another.
-    let mut proxy = world.pod("b", PROXY);
+    let mut proxy = world.pod("b", PROXY_UID);
     proxy.ok("echo-proxy");
-    let mut client = world.pod("c", APP);
-    reaches(&client.answer("open 10.98.0.2:8080"), 4143);
-    let mut app = world.pod("b", APP);
-    reaches(&app.answer("open 192.0.2.1:80"), 4140);
-    let _a = world.proxy_of("a");
+    let mut client = world.pod("c", APPLICATION_UID);
+    client.answer("open 10.98.0.2:8080").reached(4143);
+    let mut app = world.pod("b", APPLICATION_UID);
+    app.answer("open 192.0.2.1:80").reached(4140);
+    let _a = world.proxy("a");
     let load =
         Load::of(world, &[("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("a", "192.0.2.7:80", 4140)]);
     load.goes_on(world);
     world.start_agent_at(&own, &[]);
     load.goes_on(world);
     assert!(kernel::pinned(&older).len() == objects.len(), "nothing goes before the pods came over");
-    assert!(world.pod("a", APP).say("attest").starts_with("flags=3 "), "the older layout still answers");
+    assert!(world.pod("a", APPLICATION_UID).say("attest").starts_with("flags=3 "), "the older layout still answers");
     // Killed on the way, the next one goes on.
-    world.enrol(world.request("b")).unwrap();
+    world.mesh("b");
     world.kill_agent();
     world.start_agent_at(&own, &[]);
     load.goes_on(world);
     assert!(older.exists(), "a did not come over yet");
-    world.enrol(world.request("a")).unwrap();
+    world.mesh("a");
     load.goes_on(world);
     let word = "does not redirect any more";
     world.eventually("the older layout's last redirect", |world| world.agent_log().contains(word).then_some(()));
@@ -66,23 +70,23 @@ pub(crate) fn pods_come_over(world: &mut World) {
     app.ok("ping");
     client.ok("ping");
     assert!(world.agent_log().contains("took over from an older layout"), "{}", world.agent_log());
-    let remaining: Vec<_> = objects.values().filter_map(kernel::Pinned::program).collect();
+    let remaining: Vec<_> = objects.values().filter_map(|pinned| pinned.program).collect();
     world.eventually("the end of its programs", |_| {
         let (_, programs) = kernel::everything();
         remaining.iter().all(|program| !programs.contains(program)).then_some(())
     });
     let status = world.status();
     assert_eq!(status.pods.len(), 2);
-    let mut again = world.pod("a", APP);
+    let mut again = world.pod("a", APPLICATION_UID);
     let answer = again.connect("10.99.0.2:8080");
-    reaches(&answer, 4140);
+    answer.reached(4140);
     assert_eq!((answer.field("orig"), answer.field("peername")), ("10.99.0.2:8080", "10.99.0.2:8080"));
-    reaches(&again.connect("10.99.0.2:9090"), 9090);
+    again.connect("10.99.0.2:9090").reached(9090);
     // Unloading takes what is left of all layouts.
     world.kill_agent();
-    let unload = std::process::Command::new(crate::AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
+    let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success() && !own.exists(), "{unload:?}");
-    reaches(&again.connect("10.99.0.2:8080"), 8080);
+    again.connect("10.99.0.2:8080").reached(8080);
 }
 
 pub(crate) fn stays_while_needed(world: &mut World) {
@@ -94,13 +98,13 @@ pub(crate) fn stays_while_needed(world: &mut World) {
         std::os::unix::fs::symlink(LAYOUT.to_string(), older.join("layout")).unwrap();
         let mut arguments = world.agent_arguments(&older, &[]);
         arguments[2] = world.directory().join("old.sock").into();
-        world.spawn_agent(std::process::Command::new(crate::AGENT).args(arguments));
+        world.spawn_agent(std::process::Command::new(AGENT).args(arguments));
         world.eventually("the older agent", |world| world.agent_log().contains("in force").then_some(()));
         world.take_agent()
     };
     world.start_agent_at(&own, &[]);
-    world.enrol(world.request("a")).unwrap();
-    world.enrol(world.request("b")).unwrap();
+    world.mesh("a");
+    world.mesh("b");
     world.eventually("patience", |world| world.agent_log().contains("another agent's").then_some(()));
     assert!(older.join("links/connect4").exists());
     mesh.is_meshed(world);
@@ -113,7 +117,7 @@ pub(crate) fn stays_while_needed(world: &mut World) {
     mesh.is_meshed(world);
     // Unloading does not leave it behind.
     world.kill_agent();
-    let unload = std::process::Command::new(crate::AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
+    let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success(), "{unload:?}");
     assert!(!older.exists() && !own.exists());
     Mesh::is_open(world);

@@ -3,8 +3,12 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, World},
+};
 
-use crate::{AGENT, Mesh, kernel, load::Load, world::World};
+use crate::{AGENT, kernel, load::Load};
 
 /// Whether a pin directory has its label, which is a symlink to nowhere, and this many pins.
 fn is_complete(pins: &Path, count: usize) -> bool {
@@ -45,8 +49,8 @@ pub(crate) fn removed_without_an_agent(world: &mut World) {
     world.kill_agent();
     fs::remove_dir_all(world.pins()).unwrap();
     world.eventually("the links' end", |world| {
-        let open = world.pod("a", crate::APP).connect("10.99.0.2:8080").listener() == Some(8080);
-        (open && world.pod("c", crate::APP).connect("10.98.0.2:8080").listener() == Some(8080)).then_some(())
+        let open = world.pod("a", APPLICATION_UID).connect("10.99.0.2:8080").listener() == Some(8080);
+        (open && world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").listener() == Some(8080)).then_some(())
     });
     world.start_agent(&[]);
     assert!(world.status().pods.is_empty());
@@ -104,9 +108,9 @@ pub(crate) fn unload_leaves_nothing(world: &mut World) {
     let mesh = Mesh::new(world);
     world.kill_agent();
     let ours = kernel::pinned(&world.pins());
-    let programs: BTreeSet<u32> = ours.values().filter_map(kernel::Pinned::program).collect();
+    let programs: BTreeSet<u32> = ours.values().filter_map(|pinned| pinned.program).collect();
     let pinned: BTreeSet<u32> =
-        ours.values().filter(|pinned| pinned.program().is_none()).map(kernel::Pinned::id).collect();
+        ours.values().filter(|pinned| pinned.program.is_none()).map(|pinned| pinned.id).collect();
     let maps: BTreeSet<u32> = kernel::maps_of(&programs).union(&pinned).copied().collect();
     let left = || {
         let (all_maps, all_programs) = kernel::everything();

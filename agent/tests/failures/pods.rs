@@ -7,14 +7,18 @@ use std::{
 };
 
 use nix::sys::resource::{Resource, setrlimit};
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, PROXY_UID, World},
+};
 
-use crate::{APP, Mesh, PROXY, kernel, reaches, world::World};
+use crate::kernel;
 
 /// More descriptors than a process may have by default.
 const DESCRIPTORS: u64 = 4096;
 
-/// What the processes of this file do besides the common commands.
-pub(crate) fn command(words: &[&str]) -> Option<String> {
+/// Follows the orders of this file, besides the common ones.
+pub(crate) fn follow(words: &[&str]) -> Option<String> {
     match words {
         ["fill-descriptors"] => {
             setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS + 64, DESCRIPTORS + 64).unwrap();
@@ -39,39 +43,39 @@ pub(crate) fn command(words: &[&str]) -> Option<String> {
 pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
     world.kill_agent();
     world.unload();
-    let mut server = world.pod("b", APP);
+    let mut server = world.pod("b", APPLICATION_UID);
     server.ok("serve 8080");
-    let mut proxy = world.pod("b", PROXY);
+    let mut proxy = world.pod("b", PROXY_UID);
     proxy.ok("fill-descriptors");
     proxy.ok("proxy");
     // It listened before any program could see it, so its sockets have to be taken from it.
     world.start_agent(&[]);
-    world.enrol(world.request("b")).unwrap();
-    reaches(&world.pod("c", APP).connect("10.98.0.2:8080"), 4143);
-    assert!(world.pod("b", APP).say("attest").starts_with("flags=3 "));
+    world.mesh("b");
+    world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
+    assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=3 "));
 }
 
 pub(crate) fn proxy_crash_loop(world: &mut World) {
     let mesh = Mesh::new(world);
-    let Mesh { a, _b, _servers } = mesh;
-    drop(_b);
-    let mut client = world.pod("c", APP);
-    let mut app = world.pod("b", APP);
+    let Mesh { a, b, servers } = mesh;
+    drop(b);
+    let mut client = world.pod("c", APPLICATION_UID);
+    let mut app = world.pod("b", APPLICATION_UID);
     // No agent takes part: the programs see each proxy begin to listen.
     world.kill_agent();
     for _ in 0..10 {
         assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
         assert_eq!(app.say("connect 192.0.2.1:80"), "error ConnectionRefused");
-        let proxy = world.proxy_of("b");
+        let proxy = world.proxy("b");
         // At the first connection after listen(2).
         let answer = client.connect("10.98.0.2:8080");
-        reaches(&answer, 4143);
+        answer.reached(4143);
         assert_eq!(answer.field("orig"), "10.98.0.2:8080");
-        reaches(&app.connect("192.0.2.1:80"), 4140);
+        app.connect("192.0.2.1:80").reached(4140);
         drop(proxy);
     }
     world.start_agent(&[]);
-    let mesh = Mesh { a, _b: world.proxy_of("b"), _servers };
+    let mesh = Mesh { a, b: world.proxy("b"), servers };
     mesh.is_meshed(world);
     assert_eq!(world.status().flow_misses, 0);
 }
@@ -79,19 +83,19 @@ pub(crate) fn proxy_crash_loop(world: &mut World) {
 pub(crate) fn source_port_reuse(world: &mut World) {
     const PORT: u16 = 33_333;
     let mesh = Mesh::new(world);
-    let mut app = world.pod("a", APP);
+    let mut app = world.pod("a", APPLICATION_UID);
     for round in 0..50 {
         for target in ["10.99.0.2:8080", "192.0.2.7:443", "10.99.0.2:8081"] {
             let answer = app.answer(&format!("connect-port {PORT} {target}"));
-            reaches(&answer, 4140);
+            answer.reached(4140);
             assert_eq!((answer.field("orig"), answer.port("sockname")), (target, PORT), "{round}");
         }
     }
     // What a refused connection announced is nobody else's destination.
-    let Mesh { a, _b, _servers } = mesh;
+    let Mesh { a, b: _b, servers: _servers } = mesh;
     drop(a);
     assert_eq!(app.say(&format!("connect-port {PORT} 192.0.2.9:80")), "error ConnectionRefused");
-    let _a = world.proxy_of("a");
+    let _a = world.proxy("a");
     let by_hand = app.answer(&format!("connect-port {PORT} 127.0.0.1:4140"));
     assert_eq!(by_hand.field("orig"), "127.0.0.1:4140");
     let answer = app.answer(&format!("connect-port {PORT} 192.0.2.8:80"));
@@ -101,26 +105,26 @@ pub(crate) fn source_port_reuse(world: &mut World) {
 
 pub(crate) fn inherited_sockets(world: &mut World) {
     let mesh = Mesh::unmeshed(world);
-    let mut app = world.pod("a", APP);
+    let mut app = world.pod("a", APPLICATION_UID);
     // Connected before the enrolment: it stays what it is. Made before and connected after: redirected.
-    let mut servers = world.pod("b", APP);
+    let mut servers = world.pod("b", APPLICATION_UID);
     servers.ok("echo 8082");
-    reaches(&app.answer("open 10.99.0.2:8082"), 8082);
+    app.answer("open 10.99.0.2:8082").reached(8082);
     app.ok("create");
     let opposite = app.answer("dial-in-child 10.99.0.2:8080");
-    reaches(&opposite, 8080);
+    opposite.reached(8080);
     app.ok("create");
-    world.enrol(world.request("a")).unwrap();
-    world.enrol(world.request("b")).unwrap();
+    world.mesh("a");
+    world.mesh("b");
     app.ok("ping");
     // Another program, in a child, with its parent's socket.
     let answer = app.answer("dial-in-child 10.99.0.2:8080");
-    reaches(&answer, 4140);
+    answer.reached(4140);
     assert_eq!((answer.field("orig"), answer.field("peername")), ("10.99.0.2:8080", "10.99.0.2:8080"));
     // The proxy's socket in the hands of its child is the proxy's, because its user is.
-    let mut proxy = world.pod("a", PROXY);
+    let mut proxy = world.pod("a", PROXY_UID);
     proxy.ok("create");
-    reaches(&proxy.answer("dial-in-child 10.99.0.2:8080"), 4143);
+    proxy.answer("dial-in-child 10.99.0.2:8080").reached(4143);
     mesh.is_meshed(world);
 }
 
@@ -131,20 +135,20 @@ pub(crate) fn unknown_cookies(world: &mut World) {
     let entry = pods.get(&cookie, 0).unwrap();
     // No namespace has the cookie 0: an entry for it is nobody's, and is collected.
     pods.insert(0, entry, 0).unwrap();
-    let mut servers = world.pod("c", APP);
+    let mut servers = world.pod("c", APPLICATION_UID);
     servers.ok("serve 8085");
-    reaches(&world.pod("c", APP).connect("10.98.0.3:8085"), 8085);
-    assert!(world.pod("c", APP).say("attest").starts_with("error E"));
+    world.pod("c", APPLICATION_UID).connect("10.98.0.3:8085").reached(8085);
+    assert!(world.pod("c", APPLICATION_UID).say("attest").starts_with("error E"));
     mesh.is_meshed(world);
     world.eventually("the collection of the cookie 0", |_| pods.get(&0, 0).is_err().then_some(()));
     // Somebody else removed a pod's entry: inbound is refused, because steering is attached; outbound has nothing that
     // could tell the pod from one outside the mesh, and its proxy cannot attest any more.
     pods.remove(&cookie).unwrap();
-    assert_eq!(world.pod("c", APP).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
-    assert!(world.pod("b", APP).say("attest").starts_with("error E"));
+    assert_eq!(world.pod("c", APPLICATION_UID).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("error E"));
     let unknown =
         |verdict: &weft_proto::agent::VerdictCount| verdict.verdict == "deny_unknown_pod" && verdict.count > 0;
     assert!(world.status().verdicts.iter().any(unknown));
-    world.enrol(world.request("b")).unwrap();
+    world.mesh("b");
     mesh.is_meshed(world);
 }

@@ -4,15 +4,19 @@ use std::{collections::BTreeSet, process::Command};
 
 use rustix::thread::CapabilitySet;
 use weft_proto::agent::WatchRequest;
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, World},
+};
 
-use crate::{AGENT, APP, Mesh, confined, confined::PROBE, world::World};
+use crate::{AGENT, confined, confined::PROBE};
 
 /// What every node needs. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
 const CAPABILITIES: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN).union(CapabilitySet::SYS_PTRACE);
 
 fn spawn_confined(world: &mut World, capabilities: CapabilitySet, flags: &[&str]) {
-    let mut command = confined::command(capabilities, world.directory(), AGENT);
+    let mut command = confined::command(capabilities, &world.directory(), AGENT);
     command.args(world.agent_arguments(&world.pins(), flags));
     world.spawn_agent(&mut command);
 }
@@ -31,11 +35,11 @@ pub(crate) fn enough(world: &mut World) {
     world.wait_for_agent();
     assert_eq!(effective(world), CAPABILITIES.bits());
     // Proxies that listen already are the ones whose listeners have to be taken from them.
-    world.enrol(world.request("a")).unwrap();
-    world.enrol(world.request("b")).unwrap();
+    world.mesh("a");
+    world.mesh("b");
     mesh.is_meshed(world);
     let mut watch = world.watch(WatchRequest::default());
-    let mut app = world.pod("a", APP);
+    let mut app = world.pod("a", APPLICATION_UID);
     world.eventually("an event", |_| {
         app.connect("10.99.0.2:8080");
         watch.try_next(std::time::Duration::from_millis(50))
@@ -53,7 +57,7 @@ pub(crate) fn enough(world: &mut World) {
     world.eventually("the pins", |world| std::fs::symlink_metadata(world.pins().join("layout")).ok());
     world.withdraw("a");
     world.kill_agent();
-    let unload = confined::command(CAPABILITIES, world.directory(), AGENT)
+    let unload = confined::command(CAPABILITIES, &world.directory(), AGENT)
         .args(["unload", "--pin-dir"])
         .arg(world.pins())
         .output()
@@ -83,7 +87,7 @@ pub(crate) fn not_too_much(world: &mut World) {
     let process = process.lines().next().unwrap();
     let works = |capabilities: CapabilitySet| {
         let mut command =
-            confined::command(capabilities, world.directory(), std::env::current_exe().unwrap().to_str().unwrap());
+            confined::command(capabilities, &world.directory(), std::env::current_exe().unwrap().to_str().unwrap());
         let output = command.args([confined::RIGHTS, &netns, process]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
@@ -102,7 +106,7 @@ pub(crate) fn confinement(world: &mut World) {
     };
     let myself = std::env::current_exe().unwrap();
     let myself = myself.to_str().unwrap();
-    assert_eq!(probe(&mut confined::command(CAPABILITIES, world.directory(), myself)), "run");
+    assert_eq!(probe(&mut confined::command(CAPABILITIES, &world.directory(), myself)), "run");
     // In a mount namespace of its own, because here it all works.
     let free = probe(Command::new("unshare").args(["--mount", myself]));
     std::fs::remove_dir(world.cgroup().join("weft-probe")).unwrap();

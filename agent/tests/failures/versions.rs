@@ -5,13 +5,15 @@ use std::process::Command;
 use nix::sys::wait::WaitStatus;
 use weft_ebpf_abi::LAYOUT;
 use weft_proto::agent::PortRange;
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{Mesh, PROXY_UID, World},
+};
 
 use crate::{
-    AGENT, APP, Mesh, kernel,
+    AGENT, kernel,
     load::Load,
-    reaches,
     traced::{Then, Traced},
-    world::World,
 };
 
 pub(crate) fn upgrade_in_place(world: &mut World) {
@@ -20,12 +22,12 @@ pub(crate) fn upgrade_in_place(world: &mut World) {
     changed.skip_outbound_ports.push(PortRange { first: 9095, last: 9095 });
     world.enrol(changed).unwrap();
     drop(mesh);
-    let mut servers = world.pod("b", APP);
+    let mut servers = world.pod("b", APPLICATION_UID);
     servers.ok("serve 9095");
-    let (mut a, mut b) = (world.pod("a", crate::PROXY), world.pod("b", crate::PROXY));
+    let (mut a, mut b) = (world.pod("a", PROXY_UID), world.pod("b", PROXY_UID));
     a.ok("echo-proxy");
     b.ok("echo-proxy");
-    let (mut app, mut client) = (world.pod("a", APP), world.pod("c", APP));
+    let (mut app, mut client) = (world.pod("a", APPLICATION_UID), world.pod("c", APPLICATION_UID));
     assert_eq!(app.answer("open 10.99.0.2:8080").listener(), Some(4140));
     assert_eq!(client.answer("open 10.98.0.2:8080").listener(), Some(4143));
     let before = (kernel::pinned(&world.pins()), world.status());
@@ -35,9 +37,9 @@ pub(crate) fn upgrade_in_place(world: &mut World) {
     // The same maps and links, other programs.
     for (path, old) in &before.0 {
         let new = &after.0[path];
-        assert_eq!(new.id(), old.id(), "{path:?}");
-        if let Some(program) = old.program() {
-            assert_ne!(new.program(), Some(program), "{path:?}");
+        assert_eq!(new.id, old.id, "{path:?}");
+        if let Some(program) = old.program {
+            assert_ne!(new.program, Some(program), "{path:?}");
         }
     }
     assert_eq!(after.0.len(), before.0.len());
@@ -122,5 +124,5 @@ pub(crate) fn newer_layout_is_left_alone(world: &mut World) {
     std::fs::rename(&newer, &own).unwrap();
     world.start_agent_at(&own, &[]);
     assert_eq!(world.status().pods.len(), 2);
-    reaches(&world.pod("a", APP).connect("10.99.0.2:8080"), 4140);
+    world.pod("a", APPLICATION_UID).connect("10.99.0.2:8080").reached(4140);
 }

@@ -1,22 +1,16 @@
 //! The table: every case, and the rows that are no case here. A row of the tables that Weft is held against must be in
 //! one or the other, which a test checks.
 
-#[path = "cases/balancer.rs"]
 mod balancer;
-#[path = "cases/bypass.rs"]
 mod bypass;
-#[path = "cases/inbound.rs"]
 mod inbound;
-#[path = "cases/options.rs"]
 mod options;
-#[path = "cases/outbound.rs"]
 mod outbound;
-#[path = "cases/sockets.rs"]
 mod sockets;
 
 use crate::case::{Case, Elsewhere};
 
-/// All, in the order in which they are played and shown.
+/// All, in the order in which they are findings and shown.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     [outbound::CASES, inbound::CASES, sockets::CASES, options::CASES, balancer::CASES, bypass::CASES]
         .into_iter()

@@ -24,20 +24,20 @@ use std::{
 
 use crate::{
     case::{Act, Case, Given, How, INBOUND_PORT, MATE, NESTED, OUTBOUND_PORT, OWN, Outcome, PEER, POD, Place, Reach},
+    fixture::{Column, Findings},
     server::canonical,
-    stage::{Column, Played},
-    told,
+    trace,
 };
 
 /// What every connection of a case shows.
 type Observations = BTreeMap<String, String>;
 
 /// Compares what came of a case with what it expects; the error lists every observation that differs.
-pub(crate) fn check(case: &Case, column: Column, played: &Played) -> Result<(), String> {
+pub(crate) fn check(case: &Case, column: Column, findings: &Findings) -> Result<(), String> {
     let outcome = outcome(case, column);
     let mut complaints = String::new();
-    for (target, answer) in case.to.iter().zip(&played.answers) {
-        let observed = observed(&answer.0, played);
+    for (target, answer) in case.to.iter().zip(&findings.answers) {
+        let observed = observed(&answer.0, findings);
         for (name, expected) in expected(case, &outcome, column, target) {
             let found = observed.get(&name).map_or("nothing", String::as_str);
             if found != expected {
@@ -49,15 +49,15 @@ pub(crate) fn check(case: &Case, column: Column, played: &Played) -> Result<(), 
         }
     }
     if column == Column::Weft {
-        check_verdicts(case, played, &mut complaints);
-        told::check_trace(case, &played.verdicts, &played.traced, &mut complaints);
-        for (target, right, explained) in &played.explained {
+        check_verdicts(case, findings, &mut complaints);
+        trace::check_trace(case, &findings.verdicts, &findings.traced, &mut complaints);
+        for (target, right, explained) in &findings.explained {
             if !right.contains(explained) {
                 let _ = writeln!(complaints, "  {target}: explained as {explained}, not {right:?}");
             }
         }
     }
-    if complaints.is_empty() { Ok(()) } else { Err(format!("{complaints}  all of it: {played:?}")) }
+    if complaints.is_empty() { Ok(()) } else { Err(format!("{complaints}  all of it: {findings:?}")) }
 }
 
 /// The outcome that a case expects in a column.
@@ -68,14 +68,14 @@ pub(crate) fn outcome(case: &Case, column: Column) -> Outcome {
     }
 }
 
-fn check_verdicts(case: &Case, played: &Played, complaints: &mut String) {
+fn check_verdicts(case: &Case, findings: &Findings, complaints: &mut String) {
     let expected: BTreeSet<&str> = case.verdicts.iter().copied().collect();
-    let moved: BTreeSet<&str> = played.verdicts.keys().map(String::as_str).collect();
+    let moved: BTreeSet<&str> = findings.verdicts.keys().map(String::as_str).collect();
     if moved != expected {
         let _ = writeln!(complaints, "  verdicts are {moved:?}, not {expected:?}");
     } else if counts_exactly(case) {
         let connections = case.to.len() as u64;
-        for (verdict, count) in played.verdicts.iter().filter(|(_, count)| **count != connections) {
+        for (verdict, count) in findings.verdicts.iter().filter(|(_, count)| **count != connections) {
             let _ = writeln!(complaints, "  {verdict} counts {count} of {connections} connections");
         }
     }
@@ -94,7 +94,7 @@ fn counts_exactly(case: &Case) -> bool {
     }
 }
 
-fn observed(answer: &Observations, played: &Played) -> Observations {
+fn observed(answer: &Observations, findings: &Findings) -> Observations {
     let mut observed = answer.clone();
     let socket = |name: &str| answer.get(name).and_then(|text| text.parse().ok()).map(canonical);
     if let Some(local) = socket("sockname") {
@@ -109,7 +109,7 @@ fn observed(answer: &Observations, played: &Played) -> Observations {
             observed.insert("same-source".into(), (local == peer).to_string());
         }
     }
-    for counter in played.kernel.keys() {
+    for counter in findings.kernel.keys() {
         observed.insert(format!("kernel:{counter}"), "true".into());
     }
     observed

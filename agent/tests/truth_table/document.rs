@@ -1,31 +1,45 @@
 //! The table as people read it: rendered from the cases into the page about interception, between two comments.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, fs};
 
 use crate::{
     case::{Act, Case, How, Outcome, Reach},
     cases,
     check::outcome,
-    stage::Column,
+    fixture::Column,
 };
 
 const BEGIN: &str = "<!-- begin truth table: written by `WEFT_BLESS=1 cargo test -p weft-agent --test truth_table` -->";
 const END: &str = "<!-- end truth table -->";
 
-/// Compares the page with the cases or, told so by WEFT_BLESS=1, writes it. The error says what is wrong.
-pub(crate) fn check(all_green: bool) -> Result<(), String> {
-    let path = Path::new("../docs/interception.md");
-    let page = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let (head, rest) = page.split_once(BEGIN).ok_or("the page has no begin of a table")?;
-    let (shown, tail) = rest.split_once(END).ok_or("the page has no end of a table")?;
-    let table = format!("\n\n{}\n", render());
-    if std::env::var_os("WEFT_BLESS").is_some_and(|value| value == "1") {
-        if !all_green {
-            return Err("only a run in which every row holds may be written down".into());
-        }
-        return fs::write(path, format!("{head}{BEGIN}{table}{END}{tail}")).map_err(|error| error.to_string());
+const PAGE: &str = "../docs/interception.md";
+
+/// Compares the page with the cases. The error says what is wrong.
+pub(crate) fn check() -> Result<(), String> {
+    let (page, table) = (Page::read()?, table());
+    if page.table == table { Ok(()) } else { Err(first_difference(&page.table, &table)) }
+}
+
+/// Writes the cases into the page.
+pub(crate) fn write() -> Result<(), String> {
+    let page = Page::read()?;
+    fs::write(PAGE, format!("{}{BEGIN}{}{END}{}", page.head, table(), page.tail)).map_err(|error| error.to_string())
+}
+
+/// The page about interception: the table and what is around it.
+struct Page {
+    head: String,
+    table: String,
+    tail: String,
+}
+
+impl Page {
+    fn read() -> Result<Self, String> {
+        let page = fs::read_to_string(PAGE).map_err(|error| format!("{PAGE}: {error}"))?;
+        let (head, rest) = page.split_once(BEGIN).ok_or("the page has no begin of a table")?;
+        let (table, tail) = rest.split_once(END).ok_or("the page has no end of a table")?;
+        Ok(Self { head: head.to_owned(), table: table.to_owned(), tail: tail.to_owned() })
     }
-    if shown == table { Ok(()) } else { Err(first_difference(shown, &table)) }
 }
 
 /// Every row of Linkerd's and of Weft's tables must be a case or stand among the others, and in one only.
@@ -42,9 +56,10 @@ fn first_difference(shown: &str, table: &str) -> String {
     format!("the page differs from the cases; WEFT_BLESS=1 writes it\n  page:  {shown}\n  cases: {wanted}")
 }
 
-fn render() -> String {
-    let mut text =
-        String::from("| Row | Traffic | iptables | Weft | Verdict | Why they differ |\n|---|---|---|---|---|---|\n");
+fn table() -> String {
+    let mut text = String::from(
+        "\n\n| Row | Traffic | iptables | Weft | Verdict | Why they differ |\n|---|---|---|---|---|---|\n",
+    );
     for case in cases::all() {
         let verdicts: Vec<String> = case.verdicts.iter().map(|verdict| code_of(verdict)).collect();
         let [iptables, weft] = Column::ALL.map(|column| words(&outcome(case, column), case));
@@ -62,6 +77,7 @@ fn render() -> String {
     for row in cases::ELSEWHERE {
         let _ = writeln!(text, "| {} | {} | {} |", row.ids.join(" "), row.what, row.where_);
     }
+    text.push('\n');
     text
 }
 

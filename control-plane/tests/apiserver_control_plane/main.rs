@@ -15,11 +15,13 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, api::ListParams};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tonic::Code;
 use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
+use weft_test_kit::wait::eventually;
 
-use process::{Signal, eventually};
+use process::PATIENCE;
 use world::{World, define};
 
 /// Held by the test that runs.
@@ -53,7 +55,7 @@ async fn discovery_follows_watches_and_polls_nothing() {
     let before = destination.lines("API request").iter().filter(read).count();
     // Several renewals of the lease, and no other request in between.
     let renewals = destination.lines("renewed lease").len();
-    eventually("three renewals", async || {
+    eventually("three renewals", PATIENCE, async || {
         let now = destination.lines("renewed lease").len();
         if now >= renewals + 3 { Ok(()) } else { Err(format!("{now} renewals")) }
     })
@@ -90,7 +92,7 @@ async fn a_missing_definition_is_named_and_its_installation_noticed() {
     let world = World::new().await;
     world.undefine("externalworkloads.workload.linkerd.io").await;
     let policy = world.policy().await;
-    eventually("the reason is reported", async || {
+    eventually("the reason is reported", PATIENCE, async || {
         let (status, body) = policy.get("/ready").await;
         let named = body.contains("externalworkloads.workload.linkerd.io") && body.contains("helm install weft-crds");
         if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
@@ -109,7 +111,7 @@ async fn without_permission_the_cure_is_named() {
     let world = World::new().await;
     let kubeconfig = world.account_kubeconfig("nobody").await;
     let policy = world.policy_as(&kubeconfig).await;
-    eventually("the reason is reported", async || {
+    eventually("the reason is reported", PATIENCE, async || {
         let (status, body) = policy.get("/ready").await;
         let named = body.contains("pods of the core group may not be watched") && body.contains("ClusterRole");
         if status == 503 && named { Ok(()) } else { Err(format!("{status} {body}")) }
@@ -195,7 +197,7 @@ async fn the_lease_moves_when_its_holder_is_killed_and_at_once_when_it_stops() {
     }
     // Stopped: released, and taken without waiting for the lease to expire.
     let since = Instant::now();
-    first.end(Signal::Terminate).await;
+    first.end(Signal::SIGTERM).await;
     assert_eq!(first.lines("released lease").len(), 1);
     let holder = world.another_holder("first").await;
     assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
@@ -203,7 +205,7 @@ async fn the_lease_moves_when_its_holder_is_killed_and_at_once_when_it_stops() {
     // Killed: taken when the lease expires, not before.
     let since = Instant::now();
     let name = world.lease_holder().await.unwrap();
-    holder.end(Signal::Kill).await;
+    holder.end(Signal::SIGKILL).await;
     let next = world.another_holder(&name).await;
     assert!(since.elapsed() >= Duration::from_secs(20), "{next} took it after {:?}", since.elapsed());
     heir.says("acquired lease").await;
@@ -220,7 +222,7 @@ async fn a_holder_that_stops_while_it_renews_releases_the_lease() {
     link.mute();
     world.renewal().await;
     // Now the API server has a version of the lease that its holder does not know.
-    destination.signal(Signal::Terminate);
+    destination.signal(Signal::SIGTERM);
     destination.says("shutting down").await;
     link.mend();
     destination.ended().await;
@@ -240,7 +242,8 @@ async fn external_workloads_become_endpoints() {
     let ours =
         ListParams::default().labels("endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller");
     let written = async || slices.list(&ours).await.unwrap().items;
-    eventually("a slice", async || if written().await.len() == 1 { Ok(()) } else { Err("none".to_owned()) }).await;
+    eventually("a slice", PATIENCE, async || if written().await.len() == 1 { Ok(()) } else { Err("none".to_owned()) })
+        .await;
     let slice = written().await.remove(0);
     assert!(slice.metadata.name.as_ref().unwrap().starts_with("linkerd-external-web-"));
     assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].name, "web");
@@ -255,7 +258,8 @@ async fn external_workloads_become_endpoints() {
     world.set_ready("vm", false).await;
     assert_eq!(updates.next().await, "-192.0.2.7:8080");
     world.delete("ExternalWorkload", "vm").await;
-    eventually("no slice", async || if written().await.is_empty() { Ok(()) } else { Err("one".to_owned()) }).await;
+    eventually("no slice", PATIENCE, async || if written().await.is_empty() { Ok(()) } else { Err("one".to_owned()) })
+        .await;
     world.done().await;
 }
 

@@ -25,10 +25,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::sync::MutexGuard;
+use weft_test_kit::wait::eventually;
 
 use crate::{
     TURN,
-    process::{Process, eventually},
+    process::{PATIENCE, Process},
     world::define,
 };
 
@@ -93,9 +94,11 @@ impl Installation {
         let api: Api<Namespace> = Api::all(self.client.clone());
         api.create(&PostParams::default(), &serde_json::from_value(namespace).unwrap()).await.unwrap();
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), name);
-        eventually("the namespace has its service account", async || match accounts.get_opt("default").await {
-            Ok(Some(_)) => Ok(()),
-            other => Err(format!("{other:?}")),
+        eventually("the namespace has its service account", PATIENCE, async || {
+            match accounts.get_opt("default").await {
+                Ok(Some(_)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
         })
         .await;
     }
@@ -183,7 +186,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
             &["--values", values.to_str().unwrap(), "--identity-trust-anchors", anchors.to_str().unwrap()],
         );
         // There are neither settings nor a webhook configuration yet: both are reported.
-        eventually("not ready, and why", async || {
+        eventually("not ready, and why", PATIENCE, async || {
             let (status, body) = process.get("/ready").await;
             let said = status == 503
                 && body.contains("proxy.uid: ")
@@ -265,7 +268,7 @@ async fn owners_are_told(installation: &Installation, namespace: &str, bad: Valu
         ),
     ] {
         let created = deployments.create(&PostParams::default(), &deployment(name, annotations)).await.unwrap();
-        eventually("the Deployment has its Event", async || {
+        eventually("the Deployment has its Event", PATIENCE, async || {
             let found = events.list(&ListParams::default()).await.unwrap().items;
             let reported = found.iter().any(|event| {
                 let regarding = event.regarding.as_ref().unwrap();
@@ -290,7 +293,7 @@ async fn new_values_are_used(values: &Path, pods: &Api<Pod>) {
         created.spec.unwrap().init_containers.unwrap()[0].image.clone().unwrap()
     };
     std::fs::write(values, "proxy: {image: {name: weft-proxy, version: '2'}}").unwrap();
-    eventually("the new version is used", async || match image().await {
+    eventually("the new version is used", PATIENCE, async || match image().await {
         image if image == "weft-proxy:2" => Ok(()),
         image => Err(image),
     })
@@ -308,12 +311,12 @@ async fn an_overwritten_bundle_is_repaired(installation: &Installation, pods: &A
         "clientConfig": {"caBundle": ByteString(other.certificate_pem().as_bytes().to_vec())}});
     let patch = Patch::Strategic(json!({"webhooks": [hook]}));
     installation.configurations().patch(installation.configuration.1, &PatchParams::default(), &patch).await.unwrap();
-    eventually("the bundle is repaired", async || match installation.bundle().await {
+    eventually("the bundle is repaired", PATIENCE, async || match installation.bundle().await {
         bundle if bundle == ours => Ok(()),
         bundle => Err(bundle),
     })
     .await;
-    eventually("pods are injected again", async || {
+    eventually("pods are injected again", PATIENCE, async || {
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         pods.create(&dry_run, &pod("after", json!({}))).await.map(|_| ()).map_err(|error| error.to_string())
     })

@@ -26,11 +26,12 @@ use weft_proto::linkerd::{
     identity::{CertifyRequest, CertifyResponse, identity_client::IdentityClient},
     inbound::{PortSpec, inbound_server_policies_client::InboundServerPoliciesClient},
 };
+use weft_test_kit::wait::eventually;
 use weft_tls::{ca::Root, keys::IdentityKey};
 
 use crate::{
     link::Link,
-    process::{Process, eventually},
+    process::{PATIENCE, Process},
 };
 
 /// Definitions that the control plane watches.
@@ -184,7 +185,7 @@ impl World {
     pub(crate) async fn undefine(&self, name: &str) {
         let definitions = definitions(&self.client);
         definitions.delete(name, &DeleteParams::default()).await.unwrap();
-        eventually("the definition is gone", async || match definitions.get_opt(name).await.unwrap() {
+        eventually("the definition is gone", PATIENCE, async || match definitions.get_opt(name).await.unwrap() {
             Some(_) => Err("it is there".to_owned()),
             None => Ok(()),
         })
@@ -233,7 +234,7 @@ impl World {
         let mut client =
             InboundServerPoliciesClient::connect(format!("http://{}", policy.bound("policy").await)).await.unwrap();
         let workload = json!({"ns": self.namespace, "pod": pod}).to_string();
-        eventually("the policy", async || {
+        eventually("the policy", PATIENCE, async || {
             let spec = PortSpec { workload: workload.clone(), port };
             let answer = client.get_port(spec).await.map_err(|status| status.to_string())?.into_inner();
             let mut names: Vec<_> = answer.authorizations.iter().map(|authz| authz.labels["name"].clone()).collect();
@@ -337,7 +338,7 @@ impl World {
     /// Waits for an Event on an object with the object's uid, which `kubectl describe` requires.
     pub(crate) async fn has_event(&self, kind: &str, name: &str, reason: &str, note: &str) {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
-        eventually("the event", async || {
+        eventually("the event", PATIENCE, async || {
             let events = api.list(&ListParams::default()).await.unwrap();
             let regarding = |event: &&Event| {
                 let regarding = event.regarding.clone().unwrap_or_default();
@@ -371,7 +372,7 @@ impl World {
     pub(crate) async fn renewal(&self) {
         let renewed = async || self.lease().await.unwrap().renew_time;
         let before = renewed().await;
-        eventually("a renewal", async || {
+        eventually("a renewal", PATIENCE, async || {
             let now = renewed().await;
             if now == before { Err(format!("{now:?}")) } else { Ok(()) }
         })
@@ -380,7 +381,7 @@ impl World {
 
     /// Waits until this replica holds the lease.
     pub(crate) async fn holder(&self, name: &str) {
-        eventually("the holder", async || match self.lease_holder().await {
+        eventually("the holder", PATIENCE, async || match self.lease_holder().await {
             Some(holder) if holder == name => Ok(()),
             other => Err(format!("{other:?}")),
         })
@@ -390,7 +391,7 @@ impl World {
     /// Waits until another replica holds the lease, and returns its name.
     pub(crate) async fn another_holder(&self, than: &str) -> String {
         let mut found = None;
-        eventually("another holder", async || match self.lease_holder().await {
+        eventually("another holder", PATIENCE, async || match self.lease_holder().await {
             Some(holder) if holder != than => {
                 found = Some(holder);
                 Ok(())
@@ -414,7 +415,7 @@ pub(crate) async fn define(client: &Client, name: &str) {
     let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let definitions = definitions(client);
     definitions.patch(name, &PatchParams::apply("weft-test").force(), &Patch::Apply(&definition)).await.unwrap();
-    eventually("the kind is served", async || {
+    eventually("the kind is served", PATIENCE, async || {
         let found = definitions.get(name).await.unwrap();
         let conditions = found.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let served = conditions.iter().any(|one| one["type"] == "Established" && one["status"] == "True");

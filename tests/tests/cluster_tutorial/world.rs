@@ -9,9 +9,10 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
+use weft_sandbox::host::mounts;
+use weft_test_kit::{check::catch, metrics::Metrics};
 use weft_tests::{
     cluster::Cluster,
-    metrics::Metrics,
     tutorial::{self, Block, Shell},
 };
 
@@ -30,6 +31,9 @@ pub(super) struct World {
     pub(super) cluster: Cluster,
     shell: Shell,
     blocks: Vec<Block>,
+    /// Whether the tutorial was followed up to its last section, or why that failed.
+    installed: Option<Result<(), String>>,
+    is_removed: bool,
     /// Network namespaces of meshed pods that run on this host, by inode.
     netns: Vec<u64>,
 }
@@ -46,15 +50,35 @@ impl World {
             bail!("{TUTORIAL} has no section {END:?} with a block to run");
         }
         let shell = Shell::start(Cluster::repository(), &[("PATH", cluster.path())])?;
-        Ok(Self { cluster, shell, blocks, netns: Vec::new() })
+        Ok(Self { cluster, shell, blocks, installed: None, is_removed: false, netns: Vec::new() })
     }
 
-    pub(super) fn is_end(section: &str) -> bool {
+    fn is_end(section: &str) -> bool {
         section == END
     }
 
+    /// Follows the tutorial up to its last section, unless that is done. The error of the first time stays.
+    pub(super) fn install(&mut self) -> Result<(), String> {
+        if self.installed.is_none() {
+            let outcome = catch(|| self.follow_tutorial(|section| !Self::is_end(section)));
+            self.installed =
+                Some(outcome.as_ref().map(|()| ()).map_err(|_| "there is no mesh: the tutorial failed".into()));
+            return outcome;
+        }
+        self.installed.clone().unwrap_or(Ok(()))
+    }
+
+    /// Follows the last section of the tutorial, if there is a mesh.
+    pub(super) fn remove(&mut self) {
+        if self.installed.is_some() && !self.is_removed {
+            self.remember_pods();
+            self.is_removed = true;
+            self.follow_tutorial(Self::is_end);
+        }
+    }
+
     /// Runs the blocks of these sections.
-    pub(super) fn follow_tutorial(&mut self, wanted: impl Fn(&str) -> bool) {
+    fn follow_tutorial(&mut self, wanted: impl Fn(&str) -> bool) {
         for block in self.blocks.iter().filter(|block| wanted(&block.section)) {
             if let Err(error) = self.shell.run(block) {
                 panic!("{TUTORIAL}: {error:#}");
@@ -141,7 +165,7 @@ impl World {
     }
 
     /// Notes what the kernel has for the meshed pods, where they run on this host.
-    pub(super) fn remember_pods(&mut self) {
+    fn remember_pods(&mut self) {
         let list = self.cluster.get(&["pods", "-A", "-l", "linkerd.io/control-plane-ns"]).unwrap();
         let uids: Vec<_> =
             list["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
@@ -219,7 +243,6 @@ fn pod_namespaces(uids: &[&str]) -> Vec<u64> {
 /// The control groups of a node that `cargo xtask kube` made on this host.
 fn cgroups_of(node: &str) -> Vec<PathBuf> {
     let Some(cluster) = node.strip_suffix("-node") else { return Vec::new() };
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let roots = mounts.lines().filter(|line| line.contains(" - cgroup2 ")).filter_map(|line| line.split(' ').nth(4));
-    roots.map(|root| PathBuf::from(root).join(format!("weft-kube-{cluster}"))).filter(|path| path.is_dir()).collect()
+    let roots = mounts().unwrap().into_iter().filter(|(_, kind)| kind == "cgroup2");
+    roots.map(|(root, _)| root.join(format!("weft-kube-{cluster}"))).filter(|path| path.is_dir()).collect()
 }

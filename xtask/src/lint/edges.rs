@@ -21,7 +21,7 @@ struct Row {
     never: &'static [&'static str],
 }
 
-const TABLE: [Row; 14] = [
+const TABLE: [Row; 18] = [
     // aya only behind a feature: `OPTIONAL`.
     Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
     Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
@@ -51,8 +51,36 @@ const TABLE: [Row; 14] = [
     Row { package: "weft-cli", ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"], never: &["aya"] },
     Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },
     Row {
+        package: "weft-passthrough",
+        ours: &["weft-examples"],
+        never: &["kube", "aya", "weft-agent", "weft-proxy", "weft-control-plane"],
+    },
+    Row {
+        package: "weft-test-kit",
+        ours: &["weft-ebpf-abi", "weft-examples", "weft-proto", "weft-sandbox"],
+        never: &["weft-agent", "weft-proxy", "weft-control-plane"],
+    },
+    Row {
+        package: "weft-bench",
+        ours: &[
+            "weft-ebpf-abi",
+            "weft-examples",
+            "weft-passthrough",
+            "weft-proto",
+            "weft-sandbox",
+            "weft-test-kit",
+            "weft-tls",
+        ],
+        never: &["weft-agent", "weft-proxy", "weft-control-plane"],
+    },
+    Row {
+        package: "weft-demo",
+        ours: &["weft-examples", "weft-proto", "weft-test-kit"],
+        never: &["weft-agent", "weft-proxy", "weft-control-plane"],
+    },
+    Row {
         package: "weft-tests",
-        ours: &["weft-ebpf-abi", "weft-examples", "weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"],
+        ours: &["weft-examples", "weft-test-kit"],
         never: &["weft-agent", "weft-proxy", "weft-control-plane"],
     },
     Row { package: "weft-xtask", ours: &[], never: &["tokio"] },

@@ -1,0 +1,183 @@
+//! Proxies and agents that come and go, up to the end of all redirection.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use weft_proto::agent::{StatusResponse, WatchRequest};
+use weft_test_kit::{
+    pod::{APPLICATION_UID, Pod},
+    world::{Mesh, World},
+};
+
+pub(crate) fn listener_group_outlives_members(world: &mut World) {
+    let Mesh { a: _a, b, servers: _servers } = Mesh::new(world);
+    let _second = world.proxy("b");
+    let mut app = world.pod("c", APPLICATION_UID);
+    let pids = |app: &mut Pod| -> BTreeSet<String> {
+        (0..64).map(|_| app.connect("10.98.0.2:8080").field("pid").to_owned()).collect()
+    };
+    assert_eq!(pids(&mut app).len(), 2, "the kernel spreads over the group");
+    // The first member, which the map names first, goes; the second stays.
+    drop(b);
+    assert_eq!(pids(&mut app).len(), 1);
+}
+
+pub(crate) fn foreign_listener_is_ignored(world: &mut World) {
+    let Mesh { a: _a, b, servers: _servers } = Mesh::new(world);
+    drop(b);
+    let mut impostor = world.pod("b", APPLICATION_UID);
+    impostor.ok("serve 4143");
+    let mut client = world.pod("c", APPLICATION_UID);
+    assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    drop(impostor);
+    let _b = world.proxy("b");
+    client.connect("10.98.0.2:8080").reached(4143);
+}
+
+pub(crate) fn refuses_without_proxy(world: &mut World) {
+    let Mesh { a, b, servers: _servers } = Mesh::new(world);
+    drop((a, b));
+    let mut app = world.pod("a", APPLICATION_UID);
+    for target in ["10.99.0.2:8080", "[fd99::2]:8080", "[::ffff:10.99.0.2]:8080"] {
+        assert_eq!(app.say(&format!("connect {target}")), "error ConnectionRefused", "{target}");
+    }
+    app.connect("10.99.0.2:9090").reached(9090);
+    let mut client = world.pod("c", APPLICATION_UID);
+    for target in ["10.98.0.2:8080", "[fd98::2]:8080"] {
+        assert_eq!(client.say(&format!("connect {target}")), "error ConnectionRefused", "{target}");
+    }
+    client.connect("10.98.0.2:9090").reached(9090);
+    let denied =
+        world.status().verdicts.into_iter().find(|count| count.verdict == "deny_no_listener" && count.direction == 2);
+    assert!(denied.is_some_and(|count| count.count >= 2));
+}
+
+pub(crate) fn agent_restarts(world: &mut World) {
+    let Mesh { a: _a, b, servers: _servers } = Mesh::new(world);
+    let before = world.status();
+    world.kill_agent();
+    let mut app = world.pod("a", APPLICATION_UID);
+    let mut client = world.pod("c", APPLICATION_UID);
+    app.connect("10.99.0.2:8080").reached(4140);
+    client.connect("10.98.0.2:8080").reached(4143);
+    // A proxy that comes back while no agent lives is found too.
+    drop(b);
+    let _b = world.proxy("b");
+    client.connect("10.98.0.2:8080").reached(4143);
+    world.start_agent(&[]);
+    let after = world.status();
+    assert_eq!(after.programs, before.programs);
+    assert_eq!(after.pods, before.pods, "names, generations and cookies are remembered");
+    let redirects = |status: &StatusResponse| status.verdicts[0].count;
+    assert!(redirects(&after) > redirects(&before), "counters go on");
+    let generation = after.pods[0].generation;
+    assert_eq!(world.enrol(world.request("a")).unwrap().generation, generation);
+    app.connect("10.99.0.2:8080").reached(4140);
+    client.connect("10.98.0.2:8080").reached(4143);
+}
+
+pub(crate) fn programs_are_replaced(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    let before = world.status();
+    world.kill_agent();
+    // Programs that log are other programs.
+    world.start_agent(&["--debug-log"]);
+    let after = world.status();
+    assert_ne!(after.programs, before.programs);
+    assert_eq!(after.pods, before.pods);
+    let mut app = world.pod("a", APPLICATION_UID);
+    let mut client = world.pod("c", APPLICATION_UID);
+    app.connect("10.99.0.2:8080").reached(4140);
+    client.connect("10.98.0.2:8080").reached(4143);
+    world.eventually("the programs' log", |world| world.agent_log().contains("verdict 0").then_some(()));
+    world.kill_agent();
+    world.start_agent(&[]);
+    assert_eq!(world.status().programs, before.programs);
+    app.connect("10.99.0.2:8080").reached(4140);
+    client.connect("10.98.0.2:8080").reached(4143);
+}
+
+pub(crate) fn nothing_is_lost_under_load(world: &mut World) {
+    const CHANGES: usize = 8;
+    const BATCH: usize = 100;
+    // Of one client, whatever happens meanwhile: half of the ports that it may have.
+    const BATCHES: usize = 140;
+    let _mesh = Mesh::new(world);
+    let clients = [("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("c", "10.98.0.2:8080", 4143)];
+    let clients = clients.map(|(netns, target, listener)| {
+        (world.pod(netns, APPLICATION_UID), format!("load {target} {BATCH}"), format!("{listener}={BATCH}"))
+    });
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for (mut client, load, expected) in clients {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                for _ in 0..BATCHES {
+                    assert_eq!(client.say(&load), expected);
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+                panic!("the load ended too soon");
+            });
+        }
+        for change in 0..CHANGES {
+            world.kill_agent();
+            world.start_agent(if change % 2 == 0 { &["--debug-log"] } else { &[] });
+            let _watch = world.watch(WatchRequest::default());
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(world.status().flow_misses, 0);
+}
+
+pub(crate) fn unload_leaves_nothing(world: &mut World) {
+    let _mesh = Mesh::new(world);
+    world.withdraw("b");
+    let mut client = world.pod("c", APPLICATION_UID);
+    client.connect("10.98.0.2:8080").reached(8080);
+    assert_eq!(world.status().pods.len(), 1);
+    world.kill_agent();
+    world.unload();
+    let mut app = world.pod("a", APPLICATION_UID);
+    let answer = app.connect("10.99.0.2:8080");
+    answer.reached(8080);
+    // ENOPROTOOPT or EOPNOTSUPP, by kernel version.
+    assert!(app.say("attest").starts_with("error E"));
+    assert!(world.pins_are_gone());
+}
+
+/// As on a node whose agent comes after its pods: nothing saw the proxies begin to listen.
+pub(crate) fn running_proxies_are_found(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let b = world.proxy("b");
+    world.start_agent(&[]);
+    world.mesh("b");
+    let mut client = world.pod("c", APPLICATION_UID);
+    let mut app = world.pod("b", APPLICATION_UID);
+    for (target, proxy) in
+        [("10.98.0.2:8080", 4143), ("[fd98::2]:8080", 4143), ("192.0.2.7:443", 4140), ("[2001:db8::7]:443", 4140)]
+    {
+        let answer = if proxy == 4143 { client.connect(target) } else { app.connect(target) };
+        answer.reached(proxy);
+        // What listeners accept that are older than the programs is known, too.
+        assert_eq!(answer.field("orig"), target);
+    }
+    // Enrolled again it is found once only, and a successor takes its place.
+    world.mesh("b");
+    drop(b);
+    assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    let mut impostor = world.pod("b", APPLICATION_UID);
+    impostor.ok("serve 4143");
+    assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
+    drop(impostor);
+    let _b = world.proxy("b");
+    client.connect("10.98.0.2:8080").reached(4143);
+    world.kill_agent();
+    world.unload();
+    assert!(world.pins_are_gone());
+}

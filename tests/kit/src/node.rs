@@ -1,0 +1,404 @@
+//! A node by itself: cgroups, network namespaces, a bpffs and the real agent. No sandbox, no containers: what runs in the
+//! pods are processes of the test ([`crate::pod`]).
+//!
+//! Everything carries one unique name and is removed when the node is dropped, or by the next node for the same purpose
+//! when its process was killed. Its methods block and must not be called from asynchronous code, except where they say so.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::LazyLock,
+    time::Duration,
+};
+
+use nix::unistd::{Pid, geteuid};
+use tokio::runtime::Runtime;
+use tonic::{Status, Streaming};
+use weft_proto::agent::{
+    EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, PodRef, StatusResponse, WatchRequest,
+};
+use weft_sandbox::{
+    config::{Layout, RUN_DIR},
+    host::{
+        HostError, cgroup,
+        cleanup::{self, Lock},
+        mount_bpffs, netns,
+    },
+};
+
+use crate::{
+    actor::Place,
+    agent::Agent,
+    mesh::unique_name,
+    pod::Pod,
+    wait::{blocking::until, patience},
+};
+
+/// The namespace of the pods that [`Node`] names.
+const POD_NAMESPACE: &str = "test";
+/// What the agent programs of [`Node::start_agent`] are told besides, and what that leads to: as on an older Linux.
+const AS_ON_LINUX: &str = "WEFT_TEST_AS_ON_LINUX";
+
+/// For callers without a runtime of their own. Lives as long as the process, so that nothing on it ends early.
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("no runtime for the tests: {error}")));
+
+/// Waits for something asynchronous on a thread that may block.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    RUNTIME.block_on(future)
+}
+
+/// A running node.
+pub struct Node {
+    program: PathBuf,
+    layout: Layout,
+    cgroup: PathBuf,
+    agent: Option<Child>,
+    /// Agents so far; each has a log of its own.
+    agents: u32,
+    // Dropped last: with the lock held nobody else removes the node.
+    _lock: Lock,
+}
+
+/// A stream of events.
+#[derive(Debug)]
+pub struct Watch {
+    stream: Streaming<Event>,
+}
+
+/// Which Linux the agents of this run are to take for the node's, older than the real one: `--as-on-linux VERSION`, or
+/// nothing.
+pub fn as_on_linux() -> impl Iterator<Item = OsString> {
+    let version = std::env::var_os(AS_ON_LINUX).filter(|version| !version.is_empty());
+    version.into_iter().flat_map(|version| ["--as-on-linux".into(), version])
+}
+
+impl Node {
+    /// A node without pods, whose agent is this program and does not run yet. May be called from asynchronous code.
+    ///
+    /// # Errors
+    /// The process is not root, or the host lacks cgroup2 or bpffs.
+    pub fn new(purpose: &str, program: impl Into<PathBuf>) -> Result<Self, HostError> {
+        assert!(geteuid().is_root(), "root is needed to make cgroups and network namespaces and to load programs");
+        remove_abandoned(purpose);
+        let name = unique_name(purpose);
+        let layout = Layout::of(&name);
+        let lock = cleanup::lock(&name)?;
+        let cgroup = cgroup::mount_point()?.join(layout.cgroup());
+        // From here on drop removes what is there.
+        let node = Self { program: program.into(), cgroup, agent: None, agents: 0, layout, _lock: lock };
+        cgroup::create(&node.cgroup())?;
+        mount_bpffs(&node.layout.bpffs())?;
+        Ok(node)
+    }
+
+    /// Its names and places.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A directory of its own.
+    pub fn directory(&self) -> PathBuf {
+        self.layout.run_dir()
+    }
+
+    /// The cgroup that all others of the node are below.
+    pub fn root_cgroup(&self) -> &Path {
+        &self.cgroup
+    }
+
+    /// The cgroup of the pods, to which the agent attaches its programs.
+    pub fn cgroup(&self) -> PathBuf {
+        self.cgroup.join("kubepods")
+    }
+
+    /// The id of a cgroup below that of the pods, which is made if it is not there.
+    pub fn cgroup_id(&self, name: &str) -> u64 {
+        let path = self.cgroup().join(name);
+        cgroup::create(&path).unwrap();
+        // A cgroup's id is its directory's inode number.
+        fs::metadata(path).unwrap().ino()
+    }
+
+    /// Makes a network namespace with loopback up.
+    pub fn add_netns(&self, name: &str) {
+        netns::create(&self.netns_name(name)).unwrap();
+    }
+
+    /// The file of a network namespace.
+    pub fn netns(&self, name: &str) -> PathBuf {
+        Path::new("/run/netns").join(self.netns_name(name))
+    }
+
+    fn netns_name(&self, name: &str) -> String {
+        format!("{}{name}", self.layout.netns_prefix())
+    }
+
+    /// A veth pair between two network namespaces, each end with its host number: `toNET` with 10.NET.0.HOST/24 and
+    /// fdNET::HOST/64.
+    pub fn join(&self, one: (&str, u8), other: (&str, u8), net: u8) {
+        let [from, to] = [one, other].map(|(name, _)| self.netns_name(name));
+        run(&format!("ip link add to{net} netns {from} type veth peer name to{net} netns {to}"));
+        for (name, host) in [one, other] {
+            self.ip(name, &format!("addr add 10.{net}.0.{host}/24 dev to{net}"));
+            self.ip(name, &format!("addr add fd{net}::{host}/64 dev to{net} nodad"));
+            self.ip(name, &format!("link set to{net} up"));
+        }
+    }
+
+    /// Runs ip(8) in a network namespace.
+    pub fn ip(&self, netns: &str, arguments: &str) {
+        run(&format!("ip -n {} {arguments}", self.netns_name(netns)));
+    }
+
+    /// Starts a process in a network namespace and the cgroup that all such processes share.
+    pub fn pod(&self, netns: &str, uid: u32) -> Pod {
+        self.pod_at(self.cgroup(), netns, uid, uid)
+    }
+
+    /// Starts a process in a network namespace and a cgroup of its own.
+    pub fn pod_in(&self, cgroup: &str, netns: &str, uid: u32) -> Pod {
+        self.cgroup_id(cgroup);
+        self.pod_at(self.cgroup().join(cgroup), netns, uid, uid)
+    }
+
+    /// Starts a process in a network namespace and any cgroup.
+    pub fn pod_at(&self, cgroup: PathBuf, netns: &str, uid: u32, gid: u32) -> Pod {
+        Pod::start(&Place { netns: self.netns(netns), cgroup, uid, gid })
+    }
+
+    /// Starts a process whose servers answer on the proxy's three addresses.
+    pub fn proxy(&self, netns: &str) -> Pod {
+        let mut proxy = self.pod(netns, crate::world::PROXY_UID);
+        proxy.ok("proxy");
+        proxy
+    }
+
+    /// Waits until there is an answer, and fails the test with the agent's log if none comes.
+    pub fn eventually<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
+        let answer = until(patience(), || ask(self).ok_or(()));
+        answer.unwrap_or_else(|()| panic!("{what} did not come within {:?}: {}", patience(), self.agent_log()))
+    }
+}
+
+/// The agent's process.
+impl Node {
+    /// Starts the agent and waits until it serves.
+    pub fn start_agent(&mut self, flags: &[&str]) {
+        self.start_agent_at(&self.pins(), flags);
+    }
+
+    /// Starts an agent that pins elsewhere, and waits until it serves.
+    pub fn start_agent_at(&mut self, pin_dir: &Path, flags: &[&str]) {
+        let mut command = Command::new(&self.program);
+        command.args(self.agent_arguments(pin_dir, flags));
+        self.spawn_agent(&mut command);
+        self.wait_for_agent();
+    }
+
+    /// The arguments of an agent that pins in this directory.
+    pub fn agent_arguments(&self, pin_dir: &Path, flags: &[&str]) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["run".into(), "--socket".into(), self.layout.agent_socket().into()];
+        arguments.extend(["--pin-dir".into(), pin_dir.into(), "--cgroup".into(), self.cgroup().into()]);
+        arguments.extend(flags.iter().map(Into::into));
+        arguments.extend(as_on_linux());
+        arguments
+    }
+
+    /// Starts a program in the agent's place, without waiting for it. May be called from asynchronous code.
+    pub fn spawn_agent(&mut self, command: &mut Command) {
+        let log = self.next_log();
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
+        assert!(self.agent.replace(child.unwrap()).is_none(), "an agent runs");
+    }
+
+    /// A file for the output of the next agent; [`Self::agent_log`] reads it.
+    pub fn next_log(&mut self) -> fs::File {
+        self.agents += 1;
+        fs::File::create(self.agent_log_file()).unwrap()
+    }
+
+    /// The output of the last agent.
+    pub fn agent_log(&self) -> String {
+        fs::read_to_string(self.agent_log_file()).unwrap_or_default()
+    }
+
+    fn agent_log_file(&self) -> PathBuf {
+        self.directory().join(format!("agent-{}.log", self.agents))
+    }
+
+    /// Waits until the agent serves.
+    pub fn wait_for_agent(&self) {
+        self.eventually("the agent's socket", Self::try_agent);
+    }
+
+    /// Whether an agent serves.
+    pub fn is_served(&self) -> bool {
+        self.try_agent().is_some()
+    }
+
+    /// Kills the agent.
+    pub fn kill_agent(&mut self) {
+        let mut agent = self.take_agent();
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+
+    /// Waits until the agent ends by itself; true if it says that it succeeded.
+    pub fn agent_ended(&mut self) -> bool {
+        let mut agent = self.take_agent();
+        self.eventually("the agent's end", |_| agent.try_wait().unwrap()).success()
+    }
+
+    /// Hands the agent's process over to the caller, who ends it.
+    pub fn take_agent(&mut self) -> Child {
+        self.agent.take().unwrap()
+    }
+
+    /// The agent's process number.
+    pub fn agent_pid(&self) -> Pid {
+        Pid::from_raw(self.agent.as_ref().unwrap().id().cast_signed())
+    }
+
+    /// Runs the agent's program to its end.
+    fn run_agent(&self, arguments: &[&str]) {
+        let (program, pins) = (self.program.display(), self.pins());
+        run(&format!("{program} {} --pin-dir {}", arguments.join(" "), pins.display()));
+    }
+
+    /// Takes the programs out of force and removes all pins.
+    pub fn unload(&self) {
+        self.run_agent(&["unload"]);
+    }
+
+    /// Switches the node's redirection off (`on`) or on again (`off`), as a person would.
+    pub fn bypass(&self, state: &str) {
+        self.run_agent(&["bypass", state]);
+    }
+
+    /// Where agents pin unless they are started elsewhere.
+    pub fn pins(&self) -> PathBuf {
+        self.layout.pin_dir()
+    }
+
+    /// Whether there are no pins.
+    pub fn pins_are_gone(&self) -> bool {
+        !self.pins().exists()
+    }
+
+    /// Removes all pins, as another program would.
+    pub fn remove_pins(&self) {
+        // The agent may make some of them again while others are being removed.
+        self.eventually("the end of the pins", |node| fs::remove_dir_all(node.pins()).ok());
+    }
+}
+
+/// The agent's API.
+impl Node {
+    fn try_agent(&self) -> Option<Agent> {
+        block_on(Agent::connect(&self.layout.agent_socket())).ok()
+    }
+
+    /// One that died may be asked, too, and answers as a connection that breaks does.
+    fn agent(&self) -> Result<Agent, Status> {
+        self.try_agent().ok_or_else(|| Status::unavailable("no agent runs"))
+    }
+
+    /// How a pod of the node is called in requests.
+    pub fn pod_ref(name: &str) -> PodRef {
+        PodRef { namespace: POD_NAMESPACE.to_owned(), name: name.to_owned() }
+    }
+
+    /// Has a pod meshed.
+    ///
+    /// # Errors
+    /// As the agent answers, or `UNAVAILABLE` when none runs.
+    pub fn enrol(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
+        block_on(self.agent()?.enrol(request))
+    }
+
+    /// Ends that.
+    pub fn withdraw(&self, name: &str) {
+        block_on(self.agent().unwrap().withdraw(Self::pod_ref(name))).unwrap();
+    }
+
+    /// The agent's pods and counters.
+    pub fn status(&self) -> StatusResponse {
+        block_on(self.agent().unwrap().status()).unwrap()
+    }
+
+    /// What would become of a connection.
+    ///
+    /// # Errors
+    /// As the agent answers.
+    pub fn explain(&self, request: ExplainRequest) -> Result<ExplainResponse, Status> {
+        block_on(self.agent()?.explain(request))
+    }
+
+    /// Events from now on.
+    pub fn watch(&self, request: WatchRequest) -> Watch {
+        self.try_watch(request).unwrap()
+    }
+
+    /// Events from now on.
+    ///
+    /// # Errors
+    /// As the agent answers.
+    pub fn try_watch(&self, request: WatchRequest) -> Result<Watch, Status> {
+        Ok(Watch { stream: block_on(self.agent()?.watch(request))? })
+    }
+}
+
+impl Watch {
+    /// The next event, if it comes within this time.
+    pub fn try_next(&mut self, within: Duration) -> Option<Event> {
+        let next = async { tokio::time::timeout(within, self.stream.message()).await };
+        block_on(next).ok().and_then(Result::unwrap)
+    }
+
+    /// The next event of which this is true; others are left out.
+    pub fn find(&mut self, wanted: impl Fn(&Event) -> bool) -> Event {
+        let mut seen = Vec::new();
+        while let Some(event) = self.try_next(patience()) {
+            if wanted(&event) {
+                return event;
+            }
+            seen.push(event);
+        }
+        panic!("the event did not come; these did: {seen:#?}");
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+        if let Err(error) = cleanup::remove_everything(&self.layout) {
+            eprintln!("{} was not cleaned up: {error}", self.directory().display());
+        }
+    }
+}
+
+/// Removes the nodes of processes that were killed.
+fn remove_abandoned(purpose: &str) {
+    let names = fs::read_dir(RUN_DIR).into_iter().flatten().flatten();
+    for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let is_ours = name.strip_prefix(purpose).is_some_and(|rest| rest.starts_with('-') && !rest.contains('.'));
+        // Whoever lives holds the lock.
+        if is_ours && let Ok(_lock) = cleanup::lock(&name) {
+            let _ = cleanup::remove_everything(&Layout::of(&name));
+        }
+    }
+}
+
+/// Runs a program; its arguments are separated by blanks.
+fn run(command: &str) {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|error| panic!("{command}: {error}"));
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,136 @@
+//! Waiting for something to become true, with a deadline, in place of sleeping and hoping.
+//!
+//! [`eventually`] and [`until`] are for asynchronous callers, [`blocking`] has the same for the others. The first questions
+//! follow each other within milliseconds, later ones less often: what comes soon is seen soon, and waiting costs little.
+
+use std::{
+    fmt::Display,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+/// After the first question.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+/// Short against anything a person would notice, long against the cost of asking.
+const LONGEST_PAUSE: Duration = Duration::from_millis(25);
+
+static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds = std::env::var("WEFT_TEST_PATIENCE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
+});
+
+/// How long to wait for what should come at once: ten seconds, or `WEFT_TEST_PATIENCE_SECONDS` on an emulated machine,
+/// where the kernel's verifier alone may take a minute.
+pub fn patience() -> Duration {
+    *PATIENCE
+}
+
+/// Asks until the answer is `Ok` and returns it. The last question is asked after the deadline, so that a slow question is
+/// not cut short.
+///
+/// # Panics
+/// When the deadline passes, with `what` was waited for and the last `Err`: this is the assertion of a test.
+pub async fn eventually<T, E: Display>(what: &str, within: Duration, mut ask: impl AsyncFnMut() -> Result<T, E>) -> T {
+    until(within, &mut ask).await.unwrap_or_else(|error| panic!("{what}: not within {within:?}: {error}"))
+}
+
+/// As [`eventually`], for programs: the last `Err` is returned.
+///
+/// # Errors
+/// The last answer, when the deadline has passed.
+pub async fn until<T, E>(within: Duration, mut ask: impl AsyncFnMut() -> Result<T, E>) -> Result<T, E> {
+    let mut pauses = Pauses::new(within);
+    loop {
+        let pause = pauses.next();
+        match (ask().await, pause) {
+            (Ok(answer), _) => return Ok(answer),
+            (Err(error), None) => return Err(error),
+            (Err(_), Some(pause)) => tokio::time::sleep(pause).await,
+        }
+    }
+}
+
+/// The same for callers that may block.
+pub mod blocking {
+    use super::{Display, Duration, Pauses};
+
+    /// As [`super::eventually`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn eventually<T, E: Display>(what: &str, within: Duration, ask: impl FnMut() -> Result<T, E>) -> T {
+        until(within, ask).unwrap_or_else(|error| panic!("{what}: not within {within:?}: {error}"))
+    }
+
+    /// As [`super::until`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn until<T, E>(within: Duration, mut ask: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+        let mut pauses = Pauses::new(within);
+        loop {
+            let pause = pauses.next();
+            match (ask(), pause) {
+                (Ok(answer), _) => return Ok(answer),
+                (Err(error), None) => return Err(error),
+                (Err(_), Some(pause)) => std::thread::sleep(pause),
+            }
+        }
+    }
+}
+
+/// The pauses between questions, each twice as long as the one before, up to a limit; none once the time is up.
+struct Pauses {
+    started: Instant,
+    within: Duration,
+    pause: Duration,
+}
+
+impl Pauses {
+    fn new(within: Duration) -> Self {
+        Self { started: Instant::now(), within, pause: SHORTEST_PAUSE }
+    }
+}
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let pause = self.pause;
+        self.pause = (2 * pause).min(LONGEST_PAUSE);
+        (self.started.elapsed() < self.within).then_some(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn returns_the_first_good_answer() {
+        let mut asked = 0;
+        let answer = eventually("the third answer", Duration::from_secs(5), async || {
+            asked += 1;
+            if asked == 3 { Ok(asked) } else { Err("not yet") }
+        })
+        .await;
+        assert_eq!(answer, 3);
+    }
+
+    #[tokio::test]
+    async fn returns_the_last_refusal_when_time_is_up() {
+        let answer: Result<(), _> = until(Duration::from_millis(60), async || Err("never")).await;
+        assert_eq!(answer, Err("never"));
+        assert_eq!(blocking::until(Duration::from_millis(60), || Err::<(), _>("never")), Err("never"));
+    }
+
+    #[test]
+    fn asks_once_more_after_the_deadline() {
+        let mut asked = 0;
+        let answer = blocking::until(Duration::ZERO, || {
+            asked += 1;
+            Ok::<_, ()>(asked)
+        });
+        assert_eq!(answer, Ok(1));
+    }
+}

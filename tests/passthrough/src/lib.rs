@@ -1,0 +1,200 @@
+//! A proxy that copies bytes and decides nothing: it asks the kernel where a connection was going and takes it there.
+//! Behind iptables and behind eBPF it is the same program, so what differs between two measurements is the interception.
+//!
+//! ```text
+//! outbound 127.0.0.1:4140, [::1]:4140   inbound 0.0.0.0:4143   admin :4191 (/ready, /live, /connections)
+//! ```
+//!
+//! It honours the part of the `LINKERD2_PROXY_*` contract that says where to listen, and refuses connections whose
+//! original destination is unknown or is its own listener: it would call itself for ever.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+
+/// How many of the latest connections `/connections` remembers.
+const REMEMBERED: usize = 1024;
+
+/// Which of the two listeners accepted a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the pod's application.
+    Outbound,
+    /// To the pod's application.
+    Inbound,
+}
+
+/// What the proxy saw of one connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// The listener that accepted it.
+    pub direction: Direction,
+    /// The peer of the accepted socket.
+    pub peer: String,
+    /// The local address of the accepted socket.
+    pub local: String,
+    /// The kernel's answer to `SO_ORIGINAL_DST`, or its error.
+    pub original: Result<String, String>,
+}
+
+/// The proxy's memory, shared by its listeners.
+#[derive(Clone, Debug, Default)]
+pub struct Passthrough {
+    seen: Arc<Mutex<VecDeque<Connection>>>,
+}
+
+impl Passthrough {
+    /// Accepts and copies until the caller drops the future.
+    pub async fn serve(self, listener: TcpListener, direction: Direction) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            };
+            let proxy = self.clone();
+            tokio::spawn(async move {
+                // Either side went away: closing both is all there is to do.
+                let _ = proxy.forward(stream, direction).await;
+            });
+        }
+    }
+
+    /// Answers `/ready`, `/live`, `/metrics` (empty) and `/connections` until the caller drops the future.
+    pub async fn serve_admin(self, listener: TcpListener) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            };
+            let proxy = self.clone();
+            tokio::spawn(async move {
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let response = proxy.admin(request.uri().path());
+                    async move { Ok::<_, std::convert::Infallible>(response) }
+                });
+                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    }
+
+    /// The latest connections, oldest first.
+    pub fn connections(&self) -> Vec<Connection> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    async fn forward(&self, mut accepted: TcpStream, direction: Direction) -> io::Result<()> {
+        let (peer, local) = (accepted.peer_addr()?, accepted.local_addr()?);
+        let original = original_destination(&accepted);
+        self.remember(Connection {
+            direction,
+            peer: peer.to_string(),
+            local: local.to_string(),
+            original: original.as_ref().map(ToString::to_string).map_err(ToString::to_string),
+        });
+        let original = original?;
+        if is_own_listener(original, local, direction) {
+            return Err(io::Error::other("the original destination is this proxy"));
+        }
+        let mut onward = TcpStream::connect(original).await?;
+        accepted.set_nodelay(true)?;
+        onward.set_nodelay(true)?;
+        tokio::io::copy_bidirectional(&mut accepted, &mut onward).await?;
+        Ok(())
+    }
+
+    fn remember(&self, connection: Connection) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() == REMEMBERED {
+            seen.pop_front();
+        }
+        seen.push_back(connection);
+    }
+
+    fn admin(&self, path: &str) -> Response<Full<Bytes>> {
+        let (status, body) = match path {
+            "/ready" => (StatusCode::OK, "ready\n".to_owned()),
+            "/live" => (StatusCode::OK, "live\n".to_owned()),
+            "/metrics" => (StatusCode::OK, String::new()),
+            "/connections" => (StatusCode::OK, serde_json::to_string(&self.connections()).unwrap_or_default()),
+            _ => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
+        };
+        let mut response = Response::new(Full::new(Bytes::from(body)));
+        *response.status_mut() = status;
+        response
+    }
+}
+
+/// A connection that goes back to the listener it came from would be accepted again, and so on.
+fn is_own_listener(original: SocketAddr, local: SocketAddr, direction: Direction) -> bool {
+    match direction {
+        // The listener's own address is the local one: REDIRECT and the eBPF rewrite both end there.
+        Direction::Outbound => original == local,
+        // Steering keeps the local address, so only the port tells.
+        Direction::Inbound => original.port() == INBOUND_PORT,
+    }
+}
+
+/// The inbound port every mesh of the Linkerd family uses.
+pub const INBOUND_PORT: u16 = 4143;
+/// The outbound port every mesh of the Linkerd family uses.
+pub const OUTBOUND_PORT: u16 = 4140;
+
+/// Asks the kernel where the connection was going before it was redirected: by the IPv6 level on an IPv6 socket, unless
+/// its addresses are IPv4 in disguise.
+///
+/// # Errors
+/// The kernel's own, e.g. `ENOENT` or `ENOPROTOOPT` where nobody redirected anything.
+pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let native_v6 = match stream.local_addr()? {
+        SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped().is_none(),
+        SocketAddr::V4(_) => false,
+    };
+    let address = if native_v6 { socket.original_dst_v6()? } else { socket.original_dst_v4()? };
+    address.as_socket().ok_or_else(|| io::Error::other("the kernel answered an address of another family"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn never_calls_its_own_listener() {
+        let listener = address("127.0.0.1:4140");
+        assert!(is_own_listener(listener, listener, Direction::Outbound));
+        assert!(!is_own_listener(address("10.96.0.1:80"), listener, Direction::Outbound));
+        assert!(is_own_listener(address("10.244.0.5:4143"), address("10.244.0.5:4143"), Direction::Inbound));
+        assert!(!is_own_listener(address("10.244.0.5:8080"), address("10.244.0.5:8080"), Direction::Inbound));
+    }
+
+    #[tokio::test]
+    async fn answers_the_kernels_error_where_nobody_redirected() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        // With connection tracking active on the host the kernel knows the connection and answers its address.
+        match original_destination(&accepted) {
+            Err(error) => assert!(matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT))),
+            Ok(original) => assert_eq!(original, accepted.local_addr().unwrap()),
+        }
+        drop(client);
+    }
+}

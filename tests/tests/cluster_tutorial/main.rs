@@ -1,0 +1,264 @@
+//! Weft in a real cluster: the tutorial as its readers run it, and what must hold of the mesh that it makes.
+//!
+//! The checks share one installation, because making one takes minutes: the tutorial is followed up to its last section,
+//! the mesh is put to the test, and then the tutorial's end must leave nothing. They run in the order of [`CHECKS`], and a
+//! check that is run alone, by a filter, first has done what it [`Needs`]. Needs `KUBECONFIG`, the images of `cargo xtask
+//! dist` in the cluster, and helm, kubectl and step in PATH: `cargo xtask test cluster`.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "tests report on the standard streams")]
+#![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
+
+mod bad_input;
+mod interception;
+mod under_load;
+mod world;
+
+use std::{
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use weft_test_kit::check::catch;
+use world::{LEASE, MESH, SHOP, World};
+
+/// What a check finds in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    /// No mesh yet.
+    Cluster,
+    /// The mesh of the tutorial.
+    Mesh,
+    /// What is left when the tutorial has removed the mesh.
+    Removal,
+}
+
+type Check = (&'static str, Needs, fn(&mut World));
+
+const CHECKS: [Check; 25] = [
+    ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
+    ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
+    ("the tutorial, up to its end", Needs::Cluster, tutorial),
+    ("the destination service watches and does not poll", Needs::Mesh, watches_and_does_not_poll),
+    ("one destination pod holds the lease and renews it", Needs::Mesh, lease_is_renewed),
+    ("meshed pods have no init container but the sidecar, and no capability", Needs::Mesh, pods_have_no_privileges),
+    ("requests travel by mutual TLS", Needs::Mesh, requests_are_encrypted),
+    ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
+    ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
+    (
+        "an annotation that is broken later is told, and changes nothing",
+        Needs::Mesh,
+        bad_input::annotation_broken_later,
+    ),
+    ("a bad ServiceProfile and a bad Server are refused", Needs::Mesh, bad_input::refused_by_admission),
+    ("a webhook that lost its certificate gets it back", Needs::Mesh, bad_input::lost_webhook_certificate),
+    (
+        "an issuer of another root is told by name, and identity goes on",
+        Needs::Mesh,
+        bad_input::mismatched_certificates,
+    ),
+    ("an agent that is deleted by force fails no request", Needs::Mesh, under_load::agent_deleted_by_force),
+    ("a new agent takes over without failing a request", Needs::Mesh, under_load::agent_rolled_out),
+    (
+        "the lease moves when its holder is deleted by force, and no request fails",
+        Needs::Mesh,
+        under_load::leader_deleted_by_force,
+    ),
+    ("a released lease moves at once", Needs::Mesh, under_load::leader_deleted),
+    ("a rollout of the application fails no request", Needs::Mesh, under_load::application_rolled_out),
+    ("weft explain tells what the kernel does", Needs::Mesh, interception::explained),
+    ("a strict pod exempts its proxy's container and no user", Needs::Mesh, interception::strict),
+    ("a bypassed pod goes around its proxy, and says so", Needs::Mesh, interception::bypassed),
+    (
+        "a new pod waits for its agent, and gets nowhere around its proxy",
+        Needs::Mesh,
+        interception::waits_for_the_agent,
+    ),
+    ("weft check has nothing to say", Needs::Mesh, check_is_content),
+    ("the tutorial's end", Needs::Mesh, tutorial_end),
+    ("nothing is left", Needs::Removal, nothing_is_left),
+];
+
+fn main() -> ExitCode {
+    let world = Arc::new(Mutex::new(None));
+    let trials = CHECKS.iter().map(|check| trial(&world, check)).collect();
+    let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..Arguments::from_args() }, trials);
+    let world = world.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // A filter may leave out the checks that remove the mesh. After a failure it stays, to be looked at.
+    if let Some(mut world) = world.filter(|_| !conclusion.has_failed())
+        && let Err(error) = catch(|| world.remove())
+    {
+        eprintln!("the mesh was not removed: {error}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Trial {
+    let world = Arc::clone(world);
+    Trial::test(name, move || {
+        let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
+        let world = match &mut *world {
+            Some(world) => world,
+            none => none.insert(World::new().map_err(|error| Failed::from(format!("{error:#}")))?),
+        };
+        match needs {
+            Needs::Cluster => {}
+            Needs::Mesh => world.install()?,
+            Needs::Removal => {
+                world.install()?;
+                catch(|| world.remove())?;
+            }
+        }
+        catch(|| check(world)).map_err(|error| {
+            world.explain();
+            Failed::from(error)
+        })
+    })
+}
+
+fn tutorial(world: &mut World) {
+    world.install().unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn tutorial_end(world: &mut World) {
+    world.remove();
+}
+
+fn watches_and_does_not_poll(world: &mut World) {
+    let account = "system:serviceaccount:linkerd:linkerd-destination";
+    let Some(before) = world.cluster.audit().unwrap() else {
+        println!("  not checked: the audit log of this cluster is not on this host");
+        return;
+    };
+    let by_destination = |entry: &&Value| entry["user"]["username"] == account;
+    let watched: std::collections::BTreeSet<_> = before
+        .iter()
+        .filter(by_destination)
+        .filter(|entry| entry["verb"] == "watch")
+        .filter_map(|entry| entry["objectRef"]["resource"].as_str())
+        .collect();
+    for resource in ["services", "endpointslices", "pods", "servers", "nodes", "replicasets"] {
+        assert!(watched.contains(resource), "{resource} is not watched by {account}: {watched:?}");
+    }
+    // What a quiet minute looks like: the lease is renewed, watches may end and begin again, and nothing is listed.
+    let quiet = Duration::from_secs(30);
+    std::thread::sleep(quiet);
+    let after = world.cluster.audit().unwrap().unwrap();
+    let new = after[before.len().min(after.len())..].iter().filter(by_destination);
+    let (mut renewals, mut polls) = (0, Vec::new());
+    for entry in new.filter(|entry| entry["stage"] == "ResponseComplete") {
+        match (entry["verb"].as_str().unwrap_or_default(), entry["objectRef"]["resource"].as_str().unwrap_or_default())
+        {
+            ("update" | "patch", "leases") => renewals += 1,
+            ("get" | "list", resource) if resource != "leases" => polls.push(entry["requestURI"].clone()),
+            _ => {}
+        }
+    }
+    assert!(polls.is_empty(), "within {quiet:?} of quiet these were asked: {polls:?}");
+    assert!((8..=20).contains(&renewals), "about every 2 s the lease is renewed, but {renewals} times in {quiet:?}");
+}
+
+fn lease_is_renewed(world: &mut World) {
+    let holder = world.lease_holder().unwrap();
+    let pods = world.cluster.pods(MESH, "linkerd.io/control-plane-component=destination").unwrap();
+    assert!(pods.contains(&holder), "{LEASE} is held by {holder}, not by one of {pods:?}");
+    let renewed = |world: &World| world.lease().unwrap()["spec"]["renewTime"].clone();
+    let before = renewed(world);
+    std::thread::sleep(Duration::from_secs(5));
+    assert_ne!(renewed(world), before, "the lease was not renewed within 5 s");
+}
+
+/// What promtool says of a name that Linkerd's dashboards know.
+const LINKERDS_NAME: &str = "response_latency_ms metric names should not contain abbreviated units";
+
+fn metrics_are_clean(world: &mut World) {
+    let mut seen = std::collections::BTreeSet::new();
+    for namespace in [MESH, SHOP] {
+        let list = world.cluster.get(&["-n", namespace, "pods"]).unwrap();
+        for pod in list["items"].as_array().unwrap() {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let containers = ["containers", "initContainers"].map(|kind| pod["spec"][kind].as_array());
+            let containers = containers.into_iter().flatten().flatten();
+            for port in containers.filter_map(|container| container["ports"].as_array()).flatten() {
+                let Some(port_name) = port["name"].as_str().filter(|name| name.ends_with("admin")) else { continue };
+                let path =
+                    format!("/api/v1/namespaces/{namespace}/pods/{name}:{}/proxy/metrics", port["containerPort"]);
+                let text = world.cluster.kubectl(&["get", "--raw", &path]).unwrap();
+                assert!(text.contains("process_start_time_seconds"), "{path}: {text}");
+                let mut complaints = world.promtool(&text);
+                complaints.retain(|complaint| port_name != "linkerd-admin" || complaint != LINKERDS_NAME);
+                assert!(complaints.is_empty(), "{path}: {complaints:?}");
+                seen.insert(port_name.to_owned());
+            }
+        }
+    }
+    let expected =
+        ["agent-admin", "dest-admin", "ident-admin", "injector-admin", "linkerd-admin", "policy-admin", "spval-admin"];
+    assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+}
+
+fn pods_have_no_privileges(world: &mut World) {
+    let list = world.cluster.get(&["-n", SHOP, "pods"]).unwrap();
+    let pods = list["items"].as_array().unwrap();
+    assert!(pods.len() >= 5, "the application has five pods and a client: {}", pods.len());
+    for pod in pods {
+        let name = &pod["metadata"]["name"];
+        let init: Vec<_> = pod["spec"]["initContainers"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
+        assert_eq!(init, ["linkerd-proxy"], "{name}");
+        assert_eq!(pod["spec"]["initContainers"][0]["restartPolicy"], "Always", "{name}: not a native sidecar");
+        let all = ["initContainers", "containers"].into_iter().flat_map(|list| pod["spec"][list].as_array().unwrap());
+        for container in all {
+            let context = &container["securityContext"];
+            assert!(context["capabilities"]["add"].is_null(), "{name} has capabilities: {context}");
+            assert_ne!(context["privileged"], true, "{name} is privileged");
+            assert_eq!(context["capabilities"]["drop"][0], "ALL", "{name}: {context}");
+        }
+    }
+}
+
+fn requests_are_encrypted(world: &mut World) {
+    let client = world.client(SHOP);
+    // Long enough for the balancer to forget how slow a replica's first answer was.
+    let load = ["http1", "--target", "web.shop:80", "--duration", "15s", "--pause", "20ms"];
+    let report = world.cluster.client(SHOP, &client, &load).unwrap();
+    assert!(report.requests >= 200 && report.failures == 0, "{report:?}");
+    assert!(report.peer_addr_ok, "the application saw another peer than it dialled: {report:?}");
+    let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
+    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity]);
+    assert_eq!(report.by_backend.len(), 2, "both replicas answer: {report:?}");
+    let metrics = world.proxy_metrics(SHOP, &client);
+    assert!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "true")]) >= 200.0);
+    assert_eq!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "no_identity")]), 0.0);
+    // The same request from outside the mesh is answered, too, in plain text; policy decides elsewhere.
+    let outside = world.client("outside");
+    let report =
+        world.cluster.client("outside", &outside, &["http1", "--target", "web.shop:80", "--count", "10"]).unwrap();
+    assert_eq!((report.failures, report.by_client_id.len()), (0, 0), "{report:?}");
+    let denied =
+        world.cluster.client("outside", &outside, &["http1", "--target", "store.shop:80", "--count", "10"]).unwrap();
+    assert_eq!(denied.failures, 10, "an unmeshed client reached store: {denied:?}");
+    let denied = world.cluster.client(SHOP, &client, &["http1", "--target", "store.shop:80", "--count", "10"]).unwrap();
+    assert_eq!(denied.failures, 10, "a client that is not api reached store: {denied:?}");
+}
+
+fn check_is_content(world: &mut World) {
+    let report = world.weft(&["check", "--proxy", "-o", "json"]);
+    let report: Value = serde_json::from_str(&report.unwrap()).unwrap();
+    assert_eq!(report["success"], true, "{report:#}");
+}
+
+fn nothing_is_left(world: &mut World) {
+    for kind in
+        ["mutatingwebhookconfigurations", "validatingwebhookconfigurations", "clusterroles", "clusterrolebindings"]
+    {
+        let list = world.cluster.kubectl(&["get", kind, "-o", "name"]).unwrap();
+        let ours: Vec<_> = list.lines().filter(|name| name.contains("linkerd") || name.contains("weft")).collect();
+        assert!(ours.is_empty(), "{kind}: {ours:?}");
+    }
+    let daemonsets = world.cluster.kubectl(&["get", "daemonsets", "-A", "-o", "name"]).unwrap();
+    assert!(!daemonsets.contains("weft-agent"), "{daemonsets}");
+    world.assert_kernel_is_clean();
+}
