@@ -159,7 +159,8 @@ async fn supervise(
         tasks.spawn("policy", wait_for_policy(policies.clone(), readiness.gate("policy")));
     }
     for (index, (outbound, inbound)) in sockets.outbound.into_iter().zip(sockets.inbound).enumerate() {
-        let worker = Worker { shared: Arc::clone(&shared), discover: discover.clone(), policies: policies.clone() };
+        let worker =
+            WorkerThread { shared: Arc::clone(&shared), discover: discover.clone(), policies: policies.clone() };
         tasks.spawn("worker", worker.start(index, outbound, inbound));
     }
 
@@ -207,13 +208,13 @@ async fn wait_for_policy(policies: Policies, gate: Gate) -> anyhow::Result<()> {
 }
 
 /// One data-plane thread.
-struct Worker {
+struct WorkerThread {
     shared: Arc<Shared>,
     discover: Discover,
     policies: Policies,
 }
 
-impl Worker {
+impl WorkerThread {
     /// Runs the worker on its own thread until that ends.
     async fn start(self, index: usize, outbound: Vec<StdListener>, inbound: StdListener) -> anyhow::Result<()> {
         let (ended_tx, ended_rx) = oneshot::channel();

@@ -36,7 +36,7 @@ use crate::{
 };
 
 use error::ConnectionError;
-use target::Targets;
+use target::ApplicationPorts;
 use tls::TlsServer;
 
 /// The most kinds of connections whose counters are remembered; beyond it they are looked up again.
@@ -47,7 +47,7 @@ pub(crate) struct Inbound {
     shared: Arc<Shared>,
     policies: Policies,
     tls: TlsServer,
-    targets: Targets,
+    targets: ApplicationPorts,
     labels: Arc<InboundTargets>,
     /// Limit of requests in flight.
     limit: RequestLimit,
@@ -84,7 +84,7 @@ impl Inbound {
         let labels = Arc::new(InboundTargets::new(&shared.config.inbound.ports));
         Self {
             tls: TlsServer::new(shared.credentials.clone()),
-            targets: Targets::new(Arc::clone(&shared), Arc::clone(&labels)),
+            targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels)),
             labels,
             policies,
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),

@@ -36,7 +36,7 @@ use crate::{
     shared::Shared,
 };
 
-use target::{Target, TargetError};
+use target::{OutboundTarget, TargetError};
 use worker::Worker;
 
 /// Interval of looking for unused destinations and idle connections.
@@ -74,7 +74,7 @@ impl ConnectionError {
 /// The known facts about a connection before its first byte.
 struct Connection {
     worker: Arc<Worker>,
-    target: Arc<Target>,
+    target: Arc<OutboundTarget>,
 }
 
 /// Accepts until the drain begins. Connections continue in tasks that the drain waits for.

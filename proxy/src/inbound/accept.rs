@@ -64,7 +64,7 @@ pub(super) async fn serve(
 }
 
 /// How a connection is served after its TLS is settled.
-enum Plan {
+enum ServePlan {
     /// As bytes.
     Bytes,
     /// As HTTP without detection.
@@ -78,7 +78,7 @@ enum Plan {
     },
 }
 
-impl Plan {
+impl ServePlan {
     fn new(protocol: &Protocol, is_plain: bool, detect_timeout: Duration) -> Self {
         match protocol {
             Protocol::Opaque | Protocol::Tls => Self::Bytes,
@@ -104,11 +104,11 @@ where
 {
     let is_plain = matches!(client.tls, ClientTls::None(_));
     // One statement, so that the connection does not keep a reference to this policy.
-    let plan = Plan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
+    let plan = ServePlan::new(&policy.borrow().protocol, is_plain, inbound.shared.config.inbound.detect_timeout);
     let (timeout, when_silent) = match plan {
-        Plan::Bytes => return tcp::forward(inbound, stream, client, target, policy).await,
-        Plan::Http(version) => return http::serve(inbound, stream, version, client, target, policy).await,
-        Plan::Detect { timeout, when_silent } => (timeout, when_silent),
+        ServePlan::Bytes => return tcp::forward(inbound, stream, client, target, policy).await,
+        ServePlan::Http(version) => return http::serve(inbound, stream, version, client, target, policy).await,
+        ServePlan::Detect { timeout, when_silent } => (timeout, when_silent),
     };
 
     let (detected, stream) = detect::http(stream, timeout).await?;

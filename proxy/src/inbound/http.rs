@@ -23,7 +23,7 @@ pub(super) use connection::serve;
 
 use super::{
     Inbound,
-    target::{Lease, SendError, Target},
+    target::{ApplicationPort, CheckedOut, SendError},
 };
 use crate::{
     http::{
@@ -53,7 +53,7 @@ pub(super) type ResponseBody = Observed<Finish>;
 pub(super) struct Finish {
     count: CountResponse,
     /// Returned to the pool if the response was read to its end.
-    lease: Option<Lease>,
+    checked_out: Option<CheckedOut>,
     /// The permit of the request in flight.
     _permit: Option<Permit>,
 }
@@ -64,13 +64,13 @@ pub(super) struct HttpConnection {
     client: Client,
     /// The client's identity, as the application sees it.
     client_id: Option<HeaderValue>,
-    target: Arc<Target>,
+    target: Arc<ApplicationPort>,
     policy: PortPolicy,
     counters: Counters,
 }
 
 /// A request in progress, and the parts needed to answer it.
-struct Passing {
+struct Admitted {
     request: Request<Incoming>,
     kind: RequestKind,
     handles: Arc<Handles>,
@@ -92,12 +92,12 @@ impl HttpConnection {
         request.headers_mut().remove(ORIG_PROTO);
         let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
 
-        let mut response = match self.judge(&mut request) {
+        let mut response = match self.admit(&mut request) {
             Err(failure) => self.refuse(&failure, kind, None, arrived),
             Ok(handles) => {
                 handles.http.request();
-                let passing = Passing { request, kind, handles, arrived };
-                self.forward(passing).await?
+                let admitted = Admitted { request, kind, handles, arrived };
+                self.forward(admitted).await?
             }
         };
         response.headers_mut().remove(ORIG_PROTO);
@@ -108,7 +108,7 @@ impl HttpConnection {
     }
 
     /// Applies policy to a request before it is sent: checks that may refuse it, and changes to it.
-    fn judge(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
+    fn admit(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
         form::normalize(request)?;
         // The client's claim does not count, only its certificate.
         request.headers_mut().remove(CLIENT_ID);
@@ -160,8 +160,8 @@ impl HttpConnection {
         })
     }
 
-    async fn forward(&self, passing: Passing) -> Result<Response<ResponseBody>, Reset> {
-        let Passing { request, kind, handles, arrived } = passing;
+    async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
+        let Admitted { request, kind, handles, arrived } = admitted;
         let Some(permit) = self.inbound.limit.admit() else {
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(&handles), arrived));
         };
@@ -171,7 +171,7 @@ impl HttpConnection {
             self.send_http1(request, kind).await
         };
         match sent {
-            Ok((response, lease)) => Ok(observe(response, lease, Some(permit), &handles, arrived)),
+            Ok((response, checked_out)) => Ok(observe(response, checked_out, Some(permit), &handles, arrived)),
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
@@ -200,7 +200,7 @@ impl HttpConnection {
         &self,
         mut request: Request<Incoming>,
         kind: RequestKind,
-    ) -> Result<(Response<Body>, Option<Lease>), SendError> {
+    ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
         let client_side = (!kind.orig_proto && wants_upgrade(&request)).then(|| hyper::upgrade::on(&mut request));
         if client_side.is_none() {
@@ -209,7 +209,7 @@ impl HttpConnection {
         // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.
         let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
         let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
-        let (mut response, lease) = self.target.send_http1(request.map(Body::Incoming), reuse).await?;
+        let (mut response, checked_out) = self.target.send_http1(request.map(Body::Incoming), reuse).await?;
 
         match client_side {
             Some(client_side) if is_tunnel(&method, response.status()) => {
@@ -222,7 +222,7 @@ impl HttpConnection {
             }
             _ => {
                 strip_hop_by_hop(response.headers_mut());
-                Ok((response.map(Body::Incoming), lease))
+                Ok((response.map(Body::Incoming), checked_out))
             }
         }
     }
@@ -246,14 +246,14 @@ impl HttpConnection {
 
 fn observe(
     response: Response<Body>,
-    lease: Option<Lease>,
+    checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
     handles: &Arc<Handles>,
     arrived: Instant,
 ) -> Response<ResponseBody> {
     let (parts, body) = response.into_parts();
     let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers);
-    Response::from_parts(parts, Observed::new(body, Finish { count, lease, _permit: permit }))
+    Response::from_parts(parts, Observed::new(body, Finish { count, checked_out, _permit: permit }))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.
@@ -270,8 +270,8 @@ impl Observer for Finish {
     }
 
     fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-        if let (Ok(_), Some(lease)) = (&end, self.lease) {
-            lease.give_back();
+        if let (Ok(_), Some(checked_out)) = (&end, self.checked_out) {
+            checked_out.give_back();
         }
         self.count.ended(end);
     }

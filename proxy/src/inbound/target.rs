@@ -65,14 +65,14 @@ pub(super) enum SendError {
 }
 
 /// One worker's targets by address.
-pub(super) struct Targets {
+pub(super) struct ApplicationPorts {
     shared: Arc<Shared>,
     labels: Arc<InboundTargets>,
-    by_addr: Mutex<HashMap<SocketAddr, Arc<Target>>>,
+    by_addr: Mutex<HashMap<SocketAddr, Arc<ApplicationPort>>>,
 }
 
 /// One port of the application.
-pub(super) struct Target {
+pub(super) struct ApplicationPort {
     /// The original address.
     pub(super) addr: SocketAddr,
     shared: Arc<Shared>,
@@ -84,18 +84,18 @@ pub(super) struct Target {
 }
 
 /// An HTTP/1 connection that returns to its target if its response ended well.
-pub(super) struct Lease {
-    target: Arc<Target>,
+pub(super) struct CheckedOut {
+    target: Arc<ApplicationPort>,
     sender: Http1Sender,
 }
 
-impl Targets {
+impl ApplicationPorts {
     pub(super) fn new(shared: Arc<Shared>, labels: Arc<InboundTargets>) -> Self {
         Self { shared, labels, by_addr: Mutex::new(HashMap::new()) }
     }
 
     /// The target at an address.
-    pub(super) fn get(&self, addr: SocketAddr) -> Arc<Target> {
+    pub(super) fn get(&self, addr: SocketAddr) -> Arc<ApplicationPort> {
         let mut by_addr = self.by_addr.lock();
         if let Some(known) = by_addr.get(&addr) {
             return Arc::clone(known);
@@ -103,7 +103,7 @@ impl Targets {
         let mut labels = self.labels.labels(addr);
         labels.extend([label("tls", "no_identity"), label("no_tls_reason", "loopback")]);
         let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
-        let target = Arc::new(Target {
+        let target = Arc::new(ApplicationPort {
             addr,
             shared: Arc::clone(&self.shared),
             transport,
@@ -124,7 +124,7 @@ impl Targets {
     }
 }
 
-impl Target {
+impl ApplicationPort {
     /// Opens a new connection.
     pub(super) async fn connect(&self) -> Result<Io<TcpStream>, ConnectError> {
         let config = &self.shared.config.inbound;
@@ -141,7 +141,7 @@ impl Target {
         self: &Arc<Self>,
         mut request: Request<Body>,
         reuse: bool,
-    ) -> Result<(Response<Incoming>, Option<Lease>), SendError> {
+    ) -> Result<(Response<Incoming>, Option<CheckedOut>), SendError> {
         let mut stale = 0;
         loop {
             let timeout = self.shared.config.inbound.http1_idle_timeout;
@@ -153,8 +153,8 @@ impl Target {
             };
             match sender.try_send_request(request).await {
                 Ok(response) => {
-                    let lease = reuse.then(|| Lease { target: Arc::clone(self), sender });
-                    return Ok((response, lease));
+                    let checked_out = reuse.then(|| CheckedOut { target: Arc::clone(self), sender });
+                    return Ok((response, checked_out));
                 }
                 Err(mut error) => match error.take_message() {
                     // The application had closed the connection, and nothing of the request was sent.
@@ -237,7 +237,7 @@ impl Target {
     }
 }
 
-impl Lease {
+impl CheckedOut {
     /// Returns the connection after the response was read to its end.
     pub(super) fn give_back(self) {
         let Self { target, sender } = self;

@@ -68,8 +68,8 @@ pub(crate) struct Balanced {
     pub(crate) endpoint: Arc<Endpoint>,
     rtt: Mutex<Ewma>,
     in_flight: AtomicU32,
-    rest: Mutex<Rest>,
-    backoff: (Duration, Duration),
+    backoff: Mutex<Backoff>,
+    backoff_bounds: (Duration, Duration),
     /// Deadline for the connection that probes an endpoint after its backoff.
     probe: Duration,
     gauges: Gauges,
@@ -79,7 +79,7 @@ pub(crate) struct Balanced {
 
 /// How long an endpoint that failed is not used.
 #[derive(Debug, Default)]
-struct Rest {
+struct Backoff {
     until: Option<Instant>,
     last: Duration,
     /// Whether the backoff is over and one connection probes the endpoint; for others it continues until the result is
@@ -152,7 +152,7 @@ impl Balancer {
         let mut state = self.state.lock();
         self.reconcile(&mut state);
         let now = Instant::now();
-        state.endpoints.iter().any(|endpoint| endpoint.rests_until(now).is_none())
+        state.endpoints.iter().any(|endpoint| endpoint.backs_off_until(now).is_none())
     }
 
     /// Closes connections that were idle for too long.
@@ -178,7 +178,7 @@ impl Balancer {
                 (first, if second >= first { second + 1 } else { second })
             }
         };
-        let available = |index: usize| endpoints[index].rests_until(now).is_none().then_some(index);
+        let available = |index: usize| endpoints[index].backs_off_until(now).is_none().then_some(index);
         let picked = match (available(first), available(second)) {
             (Some(first), Some(second)) if endpoints[second].cost(now) < endpoints[first].cost(now) => Some(second),
             (Some(index), _) | (None, Some(index)) => Some(index),
@@ -193,7 +193,7 @@ impl Balancer {
                 endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
-            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.rests_until(now)).min()),
+            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.backs_off_until(now)).min()),
         }
     }
 
@@ -234,8 +234,8 @@ impl Balanced {
             endpoint,
             rtt: Mutex::new(Ewma::new(load, Instant::now())),
             in_flight: AtomicU32::new(0),
-            rest: Mutex::default(),
-            backoff: (config.backoff_min, config.backoff_max),
+            backoff: Mutex::default(),
+            backoff_bounds: (config.backoff_min, config.backoff_max),
             probe: config.connect_timeout,
             gauges,
             available,
@@ -247,45 +247,45 @@ impl Balanced {
         self.rtt.lock().estimate(now) * (in_flight + 1.0)
     }
 
-    fn rests_until(&self, now: Instant) -> Option<Instant> {
-        self.rest.lock().until.filter(|until| *until > now)
+    fn backs_off_until(&self, now: Instant) -> Option<Instant> {
+        self.backoff.lock().until.filter(|until| *until > now)
     }
 
     /// Records that the endpoint was picked; after a backoff, only this connection may probe it.
     fn picked(&self, now: Instant) {
-        let mut rest = self.rest.lock();
-        if rest.until.is_some() {
-            rest.until = Some(now + self.probe);
-            rest.probing = true;
+        let mut backoff = self.backoff.lock();
+        if backoff.until.is_some() {
+            backoff.until = Some(now + self.probe);
+            backoff.probing = true;
         }
     }
 
     /// Records that a connection failed: the endpoint backs off, each time twice as long.
     pub(crate) fn failed(&self) {
-        let (min, max) = self.backoff;
+        let (min, max) = self.backoff_bounds;
         let now = Instant::now();
-        let mut rest = self.rest.lock();
-        if !rest.probing && rest.until.is_some_and(|until| until > now) {
+        let mut backoff = self.backoff.lock();
+        if !backoff.probing && backoff.until.is_some_and(|until| until > now) {
             // Another request has noticed already; only a new attempt lengthens the backoff.
             return;
         }
-        if rest.until.is_none() {
+        if backoff.until.is_none() {
             self.gauges.ready.dec();
             self.gauges.pending.inc();
         }
-        rest.last = (rest.last * 2).clamp(min, max);
+        backoff.last = (backoff.last * 2).clamp(min, max);
         // A tenth of jitter, as Linkerd's default.
-        let pause = rest.last.mul_f64(rand::rng().random_range(1.0..1.1));
-        rest.until = Some(now + pause);
-        rest.probing = false;
+        let pause = backoff.last.mul_f64(rand::rng().random_range(1.0..1.1));
+        backoff.until = Some(now + pause);
+        backoff.probing = false;
     }
 
     /// Records that a connection was made, or still works.
     pub(crate) fn recovered(&self) {
-        let mut rest = self.rest.lock();
-        if rest.until.take().is_some() {
-            rest.last = Duration::ZERO;
-            rest.probing = false;
+        let mut backoff = self.backoff.lock();
+        if backoff.until.take().is_some() {
+            backoff.last = Duration::ZERO;
+            backoff.probing = false;
             self.gauges.pending.dec();
             self.gauges.ready.inc();
             self.available.notify_waiters();
@@ -295,7 +295,7 @@ impl Balanced {
 
 impl Drop for Balanced {
     fn drop(&mut self) {
-        if self.rest.get_mut().until.is_some() {
+        if self.backoff.get_mut().until.is_some() {
             self.gauges.pending.dec()
         } else {
             self.gauges.ready.dec()

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A connection that returns to its endpoint if its response ended well.
-pub(crate) struct Lease {
+pub(crate) struct CheckedOut {
     endpoint: Arc<Endpoint>,
     sender: Option<SendRequest<Body>>,
 }
@@ -37,7 +37,7 @@ pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Request<Body>,
     reuse: bool,
-) -> Result<(Response<Incoming>, Lease), SendError> {
+) -> Result<(Response<Incoming>, CheckedOut), SendError> {
     let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
     let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
     let mut sender = match pooled {
@@ -50,7 +50,7 @@ pub(crate) async fn send(
     match sender.try_send_request(request).await {
         Ok(response) => {
             let sender = reuse.then_some(sender);
-            Ok((response, Lease { endpoint: Arc::clone(endpoint), sender }))
+            Ok((response, CheckedOut { endpoint: Arc::clone(endpoint), sender }))
         }
         Err(mut error) => Err(match error.take_message() {
             Some(request) => SendError::Unsent(Box::new(request), None),
@@ -76,7 +76,7 @@ async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError>
     Ok(sender)
 }
 
-impl Lease {
+impl CheckedOut {
     /// Returns the connection after the response was read to its end.
     pub(crate) fn give_back(mut self) {
         if let Some(sender) = self.sender.take() {

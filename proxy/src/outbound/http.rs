@@ -15,7 +15,7 @@ use weft_tls::identity::Identity;
 
 use super::{
     Connection,
-    target::{Plan, RuleId},
+    target::{RoutingPlan, RuleId},
 };
 use crate::{
     discover::route::Action,
@@ -123,7 +123,7 @@ impl Connection {
     #[expect(clippy::too_many_arguments, reason = "the parts of a request, taken apart once")]
     async fn exchange(
         &self,
-        plan: &Plan,
+        plan: &RoutingPlan,
         id: RuleId,
         routed: &Routed<'_>,
         mut request: Request<Incoming>,

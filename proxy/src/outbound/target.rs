@@ -48,7 +48,7 @@ impl TargetError {
 }
 
 /// An original destination.
-pub(super) struct Target {
+pub(super) struct OutboundTarget {
     /// Its address.
     pub(super) addr: SocketAddr,
     shared: Arc<Shared>,
@@ -61,11 +61,11 @@ pub(super) struct Target {
 struct Current {
     profile: watch::Receiver<ProfileState>,
     policy: watch::Receiver<PolicyState>,
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<RoutingPlan>>,
 }
 
 /// A policy with its backends resolved.
-pub(super) struct Plan {
+pub(super) struct RoutingPlan {
     /// The policy, adjusted to the profile.
     pub(super) policy: Policy,
     backends: Vec<(Arc<Backend>, Resolved)>,
@@ -82,7 +82,7 @@ type BackendRequests = Mutex<Vec<(RuleId, Arc<Backend>, Counter)>>;
 /// Position of a rule in a plan: HTTP/2 or not, route, rule.
 pub(super) type RuleId = (bool, usize, usize);
 
-impl Target {
+impl OutboundTarget {
     /// Creates a destination from a pending lookup.
     pub(super) fn new(shared: Arc<Shared>, backends: Arc<Backends>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
         let current = Current { profile: lookup.profile.clone(), policy: lookup.policy.clone(), plan: None };
@@ -93,7 +93,7 @@ impl Target {
     ///
     /// # Errors
     /// When it does not answer in time, or refuses.
-    pub(super) async fn ready(&self) -> Result<Arc<Plan>, TargetError> {
+    pub(super) async fn ready(&self) -> Result<Arc<RoutingPlan>, TargetError> {
         if let Some(plan) = self.plan() {
             return Ok(plan);
         }
@@ -109,7 +109,7 @@ impl Target {
     }
 
     /// The current plan; `None` if there is no answer, or if the answer is a refusal.
-    pub(super) fn plan(&self) -> Option<Arc<Plan>> {
+    pub(super) fn plan(&self) -> Option<Arc<RoutingPlan>> {
         let mut current = self.current.lock();
         let changed = current.profile.has_changed().unwrap_or(false) || current.policy.has_changed().unwrap_or(false);
         if changed || current.plan.is_none() {
@@ -118,7 +118,7 @@ impl Target {
             let detect_timeout = self.shared.config.outbound.detect_timeout;
             let policy = decide(&profile, &policy, self.addr, detect_timeout)?;
             // The old plan is dropped afterwards, so that parts in both stay alive.
-            current.plan = Some(Arc::new(Plan::new(policy, &self.backends)));
+            current.plan = Some(Arc::new(RoutingPlan::new(policy, &self.backends)));
         }
         current.plan.clone()
     }
@@ -135,7 +135,7 @@ impl Target {
     }
 }
 
-impl Plan {
+impl RoutingPlan {
     fn new(policy: Policy, known: &Backends) -> Self {
         let mut backends: Vec<(Arc<Backend>, Resolved)> = Vec::new();
         let mut resolve = |distribution: &Distribution| {

@@ -144,7 +144,7 @@ async fn application(name: &'static str) -> SocketAddr {
 }
 
 /// An address without a listener.
-async fn nobody() -> SocketAddr {
+async fn unused_addr() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
@@ -170,9 +170,9 @@ async fn a_server_that_speaks_first_is_heard_when_its_port_is_opaque() {
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(b"220 ready\r\n").await.unwrap();
-        let mut said = Vec::new();
-        stream.read_to_end(&mut said).await.unwrap();
-        stream.write_all(&said).await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
     });
     let mut client = proxy.connect().await;
     let mut banner = [0; 11];
@@ -201,7 +201,7 @@ async fn a_client_that_leaves_cancels_its_request() {
 
 #[tokio::test]
 async fn requests_are_balanced_and_a_dead_endpoint_is_passed_over() {
-    let (a, b, dead) = (application("a").await, application("b").await, nobody().await);
+    let (a, b, dead) = (application("a").await, application("b").await, unused_addr().await);
     let control = Control::default();
     let service = "10.1.1.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
@@ -393,9 +393,9 @@ async fn websockets_stay_http1_and_become_tunnels() {
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
                 let mut stream = TokioIo::new(upgrade.await.unwrap());
-                let mut said = [0; 4];
-                stream.read_exact(&mut said).await.unwrap();
-                stream.write_all(&said).await.unwrap();
+                let mut received = [0; 4];
+                stream.read_exact(&mut received).await.unwrap();
+                stream.write_all(&received).await.unwrap();
             });
             let response = Response::builder()
                 .status(StatusCode::SWITCHING_PROTOCOLS)
@@ -424,9 +424,9 @@ async fn opaque_bytes_travel_under_mtls_with_a_header_without_protocol() {
     tokio::spawn(async move {
         let (header, mut stream) = peer.accept().await;
         assert_eq!((header.port.get(), header.protocol), (workload.port(), None));
-        let mut said = [0; 16];
-        stream.read_exact(&mut said).await.unwrap();
-        stream.write_all(&said).await.unwrap();
+        let mut received = [0; 16];
+        stream.read_exact(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
         stream.shutdown().await.unwrap();
     });
     let mut client = proxy.connect().await;

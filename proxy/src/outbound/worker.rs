@@ -5,7 +5,7 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{backends::Backends, target::Target};
+use super::{backends::Backends, target::OutboundTarget};
 use crate::{discover::Discover, http::in_flight::RequestLimit, shared::Shared};
 
 /// One worker's outbound state.
@@ -22,7 +22,7 @@ pub(super) struct Worker {
 }
 
 struct Cached {
-    target: Arc<Target>,
+    target: Arc<OutboundTarget>,
     used: Instant,
 }
 
@@ -40,13 +40,18 @@ impl Worker {
     }
 
     /// The destination with this address, from memory or looked up.
-    pub(super) fn target(&self, addr: SocketAddr) -> Arc<Target> {
+    pub(super) fn target(&self, addr: SocketAddr) -> Arc<OutboundTarget> {
         let mut targets = self.targets.lock();
         let now = Instant::now();
         let cached = targets.entry(addr).or_insert_with(|| {
             let lookup = self.discover.look_up(addr);
             Cached {
-                target: Arc::new(Target::new(Arc::clone(&self.shared), Arc::clone(&self.backends), addr, lookup)),
+                target: Arc::new(OutboundTarget::new(
+                    Arc::clone(&self.shared),
+                    Arc::clone(&self.backends),
+                    addr,
+                    lookup,
+                )),
                 used: now,
             }
         });

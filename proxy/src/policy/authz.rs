@@ -244,7 +244,7 @@ mod tests {
         let web = identities(&["web.demo"], &[]);
         let demo = identities(&[], &[&["demo", "mesh"]]);
         let any_identity = identities(&[], &[&[]]);
-        let nobody = identities(&[], &[]);
+        let empty = identities(&[], &[]);
         let anonymous = || ClientTls::Established(None);
         for (name, authentication, tls, expected) in [
             ("anybody: plain", &anybody, PLAIN, true),
@@ -265,7 +265,7 @@ mod tests {
             ("any identity: a name", &any_identity, meshed("a"), true),
             ("any identity: a URI", &any_identity, meshed("spiffe://td/a"), false),
             ("any identity: without certificate", &any_identity, anonymous(), false),
-            ("nobody: a name", &nobody, meshed("a"), false),
+            ("no identities: a name", &empty, meshed("a"), false),
         ] {
             check(name, all, authentication, client("10.0.0.1", tls), expected);
         }

@@ -18,15 +18,15 @@ fn balanced() -> Balanced {
 async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     let endpoint = balanced();
     let now = Instant::now();
-    assert_eq!(endpoint.rests_until(now), None);
+    assert_eq!(endpoint.backs_off_until(now), None);
     endpoint.failed();
-    let until = endpoint.rests_until(now).unwrap();
+    let until = endpoint.backs_off_until(now).unwrap();
     assert!(until >= now + Duration::from_millis(100));
     endpoint.failed();
-    assert_eq!(endpoint.rests_until(now), Some(until), "failures of one outage count once");
+    assert_eq!(endpoint.backs_off_until(now), Some(until), "failures of one outage count once");
     assert_eq!((endpoint.gauges.ready.get(), endpoint.gauges.pending.get()), (0, 1));
     endpoint.recovered();
-    assert_eq!(endpoint.rests_until(now), None);
+    assert_eq!(endpoint.backs_off_until(now), None);
     assert_eq!((endpoint.gauges.ready.get(), endpoint.gauges.pending.get()), (1, 0));
 }
 
@@ -48,20 +48,20 @@ async fn what_is_in_flight_is_load() {
 async fn one_connection_tries_an_endpoint_after_its_rest() {
     let endpoint = balanced();
     endpoint.failed();
-    let first = endpoint.rests_until(Instant::now()).unwrap();
+    let first = endpoint.backs_off_until(Instant::now()).unwrap();
     tokio::time::advance(first - Instant::now()).await;
     let now = Instant::now();
-    assert_eq!(endpoint.rests_until(now), None, "the backoff is over");
+    assert_eq!(endpoint.backs_off_until(now), None, "the backoff is over");
     endpoint.picked(now);
-    assert_eq!(endpoint.rests_until(now), Some(now + endpoint.probe), "the others wait for its result");
+    assert_eq!(endpoint.backs_off_until(now), Some(now + endpoint.probe), "the others wait for its result");
     endpoint.failed();
-    let second = endpoint.rests_until(now).unwrap();
+    let second = endpoint.backs_off_until(now).unwrap();
     assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer backoff");
     tokio::time::advance(second - now).await;
     endpoint.picked(Instant::now());
     let woken = endpoint.available.notified();
     endpoint.recovered();
-    assert_eq!(endpoint.rests_until(Instant::now()), None);
+    assert_eq!(endpoint.backs_off_until(Instant::now()), None);
     woken.await;
 }
 

@@ -73,14 +73,14 @@ impl Exchange<'_> {
             let (endpoint, in_flight) = self.select(deadline).await?;
             self.check_identity(&endpoint)?;
             let (again, reason) = match self.attempt(&endpoint, request).await {
-                Ok((response, lease)) => {
+                Ok((response, checked_out)) => {
                     if let Some(balanced) = in_flight.as_ref().and_then(InFlight::balanced) {
                         balanced.recovered();
                     }
                     let metrics = Arc::clone(&endpoint.http);
                     metrics.request();
                     let count = CountResponse::new(metrics, self.arrived, response.status(), response.headers());
-                    return Ok((response, ResponseObserver::new(count, in_flight, lease)));
+                    return Ok((response, ResponseObserver::new(count, in_flight, checked_out)));
                 }
                 Err(AttemptError::Final(error)) => {
                     endpoint.http.request();
@@ -125,7 +125,7 @@ impl Exchange<'_> {
         &self,
         endpoint: &Arc<Endpoint>,
         mut request: Request<Body>,
-    ) -> Result<(Response<Body>, Option<h1::Lease>), AttemptError> {
+    ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
         if let Some(authority) = &endpoint.info.authority_override {
             override_authority(&mut request, authority);
         }
@@ -160,14 +160,14 @@ impl Exchange<'_> {
         let named = request.uri().authority().is_some() || request.headers().contains_key(header::HOST);
         let reuse = request.version() == Version::HTTP_11 && named && !self.upgrades;
         match h1::send(endpoint, request, reuse).await {
-            Ok((response, lease)) => {
+            Ok((response, checked_out)) => {
                 let tunnel = self.upgrades && is_tunnel(&method, response.status());
                 let mut response = response.map(Body::Incoming);
                 if !tunnel {
                     strip_hop_by_hop(response.headers_mut());
                     response.headers_mut().remove(header::CONNECTION);
                 }
-                Ok((self.restore(endpoint, response, false), Some(lease)))
+                Ok((self.restore(endpoint, response, false), Some(checked_out)))
             }
             Err(h1::SendError::Failed(error)) => {
                 Err(AttemptError::Final(Failure::BadGateway(format!("the endpoint failed: {error}")).into()))

@@ -7,20 +7,20 @@ use crate::{
         body::{CountResponse, Interrupted, Observer},
         in_flight::Permit,
     },
-    outbound::{balance::InFlight, h1::Lease},
+    outbound::{balance::InFlight, h1::CheckedOut},
 };
 
 /// Accompanies a response's body.
 pub(super) struct ResponseObserver {
     count: CountResponse,
     in_flight: Option<InFlight>,
-    lease: Option<Lease>,
+    checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
 }
 
 impl ResponseObserver {
-    pub(super) fn new(count: CountResponse, in_flight: Option<InFlight>, lease: Option<Lease>) -> Self {
-        Self { count, in_flight, lease, permit: None }
+    pub(super) fn new(count: CountResponse, in_flight: Option<InFlight>, checked_out: Option<CheckedOut>) -> Self {
+        Self { count, in_flight, checked_out, permit: None }
     }
 
     /// Keeps the request's permit until the response ends.
@@ -37,8 +37,8 @@ impl Observer for ResponseObserver {
     }
 
     fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-        if let (Ok(_), Some(lease)) = (end, self.lease) {
-            lease.give_back();
+        if let (Ok(_), Some(checked_out)) = (end, self.checked_out) {
+            checked_out.give_back();
         }
         self.count.ended(end);
     }

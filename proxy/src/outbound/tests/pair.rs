@@ -46,9 +46,9 @@ async fn answer(
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             let mut stream = TokioIo::new(upgrade.await.unwrap());
-            let mut said = [0; 4];
-            stream.read_exact(&mut said).await.unwrap();
-            stream.write_all(&said).await.unwrap();
+            let mut received = [0; 4];
+            stream.read_exact(&mut received).await.unwrap();
+            stream.write_all(&received).await.unwrap();
         });
         let response = if request.method() == Method::CONNECT {
             response
@@ -166,9 +166,9 @@ async fn opaque_bytes_pass_and_both_ends_close_in_turn() {
     let proxy = in_front_of(listener.local_addr().unwrap()).await;
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut said = Vec::new();
-        stream.read_to_end(&mut said).await.unwrap();
-        stream.write_all(&said).await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
     });
     let mut client = proxy.connect().await;
     client.write_all(b"\0\x01\x02 binary and longer than a header").await.unwrap();

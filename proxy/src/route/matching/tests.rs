@@ -234,7 +234,7 @@ impl Spec {
     }
 
     /// How specific the match is, as a list of numbers, or `None` if it does not match; segment by segment.
-    fn judge(&self, path: &str, header: bool, query: bool, method: &str) -> Option<[usize; 5]> {
+    fn rank(&self, path: &str, header: bool, query: bool, method: &str) -> Option<[usize; 5]> {
         let segments = |path: &str| -> Vec<String> {
             path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect()
         };
@@ -285,7 +285,7 @@ proptest! {
                 let judged = if matches.is_empty() {
                     Some([1, 0, 0, 0, 0])
                 } else {
-                    matches.iter().filter_map(|spec| spec.judge(path, header, query, method)).max()
+                    matches.iter().filter_map(|spec| spec.rank(path, header, query, method)).max()
                 };
                 if let Some(judged) = judged && expected.is_none_or(|(best, _)| judged > best) {
                     expected = Some((judged, (at_route, at_rule)));
