@@ -43,7 +43,7 @@ use self::{
     desired::{Allocator, Desired, DesiredPod, desired},
     names::Names,
     pki::Pki,
-    pod::{Handle, PodEvent, Shared},
+    pod::{Handle, PodContext, PodEvent},
     publish::{Publisher, RunningPod, endpoint_slices, json, json_of, running_pod, virtual_services},
 };
 pub use self::{agent::AgentError, pki::PkiError, spec::SpecError};
@@ -175,7 +175,8 @@ async fn serve(
 
     let inject = control_plane::inject_config(&config, &pki.anchors_pem);
     let (events_tx, events) = mpsc::unbounded_channel();
-    let shared = Arc::new(Shared { config: config.clone(), layout, cgroup2, node_netns, pki, agent: agent.clone() });
+    let shared =
+        Arc::new(PodContext { config: config.clone(), layout, cgroup2, node_netns, pki, agent: agent.clone() });
     let daemon = Daemon {
         inject,
         shared,
@@ -201,7 +202,7 @@ async fn serve(
 
 struct Daemon<R> {
     inject: InjectConfig,
-    shared: Arc<Shared>,
+    shared: Arc<PodContext>,
     allocator: Allocator,
     publisher: Publisher,
     names: watch::Sender<Arc<Names>>,

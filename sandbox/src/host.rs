@@ -297,12 +297,12 @@ pub enum HostError {
         package: &'static str,
     },
     /// One of Weft's binaries does not exist.
-    #[error("{} does not exist: {cure}", path.display())]
+    #[error("{} does not exist: {remedy}", path.display())]
     MissingBinary {
         /// The path at which it was expected.
         path: PathBuf,
         /// What to do.
-        cure: &'static str,
+        remedy: &'static str,
     },
 }
 

@@ -147,11 +147,11 @@ impl Place {
             },
             LoadError::Read { path, source } => format!("{}: cannot be read: {source}", self.file(path)),
             LoadError::Anchors { source, .. } => {
-                let cure = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
-                format!("{}: {source}; {cure}", self.anchors())
+                let remedy = "set the Helm value identityTrustAnchorsPEM to the root certificate in PEM";
+                format!("{}: {source}; {remedy}", self.anchors())
             }
             LoadError::Issuer { path, source } => {
-                let cure = match source {
+                let remedy = match source {
                     IssuerError::Chain(_) => format!(
                         "identity.issuer.tls.crtPEM must be issued by the root in identityTrustAnchorsPEM ({}), and \
                          neither may be expired",
@@ -171,7 +171,7 @@ impl Place {
                           certificate create --profile intermediate-ca makes"
                         .to_owned(),
                 };
-                format!("{}: {source}; {cure}", self.file(path))
+                format!("{}: {source}; {remedy}", self.file(path))
             }
         }
     }

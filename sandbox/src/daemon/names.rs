@@ -15,12 +15,12 @@ use crate::config::CLUSTER_DOMAIN;
 pub(super) struct Names {
     /// Keys are in lower case, without the trailing dot.
     addresses: HashMap<String, Vec<IpAddr>>,
-    services: HashMap<String, Vec<Target>>,
+    services: HashMap<String, Vec<SrvTarget>>,
 }
 
 /// The target of an SRV record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct SrvTarget {
     /// A name with addresses.
     pub(super) host: String,
     /// The port there.
@@ -86,7 +86,7 @@ impl Names {
         let Some(port) = port.filter(|name| !name.is_empty()) else { return };
         let protocol = protocol.unwrap_or("TCP").to_lowercase();
         let targets = self.services.entry(format!("_{port}._{protocol}.{service}")).or_default();
-        let target = Target { host: host.to_owned(), port: number };
+        let target = SrvTarget { host: host.to_owned(), port: number };
         if !targets.contains(&target) {
             targets.push(target);
         }
@@ -98,7 +98,7 @@ impl Names {
     }
 
     /// The targets of a service name.
-    pub(super) fn targets(&self, name: &str) -> Answer<Target> {
+    pub(super) fn targets(&self, name: &str) -> Answer<SrvTarget> {
         self.look_up(name, &self.services)
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let ip = Answer::Found(vec!["10.96.0.100".parse().unwrap()]);
         assert_eq!(names.addresses("web.shop.svc.cluster.local"), ip);
         assert_eq!(names.addresses("WEB.shop.svc.cluster.local."), ip);
-        let target = Target { host: "web.shop.svc.cluster.local".into(), port: 80 };
+        let target = SrvTarget { host: "web.shop.svc.cluster.local".into(), port: 80 };
         assert_eq!(names.targets("_http._tcp.web.shop.svc.cluster.local"), Answer::Found(vec![target]));
     }
 
@@ -154,7 +154,7 @@ mod tests {
         let ip = || Answer::Found(vec!["10.244.0.10".parse().unwrap()]);
         assert_eq!(names.addresses("web.shop.svc.cluster.local"), ip());
         assert_eq!(names.addresses("10-244-0-10.web.shop.svc.cluster.local"), ip());
-        let target = Target { host: "10-244-0-10.web.shop.svc.cluster.local".into(), port: 8080 };
+        let target = SrvTarget { host: "10-244-0-10.web.shop.svc.cluster.local".into(), port: 8080 };
         assert_eq!(names.targets("_http._tcp.web.shop.svc.cluster.local"), Answer::Found(vec![target]));
     }
 

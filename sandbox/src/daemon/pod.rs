@@ -28,7 +28,7 @@ use weft_k8s_api::{inject::Redirection, labels, ports::PortSet};
 use weft_proto::agent::PodRef;
 
 use self::{
-    report::Report,
+    report::PodReporter,
     supervisor::{Supervisor, describe},
 };
 use super::{
@@ -55,7 +55,7 @@ const START_RETRY: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(10);
 
 /// State that all pods of a sandbox share.
-pub(super) struct Shared {
+pub(super) struct PodContext {
     pub(super) config: Arc<Config>,
     pub(super) layout: Layout,
     pub(super) cgroup2: PathBuf,
@@ -100,7 +100,7 @@ enum StartError {
 pub(super) fn spawn(
     mut desired: DesiredPod,
     number: u32,
-    shared: Arc<Shared>,
+    shared: Arc<PodContext>,
     events: mpsc::UnboundedSender<(u32, PodEvent)>,
 ) -> Handle {
     let uid = format!("{}-{number}", shared.config.name);
@@ -130,15 +130,15 @@ pub(super) fn spawn(
         times: crate::state::PodTimes::default(),
     };
     let stop = CancellationToken::new();
-    let life = Life {
+    let lifecycle = PodLifecycle {
         desired: desired.clone(),
         number,
         dir,
         shared,
-        report: Arc::new(Report { number, started: Instant::now(), state: Mutex::new(state.clone()), events }),
+        report: Arc::new(PodReporter { number, started: Instant::now(), state: Mutex::new(state.clone()), events }),
         stop: stop.clone(),
     };
-    tokio::spawn(life.run());
+    tokio::spawn(lifecycle.run());
     Handle { desired, state, stop }
 }
 
@@ -162,12 +162,12 @@ fn containers_of(desired: &DesiredPod) -> impl Iterator<Item = &Container> {
     spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
-struct Life {
+struct PodLifecycle {
     desired: DesiredPod,
     number: u32,
     dir: PathBuf,
-    shared: Arc<Shared>,
-    report: Arc<Report>,
+    shared: Arc<PodContext>,
+    report: Arc<PodReporter>,
     stop: CancellationToken,
 }
 
@@ -178,7 +178,7 @@ struct Running {
     stop_sidecars: CancellationToken,
 }
 
-impl Life {
+impl PodLifecycle {
     async fn run(self) {
         let mut running = Running {
             supervisors: JoinSet::new(),
@@ -330,7 +330,7 @@ impl Life {
     fn supervise(&self, running: &mut Running, container: &Container, is_sidecar: bool) -> Result<(), StartError> {
         let child = self.launch(container)?;
         let stop = if is_sidecar { &running.stop_sidecars } else { &running.stop_containers };
-        let supervisor = Supervisor { life: self.clone_parts(), container: container.clone(), stop: stop.clone() };
+        let supervisor = Supervisor { pod: self.clone_parts(), container: container.clone(), stop: stop.clone() };
         running.supervisors.spawn(supervisor.run(child));
         Ok(())
     }

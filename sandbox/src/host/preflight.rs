@@ -55,8 +55,8 @@ fn binaries(config: &Config) -> Vec<(PathBuf, &'static str)> {
     needed
 }
 
-fn find_binary((path, cure): (PathBuf, &'static str)) -> Result<()> {
-    if path.is_file() { Ok(()) } else { Err(HostError::MissingBinary { path, cure }) }
+fn find_binary((path, remedy): (PathBuf, &'static str)) -> Result<()> {
+    if path.is_file() { Ok(()) } else { Err(HostError::MissingBinary { path, remedy }) }
 }
 
 fn find_tool(tool: &'static str, package: &'static str) -> Result<()> {

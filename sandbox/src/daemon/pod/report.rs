@@ -8,14 +8,14 @@ use super::PodEvent;
 use crate::state::{ContainerState, PodState};
 
 /// The pod's state, and the channel to the daemon.
-pub(super) struct Report {
+pub(super) struct PodReporter {
     pub(super) number: u32,
     pub(super) started: Instant,
     pub(super) state: Mutex<PodState>,
     pub(super) events: mpsc::UnboundedSender<(u32, PodEvent)>,
 }
 
-impl Report {
+impl PodReporter {
     pub(super) fn update(&self, change: impl FnOnce(&mut PodState, f64)) {
         let elapsed_ms = self.started.elapsed().as_secs_f64() * 1000.0;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

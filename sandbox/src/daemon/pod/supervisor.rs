@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Life;
+use super::PodLifecycle;
 
 /// Pause before a container's first restart; doubles with each further one, like Kubernetes' crash loop back-off.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
 /// Keeps one container running.
 pub(super) struct Supervisor {
-    pub(super) life: Life,
+    pub(super) pod: PodLifecycle,
     pub(super) container: Container,
     pub(super) stop: CancellationToken,
 }
@@ -45,12 +45,12 @@ impl Supervisor {
                 }
             };
             let last_exit = status.map_or_else(|error| error.to_string(), describe);
-            self.life.report.container(&self.container.name, |state| {
+            self.pod.report.container(&self.container.name, |state| {
                 state.pid = None;
                 state.last_exit = Some(last_exit.clone());
             });
             let message = format!("container {} ended ({last_exit}); see `weft sandbox logs`", self.container.name);
-            self.life.report.update(|state, _| {
+            self.pod.report.update(|state, _| {
                 state.ready = false;
                 state.message = message;
             });
@@ -63,15 +63,15 @@ impl Supervisor {
                     () = self.stop.cancelled() => return,
                 }
                 backoff = (backoff * 2).min(BACKOFF_MAX);
-                match self.life.launch(&self.container) {
+                match self.pod.launch(&self.container) {
                     Ok(started) => {
                         child = started;
                         break;
                     }
-                    Err(error) => self.life.report.update(|state, _| state.message = error.to_string()),
+                    Err(error) => self.pod.report.update(|state, _| state.message = error.to_string()),
                 }
             }
-            self.life.report.container(&self.container.name, |state| state.restarts += 1);
+            self.pod.report.container(&self.container.name, |state| state.restarts += 1);
         }
     }
 }
