@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// FNV-1a: enough to tell builds apart; nobody is to be convinced of anything.
+/// FNV-1a: enough to distinguish builds; the digest is not a security feature.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -38,8 +38,8 @@ use crate::{
     trace::{Broadcaster, Filter, api_direction},
 };
 
-/// Enrolments that are under way at once: one writes to the kernel, which only one can, while another asks its namespace,
-/// and one is about to. A hundred threads for a hundred requests would wait for each other.
+/// Enrolments in progress at a time: one writes to the kernel, which only one can do, while another queries its
+/// namespace, and one is about to. A hundred threads for a hundred requests would only wait for each other.
 const ENROLMENTS: usize = 3;
 
 /// Enrols and withdraws pods.
@@ -48,26 +48,26 @@ pub(crate) struct Pods {
     enrolments: Semaphore,
 }
 
-/// Streams verdicts.
+/// Streams events.
 pub(crate) struct Trace {
     pub(crate) events: Broadcaster,
-    /// Whose view of a pod goes with an explanation.
+    /// Adds a pod's status to an explanation.
     pub(crate) status: StatusService,
 }
 
-/// Tells how things stand.
+/// Answers status requests.
 #[derive(Clone)]
 pub(crate) struct StatusService {
     pub(crate) datapath: Handle,
     pub(crate) attach: AttachPoint,
-    /// As they were found at the start.
+    /// The features found at the start.
     pub(crate) features: Vec<Feature>,
     pub(crate) recent: Recent,
-    /// None outside Kubernetes.
+    /// `None` outside Kubernetes.
     pub(crate) kubernetes: Option<KubernetesNode>,
 }
 
-/// What only an agent on a Kubernetes node can tell.
+/// State that only an agent on a Kubernetes node has.
 #[derive(Clone)]
 pub(crate) struct KubernetesNode {
     pub(crate) name: String,
@@ -161,7 +161,7 @@ impl status_server::Status for StatusService {
 }
 
 impl StatusService {
-    /// What the API server tells of the node's pods.
+    /// The node's pods, as known from the API server.
     fn known(&self) -> Trackings {
         self.kubernetes.as_ref().and_then(|node| node.pods.borrow().clone())
     }
@@ -207,7 +207,7 @@ fn log_line(line: telemetry::Line) -> LogLine {
     }
 }
 
-/// The kernel's pods and, on a Kubernetes node, what is known of them and of those that are not in the kernel.
+/// The kernel's pods and, on a Kubernetes node, their state in the API server, with those that are not in the kernel.
 fn pods(enrolled: &[Enrolled], known: Trackings) -> Vec<PodStatus> {
     let in_kubernetes = known.is_some();
     let (mut by_cookie, mut others) = (HashMap::new(), Vec::new());
@@ -219,7 +219,7 @@ fn pods(enrolled: &[Enrolled], known: Trackings) -> Vec<PodStatus> {
     }
     let mut pods: Vec<PodStatus> = Vec::new();
     for pod in enrolled {
-        // One that cannot be read now was enrolled by an agent before this one, and keeps those rules.
+        // An unreadable one may have been enrolled by an earlier agent, and keeps those rules.
         let refused = |other: &Tracking| Some(&other.name) == pod.name.as_ref() && is_refused(other);
         let before = others.iter().position(refused).map(|at| others.swap_remove(at));
         let tracking = by_cookie.remove(&pod.cookie).or(before);
@@ -228,7 +228,7 @@ fn pods(enrolled: &[Enrolled], known: Trackings) -> Vec<PodStatus> {
             Some(tracking) => describe(&mut status, &tracking),
             None if in_kubernetes => {
                 status.state = PodState::Leaving.into();
-                status.reason = "the API server does not tell of it any more, or of another sandbox".to_owned();
+                status.reason = "the API server no longer knows it, or knows another sandbox of it".to_owned();
             }
             None => {}
         }

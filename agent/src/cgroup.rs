@@ -1,5 +1,5 @@
-//! Where the programs are attached: the cgroup below which the node's pods run. Also knows how the kubelet names pods'
-//! cgroups there. Reads, never changes.
+//! The attach point of the programs: the cgroup below which the node's pods run. Also knows the kubelet's names of
+//! pods' cgroups there. Reads, never changes.
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ const OWN: &str = "/proc/self/cgroup";
 // include/uapi/linux/magic.h
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
-/// A node in a container in a container in a service: deeper has not been seen.
+/// Depth of the search: a node in a container in a container in a service. No deeper one is known.
 const MAX_DEPTH: usize = 12;
 
 /// The inode number of a hierarchy's own root (cgroup_root's kernfs root, always 1).
@@ -25,33 +25,33 @@ const ROOT_INODE: u64 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachPoint {
     pub(crate) path: PathBuf,
-    /// A clause for people.
+    /// The reason, as a clause.
     pub(crate) reason: String,
-    /// The whole tree, for want of something better.
+    /// Whether it is the whole tree, for lack of a better one.
     pub(crate) is_root: bool,
 }
 
-/// What `--cgroup`, `--cgroup-root` and `--pod-uid` say.
+/// The options `--cgroup`, `--cgroup-root` and `--pod-uid`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Search<'a> {
-    /// Exactly this one.
+    /// Use exactly this cgroup.
     pub(crate) cgroup: Option<&'a Path>,
-    /// The node's cgroup file systems are mounted here or below.
+    /// Mount point of the node's cgroup file systems, or a directory above.
     pub(crate) root: Option<&'a Path>,
-    /// The agent's own pod, which runs below the cgroup in question.
+    /// Uid of the agent's own pod, which runs below the wanted cgroup.
     pub(crate) pod_uid: Option<&'a str>,
 }
 
 impl AttachPoint {
-    /// What somebody decided.
+    /// The attach point given by the user.
     pub(crate) fn given(path: PathBuf) -> Self {
         Self { path, reason: "given by --cgroup".to_owned(), is_root: false }
     }
 
-    /// Decides.
+    /// Finds the attach point.
     ///
     /// # Errors
-    /// When there is no cgroup2, or the tree that is there cannot be the node's.
+    /// When there is no cgroup2, or when the tree cannot be the node's.
     pub(crate) fn find(search: Search<'_>) -> Result<Self, HostError> {
         if let Some(path) = search.cgroup {
             return if path.is_dir() && is_cgroup2(path) {
@@ -83,7 +83,7 @@ impl AttachPoint {
         }
     }
 
-    /// Where the pods of the one cluster run that has a node here. Of two, either would be a guess.
+    /// The cgroup of the pods of the only cluster with a node here. If there are two, either would be a guess.
     fn of_any_cluster(root: PathBuf) -> Self {
         let found = find_kubepods(&root, MAX_DEPTH);
         let (path, reason) = match found.as_slice() {
@@ -100,7 +100,7 @@ impl AttachPoint {
         Self { path, reason, is_root: true }
     }
 
-    /// Where the kubelet may have put a pod, by quality of service and cgroup driver.
+    /// Possible cgroups of a pod, by quality of service and cgroup driver.
     pub(crate) fn pod_cgroups(&self, uid: &str) -> Vec<PathBuf> {
         let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some(slice) = name.strip_suffix(".slice") {
@@ -127,7 +127,7 @@ impl AttachPoint {
     }
 }
 
-/// "cgroup2", or "hybrid" when controllers of version 1 are mounted, too.
+/// "cgroup2", or "hybrid" if controllers of version 1 are mounted as well.
 pub(crate) fn layout() -> &'static str {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     if file_systems(&mounts).any(|(_, kind)| kind == "cgroup") { "hybrid" } else { "cgroup2" }
@@ -136,10 +136,10 @@ pub(crate) fn layout() -> &'static str {
 /// This process's cgroup.
 ///
 /// # Errors
-/// When no cgroup2 is mounted that has it.
+/// When no mounted cgroup2 contains it.
 pub(crate) fn own() -> io::Result<PathBuf> {
     let (mounts, own) = (fs::read_to_string(MOUNTS)?, fs::read_to_string(OWN)?);
-    // Seen from this process's cgroup namespace, like a mount of its own.
+    // The path is relative to this process's cgroup namespace, like a mount in it.
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).ok_or(io::ErrorKind::NotFound)?;
     let mounted = file_systems(&mounts).filter(|(_, kind)| *kind == "cgroup2").map(|(root, _)| root.join(path));
     let pid = std::process::id().to_string();
@@ -149,7 +149,8 @@ pub(crate) fn own() -> io::Result<PathBuf> {
     mounted.into_iter().find(has_this).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The processes in the cgroup with this id (its inode number), looked for below a directory. None if it is not there.
+/// The processes in the cgroup with this id (its inode number), searched below a directory. Empty if it does not
+/// exist.
 pub(crate) fn members(below: &Path, id: u64) -> Vec<i32> {
     let Some(path) = find(below, id) else { return Vec::new() };
     let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
@@ -165,7 +166,7 @@ fn find(directory: &Path, id: u64) -> Option<PathBuf> {
     directories.find_map(|entry| find(&entry.path(), id))
 }
 
-/// Whether there is a cgroup2 at all.
+/// Whether a cgroup2 file system is mounted.
 pub(crate) fn is_mounted() -> bool {
     fs::read_to_string(MOUNTS).is_ok_and(|mounts| file_systems(&mounts).any(|(_, kind)| kind == "cgroup2"))
 }
@@ -183,7 +184,7 @@ fn file_systems(mounts: &str) -> impl Iterator<Item = (PathBuf, &str)> {
 }
 
 /// A cgroup2 mount point, at or below `root` if that is given: the first that has the whole tree, else the first. A
-/// container in a cgroup namespace of its own has a part at the usual place and may have the node's elsewhere.
+/// container with its own cgroup namespace has a part at the usual place and may have the node's tree elsewhere.
 fn mount_point(mounts: &str, root: Option<&Path>, is_whole: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let found = file_systems(mounts).filter(|(_, kind)| *kind == "cgroup2").map(|(path, _)| path);
     let mut found = found.filter(|path| root.is_none_or(|root| path.starts_with(root)));
@@ -205,7 +206,7 @@ fn children(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The cgroups of all pods of a node, at most `depth` levels down. What a pod has inside is the pod's own.
+/// The cgroups of all pods of a node, at most `depth` levels down. Cgroups inside a pod are not searched.
 fn find_kubepods(directory: &Path, depth: usize) -> Vec<PathBuf> {
     let (mut level, mut found) = (vec![directory.to_path_buf()], Vec::new());
     for _ in 0..depth {
@@ -239,7 +240,7 @@ fn kubepods(pod: &Path) -> Option<PathBuf> {
     pod.ancestors().skip(1).find(|path| is_kubepods(path)).map(Path::to_path_buf)
 }
 
-/// The kubelet's name for it: by the cgroupfs driver, by the systemd driver, and by that with a `--cgroup-root`.
+/// The kubelet's names for it: with the cgroupfs driver, with the systemd driver, and with that and a `--cgroup-root`.
 fn is_kubepods(path: &Path) -> bool {
     let name = name(path);
     matches!(name, "kubepods" | "kubepods.slice") || name.ends_with("-kubepods.slice")
@@ -280,10 +281,10 @@ mod tests {
                       51 31 0:38 /../../.. /host/cgroup rw - cgroup2 cgroup rw\n";
         let host = Path::new("/host/cgroup");
         assert_eq!(mount_point(mounts, None, |path| path == host).unwrap(), host);
-        assert_eq!(mount_point(mounts, None, |_| false).unwrap(), Path::new("/sys/fs/cgroup"), "there is no other");
+        assert_eq!(mount_point(mounts, None, |_| false).unwrap(), Path::new("/sys/fs/cgroup"), "there is no other one");
     }
 
-    /// Where kubelets put pods: driver, and what the node runs in.
+    /// Places of pods' cgroups: the driver, and the environment of the node.
     const LAYOUTS: [(&str, &str, &str); 10] = [
         ("cgroupfs", "kubepods/burstable/pod0a1b-22-33", "kubepods"),
         ("cgroupfs, guaranteed", "kubepods/pod0a1b-22-33", "kubepods"),
@@ -322,7 +323,7 @@ mod tests {
             assert_eq!(of_pod.as_deref(), Some(&*expected), "{layout}");
             let found = AttachPoint::of_any_cluster(root.path().to_path_buf());
             assert_eq!((found.path.as_path(), found.is_root), (&*expected, false), "{layout}");
-            // The pod is where pods are looked for below that.
+            // Below it, the pod is among the searched cgroups.
             assert!(found.pod_cgroups(UID).contains(&root.path().join(pod)), "{layout}");
         }
     }

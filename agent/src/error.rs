@@ -1,4 +1,4 @@
-//! How errors are told: with their causes, on one line.
+//! Formatting of errors: with their causes, on one line.
 
 /// An error with its causes, on one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {

@@ -1,8 +1,8 @@
-//! What the kernel and the host have to offer: one table of features, each found by trying it and never by the kernel's
-//! version, since distributions carry features back and leave others out.
+//! Features of the kernel and the host: one table, in which each is detected by trying it and never by the kernel's
+//! version, because distributions backport features and leave others out.
 //!
-//! What the programs cannot do without is refused in one message that names all of it at once; what only one function
-//! needs is a warning that names the function. [`probe`] does the trying. Refuses to change anything.
+//! Missing required features are reported together in one message; a missing optional feature is a warning that names
+//! what does not work. [`probe`] tries the features. Refuses to change anything.
 
 mod probe;
 
@@ -23,22 +23,22 @@ use crate::{
 pub(crate) enum Need {
     /// Nothing works without it.
     Required,
-    /// One function is missing without it: which one.
+    /// This function is missing without it.
     Optional(&'static str),
-    /// Something else takes its place: at what price.
+    /// Something else replaces it, at this price.
     Replaced(&'static str),
-    /// Nothing depends on it; it explains what else may be seen on the host.
+    /// Nothing depends on it; it may explain other observations on the host.
     Noted,
 }
 
-/// How to find out.
+/// The way to detect it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Probe {
     Btf,
     Cgroup2,
     Bpffs,
     Program(ProgramType),
-    /// A program for one hook of several of its type.
+    /// A program for one of several hooks of its type.
     Hook(AttachType),
     Map(MapType),
     Helper(ProgramType, BpfHelper),
@@ -51,35 +51,35 @@ pub(crate) enum Probe {
     UnprivilegedBpf,
 }
 
-/// What trying showed.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Yes,
     No,
-    /// It could not be tried: why. That is no reason to refuse, as loading the programs will tell.
+    /// It could not be probed, for this reason. That does not prevent the start: loading the programs will show.
     Unknown(String),
-    /// A setting's value.
+    /// The value of a setting.
     State(String),
 }
 
-/// A version of the kernel: they compare as numbers.
+/// A version of the kernel, compared numerically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Linux {
     major: u32,
     minor: u32,
 }
 
-/// A row of the table before anything is tried.
+/// A row of the table before it is probed.
 struct Row {
     name: &'static str,
     needed_for: &'static str,
-    /// The first Linux that has it.
+    /// The first Linux with it.
     since: &'static str,
     need: Need,
     probe: Probe,
 }
 
-/// A feature and whether it is there.
+/// A feature and the result of its probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Feature {
     pub(crate) name: &'static str,
@@ -87,11 +87,11 @@ pub(crate) struct Feature {
     pub(crate) since: &'static str,
     pub(crate) need: Need,
     pub(crate) found: Found,
-    /// How that was found out.
+    /// How it was detected.
     pub(crate) how: &'static str,
 }
 
-/// What is missing, all of it.
+/// The missing features.
 #[derive(Debug, thiserror::Error)]
 #[error("Linux {kernel} lacks what redirection needs: {missing}. Linux {enough} has all of it")]
 pub(crate) struct Lacking {
@@ -114,13 +114,14 @@ const fn helper(
     required(name, needed_for, since, Probe::Helper(program, helper))
 }
 
-/// What one way of knowing pods by the cookies of their network namespaces needs. Without any of it the other one is taken.
+/// Requirement of one way to recognise pods by the cookies of their network namespaces. If one is missing, the other
+/// way is used.
 const fn cookie(name: &'static str, needed_for: &'static str, since: &'static str, probe: Probe) -> Row {
     const PRICE: &str = "degraded: each TCP socket of the node's pods carries the cookie instead";
     Row { name, needed_for, since, need: Need::Replaced(PRICE), probe }
 }
 
-/// The versions are those of the mainline commits.
+/// Versions are those of the mainline commits.
 const TABLE: [Row; 36] = [
     required("BTF of the kernel", "loading the programs (CONFIG_DEBUG_INFO_BTF)", "5.4", Probe::Btf),
     required("cgroup2", "attaching to the pods' cgroup", "4.5", Probe::Cgroup2),
@@ -277,7 +278,7 @@ const TABLE: [Row; 36] = [
     },
 ];
 
-/// What is often asked for when something about BPF goes wrong.
+/// Settings that matter in bug reports about BPF.
 const NOTES: [Row; 3] = [
     Row {
         name: "bpffs at /sys/fs/bpf",
@@ -288,21 +289,21 @@ const NOTES: [Row; 3] = [
     },
     Row {
         name: "lockdown",
-        needed_for: "nothing: the programs read no kernel memory, so that each level will do",
+        needed_for: "nothing: the programs read no kernel memory, so any level is fine",
         since: "5.4",
         need: Need::Noted,
         probe: Probe::Lockdown,
     },
     Row {
         name: "unprivileged_bpf_disabled",
-        needed_for: "nothing: the agent has CAP_BPF, so that each value will do",
+        needed_for: "nothing: the agent has CAP_BPF, so any value is fine",
         since: "4.4",
         need: Need::Noted,
         probe: Probe::UnprivilegedBpf,
     },
 ];
 
-/// Tries everything on the kernel that runs. What is younger than a given Linux counts as missing.
+/// Probes everything on the running kernel. Features that are newer than the given Linux count as missing.
 pub(crate) fn examine(as_on: Option<Linux>) -> Vec<Feature> {
     examine_with(as_on, probe::probe)
 }
@@ -317,16 +318,16 @@ fn examine_with(as_on: Option<Linux>, probe: impl Fn(Probe) -> Found) -> Vec<Fea
     TABLE.iter().chain(&NOTES).map(try_row).collect()
 }
 
-/// Where programs and agent are to learn the cookies of namespaces.
+/// Where programs and agent learn the cookies of namespaces.
 pub(crate) fn cookie_source(features: &[Feature]) -> CookieSource {
     let lacks = |feature: &Feature| matches!(feature.need, Need::Replaced(_)) && feature.found == Found::No;
     if features.iter().any(lacks) { CookieSource::Sockets } else { CookieSource::Kernel }
 }
 
-/// Refuses a host without a required feature, and logs what the others' absence means.
+/// Refuses a host without a required feature, and logs the consequences of other missing ones.
 ///
 /// # Errors
-/// When a required feature is not there; the message names every one of them.
+/// When a required feature is missing; the message names all that are.
 pub(crate) fn check(features: &[Feature]) -> Result<(), Lacking> {
     for feature in features {
         match (&feature.found, feature.need) {
@@ -334,7 +335,7 @@ pub(crate) fn check(features: &[Feature]) -> Result<(), Lacking> {
                 tracing::warn!(feature = feature.name, linux = feature.since, without, "the host lacks a feature");
             }
             (Found::Unknown(reason), Need::Required) => {
-                tracing::warn!(feature = feature.name, reason, "cannot tell whether the host has a feature");
+                tracing::warn!(feature = feature.name, reason, "cannot find out whether the host has a feature");
             }
             _ => {}
         }
@@ -353,7 +354,7 @@ fn lacking(features: &[Feature], kernel: &str) -> Option<Lacking> {
 }
 
 impl Linux {
-    /// One of the table's.
+    /// A version in the table.
     fn of(since: &str) -> Self {
         since.parse().unwrap_or(Self { major: 0, minor: 0 })
     }
@@ -388,7 +389,7 @@ impl Probe {
 }
 
 impl Feature {
-    /// Whether the agent cannot start for want of it.
+    /// Whether the agent cannot start because it is missing.
     pub(crate) fn is_missing(&self) -> bool {
         self.need == Need::Required && self.found == Found::No
     }
@@ -472,7 +473,7 @@ pub(crate) fn table(features: &[ApiFeature]) -> Table {
 mod tests {
     use super::*;
 
-    /// Whether a kernel without these is refused, and in which words.
+    /// The features without these, and the error message if the kernel is refused.
     fn without(missing: &[Probe]) -> (Vec<Feature>, Option<String>) {
         let features = examine_with(None, |probe| if missing.contains(&probe) { Found::No } else { Found::Yes });
         let refusal = lacking(&features, "5.4.0-216-generic").map(|lacking| lacking.to_string());

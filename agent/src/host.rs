@@ -1,16 +1,14 @@
-//! What the host has to offer before anything is loaded. Each refusal is one line that says what is missing and what to
-//! do about it. Reads, never changes.
+//! Requirements of the host, checked before anything is loaded. Each refusal is one line with what is missing and a
+//! remedy. Reads, never changes.
 
 use std::{fs, io, path::Path};
 
-/// What is missing.
+/// A missing requirement.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostError {
     #[error("missing {missing}: run as root, or grant the agent CAP_NET_ADMIN, CAP_SYS_ADMIN and CAP_SYS_PTRACE")]
     Capabilities { missing: String },
-    #[error(
-        "the agent's pod has a PID namespace of its own, in which pods' processes have no number: set hostPID: true"
-    )]
+    #[error("the agent's pod has its own PID namespace, in which pods' processes are not visible: set hostPID: true")]
     NoHostPid,
     #[error("no cgroup2 is mounted: mount one, for example `mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified`")]
     NoCgroup2,
@@ -33,16 +31,17 @@ pub(crate) enum HostError {
     Read { path: &'static str, source: io::Error },
 }
 
-/// Where nodes have their bpffs.
+/// The usual mount point of a bpffs.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 const STATUS: &str = "/proc/self/status";
 
-/// What the agent cannot do without. CAP_SYS_ADMIN is for entering network namespaces, and the kernel takes it for CAP_BPF
-/// and CAP_PERFMON as well (bpf_capable and perfmon_capable in include/linux/capability.h), so those are not asked for.
-/// Before Linux 6.6 maps of sockets want CAP_NET_ADMIN itself (sock_hash_alloc in net/core/sock_map.c). CAP_SYS_PTRACE is
-/// for looking at pods' processes: without it a proxy that listens already would not be found, and nobody would know.
+/// The required capabilities. CAP_SYS_ADMIN is for entering network namespaces, and the kernel accepts it instead of
+/// CAP_BPF and CAP_PERFMON as well (bpf_capable and perfmon_capable in include/linux/capability.h), so those are not
+/// required. Before Linux 6.6 maps of sockets require CAP_NET_ADMIN itself (sock_hash_alloc in net/core/sock_map.c).
+/// CAP_SYS_PTRACE is for inspecting pods' processes: without it a proxy that listens already would silently not be
+/// found.
 ///
 /// Numbers: include/uapi/linux/capability.h.
 const CAPABILITIES: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_PTRACE", 19), ("CAP_SYS_ADMIN", 21)];
@@ -50,7 +49,7 @@ const CAPABILITIES: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_PTRACE"
 // include/uapi/linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
-/// Whether this process may load programs. What the kernel can do with them is in [`crate::features`].
+/// Checks whether this process may load programs. The kernel's features are checked in [`crate::features`].
 pub(crate) fn check() -> Result<(), HostError> {
     let status = fs::read_to_string(STATUS).map_err(|source| HostError::Read { path: STATUS, source })?;
     let missing = missing_capabilities(&status);
@@ -60,18 +59,18 @@ pub(crate) fn check() -> Result<(), HostError> {
     Ok(())
 }
 
-/// Whether this process may find the network namespaces of a Kubernetes node's pods.
+/// Checks whether this process can find the network namespaces of a Kubernetes node's pods.
 pub(crate) fn check_processes() -> Result<(), HostError> {
-    // The container's parent is the runtime, which is not in a PID namespace of the pod's.
+    // The container's parent is the runtime, which is not in the pod's PID namespace.
     if rustix::process::getppid().is_none() { Err(HostError::NoHostPid) } else { Ok(()) }
 }
 
-/// Whether the kernel describes its types.
+/// Whether the kernel has BTF.
 pub(crate) fn has_btf() -> bool {
     Path::new(BTF).exists()
 }
 
-/// Whether a directory that may not exist yet is on a bpffs.
+/// Checks whether a directory that may not exist yet is on a bpffs.
 pub(crate) fn check_bpffs(pin_dir: &Path) -> Result<(), HostError> {
     let existing = pin_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if is_bpffs(existing) {
@@ -81,12 +80,12 @@ pub(crate) fn check_bpffs(pin_dir: &Path) -> Result<(), HostError> {
     Err(HostError::NoBpffs { path: pin_dir.display().to_string(), hint: hint.display().to_string() })
 }
 
-/// Whether pins can be made in a directory.
+/// Whether a directory is on a bpffs.
 pub(crate) fn is_bpffs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|statfs| statfs.f_type == BPF_FS_MAGIC)
 }
 
-/// The kernel's release, as `uname -r` says it.
+/// The kernel's release, as printed by `uname -r`.
 pub(crate) fn kernel() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }

@@ -1,5 +1,4 @@
-//! The datapath's metrics, read from the kernel's maps when a scrape asks for them, and at most once a second. Owns their
-//! names.
+//! The datapath's metrics, read from the kernel's maps on a scrape, and at most once a second. Owns their names.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -24,12 +23,12 @@ use crate::{
     error::chain,
 };
 
-/// How old a sample may be: scrapes cost system calls for each pod.
+/// Maximum age of a sample: scrapes cost system calls for each pod.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// How long a scrape waits for the datapath.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Registers everything.
+/// Registers all metrics.
 pub(crate) fn register(registry: &mut Registry, datapath: Handle) {
     let info = Family::<[(&'static str, String); 1], Gauge>::default();
     info.get_or_create(&[("programs", datapath.facts().digest.clone())]).set(1);
@@ -56,7 +55,7 @@ impl Collector for Datapath {
         };
         let mut verdicts = encoder.encode_descriptor(
             "weft_agent_verdicts",
-            "Connections of meshed pods by what the kernel decided, since the maps were made",
+            "Connections of meshed pods by the kernel's verdict, since the maps were created",
             None,
             prometheus_client::metrics::MetricType::Counter,
         )?;
@@ -65,8 +64,8 @@ impl Collector for Datapath {
             ConstCounter::new(*count).encode(verdicts.encode_family(&labels)?)?;
         }
         for (name, help, count) in [
-            ("weft_agent_events_dropped", "Trace events that found no room", sample.events_dropped),
-            ("weft_agent_flow_misses", "Connections to a proxy that nobody announced", sample.flow_misses),
+            ("weft_agent_events_dropped", "Trace events lost because the buffer was full", sample.events_dropped),
+            ("weft_agent_flow_misses", "Connections to a proxy without an original destination", sample.flow_misses),
             (
                 "weft_agent_bind_failures",
                 "Redirected connections without the pod's source address",
@@ -95,7 +94,7 @@ impl Collector for Datapath {
             ),
             (
                 "weft_agent_pods_self_enrolled",
-                "Pods that the kernel enrolled and no agent completed yet",
+                "Pods that the kernel enrolled and no agent has completed yet",
                 pods(|pod| pod.self_enrolled),
             ),
             (
@@ -113,7 +112,7 @@ impl Collector for Datapath {
 }
 
 impl Datapath {
-    /// Waits off the async threads: the owner may be loading a program.
+    /// Waits outside the async threads: the owner may be loading a program.
     fn sample(&self) -> Result<Arc<Sample>, DatapathError> {
         let sample = self.0.call(|kernel| kernel.sample(MAX_AGE));
         let waited = tokio::task::block_in_place(|| {

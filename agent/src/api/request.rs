@@ -1,4 +1,4 @@
-//! Reads the API's requests into the agent's own types, and names the first field that cannot be used.
+//! Parses the API's requests into the agent's own types, and names the first field that cannot be used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,18 +20,18 @@ const OUTBOUND_PORT: u16 = 4140;
 const INBOUND_PORT: u16 = 4143;
 const CONTROL_PORT: u16 = weft_ebpf_abi::socket::DEFAULT_CONTROL_PORT;
 
-/// Reads a reference to a pod.
+/// Parses a reference to a pod.
 pub(super) fn pod_name(pod: Option<PodRef>) -> Result<PodName, InvalidRule> {
     let pod = pod.ok_or_else(|| invalid("pod", "missing"))?;
     PodName::new(pod.namespace, pod.name)
 }
 
-/// The path by which a request refers to a network namespace.
+/// The path of the network namespace in a request.
 pub(super) fn netns_path(request: &EnrolRequest) -> Result<PathBuf, InvalidRule> {
     if request.netns_path.is_empty() { Err(invalid("netns_path", "empty")) } else { Ok((&request.netns_path).into()) }
 }
 
-/// Reads the rules of an enrolment.
+/// Parses the rules of an enrolment.
 pub(super) fn rules(request: EnrolRequest) -> Result<Wanted, InvalidRule> {
     let ip = |text: &String| text.parse().map_err(|_| invalid("ips", format!("{text:?} is not an IP address")));
     let subnet = |text: &String| {
@@ -69,7 +69,7 @@ fn ranges(field: &'static str, ranges: &[PortRange]) -> Result<Vec<RangeInclusiv
     ranges.iter().map(range).collect()
 }
 
-/// Reads a question about a connection.
+/// Parses a question about a connection.
 pub(super) fn question(request: ExplainRequest) -> Result<Question, InvalidRule> {
     let direction = match request.direction() {
         agent::Direction::Outbound => Direction::Outbound,

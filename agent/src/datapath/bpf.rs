@@ -1,7 +1,7 @@
-//! The few bpf(2) calls that aya 0.14 does not offer for every program type: links that can be pinned, found again,
-//! asked where they are attached, and given another program without a gap.
+//! The bpf(2) calls that aya 0.14 does not offer for every program type: links that can be pinned, reopened, queried
+//! for their target, and given another program without a gap.
 //!
-//! Owns all `unsafe` of the agent that has to do with bpf(2). Refuses to know programs, pods and paths' meaning.
+//! Owns all `unsafe` of the agent for bpf(2). Refuses to know programs, pods and the meaning of paths.
 //! Structures are the kernel's (include/uapi/linux/bpf.h); links need Linux 5.7, netns links 5.9.
 
 #![expect(unsafe_code, reason = "bpf(2) calls that the loader has no function for")]
@@ -29,7 +29,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
-/// Where in the kernel a program is attached (`enum bpf_attach_type`).
+/// Attach point of a program in the kernel (`enum bpf_attach_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum AttachType {
@@ -46,7 +46,7 @@ pub(crate) enum AttachType {
 }
 
 impl AttachType {
-    /// Which programs it takes (`enum bpf_prog_type`).
+    /// Type of programs that it accepts (`enum bpf_prog_type`).
     fn program_type(self) -> u32 {
         match self {
             Self::SockCreate | Self::PostBind4 | Self::PostBind6 => 9,
@@ -58,7 +58,7 @@ impl AttachType {
     }
 }
 
-/// A map, program or link. What nobody holds and no pin names goes.
+/// A map, program or link. It is removed once it has no descriptor and no pin.
 #[derive(Debug)]
 pub(crate) struct Object(OwnedFd);
 
@@ -122,7 +122,7 @@ struct FreezeAttr {
     map_fd: u32,
 }
 
-/// The head of the union's part for loading programs, as of Linux 4.17; the kernel takes the rest for zero.
+/// The first part of the union's member for loading programs, as of Linux 4.17; the kernel treats the rest as zero.
 #[repr(C)]
 #[derive(Default)]
 struct ProgLoadAttr {
@@ -140,8 +140,8 @@ struct ProgLoadAttr {
     expected_attach_type: u32,
 }
 
-/// The head of `struct bpf_link_info`: the union's first eight bytes are the cgroup's id or, in their lower half, the
-/// network namespace's inode.
+/// The first part of `struct bpf_link_info`: the union's first eight bytes are the cgroup's id or, in their lower
+/// half, the network namespace's inode.
 #[repr(C)]
 #[derive(Default)]
 struct LinkInfo {
@@ -154,7 +154,7 @@ struct LinkInfo {
     rest: [u32; 9],
 }
 
-/// Lets an async task wait until something that owns a descriptor, a map's or another, has records.
+/// Lets an async task wait until the owner of a descriptor, of a map or another object, has records.
 pub(crate) fn readable<T: AsFd + AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: aya's ring buffers and loggers, and `OwnedFd`, own their descriptor, name the same one always, and live as
     // long as the registration, which owns them.
@@ -183,8 +183,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
 }
 
-/// Writes the only value of an array map and has the kernel refuse every later change, so that the verifier may take it
-/// for a constant. Linux 5.2.
+/// Writes the only value of an array map and freezes it, so that the verifier may treat it as a constant. Linux 5.2.
 ///
 /// # Errors
 /// The kernel's own; `InvalidInput` when `bytes` is not a whole value.
@@ -203,7 +202,7 @@ pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value_size: u32, bytes: &[u8]
     bpf(BPF_MAP_FREEZE, &mut FreezeAttr { map_fd: raw(map) }).map(drop)
 }
 
-/// Has the kernel verify an sk_lookup program. Without a log: whoever wants to know why it was refused loads it by aya.
+/// Has the kernel verify an sk_lookup program, without a log: to see why it was refused, load it with aya.
 pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CStr) -> io::Result<OwnedFd> {
     let mut prog_name = [0; 16];
     // The last byte stays zero.
@@ -220,9 +219,9 @@ pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CS
     bpf_fd(BPF_PROG_LOAD, &mut attr)
 }
 
-/// Loads a program for a hook that lets everything pass, to see whether the kernel has that hook.
+/// Loads a program that lets everything pass, to detect whether the kernel has a hook.
 pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
-    // r0 = 1; exit. In every hook of ours 1 lets pass.
+    // r0 = 1; exit. In all hooks used here, 1 lets the call pass.
     let instruction =
         |code, imm| bpf_insn { code, _bitfield_align_1: [], _bitfield_1: Default::default(), off: 0, imm };
     let program = [instruction(0xb7, 1), instruction(0x95, 0)];
@@ -232,7 +231,7 @@ pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
         insn_cnt: 2,
         insns: program.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        // sock_ops has one hook, which older kernels want unnamed.
+        // sock_ops has one hook, which older kernels expect to be 0.
         expected_attach_type: if hook == AttachType::SockOps { 0 } else { hook as u32 },
         ..ProgLoadAttr::default()
     };
@@ -246,7 +245,7 @@ impl AsFd for Object {
 }
 
 impl Object {
-    /// Opens what is pinned; `None` if there is no such pin.
+    /// Opens a pinned object; `None` if there is no such pin.
     pub(crate) fn open(pin: &Path) -> io::Result<Option<Self>> {
         let path = c_path(pin)?;
         let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, ..ObjectAttr::default() };
@@ -257,7 +256,7 @@ impl Object {
         }
     }
 
-    /// Pins it: from now on the pin keeps it. There may be several.
+    /// Pins it: the pin keeps it alive. There may be several.
     pub(crate) fn pin(&self, pin: &Path) -> io::Result<()> {
         let path = c_path(pin)?;
         let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, bpf_fd: raw(self.0.as_fd()), file_flags: 0 };
@@ -278,20 +277,20 @@ impl Link {
         Ok(Object::open(pin)?.map(Self))
     }
 
-    /// Pins the link: from now on the pin keeps the program attached.
+    /// Pins the link: the pin keeps the program attached.
     pub(crate) fn pin(&self, pin: &Path) -> io::Result<()> {
         self.0.pin(pin)
     }
 
-    /// Puts another program in place of the attached one, without a moment of neither.
+    /// Replaces the attached program atomically.
     pub(crate) fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let mut attr =
             LinkUpdateAttr { link_fd: raw(self.0.as_fd()), new_prog_fd: raw(program), ..LinkUpdateAttr::default() };
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
     }
 
-    /// Detaches the program at once. Closing the last reference and removing the pin would do the same, but some time
-    /// later. A link without a target is fine. Linux 5.9.
+    /// Detaches the program at once. Closing the last reference and removing the pin would also do it, but later. A
+    /// link without a target is not an error. Linux 5.9.
     pub(crate) fn detach(&self) -> io::Result<()> {
         let mut attr = LinkDetachAttr { link_fd: raw(self.0.as_fd()) };
         match bpf(BPF_LINK_DETACH, &mut attr) {
@@ -300,8 +299,8 @@ impl Link {
         }
     }
 
-    /// What the link is attached to: a cgroup's id (its inode number) or a network namespace's inode number; 0 when
-    /// that is gone.
+    /// The target of the link: a cgroup's id (its inode number) or a network namespace's inode number; 0 if it is
+    /// gone.
     pub(crate) fn target(&self, attach_type: AttachType) -> io::Result<u64> {
         let mut info = LinkInfo::default();
         let mut attr = InfoAttr {

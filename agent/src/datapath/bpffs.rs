@@ -1,9 +1,9 @@
-//! A bpffs for a node that has none. Most have: systemd mounts it at boot.
+//! Mounts a bpffs on a node without one. Most nodes have one: systemd mounts it at boot.
 //!
-//! A mount made in the agent's container would end with it, and the pins with the mount. So a thread enters the mount
-//! namespace of the container's parent process, the runtime's, in which hostPath volumes are looked up; mounts there; and
-//! hands a clone of the mount back into the container. Needs hostPID, CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE,
-//! but no `privileged`. Linux 5.2 (open_tree).
+//! A mount in the agent's container would end with the container, and the pins with the mount. So a thread enters the
+//! mount namespace of the container's parent process, the runtime's, in which hostPath volumes are resolved; mounts
+//! there; and returns a clone of the mount to the container. Needs hostPID, CAP_SYS_ADMIN, CAP_SYS_CHROOT and
+//! CAP_SYS_PTRACE, but not `privileged`. Linux 5.2 (open_tree).
 
 use std::{fs::File, io, os::fd::OwnedFd, path::Path, thread};
 
@@ -25,13 +25,13 @@ pub(crate) enum MountError {
     Open { path: String, source: io::Error },
     #[error("cannot enter the node's mount namespace: needs CAP_SYS_ADMIN and CAP_SYS_CHROOT")]
     Enter { source: io::Error },
-    #[error("cannot mount a bpffs at the node's {path}: do it by `mount -t bpf bpffs {path}` on the node")]
+    #[error("cannot mount a bpffs at the node's {path}: run `mount -t bpf bpffs {path}` on the node")]
     Mount { path: String, source: io::Error },
     #[error("cannot bring the node's {path} into the agent's container")]
     Bring { path: String, source: io::Error },
 }
 
-/// Mounts a bpffs at `path` on the node, unless there is one, and at the same path here.
+/// Mounts a bpffs at `path` on the node, unless there is one, and at the same path in the container.
 ///
 /// # Errors
 /// See [`MountError`]. Nothing is left half done.
@@ -39,7 +39,7 @@ pub(crate) fn mount_on_node(path: &Path) -> Result<(), MountError> {
     let text = path.display().to_string();
     let node = format!("/proc/{}/ns/mnt", nix::unistd::getppid());
     let namespace = File::open(&node).map_err(|source| MountError::Open { path: node, source })?;
-    // setns changes the calling thread for good, so the mount gets a thread of its own.
+    // setns changes the calling thread permanently, so the mount gets its own thread.
     let mounted = thread::scope(|scope| {
         let enter = || -> Result<OwnedFd, MountError> {
             // A thread that shares its root directory with others may not change its mount namespace.

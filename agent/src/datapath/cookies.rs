@@ -1,8 +1,8 @@
-//! Where the agent learns the cookie of a network namespace: the kernel tells it of any socket inside (Linux 5.14), or,
-//! where it does not, the socket itself carries it, put there by a program of ours when it was made.
+//! How the agent learns the cookie of a network namespace. The kernel returns it for any socket inside (Linux 5.14).
+//! On older kernels the socket itself carries it, put there by one of our programs when the socket was created.
 //!
-//! That program sees the sockets of the pods' cgroup. An agent that runs elsewhere has it attached to its own cgroup too,
-//! for as long as it runs. Refuses to enter namespaces: that is [`crate::datapath::netns`]'s.
+//! That program runs for sockets of the pods' cgroup. If the agent runs elsewhere, it also attaches the program to its
+//! own cgroup while it runs. Refuses to enter namespaces: [`crate::datapath::netns`] does that.
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
@@ -15,7 +15,7 @@ use nix::{
 use crate::datapath::bpf::Link;
 
 sockopt_impl!(
-    /// The identity of a socket's network namespace, eight bytes.
+    /// The cookie of a socket's network namespace, eight bytes.
     NetnsCookie,
     GetOnly,
     libc::SOL_SOCKET,
@@ -23,26 +23,26 @@ sockopt_impl!(
     u64
 );
 
-/// Who knows the cookie of a socket's namespace.
+/// Source of the cookie of a socket's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CookieSource {
-    /// The kernel, when it is asked.
+    /// The kernel returns it.
     Kernel,
-    /// The socket, since it was made: on Linux 5.10.
+    /// The socket carries it since its creation: on Linux 5.10.
     Sockets,
 }
 
-/// What sockets carry: [`weft_ebpf_abi::map::NAMESPACES`].
+/// The storage of cookies in sockets: [`weft_ebpf_abi::map::NAMESPACES`].
 pub(crate) type Namespaces = SkStorage<MapData, u64>;
 
-/// How to learn cookies.
+/// The way to learn cookies.
 #[derive(Clone, Debug)]
 pub(crate) enum Cookies {
     Kernel,
     Sockets(Arc<Carried>),
 }
 
-/// The map, and what fills it for this process's sockets if nothing else does.
+/// The storage, and the link that fills it for this process's sockets, if it is needed.
 #[derive(Debug)]
 pub(crate) struct Carried {
     namespaces: Namespaces,
@@ -50,10 +50,10 @@ pub(crate) struct Carried {
 }
 
 impl Cookies {
-    /// Learns cookies from the sockets of this process. `attach` has a program see them, if none does yet.
+    /// Learns cookies from the sockets of this process. `attach` attaches the program for them, if needed.
     ///
     /// # Errors
-    /// When they carry nothing even so.
+    /// When they carry no cookie even then.
     pub(crate) fn in_sockets(namespaces: Namespaces, attach: impl FnOnce() -> io::Result<Link>) -> io::Result<Self> {
         let mut carried = Carried { namespaces, _link: None };
         if carried.of(&inside()?).is_err() {
@@ -63,10 +63,10 @@ impl Cookies {
         Ok(Self::Sockets(Arc::new(carried)))
     }
 
-    /// The cookie of the namespace that a socket of [`inside`] was made in.
+    /// The cookie of the namespace in which a socket of [`inside`] was created.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub(crate) fn of(&self, socket: &OwnedFd) -> io::Result<u64> {
         match self {
             Self::Kernel => Ok(getsockopt(socket, NetnsCookie)?),
@@ -88,10 +88,10 @@ impl Carried {
     }
 }
 
-/// A socket of this thread's namespace, for asking.
+/// A socket in this thread's namespace, for queries.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of the kernel.
 pub(crate) fn inside() -> io::Result<OwnedFd> {
     socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(io::Error::from)
 }

@@ -1,4 +1,4 @@
-//! The kernel's events, as the programs leave them in their ring buffer. Refuses to decide who reads them, and how many.
+//! The kernel's events in the programs' ring buffer. Refuses to decide who reads them, and how many.
 
 use std::{future::Future, io};
 
@@ -8,7 +8,7 @@ use weft_ebpf_abi::{counter, event::Event as KernelEvent};
 
 use super::{DatapathError, bpf, maps::Counters};
 
-/// Where the kernel's events come from.
+/// A source of the kernel's events.
 pub(crate) trait EventSource: Send {
     /// Waits until there are events.
     fn ready(&mut self) -> impl Future<Output = io::Result<()>> + Send;
@@ -16,7 +16,7 @@ pub(crate) trait EventSource: Send {
     /// The next event, if there is one. An event of an unknown form is skipped.
     fn next(&mut self) -> Option<KernelEvent>;
 
-    /// How many events found no room so far.
+    /// Number of events lost so far because the buffer was full.
     fn dropped(&self) -> Result<u64, DatapathError>;
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct RingEvents {
     counters: Counters,
 }
 
-/// [`RingEvents`] once they can be waited for.
+/// [`RingEvents`] that a task can wait for.
 pub(crate) struct ReadableEvents {
     ring: AsyncFd<RingBuf<MapData>>,
     counters: Counters,
@@ -37,10 +37,10 @@ impl RingEvents {
         Self { ring, counters }
     }
 
-    /// Lets a task wait for events.
+    /// Registers the ring buffer so that a task can wait for events.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub(crate) fn readable(self) -> io::Result<ReadableEvents> {
         Ok(ReadableEvents { ring: bpf::readable(self.ring)?, counters: self.counters })
     }

@@ -1,5 +1,5 @@
-//! What the kernel would decide about a connection, and why: the programs' own decision functions, run on the live maps.
-//! Owns the sentences. Refuses to send anything.
+//! What the kernel would decide about a connection, and why: the programs' own decision functions, run on the live
+//! maps. Owns the texts. Refuses to send anything.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +16,7 @@ use crate::datapath::{Datapath, DatapathError, rules::PodName};
 /// A user and group that no proxy has: ids are below this.
 pub(crate) const NOBODY: u32 = u32::MAX;
 
-/// A connection that might be, checked.
+/// A hypothetical connection, validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) pod: PodName,
@@ -30,14 +30,14 @@ pub(crate) struct Question {
     pub(crate) device_bound: bool,
 }
 
-/// What would happen.
+/// The predicted decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) verdict: Verdict,
-    /// None if it would be refused.
+    /// `None` if the connection would be refused.
     pub(crate) new_destination: Option<SocketAddr>,
     pub(crate) reason: String,
-    /// Empty where there is nothing to change.
+    /// Empty if there is nothing to change.
     pub(crate) change: String,
 }
 
@@ -73,7 +73,7 @@ fn connect_verdict(
     };
     let address = Address::from(destination.ip());
     let decision = decide_connect(!question.not_tcp, Some(entry), &address, || connect, || skips_port);
-    // The caller in question has no CAP_NET_RAW.
+    // The hypothetical caller has no CAP_NET_RAW.
     Ok(if decision.release { Verdict::DenyDevice } else { decision.verdict })
 }
 
@@ -87,7 +87,7 @@ fn inbound_verdict(
     if question.not_tcp {
         return Ok(Verdict::PassNotTcp);
     }
-    // Before the link is there, no program runs.
+    // Without the link, no program runs.
     if !entry.has(pod::INBOUND) {
         return Ok(Verdict::PassNotMeshed);
     }
@@ -105,7 +105,7 @@ fn inbound_verdict(
     }
 }
 
-/// The destination, with the pod's own address in place of an unspecified one inbound.
+/// The destination; inbound, an unspecified address is replaced with the pod's own.
 fn own_end(question: &Question, entry: &Pod) -> SocketAddr {
     let destination = question.destination;
     if question.direction == Direction::Outbound || !destination.ip().is_unspecified() {
@@ -120,11 +120,11 @@ fn caller(question: &Question, entry: &Pod) -> Caller {
     if question.as_proxy {
         return Caller { uid: entry.proxy_uid, gid: entry.proxy_gid, cgroup: entry.proxy_cgroup };
     }
-    // Cgroups' ids begin with 1.
+    // Ids of cgroups start at 1.
     Caller { uid: question.uid, gid: question.gid, cgroup: 0 }
 }
 
-/// A client that is neither the pod's own nor anybody's in particular (RFC 5737, RFC 3849).
+/// A client address that is not the pod's and belongs to no host (RFC 5737, RFC 3849).
 fn stranger(own: &Address) -> Address {
     if own.is_v4() {
         IpAddr::from([192, 0, 2, 1]).into()
@@ -149,7 +149,7 @@ fn answer(question: &Question, entry: Option<&Pod>, destination: SocketAddr, ver
     Answer { verdict, new_destination, reason, change }
 }
 
-/// Why, and what to change.
+/// The reason, and what to change.
 fn sentences(question: &Question, entry: Option<&Pod>, destination: SocketAddr, verdict: Verdict) -> (String, String) {
     let port = destination.port();
     let outbound = question.direction == Direction::Outbound;
@@ -170,13 +170,13 @@ fn sentences(question: &Question, entry: Option<&Pod>, destination: SocketAddr, 
         Verdict::PassProxy => (
             format!("user {} is the pod's proxy, whose own connections are never redirected", question_uid(question, entry)),
             format!(
-                "if that is no proxy: give the application another user, or set {}: cgroup",
+                "if that is not the proxy: give the application another user, or set {}: cgroup",
                 labels::PROXY_EXEMPTION
             ),
         ),
         Verdict::PassProxyGroup => (
             "the caller's group is the proxy's, whose own connections are never redirected".to_owned(),
-            format!("if that is no proxy: give it another group, or remove {}", labels::PROXY_GID_ANNOTATION),
+            format!("if that is not the proxy: give it another group, or remove {}", labels::PROXY_GID_ANNOTATION),
         ),
         Verdict::PassProxyCgroup => {
             ("the caller runs in the proxy's container, whose own connections are never redirected".to_owned(), String::new())
@@ -205,11 +205,11 @@ fn sentences(question: &Question, entry: Option<&Pod>, destination: SocketAddr, 
             ),
         ),
         Verdict::PassPodBypassed => (
-            "somebody switched this pod's redirection off: plain text, without policy".to_owned(),
+            "this pod's redirection is switched off: plain text, without policy".to_owned(),
             format!("remove the pod's annotation {}", labels::BYPASS),
         ),
         Verdict::PassNodeBypassed => (
-            "somebody switched all redirection on this node off: plain text, without policy".to_owned(),
+            "all redirection on this node is switched off: plain text, without policy".to_owned(),
             "run `weft-agent bypass off` in the node's agent".to_owned(),
         ),
         Verdict::DenyNoListener => (

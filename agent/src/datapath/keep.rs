@@ -1,8 +1,8 @@
-//! Holds on to everything that is pinned, so that it stays in force when its pins vanish, and puts the pins back.
+//! Holds descriptors of all pinned objects, so that they stay in force when their pins vanish, and recreates the pins.
 //!
-//! A link without pin and holder is detached: whoever removes the pin directory (`rm -r`, a cleanup of /sys/fs/bpf) would
-//! open every pod. So the agent has a descriptor of each pinned map and link. Once a second it looks for the pins, and
-//! makes again what is missing. When there is no bpffs any more it can only go on holding, and says so.
+//! A link without a pin or a descriptor is detached: removing the pin directory (`rm -r`, a cleanup of /sys/fs/bpf)
+//! would open every pod. So the agent holds a descriptor of each pinned map and link. Once a second it checks the pins
+//! and recreates missing ones. If there is no bpffs any more, it can only hold the descriptors, and reports that.
 //!
 //! ```text
 //! pins are there ──────────────> nothing to do
@@ -28,7 +28,7 @@ use crate::{
     host,
 };
 
-/// What is held, by the path of its pin.
+/// The descriptors, by the path of the pin.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     pins: Pins,
@@ -37,12 +37,12 @@ pub(crate) struct Keeper {
     pods: BTreeMap<u64, Link>,
 }
 
-/// How the pins were found.
+/// State of the pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// All of them.
+    /// None was missing.
     Whole,
-    /// Incomplete; this many had to be made again.
+    /// Some were missing; this many were recreated.
     Restored(usize),
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum KeepError {
 }
 
 impl Keeper {
-    /// Holds everything that is pinned now.
+    /// Opens everything that is pinned now.
     ///
     /// # Errors
     /// `Hold` when a pin cannot be opened.
@@ -90,10 +90,10 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Holds a pod's link, in place of an earlier one.
+    /// Holds a pod's link, and drops an earlier one.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub(crate) fn hold_pod(&mut self, cookie: u64) -> Result<(), KeepError> {
         if let Some(link) = hold(&self.pins.pod_link(cookie), Link::open)? {
             self.pods.insert(cookie, link);
@@ -101,28 +101,28 @@ impl Keeper {
         Ok(())
     }
 
-    /// Lets a pod's link go.
+    /// Drops a pod's link.
     pub(crate) fn release_pod(&mut self, cookie: u64) {
         self.pods.remove(&cookie);
     }
 
-    /// Whether a pod's network namespace is gone, as its link knows; `None` for a pod whose link is not held.
+    /// Whether a pod's network namespace is gone, according to its link; `None` if the link is not held.
     pub(crate) fn is_gone(&self, cookie: u64) -> Option<io::Result<bool>> {
         let link = self.pods.get(&cookie)?;
         Some(link.target(AttachType::SkLookup).map(|target| target == 0))
     }
 
-    /// Pins what is held and not pinned. The labels are the caller's.
+    /// Recreates the pins of held objects. The caller recreates the labels.
     ///
     /// # Errors
-    /// `NoBpffs` when that is impossible, `Unloaded` when there is nothing to keep any more.
+    /// `NoBpffs` when that is impossible, `Unloaded` when there is nothing left to keep.
     pub(crate) fn restore(&self) -> Result<Found, KeepError> {
         let pods = self.pods.iter().map(|(cookie, link)| (self.pins.pod_link(*cookie), link));
         let links: Vec<_> = self.links.iter().map(|(path, link)| (path.clone(), link)).chain(pods).collect();
         let missing_maps: Vec<_> = self.maps.iter().filter(|(path, _)| is_missing(path)).collect();
         let missing_links: Vec<_> = links.iter().filter(|(path, _)| is_missing(path)).collect();
         let root = self.pins.root();
-        // Without its label the directory would be nobody's, and no agent would unload it.
+        // Without its label the directory would have no owner, and no agent would unload it.
         if missing_maps.is_empty() && missing_links.is_empty() && !is_missing(&root.join("layout")) {
             return Ok(Found::Whole);
         }
@@ -140,11 +140,11 @@ impl Keeper {
         Ok(Found::Restored(missing_maps.len() + missing_links.len()))
     }
 
-    /// Whether no program is attached to the cgroup any more: what `unload` does before it removes the pins.
+    /// Whether no program is attached to the cgroup any more: `unload` detaches before it removes the pins.
     pub(crate) fn is_detached(&self) -> Result<bool, KeepError> {
         for (path, link) in &self.links {
             let failed = |source| KeepError::Hold { path: path.display().to_string(), source };
-            // All hooks but sk_lookup have their target in the same place.
+            // In all link types but sk_lookup's, the target is at the same place.
             if link.target(AttachType::Connect4).map_err(failed)? != 0 {
                 return Ok(false);
             }
@@ -182,7 +182,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         assert!(!is_missing(directory.path()));
         assert!(is_missing(&directory.path().join("links/connect4")));
-        // A name in place of a directory can be looked up no further: that is no removed pin.
+        // A path through a file cannot be resolved: that is not a removed pin.
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(!is_missing(&file.join("below")));

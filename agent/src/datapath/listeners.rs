@@ -1,7 +1,7 @@
-//! The proxies' listeners as the programs know them, the maps LISTENERS and PROXIES. The programs record sockets that begin
-//! to listen. A proxy on a node whose agent comes later, or comes back after everything was unloaded, listens already:
-//! its sockets are found by [`takeover`](super::takeover) and recorded here. Without this such a proxy gets no connection
-//! until it restarts. Refuses to replace what the programs recorded, and to look into processes.
+//! The proxies' listeners, in the maps LISTENERS and PROXIES. The programs record sockets when they begin to listen.
+//! If the agent arrives later than a proxy, or comes back after everything was unloaded, the proxy listens already:
+//! [`takeover`](super::takeover) finds its sockets, and they are recorded here. Without this such a proxy would get no
+//! connection until it restarts. Refuses to replace listeners that the programs recorded, and to inspect processes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,20 +25,20 @@ use super::{
 
 /// Do not replace (linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
-/// How long it matters not whether a proxy still listens.
+/// How long an outdated answer about a proxy's listeners is acceptable.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// The proxies' listeners, as the programs know them.
+/// The proxies' listeners.
 pub(crate) struct Listeners {
     map: SockHash<MapData, ListenerKey>,
     proxies: HashMap<MapData, ProxyKey, Slots>,
-    /// Where sockets carry the cookie of their namespace.
+    /// The storage of cookies in sockets, on kernels that need it.
     namespaces: Option<Namespaces>,
-    /// The namespaces whose proxy's listeners are known to.
+    /// Namespaces in which the proxy's listeners are known to carry the cookie.
     carrying: BTreeSet<u64>,
     /// The cgroup below which pods run.
     cgroup: PathBuf,
-    /// Who listened when somebody looked last.
+    /// The listening proxies at the last look.
     seen: Option<(Instant, BTreeMap<ProxyKey, Slots>)>,
 }
 
@@ -62,8 +62,8 @@ impl Listeners {
         Self { map, proxies, namespaces, carrying: BTreeSet::new(), cgroup, seen: None }
     }
 
-    /// The proxies that have a listener now, and in which slots: sockets leave the kernel's map by themselves when they are
-    /// closed.
+    /// The proxies that have a listener now, and their slots: the kernel removes closed sockets from its map by
+    /// itself.
     ///
     /// # Errors
     /// See [`ListenersError`].
@@ -77,17 +77,17 @@ impl Listeners {
         Ok(living)
     }
 
-    /// Takes the notes of proxies whose listeners are gone out of the kernel's map: those do not go by themselves.
+    /// Removes the notes of proxies whose listeners are gone, which the kernel does not remove by itself.
     ///
     /// # Errors
     /// See [`ListenersError`].
     pub(crate) fn collect_garbage(&mut self) -> Result<(), ListenersError> {
         if !self.carrying.is_empty() {
             let living: BTreeSet<u64> = self.living()?.into_keys().map(|proxy| proxy.netns_cookie).collect();
-            // A proxy that starts anew has listeners that are younger than the programs.
+            // A proxy that restarts has listeners that are younger than the programs.
             self.carrying.retain(|cookie| living.contains(cookie));
         }
-        // Notes first: what is noted listens already, or not any more.
+        // Notes are read first: a listener that is noted listens already, or no longer.
         let notes: Result<Vec<ProxyKey>, MapError> = self.proxies.keys().collect();
         let notes = notes.map_err(|source| ListenersError::Read { name: map::PROXIES, source })?;
         let living = self.living()?;
@@ -99,7 +99,7 @@ impl Listeners {
                 Err(source) => return Err(ListenersError::Write { name: map::PROXIES, source }),
             }
         }
-        // A successor may have begun to listen meanwhile.
+        // A successor may have begun to listen in between.
         let living = if dead.is_empty() { BTreeMap::new() } else { self.living()? };
         dead.iter().filter_map(|note| living.get_key_value(note)).try_for_each(|(note, slots)| self.note(*note, *slots))
     }
@@ -108,8 +108,8 @@ impl Listeners {
         self.proxies.insert(proxy, slots, 0).map_err(|source| ListenersError::Write { name: map::PROXIES, source })
     }
 
-    /// What has to be found before a pod's inbound connections can be redirected; `None` if its proxy's listeners are
-    /// known.
+    /// What has to be searched for before a pod's inbound connections can be redirected; `None` if its proxy's
+    /// listeners are known.
     ///
     /// # Errors
     /// See [`ListenersError`].
@@ -130,7 +130,7 @@ impl Listeners {
         }))
     }
 
-    /// Records the listeners that a search found, unless the programs know one already. Returns how many were recorded.
+    /// Records the listeners that a search found, unless the programs have recorded one already. Returns their number.
     ///
     /// # Errors
     /// See [`ListenersError`].
@@ -158,18 +158,18 @@ impl Listeners {
     fn known(&mut self, netns_cookie: u64, pod: &Pod) -> Result<Known, ListenersError> {
         Ok(Known {
             inbound: self.is_known(netns_cookie, pod, pod.inbound_port)?,
-            // Elsewhere the kernel finds the outbound listener by itself.
+            // Otherwise the kernel finds the outbound listener by itself.
             outbound: !pod.has(EXEMPTS_CGROUP) || self.is_known(netns_cookie, pod, pod.outbound_port)?,
         })
     }
 
-    /// Whether the programs know a listener of a pod's proxy: without a note there is none, with one there was.
+    /// Whether the programs have recorded a listener of a pod's proxy: the note says that there is or was one.
     fn is_known(&mut self, netns_cookie: u64, pod: &Pod, port: u16) -> Result<bool, ListenersError> {
         let key = proxy_key(netns_cookie, pod, port);
         Ok(self.is_noted(&key)? && self.was_seen_listening(&key)?)
     }
 
-    /// Records listeners of a pod's proxy on one port, and that it has them. Returns how many were recorded.
+    /// Records listeners of a pod's proxy on one port, with their note. Returns their number.
     fn record_all(
         &mut self,
         netns_cookie: u64,
@@ -195,8 +195,8 @@ impl Listeners {
         self.namespaces.is_none() || self.carrying.contains(&netns_cookie)
     }
 
-    /// Has a proxy's listeners carry the cookie of their namespace: they may be older than the programs, and what they
-    /// accept has it from them.
+    /// Stores the cookie in a proxy's listeners: they may be older than the programs, and accepted connections inherit
+    /// it.
     fn have_carry(&mut self, netns_cookie: u64, pod: &Pod, found: &[TakenListener]) -> Result<(), ListenersError> {
         let ports = [pod.inbound_port, pod.outbound_port];
         for TakenListener { socket, .. } in found.iter().filter(|one| ports.contains(&one.port)) {
@@ -205,18 +205,20 @@ impl Listeners {
                 written.map_err(|source| ListenersError::Write { name: map::NAMESPACES, source })?;
             }
         }
-        // A proxy that listens on one port only may come to listen on the other with a socket that is as old.
+        // A proxy that listens on one port only may begin to listen on the other with an equally old socket.
         if ports.iter().all(|port| found.iter().any(|one| one.port == *port)) {
             self.carrying.insert(netns_cookie);
         }
         Ok(())
     }
 
-    /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have seen that.
+    /// Whether a proxy has a listener, or had one a moment ago: if it listens again since, the programs have recorded
+    /// that.
     fn was_seen_listening(&mut self, proxy: &ProxyKey) -> Result<bool, ListenersError> {
         let stale = self.seen.as_ref().is_none_or(|(at, seen)| at.elapsed() > MOMENT || !seen.contains_key(proxy));
         if stale {
-            // Walking the map takes a system call for each listener: not for each of a hundred pods that start at once.
+            // Walking the map takes a system call for each listener, so it is not done for each of a hundred pods that
+            // start at once.
             self.seen = Some((Instant::now(), self.living()?));
         }
         Ok(self.seen.as_ref().is_some_and(|(_, seen)| seen.contains_key(proxy)))
@@ -230,8 +232,8 @@ impl Listeners {
         }
     }
 
-    /// Puts a listener into a free slot, and returns which. None if all are taken: then other members of its group stand
-    /// for it.
+    /// Puts a listener into a free slot, and returns the slot. `None` if all are taken: then other members of its
+    /// group serve for it.
     fn record(
         &mut self,
         netns_cookie: u64,
@@ -252,13 +254,13 @@ impl Listeners {
     }
 }
 
-/// Which ports' listeners of a proxy the programs know, or need not know.
+/// The ports for which the programs know the proxy's listeners, or need not know them.
 struct Known {
     inbound: bool,
     outbound: bool,
 }
 
-/// What a listener of a pod's proxy is noted by.
+/// The key of a note about a listener of a pod's proxy.
 pub(crate) fn proxy_key(netns_cookie: u64, pod: &Pod, port: u16) -> ProxyKey {
     ProxyKey { netns_cookie, owner: pod.proxy(), port: port.into(), pad: 0 }
 }

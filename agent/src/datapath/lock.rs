@@ -1,4 +1,4 @@
-//! One agent at a time for a pin directory. The kernel forgets the lock with its holder, however that ends.
+//! One agent at a time for a pin directory. The kernel releases the lock when its holder exits, however that happens.
 
 use std::{fs::File, io, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
@@ -7,9 +7,9 @@ use rustix::{
     io::Errno,
 };
 
-/// Between two attempts.
+/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(500);
-/// Between two log lines.
+/// Attempts between two log lines.
 const REMINDER: u32 = 20;
 
 /// Held while this lives.
@@ -18,7 +18,7 @@ pub(crate) struct Lock {
     directory: File,
 }
 
-/// Why it cannot be had.
+/// Why the lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
     #[error("cannot open {path}")]
@@ -30,7 +30,7 @@ pub(crate) enum LockError {
 }
 
 impl Lock {
-    /// Takes it, or refuses.
+    /// Takes the lock, or fails if it is held.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -45,7 +45,7 @@ impl Lock {
         }
     }
 
-    /// Whether it is the lock of the directory that has this path now.
+    /// Whether this is the lock of the directory that has this path now.
     pub(crate) fn is_of(&self, directory: &Path) -> bool {
         let same = |ours: std::fs::Metadata, theirs: std::fs::Metadata| {
             (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())
@@ -56,7 +56,7 @@ impl Lock {
         }
     }
 
-    /// Takes it as soon as nobody else has it: two agents meet in a rollout.
+    /// Waits until the lock is free and takes it: two agents meet in a rollout.
     ///
     /// # Errors
     /// See [`LockError`], but never `Held`.
@@ -96,7 +96,7 @@ mod tests {
         assert!(!second.is_finished());
         drop(first);
         let second = second.await.unwrap().unwrap();
-        // A directory that is made again is another one.
+        // A recreated directory is another one.
         std::fs::remove_dir(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(!second.is_of(&path));

@@ -1,18 +1,18 @@
-//! From an older layout to this one, and never to a newer one.
+//! Migration from an older layout to this one, and never to a newer one.
 //!
-//! Layouts have pin directories of their own, `v1`, `v2` .. side by side, so an agent that finds an older layout's programs
-//! in force attaches its own beside them and takes the pods over one by one. While both are attached, the older ones run
-//! first: connections are redirected by them, and the newer programs see an address on loopback, which they leave alone.
-//! The older ones go in two steps, when every pod that they have is either in force here or gone:
+//! Each layout has its own pin directory, `v1`, `v2` ... side by side. An agent that finds the programs of an older
+//! layout in force attaches its own beside them and takes the pods over one by one. While both are attached, the older
+//! programs run first: they redirect connections, and the newer programs see an address on loopback, which they leave
+//! alone. The older ones are removed in two steps, when each of their pods is either in force here or gone:
 //!
 //! ```text
 //! both in force ──every pod taken over──> older connect programs detached: new connections are this layout's
-//!               ──GRACE──> the rest unloaded: nobody waits for an answer of theirs any more
+//!                ──GRACE──> the rest unloaded: no proxy waits for their answer any more
 //! ```
 //!
-//! Pods come over as they are enrolled: on a Kubernetes node by the agent's own watch, elsewhere when a client of the API
-//! enrols them. A pod that nobody enrols again, such as one that is leaving, keeps the older programs in force, and the
-//! log says which. A crash at any point leaves both in force, and the next agent goes on.
+//! Pods come over as they are enrolled: on a Kubernetes node by the agent's own watch, otherwise when a client of the
+//! API enrols them. A pod that is not enrolled again, such as one that is leaving, keeps the older programs in force,
+//! and the log names it. A crash at any point leaves both in force, and the next agent continues.
 //!
 //! Refuses to read an older layout's maps.
 
@@ -37,15 +37,15 @@ use crate::{
     error::chain,
 };
 
-/// How often an older layout's pods are looked at.
+/// Interval of checks of an older layout's pods.
 const PERIOD: Duration = Duration::from_secs(1);
-/// From the last connection that the older programs redirect to the last question of its proxy about it: a handshake on
-/// loopback, with two retransmissions (1 s and 2 s) when the proxy's accept queue is full.
+/// Time from the last connection that the older programs redirect to its proxy's last question about it: a handshake
+/// on loopback, with two retransmissions (1 s and 2 s) when the proxy's accept queue is full.
 const GRACE: Duration = Duration::from_secs(5);
-/// What redirects, in the pin directories of all layouts.
+/// The redirecting programs, in the pin directories of all layouts.
 const REDIRECTING: [&str; 2] = ["connect4", "connect6"];
 
-/// Why a migration cannot go on.
+/// Why a migration cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MigrateError {
     #[error(transparent)]
@@ -66,12 +66,12 @@ pub(crate) enum MigrateError {
 #[derive(Clone, Copy, Debug)]
 struct OldPod {
     cookie: u64,
-    /// Whether its network namespace is.
+    /// Whether its network namespace is gone.
     is_gone: bool,
 }
 
-/// The pin directories of other layouts beside this one, in ascending order. None beside a directory that is not called
-/// by this layout.
+/// The pin directories of other layouts beside this one, in ascending order. Empty if the directory is not named after
+/// this layout.
 fn siblings(pin_dir: &Path) -> Result<Vec<(u32, PathBuf)>, MigrateError> {
     let (Some(parent), Some(name)) = (pin_dir.parent(), pin_dir.file_name().and_then(|name| name.to_str())) else {
         return Ok(Vec::new());
@@ -97,7 +97,7 @@ fn siblings(pin_dir: &Path) -> Result<Vec<(u32, PathBuf)>, MigrateError> {
     Ok(siblings)
 }
 
-/// `v2` is layout 2.
+/// Parses `v2` as layout 2.
 fn layout_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix('v')?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
@@ -107,7 +107,7 @@ fn older(pin_dir: &Path) -> Result<Vec<PathBuf>, MigrateError> {
     Ok(siblings(pin_dir)?.into_iter().filter(|(layout, _)| *layout < LAYOUT).map(|(_, path)| path).collect())
 }
 
-/// Whether no newer agent is in force beside a pin directory or in it. Touches nothing.
+/// Checks that no newer agent is in force in a pin directory or beside it. Touches nothing.
 ///
 /// # Errors
 /// `NewerLayout` if one is: its programs would run before this agent's, and answer for them.
@@ -121,10 +121,10 @@ pub(crate) fn check(pin_dir: &Path) -> Result<(), MigrateError> {
     }
 }
 
-/// Unloads a pin directory, and what older layouts have beside it. True if there was anything.
+/// Unloads a pin directory and those of older layouts beside it. Returns whether there was anything.
 ///
 /// # Errors
-/// See [`MigrateError`]; what comes after is still there then.
+/// See [`MigrateError`]; the remaining directories are then still there.
 pub(crate) fn unload(pin_dir: &Path) -> Result<bool, MigrateError> {
     let mut found = programs::unload(&Pins::new(pin_dir))?;
     for path in older(pin_dir)? {
@@ -134,7 +134,7 @@ pub(crate) fn unload(pin_dir: &Path) -> Result<bool, MigrateError> {
     Ok(found)
 }
 
-/// Retires older layouts, then waits forever. What goes wrong is logged and tried again.
+/// Retires older layouts, then waits forever. Failures are logged and retried.
 ///
 /// # Errors
 /// Never.
@@ -155,11 +155,11 @@ pub(crate) async fn run(datapath: Handle, pin_dir: PathBuf) -> anyhow::Result<()
     }
 }
 
-/// Returns what there is to wait for, if anything.
+/// Returns what it waits for, if anything.
 async fn retire_all(datapath: &Handle, pin_dir: &Path) -> Result<Option<String>, MigrateError> {
     let mut waiting = None;
     for path in older(pin_dir)? {
-        // Held until the directory is gone, so that no older agent takes it over meanwhile.
+        // Held until the directory is gone, so that no older agent takes it over in between.
         let _lock = match Lock::take(&path) {
             Ok(lock) => lock,
             Err(LockError::Held { .. }) => {
@@ -180,7 +180,7 @@ async fn retire_all(datapath: &Handle, pin_dir: &Path) -> Result<Option<String>,
         for name in REDIRECTING {
             detach(&pins.link(name))?;
         }
-        tracing::info!(pin_dir = %path.display(), "every pod came over: an older layout does not redirect any more");
+        tracing::info!(pin_dir = %path.display(), "every pod was taken over: an older layout no longer redirects");
         tokio::time::sleep(GRACE).await;
         programs::unload(&pins)?;
         tracing::info!(pin_dir = %path.display(), layout = LAYOUT, "took over from an older layout");
@@ -207,7 +207,7 @@ fn old_pods(pins: &Pins) -> Result<Vec<OldPod>, MigrateError> {
     Ok(pods)
 }
 
-/// The cookies of the pods that only the older layout knows.
+/// The cookies of the pods that only the older layout has.
 fn remaining(old: &[OldPod], enrolled: &BTreeSet<u64>) -> Vec<u64> {
     let only_there = old.iter().filter(|pod| !pod.is_gone && !enrolled.contains(&pod.cookie));
     only_there.map(|pod| pod.cookie).collect()
@@ -245,7 +245,7 @@ mod tests {
             sibling(directory.path(), name, label);
         }
         assert_eq!(siblings(&own).unwrap(), [(0, directory.path().join("v0"))]);
-        // Directories that are not called by their layout have no siblings.
+        // Directories that are not named after their layout have no siblings.
         assert_eq!(siblings(&directory.path().join("own")).unwrap(), []);
         check(&own).unwrap();
         let newer = format!("v{}", LAYOUT + 1);

@@ -1,4 +1,4 @@
-//! Entering a network namespace to ask for its cookie, addresses and listeners. Refuses to let anything else of the agent
+//! Enters a network namespace to query its cookie, addresses and listeners. Refuses to let any other part of the agent
 //! inside: one thread enters, and does nothing else.
 
 use std::{
@@ -27,11 +27,11 @@ use crate::datapath::{
     sock_diag::{self, Listening},
 };
 
-/// What the visitor does.
+/// A function to run inside.
 type Visit = Box<dyn FnOnce() + Send>;
 
-/// setns changes the calling thread. This one goes from namespace to namespace and does nothing else; a thread for each
-/// question would take longer than the question.
+/// The thread that enters namespaces, because setns changes the calling thread. A new thread for each query would take
+/// longer than the query.
 static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
     let (visits, next) = mpsc::channel::<Visit>();
     let visit_all = move || next.into_iter().for_each(|visit| drop(catch_unwind(AssertUnwindSafe(visit))));
@@ -42,11 +42,11 @@ static VISITOR: LazyLock<io::Result<mpsc::Sender<Visit>>> = LazyLock::new(|| {
 /// A pod's network namespace.
 #[derive(Debug)]
 pub(crate) struct Netns {
-    /// Keeps the namespace alive while it is being enrolled.
+    /// Keeps the namespace alive during its enrolment.
     pub(crate) file: File,
-    /// The kernel's identity of it, never reused until reboot.
+    /// The kernel's id of it, never reused until reboot.
     pub(crate) cookie: u64,
-    /// The addresses of its interfaces but loopback's, in the interfaces' order; link-local ones last.
+    /// The addresses of its interfaces, except loopback's, in the order of interfaces; link-local ones last.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -73,7 +73,7 @@ impl Netns {
         Self::enter(file, path, cookies)
     }
 
-    /// Asks a namespace that is open; the path is for messages.
+    /// Queries an open namespace; the path is for messages.
     ///
     /// # Errors
     /// See [`NetnsError`].
@@ -91,13 +91,13 @@ impl Netns {
     /// The TCP sockets that listen in the namespace.
     ///
     /// # Errors
-    /// When the namespace cannot be entered, or its kernel does not say.
+    /// When the namespace cannot be entered, or its kernel cannot answer.
     pub(crate) fn listening(&self) -> io::Result<Vec<Listening>> {
         inside(&self.file, sock_diag::listening)?
     }
 }
 
-/// The addresses of the interfaces of this thread's namespace but loopback's, link-local ones last.
+/// The addresses of the interfaces in this thread's namespace, except loopback's; link-local ones last.
 fn addresses() -> nix::Result<Vec<IpAddr>> {
     let interfaces = getifaddrs()?.filter(|interface| !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
     let addresses = interfaces.filter_map(|interface| {
@@ -109,8 +109,9 @@ fn addresses() -> nix::Result<Vec<IpAddr>> {
     Ok(own_addresses(addresses.collect()))
 }
 
-/// Which addresses are the namespace's own whatever interface a connection takes: by interface, whether that is up, and
-/// address, if it has one. An IPv6 link-local address is its own on one interface only, and another host's on the others.
+/// The addresses that are the namespace's own on every interface. The input is, for each interface, whether it is up,
+/// and an address if it has one. An IPv6 link-local address is the pod's own on one interface only, and another host's
+/// on the others.
 fn own_addresses(addresses: Vec<(String, bool, Option<IpAddr>)>) -> Vec<IpAddr> {
     let links: BTreeSet<&str> =
         addresses.iter().filter(|(_, is_up, _)| *is_up).map(|(name, _, _)| name.as_str()).collect();
@@ -120,7 +121,7 @@ fn own_addresses(addresses: Vec<(String, bool, Option<IpAddr>)>) -> Vec<IpAddr> 
     ips
 }
 
-/// Asks in a namespace.
+/// Runs a function in a namespace.
 ///
 /// # Errors
 /// When it cannot be entered.
@@ -130,9 +131,9 @@ fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 
     let visit: Visit = Box::new(move || {
         let entered = setns(&namespace, CloneFlags::CLONE_NEWNET);
         let answers = entered.map(|()| ask());
-        // A namespace lives as long as somebody is inside.
+        // A namespace lives as long as a thread is inside.
         let left = setns(&home, CloneFlags::CLONE_NEWNET);
-        // Whoever asked waits for it.
+        // The caller waits for it.
         let _ = answer.send(left.and(answers).map_err(io::Error::from));
     });
     let ended = |_| io::Error::other("the thread that enters network namespaces ended");
@@ -141,8 +142,8 @@ fn inside<T: Send + 'static>(namespace: &File, ask: impl FnOnce() -> T + Send + 
     answered.recv().map_err(ended)?
 }
 
-/// The cookies of all network namespaces in which a process lives; `None` when the scan is incomplete, because a namespace
-/// could not be asked. A process that exits meanwhile is not an error.
+/// The cookies of all network namespaces in which a process lives; `None` if the scan is incomplete because a
+/// namespace could not be queried. A process that exits during the scan is not an error.
 ///
 /// # Errors
 /// When the table of processes cannot be read.
@@ -153,7 +154,7 @@ pub(crate) fn living(source: &Cookies) -> io::Result<Option<BTreeSet<u64>>> {
     Ok(living_among(processes?.into_iter().map(|process| process.join("ns/net")), exists, ask))
 }
 
-/// Asks each namespace once, by the first process that lives long enough.
+/// Queries each namespace once, through the first process that lives long enough.
 fn living_among(
     paths: impl Iterator<Item = PathBuf>,
     inode: impl Fn(&Path) -> io::Result<u64>,
@@ -165,7 +166,7 @@ fn living_among(
         if known.contains(&inode) {
             continue;
         }
-        // Another process of the namespace may answer where this one did not.
+        // Another process of the namespace may answer if this one did not.
         match ask(&path) {
             Ok(cookie) => {
                 known.insert(inode);
@@ -185,7 +186,7 @@ fn is_unicast(ip: &IpAddr) -> bool {
     !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
-/// Whether an address means something on its link only: a pod's own like any other, but no source for other links.
+/// Whether an address is valid on its link only: the pod's own like any other, but not a source for other links.
 pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -217,7 +218,8 @@ mod tests {
         }
     }
 
-    /// Processes by number, each with its namespace's inode, or none if it has exited, and the cookie if it answers.
+    /// Processes by number, each with its namespace's inode (`None` if it has exited) and the cookie (`None` if the
+    /// query fails).
     fn living_of(processes: &[(Option<u64>, Option<u64>)]) -> Option<BTreeSet<u64>> {
         let of = |path: &Path| processes[path.to_str().unwrap().parse::<usize>().unwrap()];
         let exited = || io::Error::from_raw_os_error(libc::ESRCH);

@@ -1,5 +1,5 @@
-//! The pin directory: what outlives an agent, and where it is. A bpffs holds maps, links, directories and symlinks, and
-//! the symlinks' targets serve as labels, so that `ls -l` tells everything:
+//! The pin directory: everything that outlives an agent, and its paths. A bpffs holds maps, links, directories and
+//! symlinks, and the symlinks' targets serve as labels, so that `ls -l` shows everything:
 //!
 //! ```text
 //! DIR/layout   -> 2                           version of this arrangement and of the maps' layouts
@@ -7,10 +7,10 @@
 //! DIR/maps/PODS ..                            see weft_ebpf_abi::map
 //! DIR/links/connect4 ..                       attachments to the cgroup
 //! DIR/pods/COOKIE/inbound                     attachment to the pod's network namespace
-//! DIR/pods/COOKIE/pod -> NAMESPACE/NAME       who that is
+//! DIR/pods/COOKIE/pod -> NAMESPACE/NAME       name of the pod
 //! ```
 //!
-//! Refuses to know what is in maps and programs. No name contains a dot: bpffs reserves them.
+//! Refuses to know the contents of maps and programs. No name contains a dot: bpffs reserves them.
 
 use std::{
     fs, io,
@@ -27,7 +27,7 @@ pub(crate) struct Pins {
     root: PathBuf,
 }
 
-/// What went wrong with the pin directory.
+/// Why an operation on the pin directory failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PinsError {
     #[error("cannot create {path}")]
@@ -43,7 +43,7 @@ pub(crate) enum PinsError {
 }
 
 impl Pins {
-    /// Names a directory; touches nothing.
+    /// Refers to a directory; touches nothing.
     pub(crate) fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf() }
     }
@@ -53,7 +53,7 @@ impl Pins {
         &self.root
     }
 
-    /// Creates what is missing and writes the layout.
+    /// Creates missing parts and writes the layout.
     ///
     /// # Errors
     /// `NewerLayout` when a newer agent made the directory; nothing is touched then.
@@ -64,7 +64,7 @@ impl Pins {
         ["maps", "links", "pods"].into_iter().try_for_each(|name| create(&self.root.join(name)))
     }
 
-    /// Whether this agent understands what is there, if anything is.
+    /// Whether this agent supports the layout, if there is one.
     ///
     /// # Errors
     /// `NewerLayout` if not.
@@ -77,17 +77,17 @@ impl Pins {
         }
     }
 
-    /// Where a map is pinned.
+    /// Path of a map's pin.
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.root.join("maps").join(name)
     }
 
-    /// Where a cgroup program's link is pinned.
+    /// Path of the pin of a cgroup program's link.
     pub(crate) fn link(&self, name: &str) -> PathBuf {
         self.root.join("links").join(name)
     }
 
-    /// Where a pod's sk_lookup link is pinned.
+    /// Path of the pin of a pod's sk_lookup link.
     pub(crate) fn pod_link(&self, cookie: u64) -> PathBuf {
         self.root.join("pods").join(cookie.to_string()).join("inbound")
     }
@@ -102,13 +102,13 @@ impl Pins {
         self.label("programs", digest)
     }
 
-    /// Makes a pod's directory and records its name.
+    /// Creates a pod's directory and records its name.
     pub(crate) fn add_pod(&self, cookie: u64, pod: &PodName) -> Result<(), PinsError> {
         create(&self.root.join("pods").join(cookie.to_string()))?;
         self.label(&format!("pods/{cookie}/pod"), &format!("{}/{}", pod.namespace, pod.name))
     }
 
-    /// Removes a pod's directory and with it its link. A pod without one is fine.
+    /// Removes a pod's directory with its link. A pod without one is not an error.
     pub(crate) fn remove_pod(&self, cookie: u64) -> Result<(), PinsError> {
         remove(&self.root.join("pods").join(cookie.to_string()))
     }
@@ -134,7 +134,7 @@ impl Pins {
         Ok(pods)
     }
 
-    /// Whether there is anything that may be removed.
+    /// Whether there is an agent's directory that may be removed.
     ///
     /// # Errors
     /// `Foreign` when the directory exists but is not an agent's; `NewerLayout` when it is a newer agent's.
@@ -146,7 +146,7 @@ impl Pins {
         if self.read_label("layout")?.is_some() {
             return Ok(true);
         }
-        // An agent that was killed before it wrote the label left no more than this.
+        // An agent that was killed before it wrote the label has left no more than this.
         let failed = |source| PinsError::Read { path: self.root.display().to_string(), source };
         for entry in fs::read_dir(&self.root).map_err(failed)? {
             if entry.map_err(failed)?.file_name() != "layout-next" {
@@ -156,7 +156,7 @@ impl Pins {
         Ok(true)
     }
 
-    /// Removes everything; ask [`Self::exists`] first.
+    /// Removes everything; call [`Self::exists`] first.
     pub(crate) fn remove_all(&self) -> Result<(), PinsError> {
         remove(&self.root)
     }
@@ -170,7 +170,7 @@ impl Pins {
             _ if fs::read_link(&path).is_ok_and(|current| current == Path::new(value)) => return Ok(()),
             _ => {}
         }
-        // Written beside it and renamed, so that a crash leaves the old label or the new one.
+        // Written under another name and renamed, so that a crash leaves the old label or the new one.
         let next = self.root.join(format!("{name}-next"));
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),

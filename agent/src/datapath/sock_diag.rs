@@ -1,8 +1,9 @@
-//! Which TCP sockets listen in a network namespace. The kernel's sock_diag(7) says it, and looks at no other sockets.
+//! The listening TCP sockets of a network namespace, from the kernel's sock_diag(7), which inspects no other sockets.
 //!
-//! /proc/net/tcp says the same, but walks the connections of the whole node for it, and again for every page that is read:
-//! 10 ms for an empty namespace of a node with 262,144 buckets, 25 ms with 10,000 connections, more where they come and go,
-//! while sock_diag takes 0.1 ms. It stands in where that does not answer: `tcp_diag` is a module that a kernel may lack.
+//! /proc/net/tcp has the same information, but walks the connections of the whole node for it, and again for every
+//! page that is read: 10 ms for an empty namespace of a node with 262,144 buckets, 25 ms with 10,000 connections, more
+//! if they change, while sock_diag takes 0.1 ms. It is used if sock_diag does not answer: `tcp_diag` is a module that
+//! a kernel may lack.
 
 use std::{fs, io};
 
@@ -25,16 +26,16 @@ pub(crate) struct Listening {
     /// 4 or 6.
     pub(crate) family: u8,
     pub(crate) port: u16,
-    /// Who made it.
+    /// User that created it.
     pub(crate) uid: u32,
-    /// 0 if nobody has a descriptor of it.
+    /// 0 if no process has a descriptor of it.
     pub(crate) inode: u64,
 }
 
 /// The listeners of both families in this thread's network namespace.
 ///
 /// # Errors
-/// The kernel's, when it has neither of both interfaces.
+/// Those of the kernel, when it has neither interface.
 pub(crate) fn listening() -> io::Result<Vec<Listening>> {
     asked().or_else(|error| {
         tracing::debug!(error = %error, "sock_diag does not answer: reading /proc/net/tcp");
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn both_ways_find_the_same_listeners() {
         let uid = rustix::process::getuid().as_raw();
-        // More than one datagram has room for.
+        // More than fit into one datagram.
         let listeners: Vec<TcpListener> =
             (0..200).map(|n| TcpListener::bind(if n % 2 == 0 { "127.0.0.1:0" } else { "[::1]:0" }).unwrap()).collect();
         let (asked, tabled) = (asked().unwrap(), tabled().unwrap());
@@ -161,6 +162,6 @@ mod tests {
         }
         let client = std::net::TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
         let port = client.local_addr().unwrap().port();
-        assert!(super::asked().unwrap().iter().all(|one| one.port != port), "a connection is no listener");
+        assert!(super::asked().unwrap().iter().all(|one| one.port != port), "a connection is not a listener");
     }
 }

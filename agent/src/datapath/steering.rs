@@ -1,13 +1,14 @@
-//! The sk_lookup program, which every pod gets an instance of: parsed once, verified in advance, and given to a pod with
-//! its cookie as the last constant. Refuses to create or change pinned maps: they are there before a pod is.
+//! The sk_lookup program, of which every pod gets an instance: parsed once, verified in advance, and assigned to a pod
+//! with its cookie as the last constant. Refuses to create or change pinned maps: they exist before any pod.
 //!
-//! aya's loader reads the BTF of the whole kernel for each load, which these programs do not need, and the verifier takes
-//! milliseconds for each instance: a hundred pods that start at once would wait for one another. So some instances are
-//! always there without a pod. Until one has a cookie it would refuse every connection, and it is attached nowhere.
+//! aya's loader reads the BTF of the whole kernel for each load, which these programs do not need, and the verifier
+//! takes milliseconds for each instance: a hundred pods that start at once would wait for one another. So some
+//! instances are always loaded without a pod. Until an instance has a cookie it would refuse every connection, and it
+//! is not attached.
 //!
 //! ```text
 //! spare:  map of constants, open -> program, verified
-//! assign: cookie into the constants -> constants frozen -> the pod's
+//! assign: cookie into the constants -> constants frozen -> attached to the pod
 //! ```
 
 use std::{
@@ -30,36 +31,36 @@ use crate::datapath::{bpf, pins::Pins};
 
 /// The program in the object.
 const PROGRAM: &str = "weft_sk_lookup";
-/// The global that tells the instance whose it is.
+/// The global with the cookie of the instance's pod.
 const COOKIE: &str = "NETNS_COOKIE";
 
-/// What the cookie is while its place is looked for.
+/// Value of the cookie by which its position is found.
 const MARK: u64 = 0x7765_6674_6d61_726b;
-/// Instances in advance: as many as a kubelet starts pods at most, unless it is told otherwise. Each takes 20 KiB of the
-/// kernel's memory.
+/// Number of instances in advance: the most pods that a kubelet starts by default. Each takes 20 KiB of the kernel's
+/// memory.
 const SPARES: usize = 110;
-/// Whoever takes one may be about to take more, and needs the processors: new ones come after that.
+/// Pause before new ones are loaded: after one is taken, more may follow, and need the processors.
 const BURST: Duration = Duration::from_secs(1);
 
-/// The program before it is anybody's.
+/// The program before it is assigned to a pod.
 #[derive(Debug)]
 pub(crate) struct Steering {
     object: Object,
     maps: HashMap<&'static str, MapData>,
-    /// The map of constants that the cookie is in, what is in it, and where.
+    /// The map of constants with the cookie: its name, its content, and the cookie's position.
     constants: String,
     values: Vec<u8>,
     cookie_at: usize,
 }
 
-/// An instance that waits for a pod.
+/// An instance without a pod.
 #[derive(Debug)]
 pub(crate) struct Spare {
     program: OwnedFd,
     constants: MapData,
 }
 
-/// Instances in advance.
+/// Instances loaded in advance.
 #[derive(Debug)]
 pub(crate) struct Spares(Receiver<Spare>);
 
@@ -85,10 +86,10 @@ pub(crate) enum SteeringError {
 }
 
 impl Steering {
-    /// Parses the object and keeps what this program takes. The maps are pinned by now.
+    /// Parses the object and keeps the parts that this program needs. The maps are pinned by now.
     ///
     /// # Errors
-    /// The object is not one, or a map is not pinned.
+    /// When the object is invalid, or a map is not pinned.
     pub(crate) fn new(object: &[u8], constants: &[(&str, &[u8])], pins: &Pins) -> Result<Self, SteeringError> {
         let mut object = Object::parse(object).map_err(SteeringError::Parse)?;
         let mark = MARK.to_ne_bytes();
@@ -101,12 +102,12 @@ impl Steering {
         let (constants, cookie_at) = marked.ok_or(SteeringError::NoCookie)?;
         let values = object.maps.get(&constants).map(|map| map.data().to_vec()).unwrap_or_default();
         let section = object.programs.get(PROGRAM).ok_or(SteeringError::Missing)?.section_index;
-        // Every program has a section of its own; what is in no program's is called by all.
+        // Every program has its own section; the other sections are functions that all of them call.
         let others: HashSet<usize> =
             object.programs.values().map(|program| program.section_index).filter(|other| *other != section).collect();
         object.programs.retain(|name, _| name == PROGRAM);
         object.functions.retain(|(section, _), _| !others.contains(section));
-        // Debug information is the debugger's; the kernel needs none of it for this type of program.
+        // Debug information is not needed for this type of program.
         (object.btf, object.btf_ext) = (None, None);
         let mut maps = HashMap::new();
         for name in map::ALL {
@@ -119,7 +120,7 @@ impl Steering {
     /// Loads an instance.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// When the kernel refuses.
     pub(crate) fn spare(&self) -> Result<Spare, SteeringError> {
         let mut object = self.object.clone();
         let (mut open, mut frozen) = (None, Vec::new());
@@ -135,7 +136,7 @@ impl Steering {
                 } else {
                     bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data())
                         .map_err(SteeringError::WriteConstants)?;
-                    // The program holds it from when it is loaded.
+                    // The program holds it once it is loaded.
                     frozen.push(data);
                 }
                 maps.push((name, fd, map));
@@ -152,10 +153,10 @@ impl Steering {
         Ok(Spare { program: program.map_err(SteeringError::Verify)?, constants })
     }
 
-    /// Makes an instance a pod's, for good.
+    /// Assigns an instance to a pod, permanently.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// When the kernel refuses.
     pub(crate) fn assign(&self, spare: Spare, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
         let mut values = self.values.clone();
         values.splice(self.cookie_at..self.cookie_at + size_of::<u64>(), netns_cookie.to_ne_bytes());
@@ -166,14 +167,14 @@ impl Steering {
 }
 
 impl Spares {
-    /// Keeps instances in advance, in a thread that gives way to all others and ends with the receiver.
+    /// Keeps instances loaded in advance, in a low-priority thread that ends with the receiver.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// When a thread cannot be created.
     pub(crate) fn keep(steering: Arc<Steering>) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(SPARES);
         thread::Builder::new().name("spares".into()).spawn(move || {
-            // It goes on without.
+            // Failure only costs priority.
             let _ = rustix::process::nice(19);
             if let Err(error) = refill(&steering, &sender) {
                 tracing::warn!(error = crate::error::chain(&error), "pods' programs are not loaded in advance");
@@ -182,7 +183,7 @@ impl Spares {
         Ok(Self(receiver))
     }
 
-    /// One that is there.
+    /// Takes an instance, if there is one.
     pub(crate) fn take(&self) -> Option<Spare> {
         self.0.try_recv().ok()
     }

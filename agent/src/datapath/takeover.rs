@@ -1,4 +1,4 @@
-//! Finding the sockets of a proxy that listened before the programs could see it, and taking them from its process.
+//! Finds the sockets of a proxy that listened before the programs were attached, and takes them from its process.
 //!
 //! ```text
 //! sock_diag in the pod's namespace: listeners on the proxy's ports, made by the proxy's user
@@ -6,10 +6,10 @@
 //!     ─> child process: pidfd_getfd (Linux 5.6) of each descriptor, is it one of those sockets? ─SCM_RIGHTS─> here
 //! ```
 //!
-//! /proc/PID/fd would say which descriptor, but reading it takes CAP_DAC_READ_SEARCH, a right to every file of the node;
-//! CAP_SYS_PTRACE is enough to try. What a descriptor of a pod refers to may be a file on a file system whose server does
-//! not answer: closing it can hang, and no signal ends that. So a child process does it, at most one for each pod, which is
-//! given up on after [`DEADLINE`]. Nothing but sockets is asked for anything.
+//! /proc/PID/fd would show which descriptor it is, but reading it takes CAP_DAC_READ_SEARCH, a right to every file of
+//! the node; CAP_SYS_PTRACE is enough to try. A descriptor of a pod may refer to a file on a file system whose server
+//! does not answer: closing it can hang, and no signal ends that. So a child process does it, at most one for each
+//! pod, which is abandoned after [`DEADLINE`]. Only sockets are queried.
 
 use std::{
     collections::BTreeSet,
@@ -48,25 +48,26 @@ use crate::{
 
 /// The subcommand under which the agent starts itself as the child process.
 pub(crate) const SUBCOMMAND: &str = "take-listeners";
-/// How long a search may take.
+/// Deadline of a search.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Processes of the proxy's user that are looked into. A proxy is one process.
+/// The most processes of the proxy's user that are inspected. A proxy is one process.
 const MAX_PROCESSES: usize = 1024;
-/// What a child may say about its failure, in bytes.
+/// The longest error message of a child, in bytes.
 const MAX_COMPLAINT_BYTES: u64 = 1024;
 
-/// What a search looks for.
+/// Parameters of a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Search {
-    /// The proxy's user as the host sees it.
+    /// The proxy's user as seen from the host.
     pub(crate) proxy_uid: u32,
-    /// The cgroup in which a process has to be, in a strict pod.
+    /// The cgroup of the proxy's processes, in a strict pod.
     pub(crate) proxy_cgroup: Option<u64>,
-    /// Where cgroups of pods are looked up.
+    /// Directory below which pods' cgroups are searched.
     pub(crate) cgroup: PathBuf,
-    /// The ports on which a listener of the proxy's user has to be the proxy's.
+    /// Ports on which any listener of the proxy's user is the proxy's.
     pub(crate) ports: Vec<u16>,
-    /// Where the proxy may listen on all addresses, too. If it does not, the port is intercepted like any other.
+    /// Port on which the proxy may also listen, on all addresses. If it does not, the port is intercepted like any
+    /// other.
     pub(crate) control_port: Option<u16>,
 }
 
@@ -114,7 +115,7 @@ pub(crate) enum TakeoverError {
     Panicked,
 }
 
-/// What a search has found: the listeners, and the processes that may have them.
+/// The result of the first step: the listeners, and the processes that may have them.
 struct Wanted {
     listeners: Vec<Listening>,
     pids: Vec<i32>,
@@ -135,7 +136,7 @@ impl Turns {
     /// Takes the turn of a network namespace.
     ///
     /// # Errors
-    /// `Busy` while an earlier search goes on.
+    /// `Busy` while an earlier search is running.
     pub(crate) fn take(&self, cookie: u64) -> Result<Turn, TakeoverError> {
         let is_free = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(cookie);
         if is_free { Ok(Turn { turns: self.clone(), cookie }) } else { Err(TakeoverError::Busy) }
@@ -148,7 +149,7 @@ impl Drop for Turn {
     }
 }
 
-/// Finds a proxy's listeners. None is not an error: most pods are enrolled before their proxy starts.
+/// Finds a proxy's listeners. Finding none is not an error: most pods are enrolled before their proxy starts.
 ///
 /// # Errors
 /// See [`TakeoverError`]. A process that exits during the search is not an error.
@@ -169,7 +170,8 @@ pub(crate) async fn find(netns: Arc<Netns>, search: Search, turn: Turn) -> Resul
         if !complaint.is_empty() {
             return Err(TakeoverError::Take { reason: complaint });
         }
-        // In a strict pod it is another process's. Elsewhere the pod would refuse connections for good without a reason.
+        // In a strict pod it belongs to another process. Otherwise the pod would refuse connections permanently
+        // without a reason.
         if search.proxy_cgroup.is_none() && search.ports.contains(&port) {
             return Err(TakeoverError::Missing { uid: search.proxy_uid, port });
         }
@@ -183,12 +185,12 @@ fn is_on_all_addresses(socket: &OwnedFd) -> bool {
     address.is_some_and(|address| address.ip().is_unspecified())
 }
 
-/// Starts the child process and takes what it sends, with what it says about its failure.
+/// Starts the child process and receives its sockets and its error message.
 async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener>, String), TakeoverError> {
     let (ours, theirs) = StdStream::pair().map_err(TakeoverError::Start)?;
     let mut child = start(wanted, theirs).map_err(TakeoverError::Start)?;
     let taken = tokio::time::timeout(DEADLINE, receive(ours, &mut child, &wanted.listeners)).await;
-    // One that hangs cannot be killed; it keeps its pod's turn.
+    // A child that hangs cannot be killed; it keeps its pod's turn.
     let _ = child.start_kill();
     tokio::spawn(async move {
         let _ = child.wait().await;
@@ -200,19 +202,19 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
 fn look(netns: &Netns, search: &Search) -> Result<Wanted, TakeoverError> {
     let listening = netns.listening().map_err(TakeoverError::Ask)?;
     let listeners = of_proxy(&listening, search.proxy_uid, &search.all_ports());
-    // Mostly there are none yet, and the node may have thousands of processes.
+    // Usually there are none yet, and the node may have thousands of processes.
     let pids =
         if listeners.is_empty() { Vec::new() } else { processes(netns, search).map_err(TakeoverError::Processes)? };
     Ok(Wanted { listeners, pids })
 }
 
-/// Which listeners may be a proxy's: made by its user, on its ports, and a process has a descriptor.
+/// The listeners that may be a proxy's: created by its user, on its ports, with a descriptor in some process.
 fn of_proxy(listening: &[Listening], uid: u32, ports: &[u16]) -> Vec<Listening> {
     let is_proxys = |one: &&Listening| one.uid == uid && ports.contains(&one.port) && one.inode != 0;
     listening.iter().filter(is_proxys).copied().collect()
 }
 
-/// The processes that may be the proxy: in the namespace, and of the proxy's user or in its cgroup.
+/// The processes that may be the proxy: in the namespace, and with the proxy's user or in its cgroup.
 fn processes(netns: &Netns, search: &Search) -> io::Result<Vec<i32>> {
     let members: Option<BTreeSet<i32>> =
         search.proxy_cgroup.map(|cgroup| cgroup::members(&search.cgroup, cgroup).into_iter().collect());
@@ -257,7 +259,7 @@ fn start(wanted: &Wanted, channel: StdStream) -> io::Result<Child> {
         .spawn()
 }
 
-/// Receives sockets until the child is done, and what it says about its failure.
+/// Receives sockets until the child has finished, and its error message.
 async fn receive(
     channel: StdStream,
     child: &mut Child,
@@ -293,7 +295,7 @@ fn receive_one(channel: impl AsFd) -> io::Result<Option<(u64, OwnedFd)>> {
 /// The child process: sends the sockets with the given inodes that the given processes have.
 ///
 /// # Errors
-/// When the last process that could not be looked into has none of the sockets.
+/// When the last process that could not be inspected has none of the sockets.
 pub(crate) fn send_listeners(pids: &[i32], inodes: &[u64]) -> io::Result<()> {
     let channel = io::stdin();
     let (mut wanted, mut failed): (BTreeSet<u64>, _) = (inodes.iter().copied().collect(), Ok(()));
@@ -320,7 +322,7 @@ fn send_of_process(pid: i32, wanted: &mut BTreeSet<u64>, channel: BorrowedFd<'_>
             Err(Errno::BADF) => continue,
             Err(error) => return Err(error),
         };
-        // Fails for what is no socket, before a file system hears of it.
+        // Fails if it is not a socket, before a file system is involved.
         if socket_domain(&file).is_err() {
             continue;
         }

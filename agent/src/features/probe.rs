@@ -1,4 +1,4 @@
-//! Trying one feature on the kernel that runs. Everything that is made for it is gone afterwards.
+//! Probes single features on the running kernel. Everything created for a probe is removed afterwards.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const UNPRIVILEGED: &str = "/proc/sys/kernel/unprivileged_bpf_disabled";
 
-/// Tries.
+/// Probes a feature.
 pub(super) fn probe(probe: Probe) -> Found {
     match probe {
         Probe::Btf => present(host::has_btf()),
@@ -61,7 +61,7 @@ fn judged<E: std::error::Error>(answer: Result<bool, E>) -> Found {
     answer.map_or_else(|error| Found::Unknown(error::chain(&error)), present)
 }
 
-/// Sorts errors of system calls: those that an older kernel gives, and those that say nothing of it.
+/// Classifies errors of system calls: those of older kernels, and those that are inconclusive.
 fn errno(result: io::Result<()>, of_older_kernels: &[i32]) -> Found {
     match result {
         Ok(()) => Found::Yes,
@@ -70,7 +70,8 @@ fn errno(result: io::Result<()>, of_older_kernels: &[i32]) -> Found {
     }
 }
 
-/// A device is no cgroup: a kernel that has such links says so (EBADF), another one knows no such command (EINVAL).
+/// A device is not a cgroup: a kernel with such links reports that (EBADF), another one does not know the command
+/// (EINVAL).
 fn cgroup_link() -> Found {
     let attempt = || -> io::Result<()> {
         let program = bpf::load_trivial(AttachType::SockOps)?;
@@ -83,7 +84,7 @@ fn cgroup_link() -> Found {
     errno(attempt(), &[libc::EINVAL])
 }
 
-/// In a namespace of its own, whose only inhabitant is a thread that ends with it.
+/// Runs in a new namespace, whose only process is a thread that ends with it.
 fn netns_link() -> Found {
     let attempt = || -> io::Result<()> {
         let program = bpf::load_trivial(AttachType::SkLookup)?;
@@ -114,7 +115,7 @@ fn setting(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// The choice in brackets, as in `none [integrity] confidentiality`.
+/// The selected value in brackets, as in `none [integrity] confidentiality`.
 fn chosen(text: &str) -> String {
     let inner = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inner.map_or(text, |(choice, _)| choice).to_owned()

@@ -1,13 +1,14 @@
-//! From a pod's uid to its network namespace, by what the kubelet and the container runtime leave on the node: the
-//! pod's cgroup, the processes in it, and their namespaces. Asks no runtime, so it works with any. Reads, never changes.
+//! Locates a pod's network namespace by its uid, from the traces of the kubelet and the container runtime on the node:
+//! the pod's cgroup, the processes in it, and their namespaces. Does not query the runtime, so it works with any.
+//! Reads, never changes.
 //!
 //! ```text
 //! KUBEPODS/burstable/podUID/CONTAINER/cgroup.procs ─> oldest process that is not in the host's namespace
 //!     ─> /proc/PID/ns/net, /proc/PID/uid_map
 //! ```
 //!
-//! The oldest is the runtime's own: the one that holds the pod's namespaces. An application may make further network
-//! namespaces, but its processes are younger.
+//! The oldest process is the runtime's own, which holds the pod's namespaces. An application may create further
+//! network namespaces, but its processes are younger.
 
 use std::{
     fs::{self, File},
@@ -32,7 +33,7 @@ use crate::{
     },
 };
 
-/// Levels of cgroups in a pod's that are looked into: a container's own, the one inside it in which crun starts the
+/// Levels of cgroups that are searched in a pod's: a container's own, the one inside it in which crun starts the
 /// process of a systemd scope, and one in which a container's init may put itself.
 const CONTAINER_DEPTH: usize = 3;
 
@@ -41,11 +42,11 @@ const CONTAINER_DEPTH: usize = 3;
 pub(super) struct Sandbox {
     pub(super) netns: Netns,
     pub(super) proxy: Proxy,
-    /// How long ago the pod's first process started, to 10 ms.
+    /// Time since the pod's first process started, with a resolution of 10 ms.
     pub(super) age: Duration,
 }
 
-/// What is missing still. All of it may come with time.
+/// What is still missing. All of it may appear with time.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LocateError {
     #[error("its sandbox has not started: no process in its cgroup")]
@@ -59,7 +60,7 @@ pub(super) enum LocateError {
     #[error("its proxy's container has not started")]
     NoProxyContainer,
     #[error(
-        "{name}: its proxy cannot be known by its cgroup, because the node's cgroup2 tree has no cgroups of pods; use `user`",
+        "{name}: its proxy cannot be recognised by its cgroup, because the node's cgroup2 tree has no cgroups of pods; use `user`",
         name = labels::PROXY_EXEMPTION
     )]
     NoPodCgroups,
@@ -71,7 +72,7 @@ pub(super) enum LocateError {
     Netns(#[from] NetnsError),
 }
 
-/// Where pods are looked for.
+/// The place of pods on the node.
 #[derive(Clone, Debug)]
 pub(super) struct Locator {
     attach: AttachPoint,
@@ -81,7 +82,7 @@ pub(super) struct Locator {
     host_users: u64,
 }
 
-/// A process, by its age.
+/// A process and its age.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     start_ticks: u64,
@@ -89,7 +90,7 @@ struct Process {
 }
 
 impl Locator {
-    /// Looks below the cgroup that the programs are attached to.
+    /// Searches below the cgroup that the programs are attached to.
     ///
     /// # Errors
     /// When the agent's own namespaces cannot be read.
@@ -99,12 +100,12 @@ impl Locator {
         Ok(Self { host_netns: own("net")?, host_users: own("user")?, attach, cookies, proc })
     }
 
-    /// Finds a pod, and its proxy by what its rules say.
+    /// Locates a pod, and its proxy according to its rules.
     pub(super) fn find(&self, pod: &MeshedPod, rules: &Redirection) -> Result<Sandbox, LocateError> {
         let uid = pod.uid.as_str();
         let mut processes = Vec::new();
         for pid in self.pids(uid)? {
-            // One that ended is not the one that holds the namespaces.
+            // A process that has exited is not the one that holds the namespaces.
             if let Some(start_ticks) = self.start_ticks(pid) {
                 processes.push(Process { start_ticks, pid });
             }
@@ -117,12 +118,12 @@ impl Locator {
             let path = self.proc.join(pid.to_string()).join("ns/net");
             let Some(file) = ended_is_none(&path, File::open(&path))? else { continue };
             let inode = file.metadata().map_err(|source| reading(&path, source))?.ino();
-            // The runtime's helpers, and a container that is on its way into its namespaces.
+            // Helpers of the runtime, and a container that has not entered its namespaces yet.
             if inode == self.host_netns {
                 continue;
             }
             let proxy = self.proxy(pid, pod, rules)?;
-            // The number may have passed to another process before the file was opened.
+            // The pid may have been reused before the file was opened.
             if !self.pids(uid)?.contains(&pid) || self.start_ticks(pid) != Some(start_ticks) {
                 return Err(LocateError::Ended { pid });
             }
@@ -135,12 +136,12 @@ impl Locator {
         Err(LocateError::HostNetns)
     }
 
-    /// The pod's own cgroup, once the kubelet has made it.
+    /// The pod's own cgroup, once the kubelet has created it.
     pub(super) fn pod_cgroup(&self, uid: &str) -> Option<PathBuf> {
         self.attach.pod_cgroups(uid).into_iter().find(|path| path.is_dir())
     }
 
-    /// The pod's processes, as the node numbers them.
+    /// The pod's processes, with the node's pids.
     fn pids(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
         if self.attach.is_root {
             return self.pids_by_membership(uid);
@@ -149,7 +150,7 @@ impl Locator {
         Ok(populated(children(&pod)?)?.into_iter().flat_map(|(_, pids)| pids).collect())
     }
 
-    /// Without a cgroup2 tree of pods: whoever names the pod in any hierarchy.
+    /// Without a cgroup2 tree of pods: the processes with the pod's uid in any hierarchy.
     fn pids_by_membership(&self, uid: &str) -> Result<Vec<u32>, LocateError> {
         let mut pids = Vec::new();
         for entry in fs::read_dir(&self.proc).map_err(|source| reading(&self.proc, source))? {
@@ -170,7 +171,7 @@ impl Locator {
         start_ticks(&stat)
     }
 
-    /// The proxy of the pod that a process is of.
+    /// The proxy of a process's pod.
     fn proxy(&self, pid: u32, pod: &MeshedPod, rules: &Redirection) -> Result<Proxy, LocateError> {
         let uid = self.host_id(pid, rules.proxy_uid, "uid_map", pod.user_namespace)?;
         let gid = match rules.proxy_gid {
@@ -186,7 +187,8 @@ impl Locator {
     }
 
     /// The id of the cgroup of the pod's proxy: of the directory that the runtime named after the container, or of the
-    /// one inside it that the process was started in. The programs see where the process is, and look no further up.
+    /// one inside it in which the process was started. The programs compare the process's own cgroup, and not its
+    /// ancestors.
     fn container_cgroup(&self, pod: &MeshedPod) -> Result<u64, LocateError> {
         let (Some(container), Some(cgroup)) = (&pod.proxy_container, self.pod_cgroup(&pod.uid)) else {
             return Err(LocateError::NoProxyContainer);
@@ -203,16 +205,17 @@ impl Locator {
         inode(&started_in)
     }
 
-    /// A user or group of a pod as the host sees it; `map` is the name of the file in /proc/PID.
+    /// A user or group of a pod as seen from the host; `map` is the name of the file in /proc/PID.
     fn host_id(&self, pid: u32, id: i64, map: &str, user_namespace: bool) -> Result<u32, LocateError> {
         let unmapped = LocateError::IdMapping { id };
         let Ok(in_pod) = u32::try_from(id) else { return Err(unmapped) };
         let process = self.proc.join(pid.to_string());
-        // On its way into its namespaces it is in the network's before the user's.
+        // A process that is entering its namespaces enters the network's before the user's.
         if user_namespace && inode(&process.join("ns/user"))? == self.host_users {
             return Err(unmapped);
         }
-        // Also of a pod without `hostUsers: false`: some runtimes map the users of every pod. The host's map changes nothing.
+        // Also for a pod without `hostUsers: false`: some runtimes map the users of every pod. The host's map changes
+        // nothing.
         let path = process.join(map);
         let map = fs::read_to_string(&path).map_err(|source| reading(&path, source))?;
         map_id(&map, in_pod).ok_or(unmapped)
@@ -223,7 +226,7 @@ fn reading(path: &Path, source: io::Error) -> LocateError {
     LocateError::Read { path: path.display().to_string(), source }
 }
 
-/// What belongs to a process or cgroup that has ended meanwhile is `None`.
+/// `None` if the process or cgroup has ended in between.
 fn ended_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, LocateError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -238,7 +241,7 @@ fn ended_is_none<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, Loc
     }
 }
 
-/// Those of containers' cgroups, and of the cgroups inside, that have processes: outer ones first.
+/// The containers' cgroups, and those inside, that have processes: outer ones first.
 fn populated(mut level: Vec<PathBuf>) -> Result<Vec<(PathBuf, Vec<u32>)>, LocateError> {
     let mut found = Vec::new();
     for _ in 0..CONTAINER_DEPTH {
@@ -258,7 +261,7 @@ fn populated(mut level: Vec<PathBuf>) -> Result<Vec<(PathBuf, Vec<u32>)>, Locate
     Ok(found)
 }
 
-/// The cgroups in a cgroup; none in one that is gone.
+/// The cgroups in a cgroup; empty if it is gone.
 fn children(cgroup: &Path) -> Result<Vec<PathBuf>, LocateError> {
     let entries = ended_is_none(cgroup, fs::read_dir(cgroup))?.into_iter().flatten().filter_map(io::Result::ok);
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -274,7 +277,7 @@ fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A user in a namespace as the host sees it (user_namespaces(7)): lines of inside, outside, length.
+/// A user in a namespace as seen from the host (user_namespaces(7)): lines of inside, outside, length.
 fn map_id(map: &str, id: u32) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);

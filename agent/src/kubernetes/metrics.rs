@@ -1,4 +1,4 @@
-//! What only an agent on a Kubernetes node can measure. Owns the names.
+//! Metrics of an agent on a Kubernetes node. Owns their names.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use tokio::sync::watch;
 
 use super::{Problem, Trackings};
 
-/// From a pod's first process to both directions in force: the time by which the agent may hold up its start.
+/// Time from a pod's first process to both directions in force: the delay of its start that the agent may cause.
 #[derive(Clone, Debug)]
 pub(crate) struct EnrolmentSeconds(Histogram);
 
 impl EnrolmentSeconds {
     pub(crate) fn new() -> Self {
-        // From what loading a program costs to a kubelet's probe period and beyond.
+        // From the cost of loading a program to a kubelet's probe period and beyond.
         Self(Histogram::new([0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]))
     }
 
@@ -27,7 +27,7 @@ impl EnrolmentSeconds {
     }
 }
 
-/// Registers what only an agent on a Kubernetes node knows.
+/// Registers the metrics of an agent on a Kubernetes node.
 pub(crate) fn register(registry: &mut Registry, seconds: &EnrolmentSeconds, pods: watch::Receiver<Trackings>) {
     registry.register(
         "weft_agent_enrolment_seconds",

@@ -1,10 +1,10 @@
-//! Whether Weft is being uninstalled: then the agent that is told to stop takes the datapath with it. It stays in force
-//! when an agent stops for any other reason: a rollout, an eviction, a node that shuts down.
+//! Detects whether Weft is being uninstalled: then the stopping agent unloads the datapath. It stays in force when an
+//! agent stops for any other reason: a rollout, an eviction, a node that shuts down.
 //!
-//! `helm uninstall` deletes the DaemonSet first and the agent's rights soon after, and its pods last. So the agent watches
-//! its DaemonSet from the start. A DaemonSet that is deleted and created again at once (`kubectl replace --force`, a GitOps
-//! tool that replaces) is no uninstallation: so the agent asks again for a while before it believes a deletion, and leaves
-//! everything in force where the API server does not answer.
+//! `helm uninstall` deletes the DaemonSet first, the agent's rights soon after, and its pods last. So the agent
+//! watches its DaemonSet from the start. A DaemonSet that is deleted and recreated at once (`kubectl replace --force`,
+//! a GitOps tool that replaces) is not an uninstallation: so the agent repeats the question for a while before it
+//! believes a deletion, and leaves everything in force if the API server does not answer.
 
 use std::{future::Future, time::Duration};
 
@@ -23,19 +23,19 @@ use tokio::{sync::watch, time::Instant};
 use super::OwnPod;
 use crate::error::chain;
 
-/// How long an agent that is told to stop waits for an answer. Kubernetes gives it 30 s altogether.
+/// How long a stopping agent waits for an answer. Kubernetes gives it 30 s in total.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between questions for the agent's own pod.
+/// Interval of requests for the agent's own pod.
 const RETRY: Duration = Duration::from_secs(5);
 /// How long a deleted DaemonSet has to stay away.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between questions for a deleted DaemonSet.
+/// Interval of requests for a deleted DaemonSet.
 const RECHECK: Duration = Duration::from_millis(500);
 
-/// What is known of the agent's DaemonSet.
+/// State of the agent's DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Nothing yet, or the agent's pod has none.
+    /// Unknown yet, or the agent's pod has none.
     Unknown,
     Present(String),
     Deleted(String),
@@ -74,19 +74,19 @@ pub(crate) async fn follow(client: Client, pod: OwnPod, state: watch::Sender<Own
     anyhow::bail!("the watch of DaemonSet {namespace}/{name} ended")
 }
 
-/// What the API server says about an object.
+/// The API server's answer about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Present,
-    /// Not there, or being deleted.
+    /// It does not exist, or is being deleted.
     Gone,
-    /// The agent may not ask: an uninstallation takes its rights before it takes its pods.
+    /// The agent has no permission: an uninstallation removes its rights before its pods.
     Forbidden,
     /// No answer.
     Unknown,
 }
 
-/// Why everything is to be unloaded now that the agent was told to stop; `None` to leave it in force.
+/// The reason to unload everything when the agent stops; `None` to leave it in force.
 pub(crate) async fn uninstalled(client: &Client, pod: &OwnPod, owner: &Owner) -> Option<String> {
     let namespace = &pod.name.namespace;
     if let Owner::Present(name) | Owner::Deleted(name) = owner {
@@ -105,13 +105,13 @@ pub(crate) async fn uninstalled(client: &Client, pod: &OwnPod, owner: &Owner) ->
     None
 }
 
-/// Whether a deleted object is not created again.
+/// Whether a deleted object is not recreated.
 async fn stays_away(mut ask: impl AsyncFnMut() -> Presence) -> bool {
     let end = Instant::now() + GRACE;
     loop {
         let presence = ask().await;
         if presence == Presence::Present {
-            tracing::info!("the agent's DaemonSet was created again");
+            tracing::info!("the agent's DaemonSet was recreated");
             return false;
         }
         if Instant::now() >= end {

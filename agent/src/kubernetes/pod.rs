@@ -1,4 +1,4 @@
-//! What the agent reads from a Pod: whether it is this mesh's to redirect, and by which rules. Pure.
+//! What the agent reads from a Pod: whether this mesh redirects it, and by which rules. Pure.
 
 use std::net::IpAddr;
 
@@ -10,12 +10,12 @@ use weft_k8s_api::{
 
 use crate::datapath::rules::{PodName, Proxy, Wanted};
 
-/// A pod that gets its redirection from this agent.
+/// A pod that this agent has to redirect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MeshedPod {
     pub(crate) name: PodName,
     pub(crate) uid: String,
-    /// What the API server says: nothing until the kubelet has told it, and for a while the addresses of a sandbox that
+    /// Addresses in the API server: empty until the kubelet has reported them, and for a while those of a sandbox that
     /// was replaced.
     pub(crate) ips: Vec<IpAddr>,
     /// Whether the pod's user ids differ from the host's.
@@ -27,8 +27,8 @@ pub(crate) struct MeshedPod {
 }
 
 impl MeshedPod {
-    /// Reads a pod; `None` for one that has no proxy or has ended. One with `linkerd-init` is as good as any: its iptables
-    /// rules find outbound nothing left to redirect, and do inbound what would be done anyway.
+    /// Reads a pod; `None` if it has no proxy or has ended. One with `linkerd-init` is redirected too: outbound, its
+    /// iptables rules find nothing left to redirect, and inbound they have the same effect.
     pub(crate) fn read(pod: &Pod, defaults: &RedirectionDefaults) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
         let status = pod.status.clone().unwrap_or_default();
@@ -50,7 +50,7 @@ impl MeshedPod {
             uid: pod.metadata.uid.clone()?,
             ips: ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect(),
             user_namespace: spec.host_users == Some(false),
-            // As in containerd://0123abcd.
+            // In the form containerd://0123abcd.
             proxy_container: proxy
                 .and_then(|status| status.container_id.as_deref())
                 .and_then(|id| id.split_once("://"))
@@ -60,11 +60,11 @@ impl MeshedPod {
     }
 }
 
-/// The rules as the datapath is asked for them.
+/// The pod's rules in the datapath's form.
 ///
-/// `namespace_ips` are the addresses that the pod's network namespace has: those, and no others, are the pod's own. What
-/// the API server says may be late or belong to another pod by now; it only decides which goes first and so becomes the
-/// source of redirected connections.
+/// `namespace_ips` are the addresses in the pod's network namespace: these are the pod's own, and no others. The API
+/// server's addresses may be late or belong to another pod by now; they only decide which one comes first and so
+/// becomes the source of redirected connections.
 pub(crate) fn wanted(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAddr], proxy: Proxy) -> Wanted {
     let mut ips = namespace_ips.to_vec();
     ips.sort_by_key(|ip| pod.ips.iter().position(|known| known == ip).unwrap_or(usize::MAX));
@@ -133,7 +133,7 @@ pub(super) mod tests {
             ("no proxy", json!({"spec": {"initContainers": null}}), false),
             ("host network", json!({"spec": {"hostNetwork": true}}), false),
             (
-                "redirected by iptables, too",
+                "also redirected by iptables",
                 json!({"spec": {"initContainers": [{"name": "linkerd-init"}, {"name": "linkerd-proxy"}]}}),
                 true,
             ),
@@ -167,7 +167,7 @@ pub(super) mod tests {
         let namespace: Vec<IpAddr> =
             ["172.17.0.1", "10.244.0.7", "fd00::7"].into_iter().map(|ip| ip.parse().unwrap()).collect();
         let rows: [(&str, Value, [&str; 3]); 3] = [
-            ("not told yet", json!([]), ["172.17.0.1", "10.244.0.7", "fd00::7"]),
+            ("not reported yet", json!([]), ["172.17.0.1", "10.244.0.7", "fd00::7"]),
             ("told", json!([{"ip": "10.244.0.7"}, {"ip": "fd00::7"}]), ["10.244.0.7", "fd00::7", "172.17.0.1"]),
             ("of the last sandbox", json!([{"ip": "10.244.0.6"}]), ["172.17.0.1", "10.244.0.7", "fd00::7"]),
         ];

@@ -1,5 +1,5 @@
-//! Tells when something new is in a pod's cgroup, so that a pending pod need not be looked for all the time. Refuses to
-//! know what it is: whoever is woken looks.
+//! Notifies of new entries in pods' cgroups, so that a pending pod need not be polled. Refuses to know what they are:
+//! the caller looks.
 
 use std::{collections::HashMap, io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
@@ -15,7 +15,7 @@ use crate::datapath::bpf;
 #[derive(Debug)]
 pub(super) struct Wake {
     inotify: AsyncFd<OwnedFd>,
-    /// Watched pods' uids; other directories have none.
+    /// Uids of watched pods; other directories have none.
     pods: HashMap<i32, String>,
 }
 
@@ -25,21 +25,21 @@ impl Wake {
         Ok(Self { inotify: bpf::readable(inotify)?, pods: HashMap::new() })
     }
 
-    /// Watches a directory in which pods' cgroups appear. One that does not exist yet, or that cannot be watched, only
-    /// means that pods are found later.
+    /// Watches a directory in which pods' cgroups appear. If it does not exist yet, or cannot be watched, pods are
+    /// only found later.
     pub(super) fn watch(&self, directory: &Path) -> Option<i32> {
         let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
         inotify::add_watch(self.inotify.get_ref(), directory, flags).ok()
     }
 
-    /// Watches a pod's own cgroup, until it is removed; again is fine.
+    /// Watches a pod's own cgroup until it is removed. May be called repeatedly.
     pub(super) fn watch_pod(&mut self, directory: &Path, uid: &str) {
         if let Some(number) = self.watch(directory) {
             self.pods.insert(number, uid.to_owned());
         }
     }
 
-    /// Waits for something new: in one pod's cgroup, or `None` where it may be any pod's. Cancelling loses nothing.
+    /// Waits for something new: in one pod's cgroup, or `None` if it may be any pod's. Cancel safe.
     pub(super) async fn woken(&mut self) -> io::Result<Vec<Option<String>>> {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         loop {

@@ -1,5 +1,5 @@
-//! The node's kill switch, said loudly: the switch itself is a word in the kernel that anybody with the pins can turn, so
-//! this looks at it. Refuses to turn it.
+//! Reports the node's bypass switch, with log lines and Events. Any process with access to the pins can change the
+//! switch, which is a word in the kernel, so this task polls it. Refuses to change it.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::time::Instant;
 
 use crate::{datapath::handle::Handle, kubernetes::Publisher};
 
-/// How often the switch is looked at.
+/// Polling interval.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How often it is said again while it is on.
+/// Interval of reminders while it is on.
 const REMINDER: Duration = Duration::from_secs(60);
 
-/// Says when redirection is switched off, and again while it stays so, forever.
+/// Reports when redirection is switched off, and again while it stays off, forever.
 ///
 /// # Errors
-/// When the switch cannot be read any more.
+/// When the switch can no longer be read.
 pub(crate) async fn watch(datapath: Handle, publisher: Option<Publisher>) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(PERIOD);
     let mut reminder = Reminder::default();
@@ -36,10 +36,10 @@ pub(crate) async fn watch(datapath: Handle, publisher: Option<Publisher>) -> any
     }
 }
 
-/// When the state of the switch is to be said.
+/// Decides when to report the state of the switch.
 #[derive(Debug, Default)]
 struct Reminder {
-    /// When it was last said that the switch is on.
+    /// When it was last reported that the switch is on.
     said: Option<Instant>,
 }
 

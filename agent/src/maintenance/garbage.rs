@@ -9,13 +9,13 @@ use crate::{
     error::chain,
 };
 
-/// Nothing waits for it but a pod whose sandbox was replaced: a dead namespace costs a map entry.
+/// Interval of the collection. Only a pod whose sandbox was replaced waits for it: a dead namespace costs a map entry.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Looks for them forever, and tells the cookies of those it found.
+/// Removes them forever, and sends the cookies of those it found.
 ///
 /// # Errors
-/// When the pins cannot be read any more.
+/// When the pins can no longer be read.
 pub(crate) async fn collect(datapath: Handle, gone: mpsc::UnboundedSender<Vec<u64>>) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(PERIOD);
     loop {
@@ -23,8 +23,8 @@ pub(crate) async fn collect(datapath: Handle, gone: mpsc::UnboundedSender<Vec<u6
         match datapath.call(|kernel| kernel.collect_garbage()).await {
             Ok(cookies) if cookies.is_empty() => {}
             Ok(cookies) => {
-                tracing::info!(pods = cookies.len(), "forgot pods whose network namespaces are gone");
-                // Outside Kubernetes nobody wants to know.
+                tracing::info!(pods = cookies.len(), "removed pods whose network namespaces are gone");
+                // Outside Kubernetes there is no receiver.
                 let _ = gone.send(cookies);
             }
             Err(error @ DatapathError::Pins(_)) => return Err(error.into()),

@@ -1,4 +1,4 @@
-//! Looks after the pins once a second and has the datapath create missing ones again.
+//! Checks the pins once a second and has the datapath recreate missing ones.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,13 +16,13 @@ use crate::{
     host,
 };
 
-/// How long pins may be missing before they are created again. What they name stays in force meanwhile.
+/// How long pins may be missing before they are recreated. The pinned objects stay in force.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Looks after the pins, forever. The gate is shut while they cannot be kept.
+/// Checks the pins, forever. The gate is shut while they cannot be kept.
 ///
 /// # Errors
-/// When somebody unloaded the programs: the next agent starts anew.
+/// When the programs were unloaded: the next agent starts anew.
 pub(crate) async fn watch(datapath: Handle, lock: Arc<Mutex<Lock>>, gate: Gate) -> anyhow::Result<()> {
     gate.open();
     let mut last_problem = None;
@@ -30,7 +30,7 @@ pub(crate) async fn watch(datapath: Handle, lock: Arc<Mutex<Lock>>, gate: Gate) 
     loop {
         ticks.tick().await;
         let mut lock = lock.lock().await;
-        // A directory that is made again is another one, which another agent could lock.
+        // A recreated directory is another one, which another agent could lock.
         let kept = match relock(&datapath, &mut lock).await {
             Ok(()) => datapath.call(|kernel| kernel.keep_pins()).await,
             Err(error) => Err(error),
@@ -38,7 +38,7 @@ pub(crate) async fn watch(datapath: Handle, lock: Arc<Mutex<Lock>>, gate: Gate) 
         match kept {
             Ok(found) => {
                 if let Found::Restored(count) = found {
-                    tracing::error!(count, "pins were removed by somebody else and have been made again");
+                    tracing::error!(count, "pins were removed by another process and have been recreated");
                 }
                 if last_problem.take().is_some() {
                     tracing::info!("the pins can be kept again");
@@ -49,7 +49,7 @@ pub(crate) async fn watch(datapath: Handle, lock: Arc<Mutex<Lock>>, gate: Gate) 
             Err(error) => {
                 let problem = chain(&error);
                 if last_problem.as_ref() != Some(&problem) {
-                    tracing::error!(error = problem, "cannot keep the pins; what they named stays in force meanwhile");
+                    tracing::error!(error = problem, "cannot keep the pins; the pinned objects stay in force");
                     gate.close();
                     gate.explain(problem.clone());
                     last_problem = Some(problem);
@@ -64,7 +64,7 @@ async fn relock(datapath: &Handle, lock: &mut Lock) -> Result<(), DatapathError>
     if lock.is_of(root) {
         return Ok(());
     }
-    // Nothing is made again that was removed on purpose.
+    // Pins that were removed on purpose are not recreated.
     if datapath.call(|kernel| kernel.is_unloaded()).await? {
         return Err(KeepError::Unloaded.into());
     }
