@@ -1,4 +1,4 @@
-//! `bench`: an optimised build of everything, then `weft-bench`. Numbers in the documentation come from here.
+//! `bench`: an optimised build of everything, then `weft-bench`, which produces the numbers in the documentation.
 
 use std::os::unix::process::CommandExt;
 
@@ -21,7 +21,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Subject {
-    /// Compares direct connections, iptables redirection and eBPF redirection in one run, hook by hook and as a whole
+    /// Compare direct connections, iptables redirection and eBPF redirection in one run, hook by hook and as a whole
     #[command(after_help = "Examples:
   cargo xtask bench interception
   cargo xtask bench interception --json --repetitions 9
@@ -32,7 +32,7 @@ enum Subject {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
-    /// Starts and stops pods in a loop: no byte may pass around the proxy, nothing may stay behind
+    /// Start and stop pods in a loop: no byte may bypass the proxy, nothing may be left behind
     #[command(after_help = "Examples:
   cargo xtask bench churn
   cargo xtask bench churn --pods 1000 --json
@@ -44,7 +44,7 @@ enum Subject {
     },
 }
 
-/// Runs the bench; returns only when something before it failed.
+/// Runs the bench; returns only if a step before it failed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let toolchain = setup::ensure(Scope::Run)?;

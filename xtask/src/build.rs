@@ -1,9 +1,8 @@
 //! Builds our binaries, always with the same selection of packages.
 //!
-//! Cargo unifies the features of dependencies over the packages it is asked to build. Asking for the whole workspace
-//! each time keeps one set of features, hence one build of every dependency. Tests add features that no binary needs
-//! (tokio's clock that can be paused, below everything asynchronous), so binaries for the tests are built beside the
-//! tests and in the same way: [`tests`].
+//! Cargo unifies the features of dependencies over the packages that it builds. Building the whole workspace each time
+//! keeps one set of features, and so one build of every dependency. Tests add features that no binary needs (tokio's
+//! clock that can be paused), so binaries for the tests are built together with the tests: [`tests`].
 
 use std::{fs, path::PathBuf};
 
@@ -15,7 +14,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// How to compile.
+/// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Profile {
     /// For the demo and the tests
@@ -27,7 +26,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Cargo's name for the directory of its results.
+    /// Cargo's name of the output directory.
     pub fn directory(self) -> &'static str {
         match self {
             Self::Dev => "debug",
@@ -73,17 +72,17 @@ pub(crate) fn tests(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace.binaries(Profile::Dev.directory()))
 }
 
-/// A directory with links to the binaries as they were when it was made, removed when dropped.
+/// A directory with links to the present binaries, removed when dropped.
 ///
-/// Cargo replaces a binary by removing and linking it again. A second run that builds while the first one starts
-/// processes would make the first one miss a file for a moment; its own links cannot go away.
+/// Cargo replaces a binary by removing and linking it again. If a second run builds while the first one starts
+/// processes, the first one would miss a file for a moment; its own links do not change.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     directory: PathBuf,
 }
 
 impl Snapshot {
-    /// Links what [`binaries`] or [`tests`] built.
+    /// Links the output of [`binaries`] or [`tests`].
     ///
     /// # Errors
     /// When the target directory cannot be written or a binary is missing.
@@ -102,7 +101,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Where the links are.
+    /// The directory with the links.
     pub(crate) fn directory(&self) -> &std::path::Path {
         &self.directory
     }
@@ -114,7 +113,7 @@ impl Drop for Snapshot {
     }
 }
 
-/// Removes what runs left that were killed: directories named after processes that are gone.
+/// Removes the remains of runs that were killed: directories named after processes that are gone.
 fn remove_abandoned(parent: &std::path::Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();

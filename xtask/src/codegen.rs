@@ -1,6 +1,6 @@
-//! `cargo xtask codegen`: files that are made from code and kept in the repository.
+//! `cargo xtask codegen`: files that are generated from code and kept in the repository.
 //!
-//! The custom resource definitions in charts/weft-crds come from the types of `k8s-api`, by its example `crds`.
+//! The example `crds` of `k8s-api` generates the custom resource definitions in charts/weft-crds from its types.
 
 use std::{
     collections::BTreeMap,
@@ -15,9 +15,9 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Where the definitions are kept.
+/// Directory of the definitions.
 const DEFINITIONS: &str = "charts/weft-crds/templates";
-/// How the names of generated files end; what else is in the directory is written by hand.
+/// Suffix of generated files; other files in the directory are written by hand.
 const GENERATED: &str = ".linkerd.io.yaml";
 
 /// Generates files.
@@ -57,12 +57,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The definitions' files as the types have them now.
+/// The definitions' files, generated from the current types.
 fn definitions(workspace: &Workspace) -> Result<BTreeMap<String, String>> {
     step("generate the custom resource definitions");
     let mut cargo = command::cargo();
     cargo.current_dir(&workspace.root);
-    // The selection of every other build, so that dependencies keep their features.
+    // The same packages as in every other build, so that dependencies keep their features.
     command::run(cargo.args([
         "build",
         "--workspace",

@@ -1,7 +1,7 @@
-//! Running other programs: what is run is shown, its noise goes to standard error, its failure names it.
+//! Running other programs: the command is printed, its output goes to standard error, and an error contains its name.
 //!
-//! Standard output belongs to results (`demo --json` ends with an object on it), so children write to standard error
-//! unless the caller takes their output.
+//! Standard output is for results (`demo --json` ends with an object on it), so children write to standard error
+//! unless the caller reads their output.
 
 use std::{
     ffi::OsStr,
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Says on standard error what is being done.
+/// Prints a step on standard error.
 pub fn step(what: &str) {
     eprintln!("==> {what}");
 }
@@ -20,13 +20,13 @@ pub fn step(what: &str) {
 /// Runs to the end with standard output sent to standard error.
 ///
 /// # Errors
-/// When the program cannot be started or ends with a failure; the message holds the command line.
+/// When the program cannot be started or fails; the message contains the command line.
 pub fn run(command: &mut Command) -> Result<()> {
     command.stdout(Stdio::from(io::stderr()));
     run_inheriting(command)
 }
 
-/// Runs to the end with standard output left alone, for commands whose output is the result.
+/// Runs to the end with standard output inherited, for commands whose output is the result.
 ///
 /// # Errors
 /// As [`run`].
@@ -35,7 +35,7 @@ pub fn run_inheriting(command: &mut Command) -> Result<()> {
     succeeded(status, command)
 }
 
-/// As [`run_inheriting`], and `read` sees each line of standard output when it is shown.
+/// As [`run_inheriting`]; `read` is called with each line of standard output after it is printed.
 ///
 /// # Errors
 /// As [`run`], and when standard output cannot be read or written.
@@ -76,19 +76,19 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// The PATH of this process with `directory` in front.
 ///
 /// # Errors
-/// When `directory` holds a colon.
+/// When `directory` contains a colon.
 pub fn path_with(directory: &Path) -> Result<std::ffi::OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::iter::once(directory.to_path_buf()).chain(std::env::split_paths(&path));
     std::env::join_paths(directories).with_context(|| format!("put {} into PATH", directory.display()))
 }
 
-/// The cargo that runs us, so that a rustup override holds for what we start too.
+/// The cargo that started this program, so that a rustup override also applies to its children.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Whether this process may load programs and create namespaces, judged by its effective user.
+/// Whether this process may load programs and create namespaces, according to its effective user.
 pub fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)

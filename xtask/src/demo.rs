@@ -1,4 +1,5 @@
-//! `demo`: sets up, builds, and becomes `weft-demo`, so that Ctrl-C and the exit code are the demo's own.
+//! `demo`: sets up, builds, and executes `weft-demo` in its place, so that Ctrl-C and the exit code are the demo's
+//! own.
 
 use std::os::unix::process::CommandExt;
 
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     pub(crate) arguments: Vec<String>,
 }
 
-/// Runs the demo; returns only when something before it failed.
+/// Runs the demo; returns only if a step before it failed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let toolchain = setup::ensure(Scope::Run)?;

@@ -1,8 +1,8 @@
-//! `ebpf`: builds the kernel programs into `ebpf/target`, where the agent's build script looks for them.
+//! `ebpf`: builds the kernel programs into `ebpf/target`, where the agent's build script expects them.
 //!
-//! The programs are a workspace of their own: another target (`bpfel-unknown-none`) whose `core` has to be built from
-//! source, which only nightly allows; see [`crate::setup::toolchain`] for the two compilers that will do. Skipping what
-//! did not change is cargo's job.
+//! The programs are a separate workspace: another target (`bpfel-unknown-none`) whose `core` has to be built from
+//! source, which only nightly allows; see [`crate::setup::toolchain`] for the two supported compilers. Cargo skips
+//! unchanged parts.
 
 use std::{path::PathBuf, process::Command};
 
@@ -17,7 +17,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The machine that runs the programs: the kernel's, little-endian.
+/// The target of the programs: the kernel's virtual machine, little-endian.
 const TARGET: &str = "bpfel-unknown-none";
 
 #[derive(Debug, clap::Args)]
@@ -73,12 +73,12 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         }
         Compiler::System { rustc, .. } => {
             let mut cargo = command::cargo();
-            // RUSTC_BOOTSTRAP lets a stable compiler take `-Z build-std`.
+            // RUSTC_BOOTSTRAP lets a stable compiler accept `-Z build-std`.
             cargo.env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1");
             cargo
         }
     };
-    // Settings of a build for the host must not leak into this one.
+    // Settings of a build for the host must not affect this one.
     for variable in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"]
     {
         cargo.env_remove(variable);
@@ -89,7 +89,7 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         .arg(subcommand)
         .args(["--release", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
         .arg(directory.join("target"))
-        // Line information becomes BTF, which the kernel prints beside verifier errors and needs for typed maps.
+        // Line information becomes BTF, which the kernel prints with verifier errors and needs for typed maps.
         .env("CARGO_ENCODED_RUSTFLAGS", "-Cdebuginfo=2\u{1f}-Clink-arg=--btf")
         .env("PATH", command::path_with(&toolchain.linker_directory)?);
     Ok(cargo)

@@ -1,8 +1,8 @@
-//! `fuzz`: runs the fuzz targets of `fuzz/`, by libFuzzer, with stable Rust.
+//! `fuzz`: runs the fuzz targets of `fuzz/` with libFuzzer and stable Rust.
 //!
-//! Coverage counters come from LLVM, by options that every compiler takes; only sanitizers would need nightly, and
-//! safe Rust needs none. Each target starts from `fuzz/corpus/TARGET`, which is in the repository, and from what earlier runs
-//! found in the cache. An input that breaks a target is written to `fuzz/artifacts/TARGET`.
+//! LLVM adds the coverage counters, with options that every compiler accepts; only sanitizers would need nightly, and
+//! safe Rust needs none. Each target starts from `fuzz/corpus/TARGET`, which is in the repository, and from the
+//! findings of earlier runs in the cache. An input that breaks a target is written to `fuzz/artifacts/TARGET`.
 
 use std::{
     fs,
@@ -20,15 +20,15 @@ use crate::{
     workspace::{self, Workspace, text},
 };
 
-/// What cargo-fuzz passes, without a sanitizer.
+/// cargo-fuzz's options, without a sanitizer.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// How many targets run at the same time.
+/// The number of targets that run at a time.
 const AT_ONCE: usize = 2;
-/// What a parser may need in megabytes; more is a leak or an allocation that an input chose.
+/// Memory limit of a parser in megabytes; exceeding it means a leak or an allocation that an input chose.
 const MEGABYTES: u32 = 1024;
-/// What one input may take in seconds.
+/// Time limit of one input in seconds.
 const SLOWEST: u32 = 5;
 
 #[derive(Debug, clap::Args)]
@@ -38,15 +38,15 @@ const SLOWEST: u32 = 5;
   cargo xtask fuzz --list                   their names
   cargo xtask fuzz ports --input FILE       one input again")]
 pub(crate) struct Args {
-    /// Which targets; all when none is named
+    /// The targets to run; all by default
     targets: Vec<String>,
-    /// How long each of them runs
+    /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u32,
     /// Only print the names of the targets
     #[arg(long)]
     list: bool,
-    /// Run this input alone
+    /// Run only this input
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
 }
@@ -91,7 +91,7 @@ fn build(workspace: &Workspace, directory: &Path) -> Result<PathBuf> {
     Ok(target.join(host).join("debug"))
 }
 
-/// How long a target runs, or on what.
+/// The duration of a target, or its only input.
 #[derive(Clone, Copy, Debug)]
 struct Limits<'a> {
     seconds: u32,
@@ -100,7 +100,7 @@ struct Limits<'a> {
 
 fn run_targets(directory: &Path, binaries: &Path, targets: &[String], limits: Limits<'_>) -> Result<()> {
     let (open, failed) = (Mutex::new(targets.iter()), Mutex::new(Vec::new()));
-    // A thread that panicked has run into a bug of this program; the scope passes that on.
+    // A panic in a thread is a bug of this program; the scope passes it on.
     let next = || open.lock().ok().and_then(|mut open| open.next());
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -149,7 +149,7 @@ fn run_target(directory: &Path, binaries: &Path, target: &str, limits: Limits<'_
     Ok(())
 }
 
-/// What libFuzzer says of a run that broke nothing: inputs tried, and inputs kept because they reached something new.
+/// libFuzzer's summary of a run without findings: inputs tried, and inputs kept because they reached something new.
 fn summary(said: &str) -> String {
     let number = |name: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name));
@@ -158,7 +158,7 @@ fn summary(said: &str) -> String {
     format!("{} inputs, {} new ones kept", number("number_of_executed_units"), number("new_units_added"))
 }
 
-/// The last lines, which say what happened and where the input is.
+/// The last lines, which contain the finding and the path of the input.
 fn tail(said: &str) -> String {
     let lines: Vec<_> = said.lines().collect();
     lines[lines.len().saturating_sub(40)..].join("\n")

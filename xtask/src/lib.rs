@@ -30,7 +30,7 @@ use std::{ffi::OsString, process::ExitCode};
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Sets up, builds, demonstrates, tests, measures and checks Weft.
+/// Set up, build, demonstrate, test, measure and check Weft.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask",
@@ -59,20 +59,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Installs what building and running need and reports what the kernel lacks
+    /// Install what building and running need and report what the kernel lacks
     Setup(setup::Args),
-    /// Builds the kernel programs
+    /// Build the kernel programs
     Ebpf(ebpf::Args),
-    /// Runs a real mesh on this host, shows it, cleans up
+    /// Run a real mesh on this host, show it, clean up
     Demo(demo::Args),
-    /// Runs the tests
+    /// Run the tests
     Test(test::Args),
     /// Boots older and newer kernels and runs the agent's datapath test on each
     #[command(disable_help_flag = true)]
     Kernels(lab::Args),
-    /// Gives what reads untrusted bytes inputs that break it, as long as there are any
+    /// Fuzz every parser of untrusted bytes
     Fuzz(fuzz::Args),
-    /// Measures
+    /// Run the benchmarks
     Bench(bench::Args),
     /// Runs a real Kubernetes on this machine
     #[command(disable_help_flag = true)]
@@ -83,9 +83,9 @@ enum Command {
     /// Runs the demo or the tests in the root file system of a new machine
     #[command(disable_help_flag = true)]
     Bare(lab::Args),
-    /// Checks formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
+    /// Check formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
     Lint(lint::Args),
-    /// Writes the files that are generated from code, or checks that they are current
+    /// Write the files that are generated from code, or check that they are current
     Codegen(codegen::Args),
     /// Prints a completion script
     #[command(disable_help_flag = true)]

@@ -1,8 +1,8 @@
-//! `lint`: what has to pass before a push. Every check runs, then all findings are shown together.
+//! `lint`: the checks that must pass before a push. Every check runs, then all findings are printed together.
 //!
-//! What rustc, clippy or cargo-deny can check is theirs (`[workspace.lints]`, clippy.toml, deny.toml). What they cannot is
-//! checked here by pure functions over parsed files ([`rust::RustFile`]), documents and `cargo metadata`, tested beside
-//! their code. Warnings are denied here and not in the sources, so that a newer compiler does not break a build.
+//! Checks that rustc, clippy or cargo-deny can do are theirs (`[workspace.lints]`, clippy.toml, deny.toml). The others
+//! are pure functions over parsed files ([`rust::RustFile`]), documents and `cargo metadata`, tested beside their
+//! code. Warnings are denied here and not in the sources, so that a newer compiler does not break a build.
 
 mod commits;
 mod cycles;
@@ -43,16 +43,16 @@ pub(crate) struct Args {
 pub(crate) struct Document {
     /// Relative to the root of the checkout.
     pub(crate) path: PathBuf,
-    /// As it is on disk.
+    /// Its content on disk.
     pub(crate) text: String,
 }
 
 /// Something to correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What it is about: a file, a package.
+    /// The subject: a file, a package.
     pub(crate) subject: String,
-    /// Counted from 1; absent when it is about the whole subject.
+    /// Counted from 1; absent if it concerns the whole subject.
     pub(crate) line: Option<usize>,
     pub(crate) message: String,
 }
@@ -116,7 +116,7 @@ fn conventions(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Every file with this ending in the checkout, outside target directories and hidden ones.
+/// Every file with this suffix in the checkout, outside target directories and hidden ones.
 fn read(workspace: &Workspace, ending: &str) -> Result<Vec<Document>> {
     let mut documents = Vec::new();
     let mut open = vec![workspace.root.clone()];
@@ -166,7 +166,7 @@ fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
             if !driver.exists() {
                 bail!("no {}: install the package rust-web-clippy", driver.display());
             }
-            // What `cargo clippy` itself does; the one in PATH would pick the driver of another compiler.
+            // This is what `cargo clippy` itself does; the one in PATH would use the driver of another compiler.
             let mut cargo = ebpf::cargo(workspace, toolchain, "check")?;
             cargo
                 .env("RUSTC_WORKSPACE_WRAPPER", driver)
@@ -184,8 +184,8 @@ fn clippy_ebpf(workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
 fn doc(workspace: &Workspace) -> Result<()> {
     step("cargo doc");
     let mut cargo = command::cargo();
-    // Naming the examples makes cargo choose the features that clippy had, so that dependencies are checked once. A
-    // module may point its readers at its private parts: this is for developers.
+    // Naming the examples makes cargo choose clippy's features, so that dependencies are checked once. Documentation
+    // of private items is included: its readers are developers.
     cargo.args(["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples", "--document-private-items"]);
     cargo.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
     command::run(cargo.current_dir(&workspace.root))

@@ -1,8 +1,8 @@
-//! `setup`: finds what is missing, says what it is and why, and installs it.
+//! `setup`: finds what is missing, reports what it is and why it is needed, and installs it.
 //!
-//! Detection asks for the thing itself (a program, a file, a compiler's version), never for a package, so that a
-//! machine prepared in any other way is accepted. Installing is by apt and cargo; without apt or root it is a message
-//! that says what to run. Nothing is written into the checkout.
+//! Detection looks for the thing itself (a program, a file, a compiler's version), never for a package, so that a
+//! machine prepared in any other way is accepted. apt and cargo install; without apt or root, a message says what to
+//! run. Nothing is written into the checkout.
 
 pub(crate) mod cargo_tools;
 pub(crate) mod kernel;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     check: bool,
 }
 
-/// What is going to be done, which decides what must be there.
+/// The purpose, which determines the requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Compile.
@@ -38,7 +38,7 @@ pub enum Scope {
     Run,
     /// Compile and run, and run a Kubernetes node: container runtime and network plugins as well.
     Kube,
-    /// Compile, and boot other kernels: an emulator and what an initramfs is made of.
+    /// Compile, and boot other kernels: also an emulator and the parts of an initramfs.
     Kernels,
     /// The same for arm64.
     KernelsArm64,
@@ -60,13 +60,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that everything for `scope` is there, installing what is not. Quiet and fast when nothing is missing.
+/// Ensures that everything for `scope` is there, and installs what is missing. Quiet and fast if nothing is missing.
 ///
 /// # Errors
 /// When something is missing and cannot be installed; the message says what and what to do.
 pub fn ensure(scope: Scope) -> Result<Toolchain> {
     if scope != Scope::Build {
-        // Before minutes of building, not after.
+        // Checked before minutes of building, not after.
         let problems = kernel::problems();
         if !problems.is_empty() {
             bail!("{}", problems.join("; "));
@@ -76,7 +76,7 @@ pub fn ensure(scope: Scope) -> Result<Toolchain> {
     toolchain::ensure()
 }
 
-/// Makes sure of programs and libraries of the distribution alone.
+/// Ensures only programs and libraries of the distribution.
 ///
 /// # Errors
 /// As [`ensure`].

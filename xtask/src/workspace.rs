@@ -1,4 +1,4 @@
-//! Where things are: the checkout, cargo's target directory, the cache for tools; and what `cargo metadata` says.
+//! Paths: the checkout, cargo's target directory, the cache for tools; and the output of `cargo metadata`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +12,14 @@ use crate::command;
 pub struct Workspace {
     /// The directory of the root manifest.
     pub root: PathBuf,
-    /// Cargo's target directory, as CARGO_TARGET_DIR and cargo's configuration have it.
+    /// Cargo's target directory, according to CARGO_TARGET_DIR and cargo's configuration.
     pub target: PathBuf,
     /// Our packages without their dependencies, as `cargo metadata --no-deps` prints them.
     metadata: Value,
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Reads it from cargo.
     ///
     /// # Errors
     /// When a manifest does not parse; cargo's message is part of the error.
@@ -40,12 +40,12 @@ impl Workspace {
         self.root.join("ebpf")
     }
 
-    /// The directory of the fuzz targets, another one.
+    /// The directory of the fuzz targets, another workspace.
     pub(crate) fn fuzz(&self) -> PathBuf {
         self.root.join("fuzz")
     }
 
-    /// Where binaries of a profile (`debug`, `release`) are built.
+    /// Directory of the binaries of a profile (`debug`, `release`).
     pub fn binaries(&self, profile: &str) -> PathBuf {
         self.target.join(profile)
     }
@@ -80,15 +80,15 @@ pub fn metadata(directory: &Path, arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&command::output(&mut cargo)?).context("read the output of cargo metadata")
 }
 
-/// The string in a JSON value, empty when it is something else.
+/// The string in a JSON value, or an empty one.
 pub fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Where tools that we build are kept: outside the checkout, so that every checkout shares them.
+/// Directory of tools that this program builds: outside the checkout, so that all checkouts share them.
 ///
 /// # Errors
-/// When there is neither WEFT_CACHE_DIR nor HOME.
+/// When neither WEFT_CACHE_DIR nor HOME is set.
 pub fn cache_directory() -> Result<PathBuf> {
     if let Some(directory) = std::env::var_os("WEFT_CACHE_DIR") {
         return Ok(PathBuf::from(directory));
@@ -97,7 +97,7 @@ pub fn cache_directory() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/weft"))
 }
 
-/// The checkout that cargo started us in; where we were built when started by hand.
+/// The checkout from which cargo started this program, or in which it was built if started by hand.
 fn root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     let root = own.ancestors().find(|directory| directory.join("Cargo.lock").exists());

@@ -1,10 +1,10 @@
-//! `bare`: the commands of the README on a machine that has nothing.
+//! `bare`: the commands of the README on an empty machine.
 //!
-//! debootstrap makes the root file system of a new Debian or Ubuntu. Rust comes from this machine's rustup, under an overlay; the
-//! checkout is cloned as it is committed; everything else has to be installed by the command itself. It runs on this
-//! kernel, with mounts of its own ([`ENTER`]) and the caches of a new user.
+//! debootstrap creates the root file system of a new Debian or Ubuntu. Rust comes from this machine's rustup, under an
+//! overlay; the checkout is a clone of the last commit; the command itself has to install everything else. It runs on
+//! this kernel, with its own mounts ([`ENTER`]) and the caches of a new user.
 //!
-//! The mounts end with the last process in them. Directories of runs that were killed are removed by the next one.
+//! The mounts end with the last process in them. The next run removes directories of runs that were killed.
 
 use std::{
     fs,
@@ -24,8 +24,8 @@ use weft_xtask::{
 
 use crate::kernels::packages::{DEBIAN_KEYS, ubuntu_keys};
 
-/// Makes the directory in `$1` the root and runs the other arguments there. Nothing of this shows outside: the mount
-/// namespace is private. `/sys` comes with its control groups and the bpf file system, as they are.
+/// Makes the directory in `$1` the root and runs the other arguments there. The mount namespace is private, so nothing
+/// of this is visible outside. `/sys` includes its control groups and the bpf file system.
 const ENTER: &str = r#"
 set -eu
 root=$1; shift
@@ -47,7 +47,8 @@ cd /root/weft
 exec env -i "$@"
 "#;
 
-/// What a command inside is told of the way to package registries, and that rustup cannot fetch toolchains where it cannot.
+/// Environment variables that are passed on: access to package registries, and that rustup cannot fetch toolchains if
+/// it cannot.
 const PASSED_ON: [&str; 13] = [
     "http_proxy",
     "https_proxy",
@@ -73,13 +74,13 @@ const PASSED_ON: [&str; 13] = [
 
 Needs root, a mirror of the distribution and 40 GB. What is not committed is left out.")]
 pub(crate) struct Args {
-    /// Whose root file system
+    /// Distribution of the root file system
     #[arg(long, value_enum, default_value_t = Release::Bookworm)]
     release: Release,
-    /// What to run there
+    /// The command to run there
     #[arg(long, value_enum, default_value_t = Run::Demo)]
     run: Run,
-    /// Leave the root file system where it is
+    /// Do not remove the root file system
     #[arg(long)]
     keep: bool,
 }
@@ -122,7 +123,7 @@ impl Release {
         }
     }
 
-    /// debootstrap's recipe; an older debootstrap does not know a newer release, whose recipe is the same.
+    /// debootstrap's recipe. An older debootstrap does not know newer releases, whose recipe is the same.
     fn recipe(self) -> &'static str {
         match self {
             Self::Bookworm | Self::Trixie => "sid",
@@ -130,7 +131,7 @@ impl Release {
         }
     }
 
-    /// The sources that the distribution's installer writes.
+    /// The package sources that the distribution's installer writes.
     fn sources(self) -> String {
         let (name, mirror) = (self.name(), self.mirror());
         match self {
@@ -156,7 +157,7 @@ impl Run {
     }
 }
 
-/// Makes the root file system, runs, and removes it.
+/// Creates the root file system, runs the command in it, and removes it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !command::is_root() {
         bail!("making a root file system needs root");
@@ -194,7 +195,7 @@ impl Root {
         let archives = cache.join(format!("archives-{}", release.name()));
         fs::create_dir_all(&archives)?;
         let mut debootstrap = Command::new("debootstrap");
-        // What rustup asks for before it installs Rust: certificates to trust and a linker.
+        // Required by rustup before it installs Rust: trusted certificates and a linker.
         debootstrap.args(["--variant=minbase", "--include=ca-certificates,gcc,libc6-dev"]);
         debootstrap.arg(format!("--cache-dir={}", archives.display()));
         let keys = match release {
@@ -206,7 +207,7 @@ impl Root {
         command::run(&mut debootstrap)
     }
 
-    /// Adds what the README asks for, Rust by rustup and the checkout, and this network's names and certificates.
+    /// Adds the README's requirements, Rust through rustup, the checkout, and this network's names and certificates.
     fn furnish(&self, workspace: &Workspace, release: Release) -> Result<()> {
         fs::write(self.path.join("etc/apt/sources.list"), release.sources()).context("write sources.list")?;
         for file in ["etc/resolv.conf", "etc/hosts", "etc/ssl/certs/ca-certificates.crt"] {
@@ -217,7 +218,7 @@ impl Root {
         for directory in [".rustup", ".cargo/bin"] {
             fs::create_dir_all(home.join(directory))?;
         }
-        // The names under which toolchains link to each other stay true.
+        // Toolchains link to each other by these paths.
         let outside = rustup_home()?;
         if outside != Path::new("/root/.rustup") {
             let link = self.path.join(outside.strip_prefix("/").unwrap_or(&outside));
@@ -235,7 +236,7 @@ impl Root {
 
     fn run(&self, arguments: &[&str]) -> Result<()> {
         step(&format!("cargo xtask {} in it", arguments.join(" ")));
-        // `setpriv` lets it end with us; `exec` all the way makes it that process.
+        // `setpriv` ends it with this process; each `exec` keeps the process.
         let mut enter = Command::new("setpriv");
         enter.args(["--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh"]);
         enter.arg(&self.path).args(["HOME=/root", "USER=root", "LANG=C.UTF-8"]);
@@ -247,7 +248,7 @@ impl Root {
         }
         enter.args(["cargo", "xtask"]).args(arguments);
         enter.env("RUSTUP_HOME", rustup_home()?).env("CARGO_BIN", cargo_home()?.join("bin"));
-        // The command line would be the whole script.
+        // The command line would contain the whole script.
         let status = enter.status().context("start setpriv")?;
         if !status.success() {
             bail!("`cargo xtask {}` failed in {} ({status})", arguments.join(" "), self.path.display());
@@ -266,7 +267,7 @@ impl Drop for Root {
     }
 }
 
-/// Removes what runs left that were killed: directories that end in the number of a process that is gone.
+/// Removes the remains of runs that were killed: directories that end in the number of a process that is gone.
 fn remove_abandoned(parent: &Path) -> Result<()> {
     for entry in fs::read_dir(parent).with_context(|| format!("list {}", parent.display()))? {
         let path = entry?.path();
@@ -310,7 +311,7 @@ mod tests {
     fn only_directories_of_processes_that_are_gone_are_abandoned() {
         let parent = std::env::temp_dir().join(format!("weft-bare-{}", std::process::id()));
         let own = format!("noble-{}", std::process::id());
-        // Above the largest number that Linux gives (proc_sys_kernel(5)).
+        // Above the largest pid of Linux (proc_sys_kernel(5)).
         for name in [own.as_str(), "bookworm-4194305", "archives-bookworm"] {
             fs::create_dir_all(parent.join(name)).expect("a directory");
         }

@@ -1,7 +1,8 @@
-//! `dist`: what a cluster is given: container images of our programs, and packaged charts; and `weft`, to work with it.
+//! `dist`: everything to install in a cluster: container images of our programs, packaged charts, and the command line
+//! `weft`.
 //!
-//! An image is a program, the libraries that it is linked with at their own paths, and a list of users: nothing that
-//! could be run or read besides. The libraries are one layer that all images share.
+//! An image contains a program, the libraries that it is linked with at their own paths, and a list of users, and
+//! nothing else. The libraries are one layer that all images share.
 
 pub(crate) mod image;
 
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     /// How to compile
     #[arg(long, value_enum, default_value_t = Profile::Dist)]
     profile: Profile,
-    /// Take the programs as they were last built
+    /// Use the programs as they were last built
     #[arg(long)]
     no_build: bool,
     /// Leave out charts and weft
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     images_only: bool,
 }
 
-/// An image: its programs, of which the first is started, and as whom it runs.
+/// An image: its programs, of which the first is the entry point, and its user.
 struct Recipe {
     name: &'static str,
     programs: &'static [&'static str],
@@ -72,11 +73,11 @@ const RECIPES: [Recipe; 4] = [
     },
 ];
 
-/// Installed in this order.
+/// Charts in the order of installation.
 const CHARTS: [&str; 2] = ["weft-crds", "weft-control-plane"];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Every user of the images, so that programs which ask for a name get one.
+/// Every user of the images, for programs that look up their user's name.
 const PASSWD: &str = "\
 root:x:0:0:root:/:/
 weft-proxy:x:2102:2102:weft-proxy:/:/
@@ -112,7 +113,7 @@ pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<Path
     pack(workspace, &build::binaries(workspace, profile)?)
 }
 
-/// Packs the programs of a directory; returns the archives. Those of unchanged programs are left as they are.
+/// Packs the programs of a directory; returns the archives. Archives of unchanged programs are kept.
 ///
 /// # Errors
 /// When a program is missing or a library is not found.
@@ -133,7 +134,7 @@ pub(crate) fn pack(workspace: &Workspace, binaries: &Path) -> Result<Vec<PathBuf
         let known = directory.join(format!(".{}.inputs", recipe.name));
         if !archive.exists() || fs::read_to_string(&known).ok().as_ref() != Some(&inputs) {
             step(&format!("write {}", archive.display()));
-            // Until the new archive is complete nothing vouches for the old one.
+            // Until the new archive is complete, the old fingerprint must not be valid.
             let _ = fs::remove_file(&known);
             let programs = pack_programs(workspace, &own)?;
             write(recipe, &[&base, &programs], &archive)?;
@@ -160,7 +161,7 @@ fn charts(workspace: &Workspace) -> Result<Vec<PathBuf>> {
     Ok(CHARTS.iter().map(|name| directory.join(format!("{name}-{VERSION}.tgz"))).collect())
 }
 
-/// `weft` for whoever installs from here.
+/// Copies `weft` next to the images.
 fn command_line(workspace: &Workspace, binaries: &Path) -> Result<PathBuf> {
     let directory = workspace.root.join("dist/bin");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
@@ -181,7 +182,7 @@ fn write(recipe: &Recipe, layers: &[&Layer], archive: &Path) -> Result<()> {
     Image { name: &name, layers, entrypoint: &entrypoint, user: recipe.user, labels: &labels }.write(archive)
 }
 
-/// Programs without their symbols, which are many times as large.
+/// Programs without their symbols, which are several times as large.
 fn pack_programs(workspace: &Workspace, programs: &[PathBuf]) -> Result<Layer> {
     let directory = workspace.target.join("xtask/stripped");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
@@ -204,7 +205,7 @@ fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {
     Layer::pack(&files)
 }
 
-/// The libraries that programs are linked with, and those that these are linked with.
+/// The libraries that programs are linked with, directly and indirectly.
 ///
 /// # Errors
 /// When a library is missing, and for a program that is linked statically.
@@ -217,7 +218,8 @@ pub(crate) fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// Lines are `NAME => PATH (ADDRESS)`, `PATH (ADDRESS)` for the loader, and `NAME (ADDRESS)` for what the kernel maps.
+/// Lines are `NAME => PATH (ADDRESS)`, `PATH (ADDRESS)` for the loader, and `NAME (ADDRESS)` for libraries that the
+/// kernel maps.
 fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for line in text.lines() {
@@ -233,10 +235,10 @@ fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-/// What an archive depends on, by name, size and time: reading it all would take as long as writing the archive.
+/// The inputs of an archive, by name, size and time: reading them would take as long as writing the archive.
 fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
-    // How an image is made is part of what it depends on. Not by its path: a build of the workspace replaces this program's
-    // file while it runs.
+    // This program is an input too. Not by its path: a build of the workspace replaces this program's file while it
+    // runs.
     let own = PathBuf::from("/proc/self/exe");
     let mut text = String::new();
     for file in std::iter::once(own).chain(files.cloned()) {

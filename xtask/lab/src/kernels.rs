@@ -1,9 +1,9 @@
-//! `kernels`: other kernels than this machine's, each booted in qemu with the agent and its datapath test inside.
+//! `kernels`: tests on other kernels than this machine's, each booted in qemu with the agent and its datapath test.
 //!
-//! What a verifier takes differs between kernels, and no test on one of them says anything about another. Kernels come
-//! from the packages of Debian and Ubuntu ([`packages`]), go with the programs into an initramfs ([`image`]), and run in
-//! an emulator ([`machine`]); nothing is installed on this machine but that emulator. One kernel takes minutes there,
-//! which is why `cargo xtask test` leaves this out.
+//! Kernels differ in what their verifiers accept, and a test on one of them proves nothing about another. Kernels come
+//! from the packages of Debian and Ubuntu ([`packages`]), go with the programs into an initramfs ([`image`]), and run
+//! in an emulator ([`machine`]); only that emulator is installed on this machine. One kernel takes minutes, so `cargo
+//! xtask test` leaves this out.
 
 mod image;
 mod machine;
@@ -37,45 +37,45 @@ Where it is degraded it must say so, and on a kernel that is too old it must ref
 Packages are kept in ~/.cache/weft/kernels (WEFT_CACHE_DIR), logs in the target directory under xtask/kernels.
 Not part of `cargo xtask test`.")]
 pub(crate) struct Args {
-    /// Which kernels [default: all]
+    /// The kernels to boot [default: all]
     #[arg(value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Say which kernels there are, and stop
+    /// List the kernels, and stop
     #[arg(long)]
     list: bool,
-    /// Fetch the newest package of each kernel, even if there is one in the cache
+    /// Fetch the newest package of each kernel, even if one is cached
     #[arg(long)]
     refresh: bool,
-    /// How long one kernel may take, in seconds
+    /// Time limit for one kernel, in seconds
     #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
     timeout: u64,
-    /// How to emulate
+    /// The kind of emulation
     #[arg(long, value_enum, default_value_t = processor::Accelerator::Tcg)]
     accelerator: processor::Accelerator,
 }
 
-/// A kernel and where it comes from.
+/// A kernel and its source.
 #[derive(Debug)]
 struct Kernel {
-    /// What it is called here.
+    /// Its name here.
     name: &'static str,
     processor: Processor,
-    /// The emulator's model of it.
+    /// The emulator's CPU model.
     cpu: &'static str,
     archive: packages::Archive,
-    /// The archive's suite.
+    /// The suite in the archive.
     suite: &'static str,
     /// The package that depends on the newest image.
     package: &'static str,
     expected: Expected,
 }
 
-/// What the agent does on a kernel.
+/// The expected behaviour of the agent on a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
-    /// Everything.
+    /// Everything works.
     Full,
-    /// Everything, in another way for want of these features, and it says so.
+    /// Everything works, but differently because these features are missing, which the agent reports.
     Degraded(&'static [&'static str]),
     /// It refuses to start, and names these features.
     Refused(&'static [&'static str]),
@@ -134,8 +134,9 @@ const KERNELS: [Kernel; 8] = [
     Kernel {
         name: "6.12",
         processor: Processor::X86_64,
-        // With it, under qemu 7.2, its allocator met a double fault at a cmpxchg16b with impossible flags, which looks like
-        // the emulator's fault. Others need the instruction: without it Linux 7.2 denies every redirected connection.
+        // With it, under qemu 7.2, this kernel's allocator hit a double fault at a cmpxchg16b with impossible flags,
+        // which looks like a bug of the emulator. Others need the instruction: without it Linux 7.2 denies every
+        // redirected connection.
         cpu: "max,-cx16",
         archive: packages::Archive::Debian,
         suite: "trixie",
@@ -145,7 +146,7 @@ const KERNELS: [Kernel; 8] = [
     Kernel {
         name: "6.12-arm64",
         processor: Processor::Aarch64,
-        // Emulating the default way to sign pointers would take most of the time.
+        // Emulating the default method of signing pointers would take most of the time.
         cpu: "max,pauth-impdef=on",
         archive: packages::Archive::Debian,
         suite: "trixie",
@@ -163,10 +164,10 @@ const KERNELS: [Kernel; 8] = [
     },
 ];
 
-/// Boots the chosen kernels.
+/// Boots the selected kernels.
 ///
 /// # Errors
-/// When something is missing that cannot be installed or fetched, and when a kernel did not do what is expected of it.
+/// When something is missing that cannot be installed or fetched, and when a kernel did not behave as expected.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let chosen = choose(&args.kernels)?;
     if args.list {
@@ -232,7 +233,7 @@ fn choose(names: &[String]) -> Result<Vec<&'static Kernel>> {
 fn build(workspace: &Workspace, processor: Processor) -> Result<image::Programs> {
     step(&format!("build the agent and its datapath test for {}", processor.name()));
     let mut cargo = command::cargo();
-    // The whole workspace's features, so that nothing is built twice; see `build`.
+    // With the whole workspace's features, so that nothing is built twice; see `build`.
     cargo
         .current_dir(&workspace.root)
         .args(["test", "--workspace", "--test", "datapath", "--no-run", "--message-format", "json-render-diagnostics"])
@@ -254,7 +255,7 @@ fn build(workspace: &Workspace, processor: Processor) -> Result<image::Programs>
     Ok(image::Programs { processor, agent: executable("weft-agent")?, test: executable("datapath")? })
 }
 
-/// Fetches, boots and judges one kernel. Returns its release.
+/// Fetches and boots one kernel and checks its output. Returns its release.
 fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, args: &Args) -> Result<String> {
     let fetched = packages::fetch(kernel, args.refresh)?;
     let directory = workspace.target.join("xtask/kernels").join(kernel.name);
@@ -273,7 +274,7 @@ fn try_one(workspace: &Workspace, kernel: &Kernel, programs: &image::Programs, a
     Ok(fetched.release)
 }
 
-/// What the machine said against what it should have said.
+/// Compares the machine's output with the expected behaviour.
 fn judge(said: &str, expected: Expected) -> Result<()> {
     let ended = |step: &str| -> Result<bool> {
         let prefix = format!("{} {step} ", image::END);
@@ -287,7 +288,7 @@ fn judge(said: &str, expected: Expected) -> Result<()> {
                     bail!("{step} failed");
                 }
             }
-            // A test program that ran nothing ends well, too.
+            // A test program that ran no test also succeeds.
             if !said.contains("test result: ok.") {
                 bail!("{} reported no result", image::DATAPATH);
             }

@@ -1,8 +1,9 @@
-//! `kube`: a real Kubernetes on this machine, for the tests and for whoever wants to look at Weft in one.
+//! `kube`: a real Kubernetes on this machine, for the tests and for developers.
 //!
-//! One cluster is one node in a network namespace and a mount namespace of its own. All that it has on the host is
-//! under [`STATE`] and [`DATA`], in control groups that bear its name, and one pair of interfaces; [`down`] removes
-//! exactly these, whether the cluster still runs or died half way. Several run side by side under different names.
+//! One cluster is one node with its own network namespace and mount namespace. Everything that it has on the host is
+//! under [`STATE`] and [`DATA`], in control groups with its name, and in one pair of interfaces; [`down`] removes
+//! exactly these, whether the cluster is running or died half way. Several clusters with different names can run at
+//! once.
 
 mod cgroup;
 mod cluster;
@@ -50,7 +51,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KubeCommand {
-    /// Starts a cluster and waits until it is ready
+    /// Start a cluster and wait until it is ready
     Up {
         #[command(flatten)]
         name: Name,
@@ -64,7 +65,7 @@ enum KubeCommand {
         #[arg(long, conflicts_with = "no_images")]
         no_build: bool,
     },
-    /// Ends a cluster and removes everything that it had
+    /// End a cluster and remove everything that it created
     Down {
         #[command(flatten)]
         name: Name,
@@ -72,7 +73,7 @@ enum KubeCommand {
         #[arg(long, conflicts_with = "name")]
         all: bool,
     },
-    /// Prints the settings of a cluster for a shell
+    /// Print the settings of a cluster for a shell
     Env {
         #[command(flatten)]
         name: Name,
@@ -86,9 +87,9 @@ enum KubeCommand {
         #[arg(value_parser = clap::builder::PossibleValuesParser::new(Tools::ALL))]
         names: Vec<String>,
     },
-    /// Says which clusters there are; exit code 1 when one of them is not well
+    /// List the clusters; exit code 1 if one of them is not healthy
     Status {
-        /// How to print
+        /// Output format
         #[arg(short, long, value_enum, default_value_t = Format::Text)]
         output: Format,
     },
@@ -109,7 +110,7 @@ enum Format {
     Json,
 }
 
-/// Does what the command line says.
+/// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
         KubeCommand::Up { name, control_plane_only, no_images, no_build } => {
@@ -148,9 +149,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 enum Images {
     /// None.
     None,
-    /// Those of the programs as they were last built.
+    /// Images of the programs as they were last built.
     LastBuilt,
-    /// Those of the sources as they are now.
+    /// Images of the current sources.
     Built,
 }
 
@@ -197,7 +198,7 @@ fn down(name: &str) -> Result<()> {
     let _lock = lock(name)?;
     remove(name)?;
     step(&format!("the cluster {name} is gone"));
-    // The last one takes the directories with it.
+    // The last cluster removes the directories.
     for directory in [STATE, DATA] {
         let _ = fs::remove_dir(directory);
     }
@@ -254,10 +255,10 @@ fn start_dns(cluster: &Cluster, tools: &Tools) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a cluster has, in the order in which nothing is left in use.
+/// Removes a cluster in an order in which nothing is left in use.
 fn remove(name: &str) -> Result<()> {
     Cgroup::named(&scope(name))?.remove()?;
-    // The mount namespace went with its last process, and with it everything that was mounted.
+    // The mount namespace ended with its last process, and with it all mounts.
     if let Some(cluster) = Cluster::load(name) {
         network::remove(&cluster)?;
     }

@@ -29,15 +29,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Boots older and newer kernels and runs the agent's datapath test on each
+    /// Boot older and newer kernels and run the agent's datapath test on each
     Kernels(kernels::Args),
-    /// Runs a real Kubernetes on this machine
+    /// Run a real Kubernetes on this machine
     Kube(kube::Args),
-    /// Writes container images and packaged charts
+    /// Write container images and packaged charts
     Dist(dist::Args),
-    /// Runs the demo or the tests in the root file system of a new machine
+    /// Run the demo or the tests in the root file system of a new machine
     Bare(bare::Args),
-    /// Prints a completion script
+    /// Print a completion script
     Completions {
         /// The shell to complete for
         shell: clap_complete::Shell,

@@ -1,7 +1,7 @@
-//! The programs of a cluster that no distribution has in the right version: built once, kept by version in the cache.
+//! Programs of a cluster that no distribution has in the right version: built once, kept by version in the cache.
 //!
 //! Each tool is a directory such as `kube/kubernetes-v1.36.3`. It is built under another name and renamed when it is
-//! complete, so what is there is whole; a lock keeps two runs from building the same thing.
+//! complete; a lock keeps two runs from building the same tool.
 
 mod go;
 
@@ -26,12 +26,12 @@ const COREDNS: &str = "v1.15.0";
 const HELM: &str = "v3.21.4";
 const STEP: &str = "v0.21.0";
 const ETCD: &str = "3.6.15";
-/// The distribution's.
+/// The distribution's version.
 const PROMTOOL: &str = "deb";
-/// Counts the versions of our own source below.
+/// Version of our own source below.
 const PAUSE: &str = "1";
 
-/// Modules of the Kubernetes repository that `k8s.io/kubernetes` takes from its own tree; outside of it their
+/// Modules of the Kubernetes repository that `k8s.io/kubernetes` takes from its own tree; outside of it, their
 /// published versions have to be named.
 const STAGING: [&str; 33] = [
     "api",
@@ -71,7 +71,7 @@ const STAGING: [&str; 33] = [
 const PROGRAMS: [&str; 6] =
     ["kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl"];
 
-/// Holds a pod's namespaces open and reaps what its containers leave.
+/// Holds a pod's namespaces open and reaps orphans of its containers.
 const PAUSE_SOURCE: &str = "\
 #include <signal.h>
 #include <sys/wait.h>
@@ -81,7 +81,7 @@ static void reap(int signal) { while (waitpid(-1, 0, WNOHANG) > 0) {} }
 int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap); for (;;) pause(); }
 ";
 
-/// Something to build: its directory's name, a hint for whoever waits, and how to fill the directory.
+/// A tool to build: its directory's name, a hint about the duration, and how to fill the directory.
 struct Tool {
     name: &'static str,
     version: &'static str,
@@ -99,7 +99,7 @@ const TOOLS: [Tool; 7] = [
     Tool { name: "coredns", version: COREDNS, minutes: "3 minutes", build: coredns },
 ];
 
-/// Where the tools are.
+/// The directories of the tools.
 #[derive(Debug)]
 pub(crate) struct Tools {
     root: PathBuf,
@@ -149,7 +149,7 @@ impl Tools {
             .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
     }
 
-    /// The directories for PATH: what the tutorial's reader has installed, and what checks metrics.
+    /// The directories for PATH: the tools that a reader of the tutorial has installed, and the checker of metrics.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
         let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool"].contains(&tool.name);
         TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
@@ -170,7 +170,7 @@ impl Tools {
 
     fn build(&self, tool: &Tool) -> Result<()> {
         let (partial, complete) = (self.root.join("partial"), self.directory(tool));
-        // What an interrupted run left.
+        // Left over from an interrupted run.
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
         (tool.build)(&partial)?;
@@ -195,7 +195,7 @@ fn kubernetes(into: &Path) -> Result<()> {
     fs::remove_dir_all(&module).context("remove the module")
 }
 
-/// A module that is nothing but Kubernetes with its own parts at the versions of its release.
+/// A module that only contains Kubernetes, with its own parts at the versions of its release.
 fn go_mod(version: &str) -> String {
     let staging = version.replacen("v1.", "v0.", 1);
     let replaced: String = STAGING.iter().map(|name| format!("\tk8s.io/{name} => k8s.io/{name} {staging}\n")).collect();
@@ -220,7 +220,7 @@ fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
     command::run(go.command().env("GOBIN", into).args(["install", "-trimpath", "-ldflags=-s -w", package]))
 }
 
-/// Prometheus' linter of metrics, out of a package with a server that is nobody's wish here.
+/// Prometheus' linter of metrics, from a package whose server must not be installed.
 fn promtool(into: &Path) -> Result<()> {
     let unpacked = into.join("package");
     fs::create_dir(&unpacked).context("create the package's directory")?;
@@ -235,7 +235,7 @@ fn pause(into: &Path) -> Result<()> {
     command::run(Command::new("cc").args(["-static", "-Os", "-s", "-o"]).arg(into.join("pause")).arg(&source))
 }
 
-/// etcd comes as a crate that holds the program; building a program that names its path makes cargo fetch it.
+/// etcd comes as a crate that contains the program; building a program that names its path makes cargo fetch it.
 fn etcd(into: &Path) -> Result<()> {
     let project = into.join("project");
     fs::create_dir_all(project.join("src")).context("create the project")?;

@@ -11,12 +11,12 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The last commit before the rule was checked. Subjects up to here stay as they are.
+/// The last commit before the rule was checked. Subjects up to here are exempt.
 const BASE: &str = "c3e212f2c9c14863067dba4cb35a5868f52a875a";
-/// What `git log --oneline` shows of a subject in a terminal of 80 columns.
+/// Width of a subject in `git log --oneline` on a terminal of 80 columns.
 const LONGEST: usize = 72;
 
-/// Checks the commits between [`BASE`] and what is checked out.
+/// Checks the commits between [`BASE`] and HEAD.
 ///
 /// # Errors
 /// When git cannot list the commits.
@@ -28,7 +28,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     packages::ensure(&[packages::GIT])?;
     let git = |arguments: &[&str]| {
         let mut git = Command::new("git");
-        // The owner of the checkout may be another user than root, who runs this in CI.
+        // The checkout may belong to another user than root, who runs this in CI.
         git.args(["-c", "safe.directory=*"]).args(arguments).current_dir(&workspace.root);
         command::output(&mut git)
     };
@@ -40,7 +40,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(log.lines().filter_map(finding).collect())
 }
 
-/// What is wrong with the subject in a line `HASH SUBJECT`.
+/// The problem with the subject in a line `HASH SUBJECT`.
 fn finding(line: &str) -> Option<Finding> {
     let (hash, subject) = line.split_once(' ').unwrap_or((line, ""));
     let message = problem(subject)?;
@@ -61,7 +61,7 @@ fn problem(subject: &str) -> Option<String> {
     if !packages.split(", ").all(is_name) {
         return Some(format!("{packages:?} is not a list of packages or folders in lower case"));
     }
-    // An acronym (`TLS`, `H2`) or a name in backticks may begin the summary.
+    // An acronym (`TLS`, `H2`) or a name in backticks may start the summary.
     let word = summary.split(' ').next().unwrap_or_default();
     if word.chars().next().is_none_or(char::is_uppercase) && !word.chars().skip(1).any(char::is_uppercase) {
         return Some("the summary does not begin in lower case".to_owned());

@@ -1,8 +1,8 @@
 //! Modules of one crate that use each other: such a group can be neither read, tested nor moved on its own.
 //!
-//! Looked at are the modules under one parent. What a module uses is what its paths from `crate`, `self` and `super` name,
-//! in `use` and elsewhere, through re-exports; an edge between two modules counts for the ancestors that stand side by
-//! side. A parent and what is below it may use each other: they are one thing, told in parts. Tests may use what they like.
+//! The check concerns modules under one parent. A module uses the modules in its paths from `crate`, `self` and
+//! `super`, in `use` and elsewhere, through re-exports; an edge between two modules counts for their ancestors that
+//! are siblings. A parent and its descendants may use each other. Tests may use anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,14 +40,14 @@ fn check_crate(files: &[RustFile], root: &Root) -> Vec<Finding> {
     findings
 }
 
-/// Edges between siblings, each with the first place that makes it.
+/// Edges between siblings, each with the first place that causes it.
 type Edges = BTreeMap<(String, String), String>;
 
-/// The modules of a crate without those of tests.
+/// The modules of a crate, without test modules.
 #[derive(Debug, Default)]
 struct Modules {
     known: BTreeSet<Path>,
-    /// What a module calls by another name or takes from elsewhere.
+    /// Names that a module imports or renames.
     imports: BTreeMap<(Path, String), Path>,
     uses: Vec<Use>,
 }
@@ -84,7 +84,7 @@ impl Modules {
         by_parent
     }
 
-    /// The module in which the last part of a path is defined.
+    /// The module that defines the last part of a path.
     fn resolve(&self, path: &[String], depth: usize) -> Path {
         let mut module = Path::new();
         for (index, part) in path.iter().enumerate() {
@@ -94,7 +94,7 @@ impl Modules {
                 module = next;
                 continue;
             }
-            // A re-export of a re-export of ...: more than this is a circle of names.
+            // A longer chain of re-exports is a cycle of names.
             if depth < 8
                 && let Some(origin) = self.imports.get(&(module.clone(), part.clone()))
             {
@@ -107,7 +107,7 @@ impl Modules {
     }
 }
 
-/// Collects what one module uses.
+/// Collects the modules that one module uses.
 struct Visitor<'a> {
     modules: &'a mut Modules,
     module: Path,
@@ -115,7 +115,7 @@ struct Visitor<'a> {
 }
 
 impl Visitor<'_> {
-    /// Makes a path absolute; absent when it does not begin with `crate`, `self` or `super`.
+    /// Makes a path absolute; `None` if it does not start with `crate`, `self` or `super`.
     fn absolute(&self, path: &[String]) -> Option<Path> {
         let mut absolute = match path.first()?.as_str() {
             "crate" => return Some(path[1..].to_vec()),
@@ -162,7 +162,7 @@ impl Visitor<'_> {
             path.push(name.to_string());
         }
         self.note(&path, name);
-        // A path that starts with a name is one of a child or of another crate; only the former resolves.
+        // A path that starts with a name belongs to a child or to another crate; only the former resolves.
         let mut relative = self.module.clone();
         relative.extend(path.iter().cloned());
         let origin = self.absolute(&path).unwrap_or(relative);
@@ -171,7 +171,7 @@ impl Visitor<'_> {
         }
     }
 
-    /// What is given to a macro is no syntax yet: paths in it are found by their first word.
+    /// Arguments of a macro are not parsed: paths in them are found by their first word.
     fn tokens(&mut self, tokens: TokenStream) {
         let trees: Vec<_> = tokens.into_iter().collect();
         for (index, tree) in trees.iter().enumerate() {
@@ -194,7 +194,7 @@ impl Visitor<'_> {
 
 impl<'ast> Visit<'ast> for Visitor<'_> {
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        // Modules are visited by themselves.
+        // Modules are visited separately.
         if !is_test(item) && !matches!(item, syn::Item::Mod(_)) {
             visit::visit_item(self, item);
         }

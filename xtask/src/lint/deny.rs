@@ -1,4 +1,4 @@
-//! Licences, bans, sources and advisories of what both workspaces are built from, by cargo-deny.
+//! Licences, bans, sources and advisories of both workspaces' dependencies, checked by cargo-deny.
 
 use std::{fs, path::Path, path::PathBuf, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
 /// Runs cargo-deny for the workspace and for that of the kernel programs.
 ///
 /// # Errors
-/// When cargo-deny is not there and cannot be built, or when it finds something.
+/// When cargo-deny is missing and cannot be built, or when it finds something.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let deny = cargo_tools::ensure(&cargo_tools::CARGO_DENY)?;
     let configuration = workspace.root.join("deny.toml");
@@ -37,7 +37,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Brings the database of advisories up to date, and says so when there is none to be had.
+/// Updates the database of advisories, and reports if none is available.
 fn advisories(deny: &Path, workspace: &Workspace) -> Result<bool> {
     step("cargo deny: fetch the advisories of https://github.com/RustSec/advisory-db");
     let mut fetch = Command::new(deny);
@@ -51,7 +51,7 @@ fn advisories(deny: &Path, workspace: &Workspace) -> Result<bool> {
     Ok(kept.is_some())
 }
 
-/// An earlier copy of the database. An attempt to fetch one leaves an empty directory.
+/// An earlier copy of the database. A failed fetch leaves an empty directory.
 fn database() -> Result<Option<PathBuf>> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));

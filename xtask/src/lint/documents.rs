@@ -1,4 +1,4 @@
-//! Documents drift: links that lead nowhere, verdicts that nobody explains.
+//! Consistency of documents: broken links, unexplained verdicts.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use super::{
     rust::{RustFile, literal, normal},
 };
 
-/// Where the words of traces and metrics are defined.
+/// File that defines the words of traces and metrics.
 const VERDICTS: &str = "ebpf-abi/src/verdict.rs";
-/// Where each of them is explained.
+/// Document that explains each of them.
 const VERDICTS_EXPLAINED: &str = "docs/interception.md";
 
-/// Checks the documents against each other, against the files that `exists` knows and against the sources.
+/// Checks the documents against each other, against the files that `exists` accepts, and against the sources.
 pub(crate) fn check(documents: &[Document], sources: &[RustFile], exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let mut findings: Vec<_> = documents.iter().flat_map(|document| broken_links(document, &exists)).collect();
     let explained = documents.iter().find(|document| document.path == Path::new(VERDICTS_EXPLAINED));

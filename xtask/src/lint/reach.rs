@@ -1,7 +1,7 @@
 //! Finds `.rs` files that no target includes, which compile nowhere and whose tests never run.
 //!
-//! Starting from the files that cargo names, `mod x;` declarations are followed. Every place where `x` may be is taken
-//! as reached, so a file is never reported by mistake; a missing file is the compiler's to report.
+//! `mod x;` declarations are followed from the files that cargo names. Every possible path of `x` counts as reached,
+//! so a file is never reported by mistake; the compiler reports missing files.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +37,7 @@ pub(crate) fn check(files: &[RustFile], roots: &[Root]) -> Vec<Finding> {
         .collect()
 }
 
-/// Where the files that a file takes in may be.
+/// Possible paths of the files that a file includes.
 fn submodules(file: &RustFile, is_root: bool) -> Vec<PathBuf> {
     let beside = file.path.parent().unwrap_or(Path::new(""));
     // `foo.rs` has its modules in `foo/`; a root has them beside itself.

@@ -1,4 +1,4 @@
-//! Our Rust files as syntax, and which module is which file.
+//! Our Rust files as syntax trees, and the mapping of modules to files.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::workspace::{self, Workspace, text};
 pub(crate) struct RustFile {
     /// Relative to the root of the checkout.
     pub(crate) path: PathBuf,
-    /// As it is on disk.
+    /// Its content on disk.
     pub(crate) text: String,
     pub(crate) syntax: syn::File,
 }
@@ -20,7 +20,7 @@ impl RustFile {
     /// Parses a file.
     ///
     /// # Errors
-    /// When it is not Rust; the compiler says more.
+    /// When it is not valid Rust; the compiler's error says more.
     pub(crate) fn parse(path: PathBuf, text: String) -> Result<Self> {
         let syntax = syn::parse_file(&text).with_context(|| format!("parse {}", path.display()))?;
         Ok(Self { path, text, syntax })
@@ -33,14 +33,14 @@ pub(crate) struct Root {
     pub(crate) package: String,
     /// Relative to the root of the checkout.
     pub(crate) path: PathBuf,
-    /// A library or a program, not a test, an example or a build script.
+    /// Whether it is a library or a program, and not a test, an example or a build script.
     pub(crate) is_product: bool,
 }
 
 /// The roots of all workspaces.
 ///
 /// # Errors
-/// When cargo cannot read that of the kernel programs or of the fuzz targets.
+/// When cargo cannot read the workspace of the kernel programs or of the fuzz targets.
 pub(crate) fn roots(workspace: &Workspace) -> Result<Vec<Root>> {
     let ebpf = workspace::metadata(&workspace.ebpf(), &["--no-deps"])?;
     let fuzz = workspace::metadata(&workspace.fuzz(), &["--no-deps"])?;
@@ -59,9 +59,9 @@ pub(crate) fn roots(workspace: &Workspace) -> Result<Vec<Root>> {
     Ok(roots)
 }
 
-/// The modules of a crate, without those of tests.
+/// The modules of a crate, without test modules.
 pub(crate) struct Tree<'a> {
-    /// The path of each in the crate, the file that it is in and its items.
+    /// Path, file and items of each module.
     pub(crate) modules: Vec<(Vec<String>, &'a RustFile, &'a [Item])>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Where the file of `mod name;` may be; `below` is the directory of its parent's modules.
+/// Possible paths of the file of `mod name;`; `below` is the directory of its parent's modules.
 pub(crate) fn candidates(module: &syn::ItemMod, file: &Path, below: &Path) -> Vec<PathBuf> {
     let named = module.attrs.iter().filter(|attribute| attribute.path().is_ident("path"));
     let named = named.filter_map(|attribute| match &attribute.meta {
@@ -121,7 +121,7 @@ pub(crate) fn literal(expression: &syn::Expr) -> Option<String> {
     }
 }
 
-/// Whether an item is compiled for tests alone.
+/// Whether an item is compiled only for tests.
 pub(crate) fn is_test(item: &Item) -> bool {
     let attributes = match item {
         Item::Mod(item) => &item.attrs,
@@ -145,7 +145,7 @@ pub(crate) fn is_test(item: &Item) -> bool {
     })
 }
 
-/// The path without `a/..`, as git writes it.
+/// The path without `a/..`, as in git.
 pub(crate) fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path {

@@ -1,13 +1,13 @@
-//! Conventions that one file can break on its own.
+//! Conventions that a single file can break.
 
 use syn::visit::Visit;
 
 use super::{Finding, rust::RustFile};
 
-/// A file longer than this is two files.
+/// A longer file should be split.
 const LONGEST_FILE: usize = 600;
 
-/// Where `unsafe` may stand, with the reason; everywhere else the compiler refuses it.
+/// Files in which `unsafe` is allowed, with the reason; everywhere else the compiler refuses it.
 const UNSAFE_ALLOWED: [(&str, &str); 4] = [
     ("ebpf/", "kernel programs handle raw pointers"),
     ("ebpf-abi/src/user.rs", "the `Pod` implementations of what kernel and user space share"),
@@ -41,7 +41,7 @@ pub(crate) fn check(source: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Where a file takes back that unsafe code is denied.
+/// Places at which a file allows unsafe code again.
 #[derive(Default)]
 struct UnsafeExceptions(Vec<usize>);
 

@@ -1,4 +1,4 @@
-//! Programs for developers that cargo builds: pinned, kept in the cache, shared by every checkout.
+//! Development tools that cargo builds: pinned, kept in the cache, shared by every checkout.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
-    /// Who uses it, for the message.
+    /// Purpose, for the message.
     pub(crate) why: &'static str,
 }
 
@@ -22,10 +22,10 @@ pub(crate) struct Tool {
 pub(crate) const CARGO_DENY: Tool =
     Tool { name: "cargo-deny", version: "0.20.2", why: "checks licences and origins of what we build from" };
 
-/// The program, where it is built in this version.
+/// The program, if it is built in this version.
 ///
 /// # Errors
-/// When there is no place for it.
+/// When there is no cache directory.
 pub(crate) fn find(tool: &Tool) -> Result<Option<PathBuf>> {
     let program = directory()?.join("bin").join(tool.name);
     if !program.exists() {
@@ -35,7 +35,7 @@ pub(crate) fn find(tool: &Tool) -> Result<Option<PathBuf>> {
     Ok((version.trim() == format!("{} {}", tool.name, tool.version)).then_some(program))
 }
 
-/// The program, built if need be.
+/// The program, built if necessary.
 ///
 /// # Errors
 /// When it does not build.
@@ -53,7 +53,7 @@ pub(crate) fn ensure(tool: &Tool) -> Result<PathBuf> {
         // It runs for seconds: optimising it would take minutes.
         .args(["--debug"])
         .envs([("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_INCREMENTAL", "0")])
-        // A target directory of ours would keep a gigabyte of a tool that is built once.
+        // Our target directory would keep a gigabyte for a tool that is built once.
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&directory);
     command::run(&mut install)?;

@@ -1,13 +1,13 @@
-//! What running needs that nobody can install: privilege and kernel features. Each problem is one line with its cure.
+//! Requirements that cannot be installed: privilege and kernel features. Each problem is one line with a remedy.
 
 use std::{fs, path::Path};
 
 use crate::command;
 
-/// The oldest kernel on which nothing of the agent is degraded.
+/// The oldest kernel on which the agent is not degraded.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// What stands in the way of running Weft on this host; empty when nothing does.
+/// Problems that prevent running Weft on this host; empty if there are none.
 pub(crate) fn problems() -> Vec<String> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     Facts {
@@ -20,7 +20,7 @@ pub(crate) fn problems() -> Vec<String> {
     .problems()
 }
 
-/// What was found, so that judging it can be tested.
+/// The detected facts, separate so that their evaluation can be tested.
 #[derive(Clone, Debug)]
 struct Facts {
     root: bool,

@@ -1,4 +1,4 @@
-//! Programs and libraries of the distribution: what is used, how to notice that it is missing, how to install it.
+//! Programs and libraries of the distribution: their use, their detection, their installation.
 
 use std::{
     fmt, fs,
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::Scope;
 use crate::command::{self, step};
 
-/// How to notice that something is there.
+/// How to detect that something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// A program in PATH or in the system's `sbin`.
@@ -32,7 +32,7 @@ impl fmt::Display for Probe {
     }
 }
 
-/// Something that the distribution provides.
+/// A requirement that the distribution provides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
     /// How to notice that it is missing.
@@ -47,14 +47,14 @@ const fn need(probe: Probe, package: &'static str, why: &'static str) -> Need {
     Need { probe, package, why }
 }
 
-/// What compiling takes: the C parts of our dependencies.
+/// Requirements of compiling: the C parts of our dependencies.
 const BUILD: [Need; 3] = [
     need(Probe::Program("cc"), "gcc", "links every program and compiles the cryptography (aws-lc)"),
     need(Probe::File("/usr/include/stdio.h"), "libc6-dev", "headers of the C library for the same"),
     need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)"),
 ];
 
-/// What the sandbox, the tests and the benches call.
+/// Programs that the sandbox, the tests and the benches call.
 const RUN: [Need; 5] = [
     need(Probe::Program("nsenter"), "util-linux", "looks into the network namespaces of pods"),
     need(Probe::Program("ip"), "iproute2", "makes the network namespaces of the agent's tests"),
@@ -63,7 +63,7 @@ const RUN: [Need; 5] = [
     need(Probe::Program("iptables-legacy-save"), "iptables", "shows that no pod has rules of the old kind either"),
 ];
 
-/// What a Kubernetes node takes besides the programs that `kube` builds.
+/// Requirements of a Kubernetes node, besides the programs that `kube` builds.
 const KUBE: [Need; 8] = [
     need(
         Probe::Program("bpftool"),
@@ -79,7 +79,7 @@ const KUBE: [Need; 8] = [
     need(Probe::Program("kill"), "procps", "ends processes of the control plane in its tests"),
 ];
 
-/// What booting other kernels takes. `ip` goes into the machine.
+/// Requirements of booting other kernels. `ip` goes into the machine.
 const KERNELS: [Need; 8] = [
     need(Probe::Program("qemu-system-x86_64"), "qemu-system-x86", "boots kernels other than this machine's"),
     need(Probe::Program("busybox"), "busybox-static", "is the user space of those machines"),
@@ -95,7 +95,7 @@ const KERNELS: [Need; 8] = [
     ),
 ];
 
-/// What compiling for arm64 and booting its kernels takes.
+/// Requirements of compiling for arm64 and booting its kernels.
 const ARM64: [Need; 3] = [
     need(Probe::Program("aarch64-linux-gnu-gcc"), "gcc-aarch64-linux-gnu", "links programs for arm64"),
     need(
@@ -106,10 +106,10 @@ const ARM64: [Need; 3] = [
     need(Probe::Program("qemu-system-aarch64"), "qemu-system-arm", "boots kernels for arm64"),
 ];
 
-/// What reading the history takes, where there is one.
+/// Requirements of reading the history, if there is one.
 pub const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
 
-/// What making a bare root file system takes.
+/// Requirements of creating a bare root file system.
 pub const BARE: [Need; 5] = [
     need(Probe::Program("debootstrap"), "debootstrap", "makes the root file system of a new machine"),
     need(Probe::Program("unshare"), "util-linux", "gives it mounts of its own"),
@@ -122,13 +122,13 @@ pub const BARE: [Need; 5] = [
     ),
 ];
 
-/// What building the fuzz targets takes.
+/// Requirements of building the fuzz targets.
 pub(crate) const FUZZ: [Need; 1] = [need(Probe::Program("c++"), "g++", "compiles libFuzzer")];
 
-/// One of the plugins, where distributions have them.
+/// Paths of one of the plugins on distributions.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 
-/// What is missing for a scope.
+/// The missing requirements of a scope.
 pub(crate) fn missing(scope: Scope) -> Vec<Need> {
     let more = match scope {
         Scope::Build => [&[][..], &[]],
@@ -152,7 +152,7 @@ fn is_there(probe: &Probe) -> bool {
     }
 }
 
-/// Installs those of these that are missing.
+/// Installs the missing ones.
 ///
 /// # Errors
 /// As [`install`].
@@ -160,7 +160,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
     install(&missing_among(needs.iter(), is_there))
 }
 
-/// Installs what is missing.
+/// Installs requirements.
 ///
 /// # Errors
 /// Without apt or root, or when apt fails: the message names packages, reasons and the command to run.
@@ -182,7 +182,7 @@ pub fn install(missing: &[Need]) -> Result<()> {
     Ok(())
 }
 
-/// Installs packages by apt, never removing one that is in the way.
+/// Installs packages with apt, never removing conflicting ones.
 ///
 /// # Errors
 /// Without apt or root, and when apt fails.
@@ -201,7 +201,7 @@ pub fn apt_install(packages: &[&str]) -> Result<()> {
     command::run(&mut install)
 }
 
-/// Unpacks a package into a directory, and installs nothing: a server's package would start the server.
+/// Unpacks a package into a directory without installing it: a server's package would start the server.
 ///
 /// # Errors
 /// When there is no apt, or it does not have the package.
@@ -217,7 +217,7 @@ pub fn unpack(package: &str, into: &Path) -> Result<()> {
 /// Unpacks the packages in a directory into another, and removes them.
 ///
 /// # Errors
-/// When one is none.
+/// When one is not a package.
 pub fn unpack_archives(from: &Path, into: &Path) -> Result<()> {
     for archive in archives(from)? {
         command::run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(into))?;

@@ -1,8 +1,8 @@
 //! The eBPF toolchain: a compiler that can build `core` for the kernel, and a bpf-linker with the same LLVM.
 //!
-//! Two compilers will do. Rustup's nightly with `rust-src` is the usual one; Debian's packaged `rustc` with its source
-//! package works where rustup cannot download. bpf-linker reads the compiler's bitcode, and LLVM reads no bitcode
-//! newer than itself, so the major versions of LLVM have to agree. What is found is used as it is.
+//! Two compilers are supported. Rustup's nightly with `rust-src` is the usual one; Debian's packaged `rustc` with its
+//! source package works if rustup cannot download. bpf-linker reads the compiler's bitcode, and LLVM reads no bitcode
+//! newer than itself, so the major versions of LLVM have to agree. Existing tools are used as they are.
 
 use std::{
     fmt,
@@ -18,15 +18,15 @@ use crate::{
     workspace,
 };
 
-/// The bpf-linker that we install, the one whose output the kernel tests have seen.
+/// The version of bpf-linker that is installed; the kernel tests have run with its output.
 const LINKER_VERSION: &str = "0.13.0";
-/// The oldest bpf-linker taken from PATH: `--btf` for the maps that we declare.
+/// The oldest bpf-linker accepted from PATH: it has `--btf`, for our typed maps.
 const OLDEST_LINKER: (u32, u32) = (0, 10);
 /// The LLVM of Debian's `rustc-web`.
 const SYSTEM_LLVM: u32 = 22;
 /// The compiler of a distribution, as opposed to rustup's proxies earlier in PATH.
 const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
-/// Debian's compiler and what bpf-linker is built with.
+/// Debian's compiler and the build requirements of bpf-linker.
 const SYSTEM_PACKAGES: [&str; 8] = [
     "rustc-web",
     "rust-web-src",
@@ -37,7 +37,7 @@ const SYSTEM_PACKAGES: [&str; 8] = [
     "libzstd-dev",
     "libxml2-dev",
 ];
-/// What `rustup` is asked for; clippy is for `lint`.
+/// Arguments of `rustup`; clippy is for `lint`.
 const RUSTUP_NIGHTLY: [&str; 7] =
     ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src,clippy"];
 
@@ -58,11 +58,11 @@ impl Compiler {
     }
 }
 
-/// A compiler and the directory of the bpf-linker that fits it.
+/// A compiler and the directory of a compatible bpf-linker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
     pub(crate) compiler: Compiler,
-    /// Has to come first in PATH: rustc starts `bpf-linker` by name.
+    /// Must come first in PATH: rustc starts `bpf-linker` by name.
     pub(crate) linker_directory: PathBuf,
 }
 
@@ -81,19 +81,19 @@ impl fmt::Display for Toolchain {
 struct Linker {
     directory: PathBuf,
     version: (u32, u32),
-    /// Absent when cargo did not install it and so nothing says what it was built with.
+    /// Absent if cargo did not install it, so that its LLVM is unknown.
     llvm: Option<u32>,
 }
 
-/// Finds a compiler and a linker that fit each other.
+/// Finds a compatible compiler and linker.
 ///
 /// # Errors
-/// When there is none; the message says what was found instead.
+/// When there is none; the message lists what was found instead.
 pub(crate) fn detect() -> Result<Toolchain> {
     choose(&compilers(), &linkers()?)
 }
 
-/// Finds a toolchain and installs one when there is none.
+/// Finds a toolchain, and installs one if there is none.
 ///
 /// # Errors
 /// When nothing can be installed or installing fails; the message says what to do.
@@ -151,7 +151,7 @@ fn nightly() -> Option<Compiler> {
     let rustup = command::find("rustup")?;
     let ask = |arguments: &[&str]| {
         let mut command = Command::new(&rustup);
-        // Without this a missing nightly would be downloaded by asking for it.
+        // Without this, asking for a missing nightly would download it.
         command.args(["run", "nightly", "rustc"]).args(arguments).env("RUSTUP_AUTO_INSTALL", "0");
         command::output(command.env_remove("RUSTUP_TOOLCHAIN")).ok()
     };
@@ -195,8 +195,8 @@ fn linker_version(output: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The LLVM of a bpf-linker that cargo installed, from the feature it was built with in cargo's record of
-/// installations (`.crates2.json` beside `bin`).
+/// The LLVM of a bpf-linker that cargo installed, from the feature in cargo's record of installations (`.crates2.json`
+/// beside `bin`).
 fn linker_llvm(records: &str) -> Option<u32> {
     let records: serde_json::Value = serde_json::from_str(records).ok()?;
     let (_, record) = records["installs"].as_object()?.iter().find(|(name, _)| name.starts_with("bpf-linker "))?;
@@ -237,7 +237,7 @@ fn install_linker(llvm: u32) -> Result<()> {
         .args(["--features", &format!("llvm-{llvm}"), "--force", "--root"])
         .arg(cache.join("tools"))
         .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
-        // A target directory of ours would keep gigabytes of a tool that is built once.
+        // Our target directory would keep gigabytes for a tool that is built once.
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&cache);
     command::run(&mut install)

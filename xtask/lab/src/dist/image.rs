@@ -1,4 +1,4 @@
-//! Container images without a container daemon: layers as tars, and one archive that every importer reads.
+//! Container images without a container daemon: layers as tars, and one archive that every importer accepts.
 //!
 //! The archive is an OCI layout (`oci-layout`, `index.json`, `blobs/`) with docker's `manifest.json` beside it, so that
 //! `ctr images import`, `kind load image-archive`, `k3d image import`, `podman load` and `docker load` all take it. The
@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Part of a file system: what stands at which absolute path.
+/// Part of a file system: files by absolute path.
 #[derive(Debug, Default)]
 pub(crate) struct Files(BTreeMap<String, (u32, Vec<u8>)>);
 
@@ -62,7 +62,7 @@ impl Layer {
     }
 }
 
-/// What an image says about itself.
+/// The metadata of an image.
 #[derive(Debug)]
 pub(crate) struct Image<'a> {
     /// Registry, repository and tag, such as `localhost/weft-proxy:0.1.0`.
@@ -76,7 +76,7 @@ pub(crate) struct Image<'a> {
 }
 
 impl Image<'_> {
-    /// Writes the archive; what was there is replaced at once or not at all.
+    /// Writes the archive; an existing one is replaced atomically.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -96,7 +96,7 @@ impl Image<'_> {
         let index = self.index(&manifest).to_string().into_bytes();
         let docker = self.docker_manifest(&config).to_string().into_bytes();
 
-        // Layers are the bulk, so they are borrowed; docker reads `manifest.json` whatever comes before it.
+        // Layers are large, so they are borrowed; docker reads `manifest.json` wherever it is in the archive.
         let mut blobs: BTreeMap<String, &[u8]> = BTreeMap::new();
         for layer in self.layers {
             blobs.insert(blob(&layer.digest), &layer.tar);
@@ -149,7 +149,7 @@ impl Image<'_> {
         })
     }
 
-    /// containerd reads the name from its own annotation, others from OCI's, where it is a tag.
+    /// containerd reads the name from its own annotation, other importers from OCI's, in which it is a tag.
     fn index(&self, manifest: &[u8]) -> Value {
         let tag = self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
         json!({
@@ -174,7 +174,7 @@ impl Image<'_> {
     }
 }
 
-/// The host's architecture in the words of container images.
+/// The host's architecture in the terms of container images.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::dist;
 
-/// Begins the line that tells how a step ended: its name and exit code follow.
+/// Starts the line with the result of a step: its name and exit code follow.
 pub(super) const END: &str = "weft-end";
 /// The steps.
 pub(super) const FEATURES: &str = "features";
@@ -28,11 +28,11 @@ pub(super) const DATAPATH: &str = "datapath";
 /// The one driver that the test needs and distributions do not build in.
 const MODULE: &str = "veth";
 
-/// What runs in the machine.
+/// The programs in the machine.
 #[derive(Debug)]
 pub(super) struct Programs {
     pub(super) processor: Processor,
-    /// The test knows the agent by this path.
+    /// The path of the agent that the test uses.
     pub(super) agent: PathBuf,
     pub(super) test: PathBuf,
 }
@@ -76,12 +76,12 @@ fn own_userland(root: &Path, programs: &Programs) -> Result<()> {
     copy(&busybox, &root.join("busybox/busybox"))?;
     copy(&ip, &root.join("bin/ip"))?;
     let mut needed = dist::libraries(&[programs.agent.clone(), programs.test.clone(), ip])?;
-    // One that is linked statically needs none, which ldd calls an error.
+    // A statically linked one needs none, which ldd reports as an error.
     needed.extend(dist::libraries(&[busybox]).unwrap_or_default());
     needed.iter().try_for_each(|library| copy(library, &within(root, library)?))
 }
 
-/// What the machine does. Results go to a serial line to which the kernel does not write.
+/// The init script. Results go to a serial line to which the kernel does not write.
 fn script(programs: &Programs, modules: usize, full: bool) -> String {
     let (agent, test) = (programs.agent.display(), programs.test.display());
     let (_, line) = programs.processor.lines();
@@ -125,7 +125,7 @@ run {AGENT} serve
     )
 }
 
-/// A path of this machine, inside.
+/// A path of this machine, inside the initramfs.
 fn within(root: &Path, path: &Path) -> Result<PathBuf> {
     Ok(root.join(path.strip_prefix("/").with_context(|| format!("{} is not absolute", path.display()))?))
 }
@@ -136,7 +136,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
 }
 
-/// A module and what it depends on, in the order of loading. What is built in has no file.
+/// A module and its dependencies, in the order of loading. A built-in module has no file.
 fn modules(directory: &Path, name: &str) -> Result<Vec<Vec<u8>>> {
     let mut files = Vec::new();
     collect(&directory.join("kernel"), &mut files)?;
@@ -192,7 +192,7 @@ fn dependencies(module: &[u8]) -> Vec<String> {
     names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Packs a directory as the kernel wants it (cpio, format newc).
+/// Packs a directory in the kernel's format (cpio, newc).
 fn archive(root: &Path, to: &Path) -> Result<PathBuf> {
     let mut names = vec![PathBuf::from(".")];
     let mut index = 0;

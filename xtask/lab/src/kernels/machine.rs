@@ -12,16 +12,16 @@ use anyhow::{Context as _, Result, bail};
 
 use super::processor::{Accelerator, Processor};
 
-/// What the kernel says.
+/// Log of the kernel.
 const CONSOLE: &str = "console.log";
-/// What the programs say.
+/// Log of the programs.
 const RESULT: &str = "result.log";
-/// Between two looks at whether it still runs.
+/// Interval of checks whether it still runs.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// How much of a log goes into an error.
+/// Number of log lines in an error.
 const TAIL_LINES: usize = 15;
 
-/// What to boot, and where its logs go.
+/// The kernel to boot, and the directory of its logs.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     pub(super) kernel: &'a Path,
@@ -43,16 +43,16 @@ impl Drop for Emulator {
     }
 }
 
-/// Boots and returns what the programs said, once the machine is off.
+/// Boots and returns the programs' output, once the machine is off.
 ///
 /// # Errors
-/// When it cannot be started, does not end in time, or said nothing; the console's last lines are part of the message.
+/// When it cannot be started, does not end in time, or printed nothing; the message contains the console's last lines.
 pub(super) fn boot(machine: &Machine<'_>) -> Result<String> {
     let log = |name: &str| machine.directory.join(name);
     let errors = fs::File::create(log("qemu.log")).context("create qemu.log")?;
     let (program, board) = machine.processor.emulator(machine.accelerator);
     let (console, said_on) = machine.processor.lines();
-    // Where both share a line, nothing but what the programs say should be on it.
+    // If both share a line, the kernel must not write to it.
     let (loglevel, result) = if console == said_on { (1, CONSOLE) } else { (4, RESULT) };
     let mut command = Command::new(program);
     command

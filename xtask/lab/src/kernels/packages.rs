@@ -1,5 +1,5 @@
-//! Kernels out of distributions' packages: found by apt in a directory of its own, checked by the distribution's keys,
-//! unpacked into the cache. Nothing is installed, and this machine's package lists stay as they are.
+//! Kernels from distributions' packages: found by apt in a separate directory, verified with the distribution's keys,
+//! unpacked into the cache. Nothing is installed, and this machine's package lists do not change.
 
 use std::{
     fs,
@@ -16,12 +16,12 @@ use weft_xtask::{
 
 use super::{Kernel, processor::Processor};
 
-/// Debian's keys, installed with `setup`.
+/// Debian's keys, installed by `setup`.
 pub(crate) const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Ubuntu's keys, in a package that Debian has as well.
 const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
-/// Whose packages.
+/// The distribution of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Archive {
     Debian,
@@ -32,16 +32,16 @@ pub(super) enum Archive {
 /// A kernel in the cache.
 #[derive(Debug)]
 pub(super) struct Fetched {
-    /// As `uname -r` says it.
+    /// Release, as printed by `uname -r`.
     pub(super) release: String,
-    /// What the machine boots.
+    /// The kernel image.
     pub(super) image: PathBuf,
     /// The directory of its modules.
     pub(super) modules: PathBuf,
 }
 
 impl Archive {
-    /// What the repository says of itself, and where it is unless this machine's apt knows a mirror.
+    /// The repository's name of itself, and its address unless this machine's apt knows a mirror.
     fn identity(self) -> (&'static str, &'static str) {
         match self {
             Self::Debian => ("Debian|Debian", "http://deb.debian.org/debian"),
@@ -64,10 +64,10 @@ fn mirror<'a>(targets: &'a str, identity: &str) -> Option<&'a str> {
     targets.lines().find_map(|line| line.strip_prefix(identity)?.strip_prefix(' '))
 }
 
-/// Makes sure that a kernel is in the cache.
+/// Ensures that a kernel is in the cache.
 ///
 /// # Errors
-/// When the archive is out of reach, its signature is not by its distribution, or its package holds no kernel.
+/// When the archive cannot be reached, its signature is not its distribution's, or its package contains no kernel.
 pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
     let cache = workspace::cache_directory()?.join("kernels");
     let unpacked = cache.join(kernel.name);
@@ -82,7 +82,7 @@ pub(super) fn fetch(kernel: &Kernel, refresh: bool) -> Result<Fetched> {
         let image = apt
             .dependency(kernel.package, "linux-image-")?
             .with_context(|| format!("no image for {}", kernel.package))?;
-        // Older ones of Debian's have everything inside.
+        // Older packages of Debian contain everything.
         let parts = [apt.dependency(&image, "linux-modules-")?, apt.dependency(&image, "linux-binary-")?];
         let wanted: Vec<String> = std::iter::once(image).chain(parts.into_iter().flatten()).collect();
         apt.unpack(&wanted, &unpacked)?;
@@ -101,7 +101,7 @@ pub(super) fn userland(processor: Processor, root: &Path) -> Result<()> {
         let apt = debian(&unpacked.with_extension("apt"), processor)?;
         apt.unpack_with_dependencies(&["libc6", "libgcc-s1", "iproute2", "busybox-static"], &unpacked)?;
     }
-    // Documentation and data that nothing here reads would be most of it.
+    // Documentation and data that nothing here uses would be most of it.
     for name in ["usr/bin", "usr/lib"] {
         let to = root.join(name);
         fs::create_dir_all(&to)?;
@@ -113,15 +113,15 @@ pub(super) fn userland(processor: Processor, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Debian from which user spaces are: one that has merged /bin and /lib into /usr.
+/// The Debian release of user spaces: one that has merged /bin and /lib into /usr.
 fn debian(directory: &Path, processor: Processor) -> Result<Apt> {
     Apt::new(directory, Archive::Debian, "trixie", processor, Path::new(DEBIAN_KEYS))
 }
 
-/// Ubuntu's keys, out of Debian's package of them.
+/// Ubuntu's keys, from Debian's package of them.
 ///
 /// # Errors
-/// When Debian's archive is out of reach.
+/// When Debian's archive cannot be reached.
 pub(crate) fn ubuntu_keys() -> Result<PathBuf> {
     let cache = workspace::cache_directory()?.join("kernels");
     let unpacked = cache.join("ubuntu-keyring");
@@ -147,7 +147,7 @@ fn find(unpacked: &Path) -> Result<Fetched> {
     Ok(Fetched { release, image: image.clone(), modules: entry.path() })
 }
 
-/// An apt that knows one suite of one archive and nothing of this machine.
+/// An apt that knows one suite of one archive and nothing about this machine.
 struct Apt {
     directory: PathBuf,
     processor: Processor,
@@ -180,27 +180,27 @@ impl Apt {
         set("Dir::Cache::archives", &path("archives"));
         set("APT::Architecture", self.processor.debian());
         set("APT::Architectures", self.processor.debian());
-        // As whoever runs this, who owns the directory.
+        // As the current user, who owns the directory.
         set("APT::Sandbox::User", "root");
         set("Acquire::Languages", "none");
         set("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false");
         command
     }
 
-    /// The first package with this prefix on which another depends.
+    /// The first package with this prefix that another depends on.
     fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
         let mut show = self.command("apt-cache");
         Ok(dependency(&command::output(show.args(["show", "--no-all-versions", package]))?, prefix))
     }
 
-    /// Replaces a directory by what is in packages.
+    /// Replaces a directory with the content of packages.
     fn unpack(&self, packages: &[String], directory: &Path) -> Result<()> {
         let archives = self.empty_archives()?;
         command::run(self.command("apt-get").args(["download", "-qq"]).args(packages).current_dir(archives))?;
         self.unpack_archives(directory)
     }
 
-    /// As [`Self::unpack`], with all that they depend on.
+    /// As [`Self::unpack`], with all their dependencies.
     fn unpack_with_dependencies(&self, packages: &[&str], directory: &Path) -> Result<()> {
         self.empty_archives()?;
         let mut install = self.command("apt-get");

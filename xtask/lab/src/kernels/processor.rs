@@ -1,4 +1,4 @@
-//! What differs between processors: what packages, programs and devices are called.
+//! Differences between processors: names of packages, programs and devices.
 
 use anyhow::{Context as _, Result};
 use weft_xtask::command::{self, step};
@@ -7,16 +7,16 @@ use weft_xtask::command::{self, step};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
     X86_64,
-    /// On an x86_64 machine, by a cross compiler and an emulator.
+    /// On an x86_64 machine, with a cross compiler and an emulator.
     Aarch64,
 }
 
-/// How the machine's instructions are carried out.
+/// The kind of emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Accelerator {
-    /// Translated, on any machine
+    /// Translation, on any machine
     Tcg,
-    /// By this machine's own processors; a /dev/kvm inside a virtual machine may be there and not work
+    /// This machine's own processors; a /dev/kvm inside a virtual machine may exist and not work
     Kvm,
 }
 
@@ -39,7 +39,7 @@ impl Processor {
         }
     }
 
-    /// Whether what is built for this machine runs on it.
+    /// Whether programs built for this machine run on it.
     pub(super) fn is_native(self) -> bool {
         self.name() == std::env::consts::ARCH
     }
@@ -54,7 +54,7 @@ impl Processor {
         if self.is_native() { name.to_owned() } else { format!("{}-linux-gnu-{name}", self.name()) }
     }
 
-    /// qemu's program and its machine. There is no acceleration of another processor.
+    /// qemu's program and its machine type. Another processor cannot be accelerated.
     pub(super) fn emulator(self, accelerator: Accelerator) -> (&'static str, &'static str) {
         match (self, accelerator) {
             (Self::X86_64, Accelerator::Tcg) => ("qemu-system-x86_64", "pc,accel=tcg"),
@@ -63,8 +63,8 @@ impl Processor {
         }
     }
 
-    /// The kernel's serial line, and that of the programs. arm64's `virt` machine has one line, where the kernel is silent
-    /// but for its death.
+    /// The kernel's serial line, and that of the programs. arm64's `virt` machine has one line, on which the kernel
+    /// prints only its panic.
     pub(super) fn lines(self) -> (&'static str, &'static str) {
         match self {
             Self::X86_64 => ("ttyS0", "ttyS1"),

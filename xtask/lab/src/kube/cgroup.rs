@@ -1,7 +1,7 @@
-//! The control groups of one cluster: a directory of its own in every hierarchy, and nothing outside it.
+//! The control groups of one cluster: one directory in every hierarchy, and nothing outside it.
 //!
-//! Every process of a cluster is in there, the components in `node` and the pods where the kubelet puts them, so that
-//! the group says which processes to end, without a list of process ids that could have been reused.
+//! Every process of a cluster is in them, the components in `node` and the pods where the kubelet puts them, so that
+//! the group determines which processes to end, without a list of process ids that could have been reused.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// How long killed processes may take to go away.
+/// How long killed processes may take to exit.
 const END: Duration = Duration::from_secs(20);
 
 /// The groups of a cluster.
@@ -64,7 +64,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Where the components go, in every hierarchy.
+    /// The group of the components, in every hierarchy.
     pub(crate) fn node(&self) -> Vec<PathBuf> {
         self.hierarchies.iter().map(|hierarchy| hierarchy.mount.join(&self.name).join("node")).collect()
     }
@@ -77,10 +77,10 @@ impl Cgroup {
         found
     }
 
-    /// Ends every process and removes the groups. Succeeds when there are none.
+    /// Kills every process and removes the groups. Succeeds if there are none.
     ///
     /// # Errors
-    /// When processes or groups do not go away in time.
+    /// When processes or groups are not gone in time.
     pub(crate) fn remove(&self) -> Result<()> {
         let deadline = Instant::now() + END;
         loop {
@@ -119,8 +119,8 @@ fn parse(mounts: &str) -> Vec<Hierarchy> {
     mounts.lines().filter_map(hierarchy).collect()
 }
 
-/// What a new group needs before it takes processes or children. Files that this hierarchy does not have are not
-/// missed, and where the kernel refuses, the first process or the kubelet says so with a better reason.
+/// Settings that a new group needs before it can contain processes or children. Files that this hierarchy does not
+/// have are skipped, and if the kernel refuses, the first process or the kubelet reports a better reason.
 fn prepare(group: &Path) {
     let Some(parent) = group.parent() else { return };
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -130,7 +130,7 @@ fn prepare(group: &Path) {
             let _ = fs::write(group.join(file), inherited.trim());
         }
     }
-    // Version 2: children get a controller only when their parent passes it on. The group of the components is a leaf.
+    // Version 2: children get a controller only if their parent passes it on. The group of the components is a leaf.
     if !group.ends_with("node")
         && let Ok(controllers) = fs::read_to_string(parent.join("cgroup.controllers"))
     {

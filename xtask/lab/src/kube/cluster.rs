@@ -1,4 +1,4 @@
-//! One cluster as it stands on this machine: what belongs to it, where, under which names; and which clusters there are.
+//! One cluster on this machine: its parts, their paths and names; and the list of clusters.
 
 use std::{
     fs::{self, File},
@@ -12,12 +12,12 @@ use weft_xtask::{command, workspace};
 
 use crate::tools::Tools;
 
-/// What a reader of a running cluster wants: kubeconfig, logs, audit log, sockets.
+/// Files for users of a running cluster: kubeconfig, logs, audit log, sockets.
 pub(super) const STATE: &str = "/run/weft-kube";
-/// What is big: etcd's data, images, volumes. On disk, where overlayfs works.
+/// Large files: etcd's data, images, volumes. On disk, where overlayfs works.
 pub(super) const DATA: &str = "/var/lib/weft-kube";
 
-/// What a cluster can do.
+/// The kind of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Keep objects.
@@ -30,10 +30,10 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cluster {
     pub(super) name: String,
-    /// Which 10.88.X.0/24 joins it to the host.
+    /// The X of 10.88.X.0/24, which connects it to the host.
     pub(super) subnet: u8,
     pub(super) kind: Kind,
-    /// Whether its start came to its end.
+    /// Whether its start was completed.
     pub(super) complete: bool,
 }
 
@@ -48,7 +48,7 @@ impl Cluster {
         self.state().join("log/audit.log")
     }
 
-    /// Variables for whoever uses the cluster. PATH holds `$PATH`'s value, so the tools stand in front.
+    /// Environment variables for users of the cluster. PATH contains `$PATH`, so that the tools come first.
     pub(crate) fn environment(&self, tools: &Tools) -> Vec<(&'static str, String)> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut directories = tools.path_directories();
@@ -68,7 +68,7 @@ impl Cluster {
         command::output(&mut kubectl)
     }
 
-    /// What control groups and network namespace are called.
+    /// Name of control groups and network namespace.
     pub(super) fn scope(&self) -> String {
         scope(&self.name)
     }
@@ -172,7 +172,7 @@ pub(super) fn scope(name: &str) -> String {
     format!("weft-kube-{name}")
 }
 
-/// One run at a time works on a cluster. Held until it is dropped.
+/// Locks a cluster for one run at a time, until the lock is dropped.
 pub(super) fn lock(name: &str) -> Result<File> {
     let directory = workspace::cache_directory()?.join("kube/locks");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;

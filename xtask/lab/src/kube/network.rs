@@ -1,4 +1,5 @@
-//! The network of one cluster: a namespace of its own, and a pair of interfaces by which the host reaches its API server.
+//! The network of one cluster: its own namespace, and a pair of interfaces through which the host reaches its API
+//! server.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
@@ -10,7 +11,7 @@ use super::Cluster;
 /// Creates namespace and interfaces.
 ///
 /// # Errors
-/// When `ip` refuses, with its reason.
+/// When `ip` fails, with its reason.
 pub(crate) fn create(cluster: &Cluster) -> Result<()> {
     let (ns, link) = (cluster.scope(), cluster.link());
     ip(&["netns", "add", &ns])?;
@@ -32,10 +33,10 @@ pub(crate) fn create(cluster: &Cluster) -> Result<()> {
     command::output(&mut forward).map(drop)
 }
 
-/// Removes both. Succeeds when there are none.
+/// Removes both. Succeeds if there are none.
 ///
 /// # Errors
-/// When `ip` refuses.
+/// When `ip` fails.
 pub(crate) fn remove(cluster: &Cluster) -> Result<()> {
     if Path::new("/sys/class/net").join(cluster.link()).exists() {
         ip(&["link", "del", &cluster.link()])?;

@@ -1,9 +1,9 @@
 //! The node of one cluster: its mount namespace, the components in it with their settings, and images.
 //!
 //! In the mount namespace `/run`, `/var/lib` and `/var/log` are the cluster's own directories, so that every program
-//! runs with the paths that it has on any node and leaves nothing on the host. There is no network outside. Every pod
-//! has a link of its own (CNI's `ptp`): all traffic is routed, so that replies of a Service's pod on the same node pass
-//! connection tracking without br_netfilter, and no rule of iptables is needed.
+//! uses the same paths as on any node and leaves nothing on the host. There is no network outside. Every pod has its
+//! own link (CNI's `ptp`): all traffic is routed, so that replies of a Service's pod on the same node pass connection
+//! tracking without br_netfilter, and no iptables rule is needed.
 
 use std::{
     fs::{self, File},
@@ -19,19 +19,19 @@ use weft_xtask::command;
 use super::{Cluster, cgroup::Cgroup, pki::Pki};
 use crate::tools::Tools;
 
-/// Where the components' settings are, seen from inside.
+/// Directory of the components' settings, as seen from inside.
 const CONFIG: &str = "/var/lib/config";
-/// Where distributions keep CNI's plugins.
+/// Directories of CNI plugins on distributions.
 const PLUGINS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
-/// What holds a pod's namespaces.
+/// Image of the container that holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "localhost/pause:1";
-/// Longest wait for one thing to come up on a small and busy machine.
+/// Longest wait for one component on a small and busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Enters the control groups, then becomes the program. `$0` holds the groups.
+/// Enters the control groups, then executes the program. `$0` contains the groups.
 const ENTER: &str = r#"for group in $0; do echo $$ >"$group/cgroup.procs" || :; done; exec "$@""#;
 
-/// Makes the mount namespace, then holds it open.
+/// Creates the mount namespace, then holds it open.
 const MOUNTS: &str = include_str!("node/mounts.sh");
 /// Settings of the components as (name, text). `CGROUP`, `PLUGINS` and `PAUSE` are filled in.
 const SETTINGS: [(&str, &str); 5] = [
@@ -135,7 +135,7 @@ impl<'a> Node<'a> {
         self.wait("kube-controller-manager", || cluster.kubectl(tools, &account).is_ok())
     }
 
-    /// Starts what runs pods; returns when the node is ready.
+    /// Starts the components that run pods; returns when the node is ready.
     ///
     /// # Errors
     /// As [`Self::start_control_plane`].
@@ -170,10 +170,10 @@ impl<'a> Node<'a> {
         self.tools.program(name).display().to_string()
     }
 
-    /// Starts a program of the node that outlives us; its output is its log.
+    /// Starts a program of the node that outlives this process; its output is its log.
     fn start(&mut self, name: &'static str, program: &str, arguments: impl FnOnce(&mut Command)) -> Result<u32> {
         let log = File::create(self.cluster.log(name)).with_context(|| format!("create the log of {name}"))?;
-        // `setsid` so that our terminal's end is not its end.
+        // `setsid`, so that it survives our terminal.
         let mut command = Command::new("setsid");
         command.args(["sh", "-c", ENTER, &self.groups, "nsenter"]);
         command.arg(format!("--net={}", self.cluster.netns().display()));
@@ -187,7 +187,7 @@ impl<'a> Node<'a> {
         Ok(pid)
     }
 
-    /// Waits for a component; an early end of any of them ends the wait.
+    /// Waits for a component; an early exit of any of them ends the wait.
     fn wait(&mut self, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !is_ready() {
@@ -205,7 +205,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Gives the node an image archive.
+/// Imports an image archive into the node.
 ///
 /// # Errors
 /// When containerd refuses it.

@@ -1,4 +1,5 @@
-//! Keys, certificates and kubeconfigs of one cluster, made by `openssl`, valid for as long as a test cluster lives.
+//! Keys, certificates and kubeconfigs of one cluster, created with `openssl`, valid for the lifetime of a test
+//! cluster.
 
 use std::{
     fs,
@@ -52,7 +53,7 @@ impl Pki {
         Ok(pki)
     }
 
-    /// Writes a kubeconfig with a certificate's identity; complete in itself, so that it can be moved.
+    /// Writes a kubeconfig with a certificate's identity and without references to other files.
     ///
     /// # Errors
     /// When it cannot be written.

