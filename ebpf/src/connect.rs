@@ -5,8 +5,8 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{bpf_sock, sockaddr},
     helpers::{
-        bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
-        generated::{bpf_bind, bpf_get_current_cgroup_id, bpf_get_netns_cookie, bpf_setsockopt},
+        bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
+        generated::{bpf_bind, bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_netns_cookie, bpf_setsockopt},
     },
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
@@ -132,7 +132,9 @@ fn process(watched: bool) -> Process {
     let mut process = Process { uid: bpf_get_current_uid_gid() as u32, ..Process::NONE };
     if watched {
         process.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-        process.command = bpf_get_current_comm().unwrap_or([0; COMMAND_BYTES]);
+        // Called without aya's wrapper: verifiers before 6.1 lose track of its result and see the buffer read unwritten.
+        // SAFETY: the buffer has these bytes; the kernel fills it with zeros when it has no name.
+        unsafe { bpf_get_current_comm((&raw mut process.command).cast(), COMMAND_BYTES as u32) };
     }
     process
 }
