@@ -76,6 +76,18 @@ pub fn as_on_linux() -> impl Iterator<Item = OsString> {
     version.into_iter().flat_map(|version| ["--as-on-linux".into(), version])
 }
 
+/// A name that nobody has, and the lock of it.
+fn claim(purpose: &str) -> Result<(Layout, Lock), HostError> {
+    loop {
+        let name = unique_name(purpose);
+        match cleanup::lock(&name) {
+            // Another run found the name before it was locked, and looks whether a crash left it behind.
+            Err(HostError::AlreadyRuns { .. }) => {}
+            lock => return Ok((Layout::of(&name), lock?)),
+        }
+    }
+}
+
 impl Node {
     /// A node without pods, whose agent is this program and does not run yet. May be called from asynchronous code.
     ///
@@ -84,9 +96,7 @@ impl Node {
     pub fn new(purpose: &str, program: impl Into<PathBuf>) -> Result<Self, HostError> {
         assert!(geteuid().is_root(), "root is needed to make cgroups and network namespaces and to load programs");
         remove_abandoned(purpose);
-        let name = unique_name(purpose);
-        let layout = Layout::of(&name);
-        let lock = cleanup::lock(&name)?;
+        let (layout, lock) = claim(purpose)?;
         let cgroup = cgroup::mount_point()?.join(layout.cgroup());
         // From here on drop removes what is there.
         let node = Self { program: program.into(), cgroup, agent: None, agents: 0, layout, _lock: lock };
