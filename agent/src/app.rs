@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +17,7 @@ use tokio::{
     net::{TcpListener, UnixListener},
     sync::{Mutex, mpsc, watch},
 };
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use weft_k8s_api::inject::RedirectionDefaults;
 use weft_proto::agent::{pods_server::PodsServer, status_server::StatusServer, trace_server::TraceServer};
@@ -34,6 +35,9 @@ use crate::{
     trace::Broadcaster,
 };
 
+/// How often a client of the socket is asked whether it is still there, and how long it may take to answer.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
 /// Parameters of `weft-agent run`.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -42,7 +46,6 @@ pub(crate) struct Config {
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) cgroup_root: Option<PathBuf>,
     pub(crate) metrics_addr: Option<SocketAddr>,
-    pub(crate) api_addr: Option<SocketAddr>,
     pub(crate) debug_log: bool,
     /// Counts what is younger as missing.
     pub(crate) as_on_linux: Option<Linux>,
@@ -223,18 +226,13 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
             Ok(())
         });
     }
-    if let Some(address) = config.api_addr {
-        let listener = TcpListenerStream::new(bind(address, "--api-addr").await?);
-        // Who reaches a TCP port of the node may look, and nothing else.
-        let server = Server::builder()
-            .add_service(TraceServer::new(Trace { events: events.clone(), status: status.clone() }))
-            .add_service(StatusServer::new(status.clone()));
-        tasks.spawn("api", async move { server.serve_with_incoming(listener).await.context("gRPC server failed") });
-    }
     let socket = listen(&config.socket)?;
     // Where the API server tells of pods, nobody else does.
     let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath)));
     let server = Server::builder()
+        // A client behind `weft-agent connect` may go without a word, and a watch costs every pod of the node.
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(TraceServer::new(Trace { events, status: status.clone() }))
         .add_service(StatusServer::new(status))
         .add_optional_service(enrolment);

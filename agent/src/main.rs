@@ -12,6 +12,7 @@
 mod api;
 mod app;
 mod cgroup;
+mod connect;
 mod datapath;
 mod error;
 mod features;
@@ -98,6 +99,14 @@ enum Command {
         #[arg(short, long, value_enum, default_value = "table")]
         output: Output,
     },
+    /// Joins standard input and output to a running agent's API, for `weft` on another machine
+    ///
+    /// `weft` runs this in the agents' pods through the API server. What is copied is gRPC.
+    Connect {
+        /// The agent's socket
+        #[arg(long, default_value = SOCKET)]
+        socket: PathBuf,
+    },
     /// Tries what the kernel and the host have; needs no running agent, but its rights. Fails when it is not enough
     Features {
         /// Output format
@@ -150,9 +159,6 @@ struct RunArgs {
     /// Serve /metrics, /ready and /live on this address [default: none of them]
     #[arg(long, value_name = "ADDR", visible_alias = "admin-addr")]
     metrics_addr: Option<SocketAddr>,
-    /// Serve traces and status, but no enrolment, by gRPC without encryption on this address [default: the socket only]
-    #[arg(long, value_name = "ADDR")]
-    api_addr: Option<SocketAddr>,
     #[command(flatten)]
     kubernetes: KubernetesArgs,
     /// Have the kernel enrol by itself any network namespace in which this user listens on 127.0.0.1:4140, outbound only
@@ -259,7 +265,6 @@ fn execute(command: Command) -> Result<()> {
                 cgroup: args.cgroup,
                 cgroup_root: args.cgroup_root,
                 metrics_addr: args.metrics_addr,
-                api_addr: args.api_addr,
                 debug_log: args.debug_log,
                 as_on_linux: args.as_on_linux,
                 recent: log.recent,
@@ -287,6 +292,7 @@ fn execute(command: Command) -> Result<()> {
             let text = runtime()?.block_on(status::run(&socket, output))?;
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")
         }
+        Command::Connect { socket } => connect::run(&socket),
         Command::Features { output, as_on_linux } => {
             let (text, enough) = status::features(output, as_on_linux);
             std::io::stdout().write_all(text.as_bytes()).context("write to standard output")?;

@@ -1,13 +1,17 @@
-//! Connections to node agents: on a unix socket of this host, or in a pod behind the API server.
+//! Connections to node agents: on a unix socket of this host, or in a pod behind the API server. There each connection runs
+//! `weft-agent connect`, because an agent listens on its socket alone.
 
-use std::{path::Path, time::Duration};
+use std::{error::Error, path::Path, time::Duration};
 
 use anyhow::{Result, anyhow};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
 use weft_proto::agent::{StatusRequest, StatusResponse, status_client::StatusClient};
 
 use crate::cluster::Cluster;
@@ -16,8 +20,12 @@ use crate::cluster::Cluster;
 pub(crate) const SELECTOR: &str = "linkerd.io/control-plane-component=agent";
 /// Name of the agents' DaemonSet.
 pub(crate) const DAEMON_SET: &str = "weft-agent";
-/// Port of the agents' Trace and Status on the node's loopback, if their pod names no other port `api`.
-const API_PORT: u16 = 9651;
+/// The container of their pods, and what joins its standard streams to the agent's socket.
+const CONTAINER: &str = "agent";
+const CONNECT: [&str; 2] = ["/weft-agent", "connect"];
+/// How often a silent connection is pinged, and how long the answer may take: load balancers in front of API servers
+/// drop silent connections, and a node that dies sends nothing.
+const PING: Duration = Duration::from_secs(15);
 /// Deadline for an agent's status.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -43,23 +51,42 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
 }
 
 /// Connects to the agent in a pod.
-pub(crate) async fn in_pod(cluster: &Cluster, namespace: &str, pod: &str, port: u16) -> Result<Channel, String> {
-    cluster.grpc(namespace, pod, port).await
+pub(crate) async fn in_pod(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Channel, String> {
+    let (cluster, namespace, pod) = (cluster.clone(), namespace.to_owned(), pod.to_owned());
+    // The address is not used: the connector has the pod.
+    let endpoint = Endpoint::from_static("http://agent")
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .keep_alive_while_idle(true);
+    let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
+        let (cluster, namespace, pod) = (cluster.clone(), namespace.clone(), pod.clone());
+        async move { cluster.exec(&namespace, &pod, CONTAINER, &CONNECT).await.map(TokioIo::new) }
+    }));
+    channel.await.map_err(|error| root_cause(&error))
 }
 
-/// The port on which the agent in this pod serves its API.
-pub(crate) fn api_port(pod: &Pod) -> u16 {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
-    let named = ports.find(|port| port.name.as_deref() == Some("api"));
-    named.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(API_PORT)
+/// Why a call failed: what the agent said, or what broke the connection to it.
+pub(crate) fn reason(status: &Status) -> String {
+    match status.source() {
+        Some(cause) => root_cause(cause),
+        None => status.message().to_owned(),
+    }
+}
+
+/// The layers above it only name themselves.
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 /// Asks an agent for its status.
 pub(crate) async fn status(channel: Channel) -> Result<StatusResponse, String> {
     match tokio::time::timeout(ANSWER, StatusClient::new(channel).get(StatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(status.message().to_owned()),
+        Ok(Err(status)) => Err(reason(&status)),
         Err(_) => Err(format!("no answer within {}s", ANSWER.as_secs())),
     }
 }
@@ -67,6 +94,6 @@ pub(crate) async fn status(channel: Channel) -> Result<StatusResponse, String> {
 /// Asks the agent in a pod for its status.
 pub(crate) async fn status_of(cluster: &Cluster, pod: &Pod) -> Result<StatusResponse, String> {
     let namespace = pod.namespace().unwrap_or_default();
-    let channel = in_pod(cluster, &namespace, &pod.name_any(), api_port(pod)).await?;
+    let channel = in_pod(cluster, &namespace, &pod.name_any()).await?;
     status(channel).await
 }

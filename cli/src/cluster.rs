@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! ClusterArgs ──connect──> Cluster ──client──> API server
-//!                             └────forward────> a pod's port, through the API server
+//!                             ├────forward────> a pod's port, through the API server
+//!                             └────exec───────> a program in a pod, through the API server
 //! ```
 //!
 //! Owns access: which cluster, as which user, with which deadlines. Refuses to know what the mesh is.
 
+mod exec;
 pub(crate) mod forward;
 
 use std::{path::PathBuf, time::Duration};

@@ -135,7 +135,7 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
     let request = args.request(pod.clone(), destination);
     let response = match tokio::time::timeout(ANSWER, TraceClient::new(channel).explain(request.clone())).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => bail!("the agent cannot explain it: {}", status.message()),
+        Ok(Err(status)) => bail!("the agent cannot explain it: {}", agent::reason(&status)),
         Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
     };
     match args.output {
@@ -243,7 +243,7 @@ async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {
         format!("node {node} has no weft-agent: see `kubectl -n {} get ds weft-agent`", cluster.namespace)
     })?;
     let name = agent.name_any();
-    let channel = agent::in_pod(cluster, &cluster.namespace, &name, agent::api_port(agent)).await;
+    let channel = agent::in_pod(cluster, &cluster.namespace, &name).await;
     channel.map_err(|error| anyhow!("the agent {name} on node {node}: {error}"))
 }
 

@@ -1,7 +1,7 @@
 //! `weft`, the command line: checks, status, traces and explanations of a mesh; and a mesh on this host.
 //!
 //! ```text
-//! weft check           ──> a cluster's API server ──────────┬──> the agents, by port-forward
+//! weft check           ──> a cluster's API server ──────────┬──> the agents, by pods/exec
 //! weft status, trace   ──> target: a cluster, a sandbox, ───┘
 //!                                  or an agent's unix socket
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)

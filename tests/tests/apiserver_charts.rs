@@ -251,6 +251,19 @@ fn the_control_planes_own_proxy_is_the_injectors() {
     }
 }
 
+/// Its pod has the node's network: whatever listens there, every process of the node can reach.
+#[test]
+fn the_agents_api_is_on_no_network() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let container = &object(&rendered, "DaemonSet", "weft-agent")["spec"]["template"]["spec"]["containers"][0];
+    let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
+    let listening: Vec<_> = arguments.filter(|argument| argument.contains("addr")).collect();
+    assert_eq!(listening, ["--metrics-addr=0.0.0.0:9650"]);
+    let ports = container["ports"].as_array().unwrap();
+    assert_eq!(ports.iter().map(|port| &port["name"]).collect::<Vec<_>>(), ["agent-admin"]);
+}
+
 /// One installation, because its objects are the cluster's.
 #[test]
 fn an_installation_has_what_it_needs_and_leaves_nothing() {

@@ -72,7 +72,7 @@ pub(super) fn answer(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         .filter_map(|agent| {
             let error = agent.answer.as_ref().err()?;
             let cure =
-                format!("this user needs `create pods/portforward` in {}; else see the agent's log", facts.namespace);
+                format!("this user needs `get` and `create` of pods/exec in {}; else see the agent's log", facts.namespace);
             Some(Problem::new(format!("Agent on node {}", agent.node()), format!("does not answer: {error}"), cure))
         })
         .collect())

@@ -8,11 +8,9 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf};
-use tonic::transport::{Channel, Endpoint};
 
 use super::{Cluster, explain};
 
@@ -22,14 +20,10 @@ const OPEN: Duration = Duration::from_secs(10);
 const HTTP: Duration = Duration::from_secs(5);
 const HTTP_BYTES: u64 = 64 * 1024;
 
-/// How often a silent connection is pinged, and how long the answer may take: load balancers in front of API servers
-/// drop silent connections, and a node that dies sends nothing.
-const PING: Duration = Duration::from_secs(15);
-
 type Failure = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
 /// A connection to a pod's port. If the far end fails, the stream ends with an error that contains the reason.
-pub(crate) struct Forwarded {
+struct Forwarded {
     stream: DuplexStream,
     failure: Option<Failure>,
 }
@@ -43,7 +37,7 @@ pub(crate) struct Answer {
 
 impl Cluster {
     /// Opens a connection to a port on a pod's loopback address.
-    pub(crate) async fn forward(&self, namespace: &str, pod: &str, port: u16) -> io::Result<Forwarded> {
+    async fn forward(&self, namespace: &str, pod: &str, port: u16) -> io::Result<Forwarded> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let ports = [port];
         let mut forwarder = tokio::time::timeout(OPEN, pods.portforward(pod, &ports))
@@ -53,21 +47,6 @@ impl Cluster {
         let stream = forwarder.take_stream(port).ok_or_else(|| io::Error::other("the port-forward has no stream"))?;
         let failure = forwarder.take_error(port).map(|failure| Box::pin(failure) as Failure);
         Ok(Forwarded { stream, failure })
-    }
-
-    /// A gRPC channel to a pod's port.
-    pub(crate) async fn grpc(&self, namespace: &str, pod: &str, port: u16) -> Result<Channel, String> {
-        let (cluster, namespace, pod) = (self.clone(), namespace.to_owned(), pod.to_owned());
-        // The address is not used: the connector has the path.
-        let endpoint = Endpoint::from_static("http://agent")
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true);
-        let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
-            let (cluster, namespace, pod) = (cluster.clone(), namespace.clone(), pod.clone());
-            async move { cluster.forward(&namespace, &pod, port).await.map(TokioIo::new) }
-        }));
-        channel.await.map_err(|error| anyhow::Error::from(error).root_cause().to_string())
     }
 
     /// Sends a GET to an HTTP server in a pod.

@@ -43,7 +43,7 @@ use super::{
     printer::{Next, Printer},
 };
 use crate::{
-    agent::{SELECTOR, api_port, in_pod},
+    agent::{SELECTOR, in_pod, reason},
     cluster::Cluster,
     mesh::{list, pods},
     output::note,
@@ -234,7 +234,7 @@ async fn follow(cluster: Cluster, pod: Pod, request: WatchRequest, messages: mps
     let source = source_of(&pod);
     let send = |message| messages.send((source.clone(), message));
     loop {
-        let channel = in_pod(&cluster, &pod.namespace().unwrap_or_default(), &source.pod, api_port(&pod)).await;
+        let channel = in_pod(&cluster, &pod.namespace().unwrap_or_default(), &source.pod).await;
         let ended = match channel {
             Ok(channel) => stream(channel, &request, send).await,
             Err(error) => Some(Message::Gone(error)),
@@ -268,9 +268,7 @@ where
 }
 
 fn ended(status: &Status) -> Message {
-    let message = status.message();
-    // The library describes its internals when a connection ends.
-    let why = if message.contains("h2 protocol error") { "its connection broke" } else { message }.to_owned();
+    let why = reason(status);
     if is_gone(status.code()) { Message::Gone(why) } else { Message::Refused(why) }
 }
 
