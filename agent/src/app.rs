@@ -2,8 +2,9 @@
 //! everything pinned and in force, unless Weft is being uninstalled from the cluster.
 
 use std::{
+    collections::BTreeSet,
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -45,7 +46,7 @@ pub(crate) struct Config {
     pub(crate) pin_dir: PathBuf,
     pub(crate) cgroup: Option<PathBuf>,
     pub(crate) cgroup_root: Option<PathBuf>,
-    pub(crate) metrics_addr: Option<SocketAddr>,
+    pub(crate) metrics_addrs: Vec<SocketAddr>,
     pub(crate) debug_log: bool,
     /// Counts what is younger as missing.
     pub(crate) as_on_linux: Option<Linux>,
@@ -218,9 +219,9 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         };
         tasks.spawn("pods", kubernetes::enrol_pods(client.clone(), enrolment, outputs));
     }
-    if let Some(address) = config.metrics_addr {
-        let listener = bind(address, "--metrics-addr").await?;
-        let admin = Admin::new(registry, readiness);
+    let admin = Admin::new(registry, readiness);
+    for listener in listen_admin(&config.metrics_addrs).await? {
+        let admin = admin.clone();
         tasks.spawn("admin", async move {
             admin.serve(listener, std::future::pending()).await;
             Ok(())
@@ -270,8 +271,28 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
     Ok(())
 }
 
-async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {flag} {address}"))
+/// Listens for probes and scrapes. A node whose address is another's, as behind a NAT, gets an agent all the same: it listens
+/// on all addresses.
+async fn listen_admin(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
+    let mut listeners = Vec::new();
+    // The node's address may be its loopback.
+    for address in addresses.iter().collect::<BTreeSet<_>>() {
+        match TcpListener::bind(address).await {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                let any = match address {
+                    SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())),
+                    SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())),
+                };
+                tracing::warn!(%address, listening = %any, "--metrics-addr is not this node's: probes and metrics are on all addresses");
+                listeners.clear();
+                let listener = TcpListener::bind(any).await;
+                return Ok(vec![listener.with_context(|| format!("cannot listen on {any} for --metrics-addr"))?]);
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot listen on --metrics-addr {address}")),
+        }
+    }
+    Ok(listeners)
 }
 
 /// Listens on a unix socket that only root may use, in place of one that a dead agent left.
@@ -302,5 +323,30 @@ async fn kernel_log(mut ebpf: Ebpf) -> Result<()> {
         let mut guard = logger.readable_mut().await?;
         guard.get_inner_mut().flush();
         guard.clear_ready();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn listening(addresses: &[&str]) -> Vec<SocketAddr> {
+        let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let listeners = listen_admin(&addresses).await.unwrap();
+        listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_on_the_addresses_that_are_named_and_no_others() {
+        assert!(listening(&[]).await.is_empty());
+        let found = listening(&["127.0.0.1:0", "127.0.0.2:0", "127.0.0.2:0"]).await;
+        assert_eq!(found.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>(), ["127.0.0.1", "127.0.0.2"]);
+    }
+
+    #[tokio::test]
+    async fn an_address_behind_a_nat_does_not_cost_the_node_its_agent() {
+        // TEST-NET-1 (RFC 5737).
+        let found = listening(&["127.0.0.1:0", "192.0.2.1:0"]).await;
+        assert!(matches!(found.as_slice(), [address] if address.ip().is_unspecified()), "{found:?}");
     }
 }

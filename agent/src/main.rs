@@ -25,7 +25,7 @@ mod trace;
 
 use std::{
     io::Write,
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -156,9 +156,9 @@ struct RunArgs {
     /// Where the node's cgroup file systems are mounted, here or below [default: wherever a cgroup2 is mounted]
     #[arg(long, value_name = "DIR", conflicts_with = "cgroup")]
     cgroup_root: Option<PathBuf>,
-    /// Serve /metrics, /ready and /live on this address [default: none of them]
-    #[arg(long, value_name = "ADDR", visible_alias = "admin-addr")]
-    metrics_addr: Option<SocketAddr>,
+    /// Serve /metrics, /ready and /live on this address; may be repeated [default: none of them]
+    #[arg(long, value_name = "ADDR", visible_alias = "admin-addr", value_parser = socket_address)]
+    metrics_addr: Vec<SocketAddr>,
     #[command(flatten)]
     kubernetes: KubernetesArgs,
     /// Have the kernel enrol by itself any network namespace in which this user listens on 127.0.0.1:4140, outbound only
@@ -177,6 +177,16 @@ struct RunArgs {
     /// How to log: `plain` or `json`
     #[arg(long, env = "WEFT_LOG_FORMAT", default_value = "plain")]
     log_format: LogFormat,
+}
+
+/// For clap: also an IPv6 address without brackets before its port, as the chart composes one of the node's address.
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    let bare = || {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(SocketAddr::new(ip.parse::<Ipv6Addr>().ok()?.into(), port.parse().ok()?))
+    };
+    let parsed = text.parse().ok().or_else(bare);
+    parsed.ok_or_else(|| "expected ADDRESS:PORT, such as 127.0.0.1:9650 or [::1]:9650".to_owned())
 }
 
 /// An agent on a Kubernetes node.
@@ -264,7 +274,7 @@ fn execute(command: Command) -> Result<()> {
                 pin_dir: args.pin_dir,
                 cgroup: args.cgroup,
                 cgroup_root: args.cgroup_root,
-                metrics_addr: args.metrics_addr,
+                metrics_addrs: args.metrics_addr,
                 debug_log: args.debug_log,
                 as_on_linux: args.as_on_linux,
                 recent: log.recent,
@@ -305,6 +315,26 @@ fn execute(command: Command) -> Result<()> {
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "weft-agent", &mut std::io::stdout());
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nodes_address_may_be_of_either_family() {
+        for (text, expected) in [
+            ("10.0.0.7:9650", Some("10.0.0.7:9650")),
+            ("[fd00::7]:9650", Some("[fd00::7]:9650")),
+            ("fd00::7:9650", Some("[fd00::7]:9650")),
+            (":9650", None),
+            ("10.0.0.7", None),
+            ("localhost:9650", None),
+        ] {
+            let expected = expected.map(|address| address.parse().unwrap());
+            assert_eq!(socket_address(text).ok(), expected, "{text}");
         }
     }
 }

@@ -259,7 +259,7 @@ fn the_agents_api_is_on_no_network() {
     let container = &object(&rendered, "DaemonSet", "weft-agent")["spec"]["template"]["spec"]["containers"][0];
     let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
     let listening: Vec<_> = arguments.filter(|argument| argument.contains("addr")).collect();
-    assert_eq!(listening, ["--metrics-addr=0.0.0.0:9650"]);
+    assert_eq!(listening, ["--metrics-addr=$(HOST_IP):9650", "--metrics-addr=127.0.0.1:9650"]);
     let ports = container["ports"].as_array().unwrap();
     assert_eq!(ports.iter().map(|port| &port["name"]).collect::<Vec<_>>(), ["agent-admin"]);
 }
