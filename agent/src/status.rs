@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use tonic::transport::Endpoint;
+use weft_k8s_api::printable;
 use weft_proto::agent::{Direction, PodState, PodStatus, StatusRequest, StatusResponse, status_client::StatusClient};
 
 use crate::features;
@@ -30,10 +31,15 @@ pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
         .await
         .map_err(|_| anyhow!("no agent answers on {}: is `weft-agent run` running there?", socket.display()))?;
     let status = StatusClient::new(channel).get(StatusRequest {}).await.context("the agent refused")?.into_inner();
-    Ok(match output {
-        Output::Json => format!("{}\n", json(&status)),
-        Output::Table => table(&status),
-    })
+    Ok(text(&status, output))
+}
+
+/// Reasons and log lines quote annotations, which pods' authors choose.
+fn text(status: &StatusResponse, output: Output) -> String {
+    match output {
+        Output::Json => printable::json(&format!("{}\n", json(status))).into_owned(),
+        Output::Table => printable::lines(&table(status)).into_owned(),
+    }
 }
 
 /// Prints what the kernel and the host have, without an agent. False when something is missing without which none starts.
@@ -162,4 +168,26 @@ fn table(status: &StatusResponse) -> String {
         status.events_dropped,
         status.flow_misses
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::agent::LogLine;
+
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_quoted_reaches_the_terminal_raw() {
+        let quoted = "\x1b]0;forged\x07\u{9b}31m";
+        let status = StatusResponse {
+            pods: vec![PodStatus { reason: quoted.into(), ..PodStatus::default() }],
+            last_errors: vec![LogLine { text: quoted.into(), ..LogLine::default() }],
+            ..StatusResponse::default()
+        };
+        for output in [Output::Table, Output::Json] {
+            let text = text(&status, output);
+            assert!(!text.contains(|character: char| character.is_control() && character != '\n'), "{text:?}");
+            assert!(text.contains("forged"), "{text:?}");
+        }
+    }
 }

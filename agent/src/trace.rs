@@ -335,6 +335,15 @@ mod tests {
         pump.await.unwrap().unwrap();
     }
 
+    /// A process may give itself any fifteen bytes as a name.
+    #[test]
+    fn a_command_that_is_not_text_is_traced() {
+        let mut event = kernel_event();
+        event.command[..6].copy_from_slice(b"\xff\x1b[2J\0");
+        let told = describe(&event, None, &Names::default(), 0).unwrap();
+        assert_eq!(told.command, "\u{fffd}\x1b[2J");
+    }
+
     #[test]
     fn everything_that_is_set_must_match() {
         let rows: [(&str, WatchRequest, bool); 13] = [

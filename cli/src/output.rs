@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use comfy_table::Table;
 use serde::Serialize;
+use weft_k8s_api::printable;
 
 /// Output formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -42,8 +43,13 @@ pub(crate) fn or_nothing(text: &str) -> String {
     if text.is_empty() { NOTHING } else { text }.to_owned()
 }
 
-/// Prints one or several lines of text unchanged.
+/// Prints one or several lines of text. Control characters are escaped.
 pub(crate) fn line(text: &str) -> io::Result<()> {
+    styled(&printable::lines(text))
+}
+
+/// Prints one or several lines unchanged. The caller has escaped what it quotes.
+pub(crate) fn styled(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
@@ -57,7 +63,7 @@ pub(crate) fn print(table: &Table) -> io::Result<()> {
 /// One line on standard error, so that standard output is results alone.
 pub(crate) fn note(text: &str) {
     // If nobody reads standard error, that is not a failure.
-    let _ = writeln!(io::stderr(), "weft: {text}");
+    let _ = writeln!(io::stderr(), "weft: {}", printable::lines(text));
 }
 
 /// Parser for clap: a whole number with a unit, or several, such as 90s, 5m or 1h30m.
@@ -67,7 +73,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 
 /// A value as one line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    line(&serde_json::to_string(value)?)?;
+    styled(&printable::json(&serde_json::to_string(value)?))?;
     Ok(())
 }
 

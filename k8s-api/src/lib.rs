@@ -20,6 +20,7 @@ pub mod labels;
 pub mod manifest;
 pub mod policy;
 pub mod ports;
+pub mod printable;
 pub mod profile;
 mod quantity;
 pub mod support;

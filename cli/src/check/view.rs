@@ -5,6 +5,8 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
 };
 
+use weft_k8s_api::printable;
+
 use super::outcome::{CheckOutcome, Outcome, Severity};
 use crate::output;
 
@@ -26,7 +28,7 @@ impl Progress {
 
     pub(super) fn show(&mut self, check: &str) {
         if self.terminal {
-            let text: String = format!("waiting for: {check}").chars().take(LINE).collect();
+            let text: String = printable::line(&format!("waiting for: {check}")).chars().take(LINE).collect();
             let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
             self.shown = true;
         }
@@ -42,7 +44,7 @@ impl Progress {
 /// `short`: only the checks that did not pass.
 pub(super) fn print(outcome: &Outcome, short: bool) -> io::Result<()> {
     let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    output::line(&text(outcome, short, colours))
+    output::styled(&text(outcome, short, colours))
 }
 
 fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
@@ -57,10 +59,10 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
         for check in shown {
             let _ = writeln!(text, "{} {}", mark(check, colours), check.description);
             for (index, problem) in check.problems.iter().enumerate() {
-                let _ = writeln!(text, "    {problem}");
+                let _ = writeln!(text, "    {}", printable::lines(&problem.to_string()));
                 // Consecutive problems may have the same remedy.
                 if check.problems.get(index + 1).is_none_or(|next| next.cure != problem.cure) {
-                    let _ = writeln!(text, "      cure: {}", problem.cure);
+                    let _ = writeln!(text, "      cure: {}", printable::lines(&problem.cure));
                 }
             }
         }
@@ -125,6 +127,15 @@ mod tests {
                         Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      cure: make a new one\n\n\
                         Status check results are ×: 1 check failed";
         assert_eq!(text, expected);
+    }
+
+    /// Problems quote annotations and logs of pods.
+    #[test]
+    fn a_problem_cannot_style_itself() {
+        let mut outcome = outcome();
+        outcome.categories[0].checks[1].problems = vec![Problem::new("Pod shop/web", "\x1b[32m√", "\x1b]0;x\x07")];
+        let text = text(&outcome, false, false);
+        assert!(!text.contains(['\x1b', '\x07']), "{text:?}");
     }
 
     #[test]

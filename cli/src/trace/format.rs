@@ -1,6 +1,7 @@
 //! One event as a line for people or as an object for programs.
 
 use serde::Serialize;
+use weft_k8s_api::printable;
 use weft_proto::agent::{Direction, Event, EventKind};
 
 use super::names::Names;
@@ -117,7 +118,7 @@ pub(super) fn line(pod_width: usize, event: &Event) -> String {
     let columns_of = Columns {
         time: time_of_day(event.time_unix_ns),
         pod: pod(event),
-        process: if caller { format!("{}[{}]", event.command, event.pid) } else { "-".to_owned() },
+        process: if caller { format!("{}[{}]", printable::line(&event.command), event.pid) } else { "-".to_owned() },
         uid: if caller { event.uid.to_string() } else { "-".to_owned() },
         direction: direction(event),
         verdict: match event.kind() {
@@ -217,6 +218,15 @@ mod tests {
         assert!(line.starts_with("22:13:20.123456  shop/web-0 "), "{line}");
         assert!(line.contains("curl[42]") && line.contains(" 1000 "), "{line}");
         assert!(line.ends_with("redirect            10.244.0.10:0  10.96.0.20:80 -> 127.0.0.1:4140"), "{line}");
+    }
+
+    /// A process chooses its name (PR_SET_NAME).
+    #[test]
+    fn a_command_can_neither_move_the_cursor_nor_forge_a_line() {
+        let event = Event { command: "\x1b[2J\n12:00 ok\u{9b}m".into(), ..redirect() };
+        let line = line(POD_WIDTH, &event);
+        assert!(line.contains("  \\u{1b}[2J\\n12:00 ok\\u{9b}m[42]  "), "{line:?}");
+        assert!(!line.contains(char::is_control), "{line:?}");
     }
 
     #[test]
