@@ -31,7 +31,7 @@ use crate::{
     features::{self, Feature, Linux},
     host,
     kubernetes::{self, Identity, Outputs, Owner, Publisher, metrics::EnrolmentSeconds},
-    maintenance::{bypass, garbage, pins},
+    maintenance::{bypass, garbage, losses, pins},
     metrics,
     trace::Broadcaster,
 };
@@ -180,7 +180,8 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     tasks.spawn("trace", events.clone().run(datapath.clone()));
     tasks.spawn("garbage", garbage::collect(datapath.clone(), gone_tx));
     let publisher = cluster.as_ref().map(|cluster| cluster.publisher.clone());
-    tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher));
+    tasks.spawn("bypass", bypass::watch(datapath.clone(), publisher.clone()));
+    tasks.spawn("losses", losses::watch(datapath.clone(), publisher));
     tasks.spawn("pins", pins::watch(datapath.clone(), lock.clone(), readiness.gate("pins")));
     tasks.spawn("migration", migrate::run(datapath.clone(), config.pin_dir.clone()));
     if config.debug_log {
@@ -340,7 +341,10 @@ mod tests {
     async fn probes_are_answered_on_the_addresses_that_are_named_and_no_others() {
         assert!(listening(&[]).await.is_empty());
         let found = listening(&["127.0.0.1:0", "127.0.0.2:0", "127.0.0.2:0"]).await;
-        assert_eq!(found.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>(), ["127.0.0.1", "127.0.0.2"]);
+        assert_eq!(
+            found.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>(),
+            ["127.0.0.1", "127.0.0.2"]
+        );
     }
 
     #[tokio::test]

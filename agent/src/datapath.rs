@@ -63,7 +63,7 @@ use self::{
     pins::{Pins, PinsError},
     programs::{Programs, ProgramsError},
     rules::{PodName, Rules},
-    sample::{Enrolled, Sample},
+    sample::{Enrolled, Losses, Sample},
     takeover::{TakenListener, TakeoverError},
 };
 
@@ -491,6 +491,13 @@ impl Kernel for Datapath {
 
     fn explain(&self, question: &Question) -> Result<Answer, DatapathError> {
         explain::explain(self, question)
+    }
+
+    fn losses(&self) -> Result<Losses, DatapathError> {
+        Ok(Losses {
+            listeners: self.maps.counter(counter::LISTENERS_LOST)?,
+            admissions: self.maps.counter(counter::ADMISSIONS_REFUSED)?,
+        })
     }
 
     fn bypassed(&self) -> Result<bool, DatapathError> {

@@ -323,6 +323,17 @@ fn execute(command: Command) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// So that two meshes may share a node: the kernel cannot see whose a proxy is.
+    #[test]
+    fn the_kernel_enrols_the_charts_proxy_user_alone() {
+        let defaults = Values::parse("proxy: {uid: 2202}").and_then(|values| values.redirection()).unwrap();
+        let identity = Identity { node: "a".into(), pod: None };
+        let kubernetes = app::KubernetesConfig { identity, controller_namespace: None, defaults };
+        assert_eq!(self_enrolment(None, Some(&kubernetes)).unwrap().proxy_uid, 2202);
+        assert_eq!(self_enrolment(Some(2303), Some(&kubernetes)).unwrap().proxy_uid, 2303);
+        assert_eq!(self_enrolment(None, None), None);
+    }
+
     #[test]
     fn the_nodes_address_may_be_of_either_family() {
         for (text, expected) in [

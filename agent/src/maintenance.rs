@@ -1,6 +1,7 @@
-//! What the agent looks at again and again: pods that are gone, pins, the node's bypass switch. Refuses to hold state that
+//! What the agent looks at again and again: pods that are gone, pins, the node's bypass switch, full maps. Refuses to hold state that
 //! the kernel has.
 
 pub(crate) mod bypass;
 pub(crate) mod garbage;
+pub(crate) mod losses;
 pub(crate) mod pins;

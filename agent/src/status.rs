@@ -159,14 +159,16 @@ fn table(status: &StatusResponse) -> String {
         ""
     };
     format!(
-        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}\n\n{pods}\n\n{verdicts}{errors}\n\n{features}\n",
+        "{bypassed}version {}, programs {}{node}\ncgroup {} ({})\npins {}\nevents dropped {}, flow misses {}, listeners lost {}, admissions refused {}\n\n{pods}\n\n{verdicts}{errors}\n\n{features}\n",
         status.version,
         status.programs,
         status.cgroup,
         status.cgroup_reason,
         status.pin_dir,
         status.events_dropped,
-        status.flow_misses
+        status.flow_misses,
+        status.listeners_lost,
+        status.admissions_refused
     )
 }
 

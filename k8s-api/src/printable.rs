@@ -10,7 +10,11 @@ pub fn line(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let escape = |mut shown: String, character: char| {
-        if is_active(character) { shown.extend(character.escape_default()) } else { shown.push(character) }
+        if is_active(character) {
+            shown.extend(character.escape_default())
+        } else {
+            shown.push(character)
+        }
         shown
     };
     Cow::Owned(text.chars().fold(String::with_capacity(text.len()), escape))

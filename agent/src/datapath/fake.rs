@@ -11,7 +11,7 @@ use super::{
     keep::Found,
     netns::Netns,
     rules::{PodName, Rules},
-    sample::Sample,
+    sample::{Losses, Sample},
     takeover::TakenListener,
 };
 
@@ -32,6 +32,7 @@ pub(crate) struct State {
     /// What the next enrolment fails with.
     pub(crate) refusal: Option<DatapathError>,
     pub(crate) bypassed: bool,
+    pub(crate) losses: Losses,
 }
 
 impl FakeKernel {
@@ -88,6 +89,10 @@ impl Kernel for FakeKernel {
 
     fn explain(&self, _: &Question) -> Result<Answer, DatapathError> {
         Err(DatapathError::Stopped)
+    }
+
+    fn losses(&self) -> Result<Losses, DatapathError> {
+        Ok(self.state().losses)
     }
 
     fn bypassed(&self) -> Result<bool, DatapathError> {

@@ -28,7 +28,7 @@ use super::{
     keep::Found,
     netns::Netns,
     rules::{PodName, Rules},
-    sample::Sample,
+    sample::{Losses, Sample},
     takeover::{self, Search, TakenListener, Turns},
 };
 
@@ -70,6 +70,9 @@ pub(crate) trait Kernel: Send {
 
     /// Runs the programs' verdict functions on the live maps.
     fn explain(&self, question: &Question) -> Result<Answer, DatapathError>;
+
+    /// What the programs had no room for.
+    fn losses(&self) -> Result<Losses, DatapathError>;
 
     /// Whether all redirection of the node is switched off.
     fn bypassed(&self) -> Result<bool, DatapathError>;

@@ -27,6 +27,15 @@ pub(crate) struct Sample {
     pub(crate) bypassed: bool,
 }
 
+/// What the programs had no room for since the maps were made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Losses {
+    /// Listeners of proxies that could not be recorded.
+    pub(crate) listeners: u64,
+    /// Binds of proxies whose network namespaces could not be admitted.
+    pub(crate) admissions: u64,
+}
+
 /// A pod as the kernel has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrolled {

@@ -15,7 +15,7 @@ use super::{
     Identity,
     plan::{News, Problem, Report},
 };
-use crate::error::chain;
+use crate::{datapath::sample::Losses, error::chain};
 
 /// The name under which the agent reports.
 const CONTROLLER: &str = "weft.io/agent";
@@ -57,6 +57,17 @@ impl Publisher {
             let note = format!("redirection on node {node} is in force again");
             self.publish_on_node(EventType::Normal, "RedirectionInForce", "Bypass", &note).await;
         }
+    }
+
+    /// Says on the node and on the agent's own pod that the kernel had no room for what proxies need.
+    pub(crate) async fn no_room(&self, new: Losses) {
+        let note = format!(
+            "the kernel maps of node {} had no room for {} listeners of proxies and {} network namespaces of new pods: proxies \
+             that start may not become ready. A container that listens or binds as the proxy's user in many network \
+             namespaces can fill them; see docs/troubleshooting.md",
+            self.identity.node, new.listeners, new.admissions
+        );
+        self.publish_on_node(EventType::Warning, "NoRoomForProxies", "Record", &note).await;
     }
 
     async fn publish_on_node(&self, type_: EventType, reason: &str, action: &str, note: &str) {

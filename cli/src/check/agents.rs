@@ -71,8 +71,10 @@ pub(super) fn answer(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(ready
         .filter_map(|agent| {
             let error = agent.answer.as_ref().err()?;
-            let cure =
-                format!("this user needs `get` and `create` of pods/exec in {}; else see the agent's log", facts.namespace);
+            let cure = format!(
+                "this user needs `get` and `create` of pods/exec in {}; else see the agent's log",
+                facts.namespace
+            );
             Some(Problem::new(format!("Agent on node {}", agent.node()), format!("does not answer: {error}"), cure))
         })
         .collect())

@@ -93,6 +93,14 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
             let cure = "their pods get no inbound connections if they have no other: restart them; see the agent's log";
             found.push(Problem::new(object.clone(), problem, cure));
         }
+        if agent.admissions_refused > 0 {
+            let problem = format!(
+                "the kernel refused {} network namespaces in which a proxy listened: no room, or too many of one container",
+                agent.admissions_refused
+            );
+            let cure = "their pods wait for the agent, which enrols them; if the number grows, see the node's Events and docs/troubleshooting.md";
+            found.push(Problem::new(object.clone(), problem, cure));
+        }
         if agent.flow_misses > 0 {
             found.push(Problem::new(
                 object,
@@ -187,7 +195,7 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
-    use weft_proto::agent::PodState;
+    use weft_proto::agent::{PodState, StatusResponse};
 
     use super::super::report::{
         Report,
@@ -243,6 +251,13 @@ mod tests {
             &Report::of_cluster(&mesh(agents, Vec::new()), now()),
             &[("DaemonSet linkerd/weft-agent", "several versions")],
         );
+    }
+
+    #[test]
+    fn full_maps_are_told() {
+        let full = StatusResponse { listeners_lost: 3, admissions_refused: 5, ..status(Vec::new()) };
+        let report = Report::of_cluster(&mesh(vec![agent("a", Ok(full))], Vec::new()), now());
+        check(&report, &[("Agent on node a", "3 listeners"), ("Agent on node a", "5 network namespaces")]);
     }
 
     #[test]

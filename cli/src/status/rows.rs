@@ -26,6 +26,7 @@ pub(super) struct AgentRow {
     pub(super) flow_misses: u64,
     pub(super) bind_failures: u64,
     pub(super) listeners_lost: u64,
+    pub(super) admissions_refused: u64,
     /// All redirection of the node is switched off.
     pub(super) bypassed: bool,
     /// Its latest warnings and errors, the oldest first.
@@ -132,6 +133,7 @@ pub(super) fn agent_row(node: &str, pod: &str, answer: &Fetched<StatusResponse>)
                 flow_misses: status.flow_misses,
                 bind_failures: status.bind_failures,
                 listeners_lost: status.listeners_lost,
+                admissions_refused: status.admissions_refused,
                 bypassed: status.bypassed,
                 last_errors: status.last_errors.iter().map(LogRow::of).collect(),
                 ..row
