@@ -19,14 +19,14 @@ mod wake;
 use std::{pin::pin, time::Duration};
 
 use anyhow::{Context, Result};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
     runtime::{WatchStreamExt, watcher},
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::Instant,
 };
 use weft_k8s_api::{inject::RedirectionDefaults, labels};
@@ -53,8 +53,8 @@ use crate::{
     error::chain,
 };
 
-/// Pods that are looked for and enrolled at once.
-const ATTEMPTS: usize = 4;
+/// Pods that are looked for at once.
+const LOOKS: usize = 4;
 
 /// The node and pod this agent runs as, from the downward API.
 #[derive(Clone, Debug)]
@@ -109,6 +109,13 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     let mut events = pin!(watcher(Api::<Pod>::all(client), selection).default_backoff());
     let mut wake = Wake::new().context("cannot use inotify")?;
     let mut plan = Plan::new(config.defaults);
+    let turns = Semaphore::new(LOOKS);
+    let (shared, look_with, turns) = (&outputs, &locator, &turns);
+    let start = |pod: MeshedPod| async move {
+        let result = attempt(shared, look_with, turns, &pod).await;
+        (pod, result)
+    };
+    let mut attempts = FuturesUnordered::new();
     loop {
         let next_due = plan.next_due();
         let due = async {
@@ -131,25 +138,24 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
                 }
             }
             Some(cookies) = config.gone.recv() => plan.gone(&cookies, Instant::now()),
+            Some((pod, result)) = attempts.next() => plan.attempted(&pod, result, Instant::now()),
             () = due => {}
+        }
+        // All that have ended, before the rest is looked at again.
+        while let Some(Some((pod, result))) = attempts.next().now_or_never() {
+            plan.attempted(&pod, result, Instant::now());
         }
         // Watched before they are looked at: what appears between the two wakes.
         for parent in config.attach.pod_parents() {
             wake.watch(&parent);
         }
-        for uid in plan.pending().map(str::to_owned).collect::<Vec<_>>() {
-            if let Some(cgroup) = locator.pod_cgroup(&uid) {
-                wake.watch_pod(&cgroup, &uid);
+        for pod in plan.begin(Instant::now()) {
+            if plan.is_pending(&pod.uid)
+                && let Some(cgroup) = locator.pod_cgroup(&pod.uid)
+            {
+                wake.watch_pod(&cgroup, &pod.uid);
             }
-        }
-        let attempts = plan.due(Instant::now()).into_iter().map(|pod| async {
-            let result = attempt(&outputs, &locator, &pod).await;
-            (pod, result)
-        });
-        // One pod with thousands of processes does not delay the others.
-        let mut attempts = pin!(futures::stream::iter(attempts).buffer_unordered(ATTEMPTS));
-        while let Some((pod, result)) = attempts.next().await {
-            plan.attempted(&pod, result, Instant::now());
+            attempts.push(start(pod));
         }
         for report in plan.take_reports() {
             let (namespace, pod) = (&report.name.namespace, &report.name.name);
@@ -175,10 +181,17 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     }
 }
 
-/// Finds a pod on the node and enrols it.
-async fn attempt(outputs: &Outputs, locator: &Locator, pod: &MeshedPod) -> Result<Enrolment, Problem> {
+/// Finds a pod on the node and enrols it. A pod's processes may hold up the latter for seconds, and delay no other pod.
+async fn attempt(
+    outputs: &Outputs,
+    locator: &Locator,
+    turns: &Semaphore,
+    pod: &MeshedPod,
+) -> Result<Enrolment, Problem> {
     let (look_for, locator) = (pod.clone(), locator.clone());
+    let turn = turns.acquire().await.map_err(|error| Problem::Failed(error.to_string()))?;
     let located = tokio::task::spawn_blocking(move || locate(&locator, &look_for)).await;
+    drop(turn);
     let (sandbox, rules, found) = located.map_err(|error| Problem::Failed(error.to_string()))??;
     let Sandbox { netns, proxy, age } = sandbox;
     let done = outputs.datapath.enrol(netns, rules).await.map_err(|error| Problem::Failed(chain(&error)))?;

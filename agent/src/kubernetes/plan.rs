@@ -44,8 +44,9 @@ pub(super) struct Plan {
 struct Tracked {
     pod: MeshedPod,
     enrolled: Option<Enrolment>,
-    /// When to attempt next; none for nothing to do.
+    /// When to attempt next; none for nothing to do. During an attempt: when something happened that needs another.
     due: Option<Instant>,
+    under_way: bool,
     delay: Duration,
     attempted: bool,
     /// Whether its owner was told that it is bypassed.
@@ -152,6 +153,7 @@ impl Plan {
             pod: next.clone(),
             enrolled: None,
             due: None,
+            under_way: false,
             delay: FIRST_DELAY,
             attempted: false,
             bypassed: false,
@@ -178,30 +180,37 @@ impl Plan {
     /// Something happened to the cgroup of one pod, or of any.
     pub(super) fn wake(&mut self, uid: Option<&str>, now: Instant) {
         for (_, tracked) in self.pods.iter_mut().filter(|(other, _)| uid.is_none_or(|uid| uid == *other)) {
-            if tracked.due.is_some() && tracked.is_pending() {
+            if (tracked.due.is_some() || tracked.under_way) && tracked.is_pending() {
                 (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
             }
         }
     }
 
-    /// Pods to attempt now, those that wait longest first.
-    pub(super) fn due(&self, now: Instant) -> Vec<MeshedPod> {
+    /// Pods to attempt now, those that wait longest first. They are under way until [`Self::attempted`].
+    pub(super) fn begin(&mut self, now: Instant) -> Vec<MeshedPod> {
+        let waiting = self.pods.values_mut().filter(|tracked| !tracked.under_way);
         let mut due: Vec<_> =
-            self.pods.values().filter_map(|pod| pod.due.filter(|due| *due <= now).map(|due| (due, &pod.pod))).collect();
+            waiting.filter_map(|tracked| tracked.due.filter(|due| *due <= now).map(|due| (due, tracked))).collect();
         due.sort_by_key(|(due, _)| *due);
-        due.into_iter().map(|(_, pod)| pod.clone()).collect()
+        let begin = |(_, tracked): (Instant, &mut Tracked)| {
+            (tracked.due, tracked.under_way) = (None, true);
+            tracked.pod.clone()
+        };
+        due.into_iter().map(begin).collect()
     }
 
-    /// When to ask [`Self::due`] again.
+    /// When to call [`Self::begin`] again.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.pods.values().filter_map(|tracked| tracked.due).min()
+        self.pods.values().filter(|tracked| !tracked.under_way).filter_map(|tracked| tracked.due).min()
     }
 
     /// Takes the result of an attempt. `pod` is what was attempted: the pod may have changed since.
     pub(super) fn attempted(&mut self, pod: &MeshedPod, result: Result<Enrolment, Problem>, now: Instant) {
         let Some(tracked) = self.pods.get_mut(&pod.uid) else { return };
-        tracked.attempted = true;
+        (tracked.attempted, tracked.under_way) = (true, false);
         let changed = tracked.pod != *pod;
+        // What happened during the attempt may have come too late for it.
+        let again = tracked.due;
         match result {
             Ok(enrolment) => {
                 // The time to enrolment is that of the first.
@@ -214,11 +223,14 @@ impl Plan {
                     self.reports.push(Report { name: pod.name.clone(), uid: pod.uid.clone(), news });
                 }
                 if !changed {
-                    (tracked.problem, tracked.due, tracked.delay) = (None, Some(now + REVIEW), FIRST_DELAY);
+                    (tracked.problem, tracked.delay) = (None, FIRST_DELAY);
+                    tracked.due = again.or(Some(now + REVIEW));
                 }
             }
             // A pod that is on its way out has no process left; while its namespace is there, its rules are in force.
-            Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => tracked.due = Some(now + REVIEW),
+            Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => {
+                tracked.due = again.or(Some(now + REVIEW));
+            }
             Err(problem) => {
                 if matches!(problem, Problem::Failed(_)) && tracked.problem.as_ref() != Some(&problem) {
                     self.reports.push(Report {
@@ -229,7 +241,7 @@ impl Plan {
                 }
                 if tracked.pod.rules.is_ok() {
                     tracked.problem = Some(problem);
-                    tracked.due = Some(now + tracked.delay);
+                    tracked.due = again.or(Some(now + tracked.delay));
                     tracked.delay = (tracked.delay * 2).min(LAST_DELAY);
                 }
             }
@@ -263,9 +275,9 @@ impl Plan {
         std::mem::take(&mut self.reports)
     }
 
-    /// Pods that are looked for, by uid.
-    pub(super) fn pending(&self) -> impl Iterator<Item = &str> {
-        self.pods.iter().filter(|(_, tracked)| tracked.is_pending()).map(|(uid, _)| uid.as_str())
+    /// Whether a pod is looked for, or its newest rules are not in force.
+    pub(super) fn is_pending(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(Tracked::is_pending)
     }
 
     /// Everything, for status and metrics.
@@ -303,13 +315,15 @@ mod tests {
             self.plan.apply(event, self.now);
         }
 
+        /// What would be attempted now.
         fn due(&self) -> Vec<String> {
-            self.plan.due(self.now).into_iter().map(|pod| pod.name.name).collect()
+            let due = |pod: &&Tracked| !pod.under_way && pod.due.is_some_and(|due| due <= self.now);
+            self.plan.pods.values().filter(due).map(|pod| pod.pod.name.name.clone()).collect()
         }
 
         /// Attempts everything that is due, with one result.
         fn attempt(&mut self, result: &Result<Enrolment, Problem>) {
-            for pod in self.plan.due(self.now) {
+            for pod in self.plan.begin(self.now) {
                 self.plan.attempted(&pod, result.clone(), self.now);
             }
         }
@@ -407,14 +421,14 @@ mod tests {
         f.apply(Event::Apply(web(
             &json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}}),
         )));
-        let due = f.plan.due(f.now);
+        let due = f.plan.begin(f.now);
         assert!(due[0].rules.as_ref().unwrap().skip_outbound_ports.contains(25));
     }
 
     #[test]
     fn rules_that_change_during_an_attempt_are_attempted_again() {
         let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
-        let before = f.plan.due(f.now).remove(0);
+        let before = f.plan.begin(f.now).remove(0);
         f.apply(Event::Apply(web(
             &json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}}),
         )));
@@ -455,6 +469,44 @@ mod tests {
         assert_eq!(f.plan.take_reports().len(), 1);
         f.attempt(&enrolled(7));
         assert_eq!(f.only().problem, None);
+    }
+
+    /// One whose processes take long to look at, for example.
+    #[test]
+    fn an_attempt_that_takes_long_delays_no_other_pod() {
+        let mut f = Fixture::new(vec![Event::Apply(pod("slow", &json!({})))]);
+        let slow = f.plan.begin(f.now).remove(0);
+        assert_eq!((f.due(), f.plan.next_due()), (vec![], None));
+        f.apply(Event::Apply(pod("web-0", &json!({}))));
+        assert_eq!(f.due(), ["web-0"]);
+        f.attempt(&enrolled(7));
+        f.plan.attempted(&slow, enrolled(9), f.now);
+        assert!(f.plan.tracking().iter().all(|pod| pod.enrolled.is_some()));
+        f.wait(10_000);
+        assert_eq!(f.due(), ["slow", "web-0"]);
+    }
+
+    #[test]
+    fn what_happens_during_an_attempt_is_not_lost() {
+        let change = json!({"metadata": {"annotations": {"config.linkerd.io/skip-outbound-ports": "25"}}});
+        let rows = [
+            ("a container's cgroup", None),
+            ("the same pod again, perhaps with a new sandbox", Some(web(&json!({})))),
+            ("another annotation", Some(web(&change))),
+        ];
+        for (row, told) in rows {
+            for result in [not_yet(), enrolled(7)] {
+                let mut f = Fixture::new(vec![Event::Apply(web(&json!({})))]);
+                let attempt = f.plan.begin(f.now).remove(0);
+                match told.clone() {
+                    Some(pod) => f.apply(Event::Apply(pod)),
+                    None => f.plan.wake(Some("uid-web-0"), f.now),
+                }
+                assert!(f.due().is_empty(), "{row}: two attempts at once");
+                f.plan.attempted(&attempt, result, f.now);
+                assert_eq!(f.due(), ["web-0"], "{row}");
+            }
+        }
     }
 
     #[test]
