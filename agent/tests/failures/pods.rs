@@ -36,7 +36,7 @@ pub(crate) fn follow(words: &[&str]) -> Option<String> {
             });
             Some("ok".into())
         }
-        _ => None,
+        _ => crate::hung::follow(words),
     }
 }
 

@@ -1,0 +1,128 @@
+//! A descriptor that hangs whoever closes it: a file of a FUSE file system whose server never answers FUSE_FLUSH, as one of
+//! a network file system whose server is away.
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    os::fd::{AsRawFd as _, IntoRawFd as _},
+    path::{Path, PathBuf},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use weft_test_kit::{
+    pod::APPLICATION_UID,
+    world::{PROXY_UID, World},
+};
+
+// Of the kernel's include/uapi/linux/fuse.h.
+const FORGET: u32 = 2;
+const OPEN: u32 = 14;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+const HEADER_BYTES: usize = 16;
+const INIT_BYTES: usize = 64;
+const OPEN_BYTES: usize = 16;
+/// The smallest buffer that the kernel lets a server read into is 8 KiB, plus what a write may carry.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+/// Longer than a search for listeners may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A mounted file. Dropped, whoever hangs on it goes on with an error.
+struct HungFile {
+    path: PathBuf,
+    server: Option<JoinHandle<()>>,
+}
+
+impl HungFile {
+    fn mount(path: PathBuf) -> Self {
+        File::create(&path).unwrap();
+        let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!("fd={},rootmode=100444,user_id=0,group_id=0,allow_other", device.as_raw_fd());
+        mount(Some("weft-test"), &path, Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        Self { path, server: Some(thread::spawn(move || serve(device))) }
+    }
+}
+
+impl Drop for HungFile {
+    fn drop(&mut self) {
+        // By force: every request ends with an error, and so does the server.
+        let unmounted = umount2(&self.path, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
+        let served = self.server.take().map(JoinHandle::join);
+        if !thread::panicking() {
+            unmounted.unwrap();
+            served.unwrap().unwrap();
+        }
+    }
+}
+
+/// Answers until the file system is unmounted.
+fn serve(mut device: File) {
+    let mut request = vec![0; BUFFER_BYTES];
+    while device.read(&mut request).is_ok() {
+        let opcode = u32::from_ne_bytes(request[4..8].try_into().unwrap());
+        let (error, mut body): (i32, Vec<u8>) = match opcode {
+            INIT => (0, vec![0; INIT_BYTES]),
+            OPEN => (0, vec![0; OPEN_BYTES]),
+            FLUSH | FORGET | INTERRUPT | BATCH_FORGET => continue,
+            _ => (-libc::ENOSYS, Vec::new()),
+        };
+        if opcode == INIT {
+            // Version 7.31, and the largest write.
+            for (at, value) in [(0, 7_u32), (4, 31), (20, 4096)] {
+                body[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+            }
+        }
+        let length = u32::try_from(HEADER_BYTES + body.len()).unwrap();
+        let mut answer = [&length.to_ne_bytes()[..], &error.to_ne_bytes(), &request[8..16]].concat();
+        answer.append(&mut body);
+        // One that was interrupted wants no answer.
+        let _ = device.write(&answer);
+    }
+}
+
+/// Follows the orders of this file.
+pub(crate) fn follow(words: &[&str]) -> Option<String> {
+    let ["open-hung", path] = words else { return None };
+    // Not closed by whoever runs the commands, which would hang.
+    let _ = File::open(Path::new(path)).unwrap().into_raw_fd();
+    Some("ok".into())
+}
+
+pub(crate) fn delays_nobody_else(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let mut server = world.pod("b", APPLICATION_UID);
+    server.ok("serve 8080");
+    let path = std::env::temp_dir().join(format!("weft-hung-{}", std::process::id()));
+    let file = HungFile::mount(path.clone());
+    let mut proxy = world.pod("b", PROXY_UID);
+    // Before its listeners, so that the search meets it first.
+    proxy.ok(&format!("open-hung {}", path.display()));
+    proxy.ok("proxy");
+    world.start_agent(&[]);
+
+    let begin = Instant::now();
+    let refused = world.enrol(world.request("b")).unwrap_err();
+    assert!(refused.message().contains("descriptor on which the agent hangs"), "{refused}");
+    assert!(begin.elapsed() < DEADLINE, "{:?}", begin.elapsed());
+    // The child that hangs keeps its pod's turn, and nobody else's.
+    let begin = Instant::now();
+    let refused = world.enrol(world.request("b")).unwrap_err();
+    assert!(refused.message().contains("an earlier search"), "{refused}");
+    world.enrol(world.request("c")).unwrap();
+    let pods = world.status().pods;
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    let inbound: Vec<_> = pods.iter().map(|pod| (pod.pod.as_ref().unwrap().name.as_str(), pod.inbound)).collect();
+    assert_eq!(inbound, [("b", false), ("c", true)]);
+
+    drop(file);
+    world.eventually("an enrolment", |world| world.enrol(world.request("b")).ok());
+    world.pod("c", PROXY_UID).connect("10.98.0.2:8080").reached(4143);
+    assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=3 "));
+    fs::remove_file(path).unwrap();
+}
