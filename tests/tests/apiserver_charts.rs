@@ -7,6 +7,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Output},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -319,13 +320,59 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
     succeeded(&install(&[]));
 
     accounts_are_limited(&cluster);
+    destination_writes_its_own_slices_only(&cluster);
 
     succeeded(&helm(&["uninstall", "weft-charts", "--namespace", MESH, "--wait"], &[]));
     let kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,\
+                 validatingadmissionpolicies,validatingadmissionpolicybindings,\
                  daemonsets,deployments,services,secrets,configmaps,roles,rolebindings,serviceaccounts";
     let left = cluster.kubectl(&["get", kinds, "-A", "-l", "linkerd.io/control-plane-ns", "-o", "name"]).unwrap();
     assert_eq!(left.trim(), "");
     cluster.kubectl(&["delete", "namespace", MESH, "--wait=false"]).unwrap();
+}
+
+/// RBAC lets it write every EndpointSlice; the chart's admission policy lets it write those of ExternalWorkloads.
+fn destination_writes_its_own_slices_only(cluster: &Cluster) {
+    const OWN: &str = "linkerd-external-workloads-controller";
+    const OTHER: &str = "endpointslice-controller.k8s.io";
+    let slice = |name: &str, manager: &str| {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [],
+            "metadata": {"name": name, "namespace": "default", "labels": {"endpointslice.kubernetes.io/managed-by": manager}},
+        })
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let write = |verb: &str, slice: &Value, user: &[&str]| {
+        let file = directory.path().join("slice.json");
+        fs::write(&file, slice.to_string()).unwrap();
+        cluster.kubectl(&[&[verb, "-f", file.to_str().unwrap()], user].concat()).map_err(|error| format!("{error:#}"))
+    };
+    let account = format!("--as=system:serviceaccount:{MESH}:linkerd-destination");
+    let destination = [account.as_str()];
+    // The API server takes a moment to put a new policy in force.
+    let refused = cluster.until(Duration::from_secs(30), |_| {
+        let foreign = slice("weft-test-foreign", OTHER);
+        match write("create", &foreign, &destination) {
+            Err(refusal) => Ok(refusal),
+            Ok(_) => {
+                write("delete", &foreign, &[]).map_err(anyhow::Error::msg)?;
+                anyhow::bail!("it created another controller's slice")
+            }
+        }
+    });
+    let refused = refused.unwrap();
+    assert!(refused.contains("writes EndpointSlices of ExternalWorkloads only"), "{refused}");
+
+    write("create", &slice("weft-test-foreign", OTHER), &[]).unwrap();
+    for (verb, manager) in [("replace", OTHER), ("replace", OWN), ("delete", OTHER)] {
+        let refused = write(verb, &slice("weft-test-foreign", manager), &destination).unwrap_err();
+        assert!(refused.contains("EndpointSlices of ExternalWorkloads only"), "{verb} {manager}: {refused}");
+    }
+    write("create", &slice("weft-test-own", OWN), &destination).unwrap();
+    write("replace", &slice("weft-test-own", OWN), &destination).unwrap();
+    write("replace", &slice("weft-test-own", OTHER), &destination).unwrap_err();
+    write("delete", &slice("weft-test-own", OWN), &destination).unwrap();
+    write("delete", &slice("weft-test-foreign", OTHER), &[]).unwrap();
 }
 
 fn accounts_are_limited(cluster: &Cluster) {

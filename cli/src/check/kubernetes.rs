@@ -24,13 +24,15 @@ const MIN_GATEWAY: (u32, u32) = (1, 2);
 const GATEWAY_KINDS: [&str; 2] = ["httproutes.gateway.networking.k8s.io", "grpcroutes.gateway.networking.k8s.io"];
 
 /// The kinds that `helm install` creates.
-pub(super) const CREATED: [CreatedKind; 14] = [
+pub(super) const CREATED: [CreatedKind; 16] = [
     kind("", "namespaces", false),
     kind("apiextensions.k8s.io", "customresourcedefinitions", false),
     kind("rbac.authorization.k8s.io", "clusterroles", false),
     kind("rbac.authorization.k8s.io", "clusterrolebindings", false),
     kind("admissionregistration.k8s.io", "mutatingwebhookconfigurations", false),
     kind("admissionregistration.k8s.io", "validatingwebhookconfigurations", false),
+    kind("admissionregistration.k8s.io", "validatingadmissionpolicies", false),
+    kind("admissionregistration.k8s.io", "validatingadmissionpolicybindings", false),
     kind("rbac.authorization.k8s.io", "roles", true),
     kind("rbac.authorization.k8s.io", "rolebindings", true),
     kind("", "serviceaccounts", true),
