@@ -61,8 +61,7 @@ impl World {
     pub(super) fn install(&mut self) -> Result<(), String> {
         if self.installed.is_none() {
             let outcome = catch(|| self.follow_tutorial(|section| !Self::is_end(section)));
-            self.installed =
-                Some(outcome.as_ref().map(|()| ()).map_err(|_| "there is no mesh: the tutorial failed".into()));
+            self.installed = Some(outcome.clone().map_err(|_| "there is no mesh: the tutorial failed".into()));
             return outcome;
         }
         self.installed.clone().unwrap_or(Ok(()))
