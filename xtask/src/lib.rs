@@ -67,27 +67,27 @@ enum Command {
     Demo(demo::Args),
     /// Run the tests
     Test(test::Args),
-    /// Boots older and newer kernels and runs the agent's datapath test on each
+    /// Boot older and newer kernels and run the agent's datapath test on each
     #[command(disable_help_flag = true)]
     Kernels(lab::Args),
     /// Fuzz every parser of untrusted bytes
     Fuzz(fuzz::Args),
     /// Run the benchmarks
     Bench(bench::Args),
-    /// Runs a real Kubernetes on this machine
+    /// Run a real Kubernetes on this machine
     #[command(disable_help_flag = true)]
     Kube(lab::Args),
-    /// Writes container images and packaged charts
+    /// Write container images and packaged charts
     #[command(disable_help_flag = true)]
     Dist(lab::Args),
-    /// Runs the demo or the tests in the root file system of a new machine
+    /// Run the demo or the tests in the root file system of a new machine
     #[command(disable_help_flag = true)]
     Bare(lab::Args),
     /// Check formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
     Lint(lint::Args),
     /// Write the files that are generated from code, or check that they are current
     Codegen(codegen::Args),
-    /// Prints a completion script
+    /// Print a completion script
     #[command(disable_help_flag = true)]
     Completions(lab::Args),
 }
