@@ -113,10 +113,9 @@ mod tests {
         let mut echo = (far.try_clone().unwrap(), far);
         thread::spawn(move || copy(&mut echo.0, &mut echo.1));
         thread::spawn(move || relay(file(input.into()), file(output.into()), agent));
-        thread::spawn(move || {
+        let asked = thread::spawn(move || {
             let mut asking = asking;
             asking.write_all(&vec![7; BYTES]).unwrap();
-            // Not closed before the answers are read.
             asking
         });
         let (done_tx, done) = std::sync::mpsc::channel();
@@ -127,6 +126,8 @@ mod tests {
         });
         let answered = done.recv_timeout(Duration::from_secs(20)).expect("it stands still").unwrap();
         assert!(answered.iter().all(|byte| *byte == 7));
+        // The input is closed only now: its end would end the answers.
+        drop(asked.join());
     }
 
     #[test]

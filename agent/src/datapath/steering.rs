@@ -36,7 +36,7 @@ const COOKIE: &str = "NETNS_COOKIE";
 
 /// Value of the cookie by which its position is found.
 const MARK: u64 = 0x7765_6674_6d61_726b;
-/// Number of instances in advance: the most pods that a kubelet starts by default. Each takes 20 KiB of the kernel's
+/// Number of instances in advance: the most pods that a kubelet starts by default. Each takes 8 KiB of the kernel's
 /// memory.
 const SPARES: usize = 110;
 /// Pause before new ones are loaded: after one is taken, more may follow, and need the processors.

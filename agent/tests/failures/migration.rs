@@ -62,7 +62,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
     assert!(older.exists(), "a did not come over yet");
     world.mesh("a");
     load.goes_on(world);
-    let word = "does not redirect any more";
+    let word = "an older layout no longer redirects";
     world.eventually("the older layout's last redirect", |world| world.agent_log().contains(word).then_some(()));
     world.eventually("the end of the older layout", |_| (!older.exists()).then_some(()));
     load.goes_on(world);

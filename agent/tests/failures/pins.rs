@@ -23,7 +23,7 @@ pub(crate) fn removed_under_the_agent(world: &mut World) {
     world.remove_pins();
     world.eventually("the pins", |_| is_complete(&pins, before.len()).then_some(()));
     assert_eq!(kernel::pinned(&pins), before, "the same maps, links and programs");
-    world.eventually("a loud word", |world| world.agent_log().contains("removed by somebody else").then_some(()));
+    world.eventually("a loud word", |world| world.agent_log().contains("removed by another process").then_some(()));
     // One of them only, the most harmful.
     fs::remove_file(pins.join("links/connect4")).unwrap();
     world.eventually("the pin", |_| pins.join("links/connect4").exists().then_some(()));
