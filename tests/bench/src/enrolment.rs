@@ -157,16 +157,17 @@ impl Memory {
 #[must_use]
 pub fn burst_targets(bursts: &[Burst]) -> Vec<Target> {
     let of = |value: fn(&Burst) -> f64| bursts.iter().map(value).collect();
-    vec![Target::at_most("listening to attested p99, pods at once", "ms", 50.0, of(|burst| burst.attested_ms.p99))]
+    vec![Target::at_most("listening to attested p99, pods at once", "ms", 20.0, of(|burst| burst.attested_ms.p99))]
 }
 
 /// The promises about memory.
 #[must_use]
-pub fn memory_targets(memory: &Memory) -> Vec<Target> {
+pub fn memory_targets([none, many]: &[Memory; 2]) -> Vec<Target> {
     let mib = |bytes: u64| vec![bytes as f64 / f64::from(1 << 20)];
     vec![
-        Target::at_most("agent's resident memory, many pods", "MiB", 40.0, mib(memory.agent.resident_bytes)),
-        Target::at_most("kernel maps, many pods", "MiB", 8.0, mib(memory.map_bytes())),
+        Target::at_most("agent's resident memory, many pods", "MiB", 16.0, mib(many.agent.resident_bytes)),
+        Target::at_most("kernel maps and programs, many pods", "MiB", 6.0, mib(many.map_bytes() + many.program_bytes)),
+        Target::at_most("kernel maps and programs, no pod", "MiB", 1.5, mib(none.map_bytes() + none.program_bytes)),
     ]
 }
 

@@ -344,12 +344,12 @@ impl Hooks {
         let iptables = pairs(Way::Iptables, Way::Direct, connect, difference);
         let share = ebpf.iter().zip(&iptables).map(|(ebpf, iptables)| ebpf / iptables).collect();
         vec![
-            Target::at_most("connect p50, eBPF over direct", "us", 4.0, ebpf),
-            Target::at_most("of what iptables adds to connect", "times", 0.6, share),
+            Target::at_most("connect p50, eBPF over direct", "us", 2.0, ebpf),
+            Target::at_most("of what iptables adds to connect", "times", 0.3, share),
             Target::at_most(
                 "connect p50, unmeshed pod over no programs",
                 "us",
-                1.0,
+                0.25,
                 pairs(Way::Unmeshed, Way::Direct, connect, difference),
             ),
             Target::at_most(

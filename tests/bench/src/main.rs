@@ -245,7 +245,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         let measured = on_node("memory", &flags, async |node| enrolment::memory(node, args.pods).await).await?;
         let Some(memory) = measured else { return Ok(ExitCode::from(130)) };
         memory.iter().for_each(print_memory);
-        report.targets.extend(enrolment::memory_targets(&memory[1]));
+        report.targets.extend(enrolment::memory_targets(&memory));
         report.memory = memory.into();
     }
     if !report.targets.is_empty() {
