@@ -50,6 +50,8 @@ use crate::{
 pub(crate) const SUBCOMMAND: &str = "take-listeners";
 /// Deadline of a search.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a killed child process may take to be gone before it counts as hanging.
+const END: Duration = Duration::from_millis(500);
 /// The most processes of the proxy's user that are inspected. A proxy is one process.
 const MAX_PROCESSES: usize = 1024;
 /// The longest error message of a child, in bytes.
@@ -190,12 +192,15 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
     let (ours, theirs) = StdStream::pair().map_err(TakeoverError::Start)?;
     let mut child = start(wanted, theirs).map_err(TakeoverError::Start)?;
     let taken = tokio::time::timeout(DEADLINE, receive(ours, &mut child, &wanted.listeners)).await;
-    // A child that hangs cannot be killed; it keeps its pod's turn.
     let _ = child.start_kill();
-    tokio::spawn(async move {
-        let _ = child.wait().await;
-        drop(turn);
-    });
+    // Whoever asks again after the answer finds the turn free.
+    if tokio::time::timeout(END, child.wait()).await.is_err() {
+        // A child that hangs cannot be killed; it keeps its pod's turn.
+        tokio::spawn(async move {
+            let _ = child.wait().await;
+            drop(turn);
+        });
+    }
     taken.map_err(|_| TakeoverError::Hangs)?.map_err(TakeoverError::Start)
 }
 
