@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, thread};
 use tonic::Code;
 use weft_proto::agent::PodStatus;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::World,
 };
 
 use crate::Pair;

@@ -2,8 +2,8 @@
 
 use weft_proto::agent::PortRange;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 pub(crate) fn outbound_is_redirected(world: &mut World) {

@@ -6,8 +6,8 @@ use tonic::Code;
 use weft_proto::agent::{Direction, EventKind, ExplainRequest, WatchRequest};
 use weft_test_kit::{
     node::Node,
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::Pair;

@@ -12,8 +12,8 @@ use std::{
 
 use weft_proto::agent::PortRange;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::{

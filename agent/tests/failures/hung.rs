@@ -12,8 +12,8 @@ use std::{
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::World,
 };
 
 // Of the kernel's include/uapi/linux/fuse.h.

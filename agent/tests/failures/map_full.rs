@@ -19,8 +19,8 @@ use weft_ebpf_abi::{
 };
 use weft_proto::agent::{PortRange, WatchRequest};
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::{kernel, load::Load};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use weft_ebpf_abi::LAYOUT;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::{AGENT, kernel, load::Load};

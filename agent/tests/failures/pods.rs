@@ -8,8 +8,8 @@ use std::{
 
 use nix::sys::resource::{Resource, setrlimit};
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::kernel;

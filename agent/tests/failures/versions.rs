@@ -6,8 +6,8 @@ use nix::sys::wait::WaitStatus;
 use weft_ebpf_abi::LAYOUT;
 use weft_proto::agent::PortRange;
 use weft_test_kit::{
-    pod::APPLICATION_UID,
-    world::{Mesh, PROXY_UID, World},
+    pod::{APPLICATION_UID, PROXY_UID},
+    world::{Mesh, World},
 };
 
 use crate::{

@@ -10,12 +10,10 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::LazyLock,
     time::Duration,
 };
 
 use nix::unistd::{Pid, geteuid};
-use tokio::runtime::Runtime;
 use tonic::{Status, Streaming};
 use weft_proto::agent::{
     EnrolRequest, EnrolResponse, Event, ExplainRequest, ExplainResponse, PodRef, StatusResponse, WatchRequest,
@@ -33,23 +31,14 @@ use crate::{
     actor::Place,
     agent::Agent,
     mesh::unique_name,
-    pod::Pod,
-    wait::{blocking::until, patience},
+    pod::{PROXY_UID, Pod},
+    wait::{block_on, blocking::until, patience},
 };
 
 /// The namespace of the pods that [`Node`] names.
 const POD_NAMESPACE: &str = "test";
 /// What the agent programs of [`Node::start_agent`] are told besides, and what that leads to: as on an older Linux.
 const AS_ON_LINUX: &str = "WEFT_TEST_AS_ON_LINUX";
-
-/// For callers without a runtime of their own. Lives as long as the process, so that nothing on it ends early.
-static RUNTIME: LazyLock<Runtime> =
-    LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("no runtime for the tests: {error}")));
-
-/// Waits for something asynchronous on a thread that may block.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    RUNTIME.block_on(future)
-}
 
 /// A running node.
 pub struct Node {
@@ -182,7 +171,7 @@ impl Node {
 
     /// Starts a process whose servers answer on the proxy's three addresses.
     pub fn proxy(&self, netns: &str) -> Pod {
-        let mut proxy = self.pod(netns, crate::world::PROXY_UID);
+        let mut proxy = self.pod(netns, PROXY_UID);
         proxy.ok("proxy");
         proxy
     }

@@ -12,11 +12,13 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use crate::{
     actor::{self, Actor, Place},
-    node::block_on,
+    wait::block_on,
 };
 
 /// The applications' user.
 pub const APPLICATION_UID: u32 = 1000;
+/// The proxies' user.
+pub const PROXY_UID: u32 = 2102;
 
 /// A running process, killed when it is dropped.
 pub struct Pod {

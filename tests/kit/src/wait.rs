@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::runtime::Runtime;
+
 /// After the first question.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// Short against anything a person would notice, long against the cost of asking.
@@ -18,6 +20,15 @@ static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     let seconds = std::env::var("WEFT_TEST_PATIENCE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(10))
 });
+
+/// For callers without a runtime of their own. Lives as long as the process, so that nothing on it ends early.
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("no runtime for the tests: {error}")));
+
+/// Waits for something asynchronous on a thread that may block.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    RUNTIME.block_on(future)
+}
 
 /// How long to wait for what should come at once: ten seconds, or `WEFT_TEST_PATIENCE_SECONDS` on an emulated machine,
 /// where the kernel's verifier alone may take a minute.

@@ -16,11 +16,8 @@ use weft_proto::agent::{EnrolRequest, EnrolResponse, PortRange};
 use crate::{
     check::catch,
     node::{Node, as_on_linux},
-    pod::{APPLICATION_UID, Pod},
+    pod::{APPLICATION_UID, PROXY_UID, Pod},
 };
-
-/// The proxies' user.
-pub const PROXY_UID: u32 = 2102;
 
 /// See above.
 pub struct World {

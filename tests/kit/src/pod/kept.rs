@@ -16,11 +16,11 @@ use nix::{
 };
 use socket2::{Domain, Socket, Type};
 
+use super::PROXY_UID;
 use super::{
     connect::{PATIENCE, describe, dial},
     serve::{listener, serve},
 };
-use crate::world::PROXY_UID;
 
 /// The first argument of a process that is to dial with the socket that is its standard input.
 const CHILD: &str = "weft-actor-child";
