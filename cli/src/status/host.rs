@@ -66,46 +66,18 @@ fn sandbox_row(pod: &state::PodState, answer: Option<&Fetched<StatusResponse>>) 
         status.pod.as_ref().is_some_and(|known| known.namespace == pod.namespace && known.name == pod.name)
     };
     let known = answer.and_then(|answer| answer.as_ref().ok()).and_then(|status| status.pods.iter().find(is_it));
-    let state = match (known, answer) {
-        (Some(known), _) => State::of(known),
-        (None, Some(Ok(_))) => State::Missing,
-        (None, _) => State::Unknown,
-    };
+    let unknown = if matches!(answer, Some(Ok(_))) { State::Missing } else { State::Unknown };
+    let row = PodRow::new((pod.namespace.clone(), pod.name.clone()), "", known, unknown);
     PodRow {
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        node: String::new(),
-        state,
-        outbound: known.is_some_and(|known| known.outbound),
-        inbound: known.is_some_and(|known| known.inbound),
-        bypassed: known.is_some_and(|known| known.bypassed),
-        strict: known.is_some_and(|known| known.strict),
-        listening: known.is_some_and(|known| known.listening),
-        rules_generation: known.map_or(0, |known| known.generation),
         // The sidecar's probe delays the pod, so a ready pod has a ready proxy.
         proxy_ready: pod.ready || pod.times.sidecar_ready_ms.is_some(),
-        proxy_version: String::new(),
-        reason: known.map_or_else(|| pod.message.clone(), |known| known.reason.clone()),
+        reason: if known.is_some() { row.reason } else { pod.message.clone() },
+        ..row
     }
 }
 
 fn agents_row(pod: &PodStatus, node: &str) -> PodRow {
-    let (namespace, name) = pod.pod.clone().map(|pod| (pod.namespace, pod.name)).unwrap_or_default();
-    let state = State::of(pod);
-    PodRow {
-        namespace,
-        name,
-        node: node.to_owned(),
-        state,
-        outbound: pod.outbound,
-        inbound: pod.inbound,
-        bypassed: pod.bypassed,
-        strict: pod.strict,
-        listening: pod.listening,
-        rules_generation: pod.generation,
-        // An agent does not know probes; enrolment requires that the proxy listens.
-        proxy_ready: state == State::Enrolled,
-        proxy_version: String::new(),
-        reason: pod.reason.clone(),
-    }
+    let name = pod.pod.clone().map(|pod| (pod.namespace, pod.name)).unwrap_or_default();
+    // An agent does not know probes; enrolment requires that the proxy listens.
+    PodRow { proxy_ready: State::of(pod) == State::Enrolled, ..PodRow::new(name, node, Some(pod), State::Unknown) }
 }

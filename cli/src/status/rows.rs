@@ -68,6 +68,32 @@ pub(super) struct PodRow {
     pub(super) reason: String,
 }
 
+impl PodRow {
+    /// A pod as its agent describes it, without its proxy. One that no agent describes is in the state `undescribed`.
+    pub(super) fn new(
+        (namespace, name): (String, String),
+        node: &str,
+        described: Option<&PodStatus>,
+        undescribed: State,
+    ) -> Self {
+        Self {
+            namespace,
+            name,
+            node: node.to_owned(),
+            state: described.map_or(undescribed, State::of),
+            outbound: described.is_some_and(|pod| pod.outbound),
+            inbound: described.is_some_and(|pod| pod.inbound),
+            bypassed: described.is_some_and(|pod| pod.bypassed),
+            strict: described.is_some_and(|pod| pod.strict),
+            listening: described.is_some_and(|pod| pod.listening),
+            rules_generation: described.map_or(0, |pod| pod.generation),
+            proxy_ready: false,
+            proxy_version: String::new(),
+            reason: described.map(|pod| pod.reason.clone()).unwrap_or_default(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
@@ -175,29 +201,15 @@ impl<'a> Enrolments<'a> {
 
 fn pod_row(pod: &Pod, enrolments: &Enrolments<'_>) -> PodRow {
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let known = enrolments.pods.get(&(namespace.as_str(), name.as_str()));
+    let known = enrolments.pods.get(&(namespace.as_str(), name.as_str())).copied();
     let node = pods::node(pod);
-    let state = match known {
-        Some(known) => State::of(known),
-        None if enrolments.nodes.contains(&node) => State::Missing,
-        None => State::Unknown,
-    };
+    let unknown = if enrolments.nodes.contains(&node) { State::Missing } else { State::Unknown };
     PodRow {
-        state,
-        outbound: known.is_some_and(|known| known.outbound),
-        inbound: known.is_some_and(|known| known.inbound),
-        bypassed: known.is_some_and(|known| known.bypassed),
-        strict: known.is_some_and(|known| known.strict),
-        listening: known.is_some_and(|known| known.listening),
-        rules_generation: known.map_or(0, |known| known.generation),
         proxy_ready: pods::proxy_status(pod).is_some_and(|status| status.ready),
         proxy_version: pods::proxy(pod)
             .and_then(|proxy| proxy.image.as_deref())
             .map(|image| pods::version(image).to_owned())
             .unwrap_or_default(),
-        reason: known.map(|known| known.reason.clone()).unwrap_or_default(),
-        node: node.to_owned(),
-        namespace,
-        name,
+        ..PodRow::new((namespace, name), node, known, unknown)
     }
 }
