@@ -1,5 +1,5 @@
-//! Full maps, told to the node's owner: the kernel programs only count what they had no room for, and who it costs is a pod
-//! that does not become ready, often not the one that filled the map. Refuses to make room.
+//! Reports full maps, with log lines and Events. The kernel programs only count what they had no room for, and the pod that
+//! does not become ready is often not the one that filled the map. Refuses to make room.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use crate::{
     kubernetes::Publisher,
 };
 
-/// How often the counters are looked at.
+/// Polling interval.
 const PERIOD: Duration = Duration::from_secs(5);
-/// How often losses are told while they go on.
+/// Interval of reports while there are more losses.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Tells of losses at once and then once a minute while there are more, forever.
+/// Reports losses at once and then once a minute while there are more, forever.
 ///
 /// # Errors
-/// When the counters cannot be read any more.
+/// When the counters can no longer be read.
 pub(crate) async fn watch(datapath: Handle, publisher: Option<Publisher>) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(PERIOD);
-    let mut told = Told::default();
+    let mut reported = Reported::default();
     loop {
         ticks.tick().await;
         let counted = datapath.call(|kernel| kernel.losses()).await?;
-        let Some(new) = told.new_losses(counted, Instant::now()) else { continue };
+        let Some(new) = reported.new_losses(counted, Instant::now()) else { continue };
         tracing::warn!(
             listeners = new.listeners,
             admissions = new.admissions,
@@ -37,15 +37,15 @@ pub(crate) async fn watch(datapath: Handle, publisher: Option<Publisher>) -> any
     }
 }
 
-/// What was told already.
+/// What was reported already.
 #[derive(Debug, Default)]
-struct Told {
-    /// The counters then. None before the first look: a predecessor told what was counted before.
+struct Reported {
+    /// The counters then. None before the first look: an earlier agent reported what was counted before.
     counted: Option<Losses>,
     at: Option<Instant>,
 }
 
-impl Told {
+impl Reported {
     fn new_losses(&mut self, counted: Losses, now: Instant) -> Option<Losses> {
         let before = *self.counted.get_or_insert(counted);
         let new = Losses {
@@ -74,8 +74,8 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_at_once_and_each_minute_while_there_are_more() {
-        let (begin, mut told) = (Instant::now(), Told::default());
+    fn losses_are_reported_at_once_and_each_minute_while_there_are_more() {
+        let (begin, mut reported) = (Instant::now(), Reported::default());
         let rows = [
             ("a predecessor's", 0, losses(7, 1), None),
             ("no more", 5, losses(7, 1), None),
@@ -85,7 +85,7 @@ mod tests {
             ("over", 140, losses(11, 3), None),
         ];
         for (row, second, counted, expected) in rows {
-            assert_eq!(told.new_losses(counted, begin + Duration::from_secs(second)), expected, "{row}");
+            assert_eq!(reported.new_losses(counted, begin + Duration::from_secs(second)), expected, "{row}");
         }
     }
 
