@@ -16,7 +16,7 @@ use std::{
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rand::{Rng as _, seq::SliceRandom as _};
+use rand::{RngExt as _, seq::SliceRandom as _};
 use rustls::pki_types::ServerName;
 use tokio::{
     net::TcpStream,

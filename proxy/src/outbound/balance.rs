@@ -19,7 +19,7 @@ use std::{
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
-use rand::Rng as _;
+use rand::RngExt as _;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use rand::Rng as _;
+use rand::RngExt as _;
 use tokio::sync::watch;
 
 use super::backends::{Backends, Resolved};

@@ -1,7 +1,7 @@
 //! Filters of a rule and its backend: changing headers, redirecting, injecting failures.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
-use rand::Rng as _;
+use rand::RngExt as _;
 
 use super::redirect::Redirect;
 use crate::http::respond::Failure;
