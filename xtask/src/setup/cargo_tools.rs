@@ -1,4 +1,4 @@
-//! Development tools that cargo builds: pinned, kept in the cache, shared by every checkout.
+//! Development tools that cargo builds: pinned, kept in the cache, shared by every checkout, and not optimised.
 
 use std::path::PathBuf;
 
@@ -44,22 +44,33 @@ pub(crate) fn ensure(tool: &Tool) -> Result<PathBuf> {
         return Ok(program);
     }
     step(&format!("build {} {}: {} (a minute, once)", tool.name, tool.version, tool.why));
+    install(tool.name, tool.version, &[], &[])?;
+    find(tool)?.with_context(|| format!("cargo installed {} but not in version {}", tool.name, tool.version))
+}
+
+/// Installs a program from crates.io into the cache, with more arguments for cargo and variables of its build.
+///
+/// # Errors
+/// When it does not build.
+pub(super) fn install(name: &str, version: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Result<()> {
     let directory = directory()?;
     std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let mut install = command::cargo();
     install
-        .args(["install", tool.name, "--version", tool.version, "--locked", "--force", "--root"])
+        .args(["install", name, "--version", version, "--locked", "--force", "--root"])
         .arg(&directory)
         // It runs for seconds: optimising it would take minutes.
         .args(["--debug"])
+        .args(arguments)
         .envs([("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_INCREMENTAL", "0")])
+        .envs(variables.iter().copied())
         // Our target directory would keep a gigabyte for a tool that is built once.
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&directory);
-    command::run(&mut install)?;
-    find(tool)?.with_context(|| format!("cargo installed {} but not in version {}", tool.name, tool.version))
+    command::run(&mut install)
 }
 
-fn directory() -> Result<PathBuf> {
+/// Where they are, below `bin`.
+pub(super) fn directory() -> Result<PathBuf> {
     Ok(workspace::cache_directory()?.join("tools"))
 }

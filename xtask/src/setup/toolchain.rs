@@ -12,11 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::packages;
-use crate::{
-    command::{self, step},
-    workspace,
-};
+use super::{cargo_tools, packages};
+use crate::command::{self, step};
 
 /// The version of bpf-linker that is installed; the kernel tests have run with its output.
 const LINKER_VERSION: &str = "0.13.0";
@@ -177,7 +174,7 @@ fn llvm_major(version: &str) -> Option<u32> {
 }
 
 fn linkers() -> Result<Vec<Linker>> {
-    let ours = workspace::cache_directory()?.join("tools/bin/bpf-linker");
+    let ours = cargo_tools::directory()?.join("bin/bpf-linker");
     let in_path = command::find("bpf-linker");
     Ok([Some(ours), in_path].into_iter().flatten().filter_map(|program| linker(&program)).collect())
 }
@@ -228,19 +225,14 @@ fn install_linker(llvm: u32) -> Result<()> {
             "bpf-linker has to be built against LLVM {llvm}, which is not here: install its development files (llvm-{llvm}-dev), then run this again"
         );
     }
-    let cache = workspace::cache_directory()?;
-    std::fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-    step(&format!("build bpf-linker {LINKER_VERSION} with LLVM {llvm} (a few minutes, once)"));
-    let mut install = command::cargo();
-    install
-        .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--no-default-features"])
-        .args(["--features", &format!("llvm-{llvm}"), "--force", "--root"])
-        .arg(cache.join("tools"))
-        .env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"))
-        // Our target directory would keep gigabytes for a tool that is built once.
-        .env_remove("CARGO_TARGET_DIR")
-        .current_dir(&cache);
-    command::run(&mut install)
+    step(&format!("build bpf-linker {LINKER_VERSION} with LLVM {llvm} (a minute, once)"));
+    let features = format!("llvm-{llvm}");
+    cargo_tools::install(
+        "bpf-linker",
+        LINKER_VERSION,
+        &["--no-default-features", "--features", &features],
+        &[("LLVM_PREFIX", &format!("/usr/lib/llvm-{llvm}"))],
+    )
 }
 
 fn llvm_is_here(llvm: u32) -> bool {
