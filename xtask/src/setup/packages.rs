@@ -1,7 +1,8 @@
 //! Programs and libraries of the distribution: their use, their detection, their installation.
 
 use std::{
-    fmt, fs,
+    fmt,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -9,7 +10,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::Scope;
-use crate::command::{self, step};
+use crate::{
+    command::{self, step},
+    workspace,
+};
 
 /// How to detect that something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,11 +52,14 @@ const fn need(probe: Probe, package: &'static str, why: &'static str) -> Need {
 }
 
 /// Requirements of compiling: the C parts of our dependencies.
-const BUILD: [Need; 3] = [
+const BUILD: [Need; 2] = [
     need(Probe::Program("cc"), "gcc", "links every program and compiles the cryptography (aws-lc)"),
     need(Probe::File("/usr/include/stdio.h"), "libc6-dev", "headers of the C library for the same"),
-    need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)"),
 ];
+
+/// Requirement of building the proxy for measurements and for users.
+pub(crate) const ALLOCATOR: [Need; 1] =
+    [need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)")];
 
 /// Programs that the sandbox, the tests and the benches call.
 const RUN: [Need; 5] = [
@@ -64,12 +71,7 @@ const RUN: [Need; 5] = [
 ];
 
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
-const KUBE: [Need; 8] = [
-    need(
-        Probe::Program("bpftool"),
-        "bpftool",
-        "shows the checks of the cluster which programs are attached, and where",
-    ),
+const KUBE: [Need; 7] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
@@ -194,6 +196,7 @@ pub fn apt_install(packages: &[&str]) -> Result<()> {
     if !command::is_root() {
         bail!("installing needs root; run: sudo apt-get update && sudo apt-get install -y {list}");
     }
+    let _turn = turn()?;
     step(&format!("apt-get install {list}"));
     command::run(apt_command(&apt).args(["update", "-qq"]))?;
     let mut install = apt_command(&apt);
@@ -207,6 +210,7 @@ pub fn apt_install(packages: &[&str]) -> Result<()> {
 /// When there is no apt, or it does not have the package.
 pub fn unpack(package: &str, into: &Path) -> Result<()> {
     let apt = apt().with_context(|| format!("no apt-get to fetch the Debian package {package} with"))?;
+    let _turn = turn()?;
     if command::is_root() {
         command::run(apt_command(&apt).args(["update", "-qq"]))?;
     }
@@ -245,7 +249,19 @@ pub fn apt_knows(packages: &[&str]) -> bool {
     };
     // A new machine has no package lists yet.
     known(&apt)
-        || (command::is_root() && command::run(apt_command(&apt).args(["update", "-qq"])).is_ok() && known(&apt))
+        || (command::is_root()
+            && turn().is_ok_and(|_turn| command::run(apt_command(&apt).args(["update", "-qq"])).is_ok())
+            && known(&apt))
+}
+
+/// Waits for other runs of this program: apt waits for the lock of the packages, and fails where the lists are locked.
+fn turn() -> Result<File> {
+    let path = workspace::cache_directory()?.join("apt.lock");
+    let name = || format!("lock {}", path.display());
+    fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(name)?;
+    let file = File::create(&path).with_context(name)?;
+    file.lock().with_context(name)?;
+    Ok(file)
 }
 
 fn apt() -> Result<PathBuf> {
@@ -254,7 +270,7 @@ fn apt() -> Result<PathBuf> {
 
 fn apt_command(apt: &Path) -> Command {
     let mut command = Command::new(apt);
-    // Another apt, or another run of this program, may hold the lock for a while.
+    // Another apt may hold the lock for a while.
     command.args(["-o", "DPkg::Lock::Timeout=600"]).env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
