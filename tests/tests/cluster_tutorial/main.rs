@@ -10,6 +10,7 @@
 
 mod bad_input;
 mod interception;
+mod kernel;
 mod under_load;
 mod world;
 

@@ -1,20 +1,16 @@
 //! The cluster, the tutorial in its shell, and questions that several checks ask.
 
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeSet, io::Write as _, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
-use weft_sandbox::host::mounts;
 use weft_test_kit::{check::catch, metrics::Metrics};
 use weft_tests::{
     cluster::Cluster,
     tutorial::{self, Block, Shell},
 };
+
+use crate::kernel;
 
 /// The control plane's namespace.
 pub(super) const MESH: &str = "linkerd";
@@ -34,8 +30,8 @@ pub(super) struct World {
     /// Whether the tutorial was followed up to its last section, or why that failed.
     installed: Option<Result<(), String>>,
     is_removed: bool,
-    /// Network namespaces of meshed pods that run on this host, by inode.
-    netns: Vec<u64>,
+    /// The agents' maps of pods, where agents run on this host.
+    maps: BTreeSet<u32>,
 }
 
 impl World {
@@ -50,7 +46,7 @@ impl World {
             bail!("{TUTORIAL} has no section {END:?} with a block to run");
         }
         let shell = Shell::start(Cluster::repository(), &[("PATH", cluster.path())])?;
-        Ok(Self { cluster, shell, blocks, installed: None, is_removed: false, netns: Vec::new() })
+        Ok(Self { cluster, shell, blocks, installed: None, is_removed: false, maps: BTreeSet::new() })
     }
 
     fn is_end(section: &str) -> bool {
@@ -70,7 +66,7 @@ impl World {
     /// Follows the last section of the tutorial, if there is a mesh.
     pub(super) fn remove(&mut self) {
         if self.installed.is_some() && !self.is_removed {
-            self.remember_pods();
+            self.remember_agents();
             self.is_removed = true;
             self.follow_tutorial(Self::is_end);
         }
@@ -163,38 +159,26 @@ impl World {
         found.unwrap();
     }
 
-    /// Notes what the kernel has for the meshed pods, where they run on this host.
-    fn remember_pods(&mut self) {
-        let list = self.cluster.get(&["pods", "-A", "-l", "linkerd.io/control-plane-ns"]).unwrap();
-        let uids: Vec<_> =
-            list["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
-        let ours = pod_namespaces(&uids);
-        self.netns = linked_namespaces().into_iter().filter(|inode| ours.contains(inode)).collect();
+    /// Notes what the kernel holds for the agents, where they run on this host.
+    fn remember_agents(&mut self) {
+        let agents = self.cluster.get(&["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=agent"]).unwrap();
+        let uids = agents["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
+        self.maps = kernel::maps_of(&uids.collect::<Vec<_>>());
         // What is looked for in the end must be seen now, or finding nothing would mean nothing.
-        let cgroups = self.cgroups();
-        if cgroups.is_empty() {
+        if self.maps.is_empty() {
             println!("  the nodes are not on this host: their kernels are not looked into");
         } else {
-            assert!(!self.netns.is_empty(), "no link at the namespace of a meshed pod");
-            assert!(cgroups.iter().any(|cgroup| !programs_at(cgroup).is_empty()), "no program at {cgroups:?}");
+            let held = kernel::users_of(&self.maps);
+            for program in ["weft_connect4", "weft_sk_lookup"] {
+                assert!(held.iter().any(|name| name == program), "no {program} among {held:?}");
+            }
         }
     }
 
-    /// Nothing of the agent's is in the kernel any more for this cluster's pods.
+    /// Nothing of the agents is in the kernel any more: neither their maps nor a program that uses them, attached or not.
     pub(super) fn assert_kernel_is_clean(&self) {
-        let left: Vec<_> = linked_namespaces().into_iter().filter(|inode| self.netns.contains(inode)).collect();
-        assert!(left.is_empty(), "links at namespaces of pods: {left:?}");
-        for cgroup in self.cgroups() {
-            let left = programs_at(&cgroup);
-            assert!(left.is_empty(), "programs at {}: {left:?}", cgroup.display());
-        }
-    }
-
-    /// The control groups of this cluster's nodes, of those that `cargo xtask kube` made on this host.
-    fn cgroups(&self) -> Vec<PathBuf> {
-        let nodes = self.cluster.get(&["nodes"]).unwrap();
-        let names = nodes["items"].as_array().unwrap().iter().filter_map(|node| node["metadata"]["name"].as_str());
-        names.flat_map(cgroups_of).collect()
+        let left = kernel::users_of(&self.maps);
+        assert!(left.is_empty(), "programs and maps of the agents: {left:?}");
     }
 }
 
@@ -208,40 +192,4 @@ fn event_text(event: &Value) -> String {
         text(&event["reason"]),
         text(&event["message"])
     )
-}
-
-/// Inodes of the network namespaces that have a program of any kind.
-fn linked_namespaces() -> Vec<u64> {
-    let output = Command::new("bpftool").args(["-j", "link", "show"]).output().unwrap();
-    let links: Value = serde_json::from_slice(&output.stdout).unwrap();
-    links.as_array().unwrap().iter().filter_map(|link| link["netns_ino"].as_u64()).collect()
-}
-
-/// Our programs at a control group and below it.
-fn programs_at(cgroup: &Path) -> Vec<String> {
-    let output = Command::new("bpftool").args(["cgroup", "tree"]).arg(cgroup).output().unwrap();
-    let tree = String::from_utf8_lossy(&output.stdout).into_owned();
-    tree.lines().filter(|line| line.contains("weft_")).map(str::to_owned).collect()
-}
-
-/// Inodes of the network namespaces of processes whose cgroup names one of these pods.
-fn pod_namespaces(uids: &[&str]) -> Vec<u64> {
-    use std::os::unix::fs::MetadataExt as _;
-    let mut found = Vec::new();
-    for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        let cgroup = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-        if uids.iter().any(|uid| cgroup.contains(uid))
-            && let Ok(namespace) = std::fs::metadata(process.path().join("ns/net"))
-        {
-            found.push(namespace.ino());
-        }
-    }
-    found
-}
-
-/// The control groups of a node that `cargo xtask kube` made on this host.
-fn cgroups_of(node: &str) -> Vec<PathBuf> {
-    let Some(cluster) = node.strip_suffix("-node") else { return Vec::new() };
-    let roots = mounts().unwrap().into_iter().filter(|(_, kind)| kind == "cgroup2");
-    roots.map(|(root, _)| root.join(format!("weft-kube-{cluster}"))).filter(|path| path.is_dir()).collect()
 }
