@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use crate::address::Address;
+use crate::{address::Address, verdict::Direction};
 
 /// How many own addresses a pod may have; more are treated as other hosts' addresses.
 pub const ADDRESSES: usize = 16;
@@ -120,6 +120,51 @@ impl Pod {
         if self.has(EXEMPTS_CGROUP) { Owner::cgroup(self.proxy_cgroup) } else { Owner::user(self.proxy_uid) }
     }
 
+    /// Whether the rules skip a port. `contains` looks a bit up in the entry of a block, which may be absent.
+    ///
+    /// # Errors
+    /// Those of `contains`.
+    #[inline(always)]
+    pub fn skips_port<E>(
+        &self,
+        netns_cookie: u64,
+        direction: Direction,
+        port: u16,
+        contains: impl Fn(&PortBlockKey, u16) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        let flag = match direction {
+            Direction::Outbound => SKIPS_OUTBOUND_PORTS,
+            Direction::Inbound => SKIPS_INBOUND_PORTS,
+        };
+        if !self.has(flag) {
+            return Ok(false);
+        }
+        let key =
+            |block| PortBlockKey { netns_cookie, generation: self.generation, direction: direction as u16, block };
+        let block = port / BLOCK_PORTS;
+        if contains(&key(block), port)? {
+            return Ok(true);
+        }
+        if self.has(SKIPS_WHOLE_BLOCKS) { contains(&key(WHOLE_BLOCKS), block) } else { Ok(false) }
+    }
+
+    /// Whether the rules skip connections from an address. `contains` looks a prefix up.
+    ///
+    /// # Errors
+    /// Those of `contains`.
+    #[inline(always)]
+    pub fn skips_subnet<E>(
+        &self,
+        netns_cookie: u64,
+        client: &Address,
+        contains: impl FnOnce(Subnet) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        if !self.has(SKIPS_SUBNETS) {
+            return Ok(false);
+        }
+        contains(Subnet::new(netns_cookie, self.generation, client))
+    }
+
     /// Whether a flag is set.
     #[inline(always)]
     #[must_use]
@@ -159,7 +204,7 @@ pub const BLOCK_PORTS: u16 = 512;
 pub const WHOLE_BLOCKS: u16 = u16::MAX;
 
 /// Blocks of skipped ports on one node. One pod has at most 64 (the agent's rules), most have two.
-pub const MAX_PORT_BLOCKS: u32 = 16384;
+pub const MAX_PORT_BLOCKS: u32 = 2 * MAX_PODS;
 
 /// One block of a pod's skipped ports. Sparse: a block without a skipped port has no entry.
 #[repr(C)]

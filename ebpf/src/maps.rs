@@ -1,6 +1,6 @@
 //! The maps, and the few ways in which the programs touch them. Refuses decisions.
 
-use core::ptr;
+use core::{convert::Infallible, ptr};
 
 use aya_ebpf::{
     bindings::{
@@ -16,7 +16,7 @@ use weft_ebpf_abi::{
     counter,
     event::RING_BYTES,
     pod::{
-        self, ADMISSION_SLOTS, AdmissionKey, BLOCK_PORTS, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey,
+        self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey,
         SHARED_CGROUP, Subnet,
     },
     socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MIN_FLOWS, ProxyKey, Slots, SocketState},
@@ -89,30 +89,20 @@ pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
 /// Whether the pod's rules skip a port.
 #[inline(always)]
 pub(crate) fn skips_port(pod: &Pod, netns_cookie: u64, direction: Direction, port: u16) -> bool {
-    let flag = match direction {
-        Direction::Outbound => pod::SKIPS_OUTBOUND_PORTS,
-        Direction::Inbound => pod::SKIPS_INBOUND_PORTS,
-    };
-    if !pod.has(flag) {
-        return false;
-    }
-    let block = port / BLOCK_PORTS;
-    let contains = |block: u16, bit: u16| {
-        let key = PortBlockKey { netns_cookie, generation: pod.generation, direction: direction as u16, block };
+    let Ok(skips) = pod.skips_port(netns_cookie, direction, port, |key, bit| -> Result<_, Infallible> {
         // SAFETY: as in `pod`.
-        unsafe { PORTS.get_ptr(key).is_some_and(|block| (*block).contains(bit)) }
-    };
-    contains(block, port) || pod.has(pod::SKIPS_WHOLE_BLOCKS) && contains(pod::WHOLE_BLOCKS, block)
+        Ok(unsafe { PORTS.get_ptr(key).is_some_and(|block| (*block).contains(bit)) })
+    });
+    skips
 }
 
 /// Whether the pod's rules skip connections from an address.
 #[inline(always)]
 pub(crate) fn skips_subnet(pod: &Pod, netns_cookie: u64, client: &Address) -> bool {
-    if !pod.has(pod::SKIPS_SUBNETS) {
-        return false;
-    }
-    let key = Key::new(Subnet::HEAD_BITS + 128, Subnet::new(netns_cookie, pod.generation, client));
-    SUBNETS.get(key).is_some()
+    let Ok(skips) = pod.skips_subnet(netns_cookie, client, |subnet| -> Result<_, Infallible> {
+        Ok(SUBNETS.get(Key::new(Subnet::HEAD_BITS + 128, subnet)).is_some())
+    });
+    skips
 }
 
 /// Counts a verdict.

@@ -64,8 +64,7 @@ fn connect_verdict(
     entry: &Pod,
     destination: SocketAddr,
 ) -> Result<Verdict, DatapathError> {
-    let skips_port = entry.has(pod::SKIPS_OUTBOUND_PORTS)
-        && datapath.maps().skips_port(cookie, entry, Direction::Outbound, destination.port())?;
+    let skips_port = datapath.maps().skips_port(cookie, entry, Direction::Outbound, destination.port())?;
     let connect = Connect {
         node_bypassed: datapath.maps().bypassed()?,
         caller: caller(question, entry),
@@ -93,9 +92,8 @@ fn inbound_verdict(
     }
     let (local, port) = (Address::from(destination.ip()), destination.port());
     let client = question.source.map_or_else(|| stranger(&local), Address::from);
-    let skips_port =
-        entry.has(pod::SKIPS_INBOUND_PORTS) && datapath.maps().skips_port(cookie, entry, Direction::Inbound, port)?;
-    let skips_subnet = entry.has(pod::SKIPS_SUBNETS) && datapath.maps().skips_subnet(cookie, entry, &client)?;
+    let skips_port = datapath.maps().skips_port(cookie, entry, Direction::Inbound, port)?;
+    let skips_subnet = datapath.maps().skips_subnet(cookie, entry, &client)?;
     let controls = datapath.listens(cookie, entry, entry.control_port)?;
     let arrival = Arrival { node_bypassed: datapath.maps().bypassed()?, client: &client, local: &local, port };
     let decision = decide_inbound(Some(entry), &arrival, |_| controls, || skips_port, || skips_subnet);

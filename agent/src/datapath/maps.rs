@@ -154,21 +154,16 @@ impl Maps {
         direction: Direction,
         port: u16,
     ) -> Result<bool, DatapathError> {
-        let block = port / pod::BLOCK_PORTS;
-        for (block, bit) in [(block, port), (pod::WHOLE_BLOCKS, block)] {
-            let key =
-                PortBlockKey { netns_cookie: cookie, generation: entry.generation, direction: direction as u16, block };
-            if found(self.ports.get(&key, 0), map::PORTS)?.is_some_and(|block| block.contains(bit)) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        entry.skips_port(cookie, direction, port, |key, bit| {
+            Ok(found(self.ports.get(key, 0), map::PORTS)?.is_some_and(|block| block.contains(bit)))
+        })
     }
 
     /// Whether a pod's rules skip a client, as the programs look it up.
     pub(crate) fn skips_subnet(&self, cookie: u64, entry: &Pod, client: &Address) -> Result<bool, DatapathError> {
-        let key = Key::new(Subnet::HEAD_BITS + 128, Subnet::new(cookie, entry.generation, client));
-        Ok(found(self.subnets.get(&key, 0), map::SUBNETS)?.is_some())
+        entry.skips_subnet(cookie, client, |subnet| {
+            Ok(found(self.subnets.get(&Key::new(Subnet::HEAD_BITS + 128, subnet), 0), map::SUBNETS)?.is_some())
+        })
     }
 
     /// A counter of [`weft_ebpf_abi::counter`], summed over all CPUs.
