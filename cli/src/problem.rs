@@ -10,12 +10,12 @@ pub(crate) struct Problem {
     /// E.g. `Pod shop/web-0`, or `Secret linkerd/linkerd-identity-issuer, data["crt.pem"]`.
     pub(crate) object: String,
     pub(crate) problem: String,
-    pub(crate) cure: String,
+    pub(crate) remedy: String,
 }
 
 impl Problem {
-    pub(crate) fn new(object: impl Into<String>, problem: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { object: object.into(), problem: problem.into(), cure: cure.into() }
+    pub(crate) fn new(object: impl Into<String>, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { object: object.into(), problem: problem.into(), remedy: remedy.into() }
     }
 }
 

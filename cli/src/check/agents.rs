@@ -35,11 +35,11 @@ pub(super) fn on_all_nodes(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let refused = creation_failure(facts);
     let missing = without_agent(nodes, mesh).into_iter().map(|node| {
         let why = refused.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-        let cure = match refused {
+        let remedy = match refused {
             Some(_) => format!("kubectl label --overwrite namespace {} pod-security.kubernetes.io/enforce=privileged, or remove what refuses it", facts.namespace),
             None => "meshed pods there never become ready; let it run there (values agent.tolerations, agent.nodeSelector)".to_owned(),
         };
-        Problem::new(format!("Node {node}"), format!("has no agent{why}"), cure)
+        Problem::new(format!("Node {node}"), format!("has no agent{why}"), remedy)
     });
     Ok(missing.collect())
 }
@@ -58,7 +58,7 @@ pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             Problem {
                 object,
                 problem: text,
-                cure: format!("{}; a node needs Linux 5.10, cgroup2 and BTF", problem.cure),
+                remedy: format!("{}; a node needs Linux 5.10, cgroup2 and BTF", problem.remedy),
             }
         })
         .collect())
@@ -71,11 +71,11 @@ pub(super) fn answer(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(ready
         .filter_map(|agent| {
             let error = agent.answer.as_ref().err()?;
-            let cure = format!(
+            let remedy = format!(
                 "this user needs `get` and `create` of pods/exec in {}; else see the agent's log",
                 facts.namespace
             );
-            Some(Problem::new(format!("Agent on node {}", agent.node()), format!("does not answer: {error}"), cure))
+            Some(Problem::new(format!("Agent on node {}", agent.node()), format!("does not answer: {error}"), remedy))
         })
         .collect())
 }
@@ -90,8 +90,8 @@ pub(super) fn one_version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     }
     let versions: Vec<_> = versions.into_iter().collect();
     let problem = format!("agents run {} with {} kinds of programs", versions.join(", "), programs.len());
-    let cure = format!("kubectl -n {} rollout status daemonset/{DAEMON_SET}", facts.namespace);
-    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), problem, cure)])
+    let remedy = format!("kubectl -n {} rollout status daemonset/{DAEMON_SET}", facts.namespace);
+    Ok(vec![Problem::new(facts.named("DaemonSet", DAEMON_SET), problem, remedy)])
 }
 
 pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -99,8 +99,8 @@ pub(super) fn below_the_root(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let at_root = |agent: &Agent| {
         let status = agent.answer.as_ref().ok().filter(|status| status.cgroup_is_root)?;
         let problem = format!("its programs are attached to the root of the cgroup2 tree: {}", status.cgroup_reason);
-        let cure = "it works, but the programs also run for host processes; a kubelet with cgroup2 has its own kubepods cgroup";
-        Some(Problem::new(format!("Agent on node {}", agent.node()), problem, cure))
+        let remedy = "it works, but the programs also run for host processes; a kubelet with cgroup2 has its own kubepods cgroup";
+        Some(Problem::new(format!("Agent on node {}", agent.node()), problem, remedy))
     };
     Ok(mesh.agents.iter().filter_map(at_root).collect())
 }
@@ -165,7 +165,7 @@ mod tests {
         facts.cluster.as_mut().unwrap().events = Ok(vec![object(json!({"metadata": {}, "involvedObject": involved,
             "type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity \"baseline:latest\""}))]);
         check(on_all_nodes(&facts), &[("Node b", "violates PodSecurity")]);
-        assert!(on_all_nodes(&facts).unwrap()[0].cure.contains("enforce=privileged"));
+        assert!(on_all_nodes(&facts).unwrap()[0].remedy.contains("enforce=privileged"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) enum Stop {
 /// The value of a fact, or why it could not be read.
 pub(super) fn known<'a, T>(what: &str, fetched: &'a Result<T, String>) -> Result<&'a T, Stop> {
     fetched.as_ref().map_err(|error| {
-        let cure = "let this user get and list them, or use one who may (--context, --as)";
-        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), cure))
+        let remedy = "let this user get and list them, or use one who may (--context, --as)";
+        Stop::Unanswered(Problem::new(what, format!("cannot be read: {error}"), remedy))
     })
 }

@@ -77,8 +77,8 @@ pub(super) fn have_a_proxy(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(without
         .map(|pod| {
             let problem = "has no proxy: it was created before the annotation, or while the injector did not answer";
-            let cure = restart(pod);
-            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure)
+            let remedy = restart(pod);
+            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy)
         })
         .collect())
 }
@@ -92,13 +92,13 @@ pub(super) fn annotations(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 pub(super) fn of_metadata(
     facts: &Facts,
     find: fn(&ObjectMeta) -> Vec<Invalid>,
-    cure: &str,
+    remedy: &str,
 ) -> Result<Vec<Problem>, Stop> {
     let cluster = facts.cluster()?;
     let mut found = Vec::new();
     let mut check = |object: String, prefix: &str, metadata: &_| {
         for invalid in find(metadata) {
-            found.push(Problem::new(format!("{object}, {prefix}{}", invalid.field), invalid.problem, cure));
+            found.push(Problem::new(format!("{object}, {prefix}{}", invalid.field), invalid.problem, remedy));
         }
     };
     let namespaces = known("Namespaces", &cluster.namespaces)?;
@@ -131,8 +131,8 @@ pub(super) fn versions_match(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             .find(|version| *version != facts.cli_version);
         if let Some(version) = other {
             let problem = format!("runs {version}, but this is weft {}", facts.cli_version);
-            let cure = "use the command line of the control plane's version, or upgrade the control plane";
-            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure));
+            let remedy = "use the command line of the control plane's version, or upgrade the control plane";
+            found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy));
         }
     }
     Ok(found)
@@ -157,8 +157,8 @@ fn warning(event: &Event) -> Problem {
     let full = namespace.map_or_else(|| name.clone(), |namespace| format!("{namespace}/{name}"));
     let (reason, note) = (event.reason.as_deref().unwrap_or("Warning"), event.message.as_deref().unwrap_or_default());
     let within = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
-    let cure = format!("kubectl{within} describe {} {name}", kind.to_lowercase());
-    Problem::new(format!("{kind} {full}"), format!("{reason}: {note}"), cure)
+    let remedy = format!("kubectl{within} describe {} {name}", kind.to_lowercase());
+    Problem::new(format!("{kind} {full}"), format!("{reason}: {note}"), remedy)
 }
 
 /// The command that recreates a pod.
@@ -226,7 +226,7 @@ fn not_ready_proxies(facts: &Facts, all: Vec<&Pod>) -> Vec<Problem> {
         .collect()
 }
 
-fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, cure: &str) -> Vec<Problem> {
+fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, remedy: &str) -> Vec<Problem> {
     let Some(current) = proxy_version(cluster) else { return Vec::new() };
     let version = |pod: &Pod| {
         pods::proxy(pod).and_then(|proxy| proxy.image.clone()).map(|image| pods::version(&image).to_owned())
@@ -235,7 +235,7 @@ fn outdated(cluster: &ClusterFacts, all: Vec<&Pod>, cure: &str) -> Vec<Problem> 
         .filter_map(|pod| Some((pod, version(pod).filter(|version| *version != current)?)))
         .map(|(pod, version)| {
             let problem = format!("its proxy is {version}, but new ones are {current}");
-            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, cure)
+            Problem::new(format!("Pod {}", pods::full_name(pod)), problem, remedy)
         })
         .collect()
 }

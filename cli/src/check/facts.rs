@@ -204,7 +204,7 @@ pub(super) mod tests {
         assert_eq!(found.len(), expected.len(), "{found:#?}");
         for (problem, (object, part)) in found.iter().zip(expected) {
             assert!(problem.object == *object && problem.problem.contains(part), "{problem:#?}");
-            assert!(!problem.cure.is_empty(), "{problem:#?}");
+            assert!(!problem.remedy.is_empty(), "{problem:#?}");
         }
     }
 

@@ -136,12 +136,12 @@ pub(super) fn issuer_is_ours(facts: &Facts) -> Result<Vec<Problem>, Stop> {
                 anchors_field(facts),
                 subjects.join(", ")
             );
-            let cure = format!(
+            let remedy = format!(
                 "with an issuer that this root signed: {}; or with the root that signed this issuer: {}",
                 facts.upgrade(NEW_ISSUER),
                 facts.upgrade(NEW_ANCHORS)
             );
-            vec![Problem::new(field, problem, cure)]
+            vec![Problem::new(field, problem, remedy)]
         }
         Some(Ok(_)) => Vec::new(),
         // The anchors cannot be read, as another check reports.
@@ -165,8 +165,8 @@ pub(super) fn proxies_trust_it(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             let object =
                 format!("Pod {}, metadata.annotations[\"{}\"]", pods::full_name(pod), labels::TRUST_ROOT_SHA256);
             let problem = format!("is not the digest of {}: its proxy trusts other anchors", anchors_field(facts));
-            let cure = format!("kubectl -n {} rollout restart deployment", pod.namespace().unwrap_or_default());
-            Problem::new(object, problem, cure)
+            let remedy = format!("kubectl -n {} rollout restart deployment", pod.namespace().unwrap_or_default());
+            Problem::new(object, problem, remedy)
         })
         .collect())
 }
@@ -217,17 +217,17 @@ pub(super) fn text(secret: &Secret, key: &str) -> Option<Result<String, ()>> {
     Some(String::from_utf8(bytes.clone()).map_err(|_| ()))
 }
 
-fn unsupported(field: &str, chain: &[Certificate], cure: &str) -> Vec<Problem> {
+fn unsupported(field: &str, chain: &[Certificate], remedy: &str) -> Vec<Problem> {
     let unsupported = chain.iter().filter(|certificate| !certificate.supported);
     unsupported
         .map(|certificate| {
             let problem = format!("{} has a key that proxies cannot verify: {}", certificate.subject, certificate.key);
-            Problem::new(field, problem, format!("make one with ECDSA P-256, then {cure}"))
+            Problem::new(field, problem, format!("make one with ECDSA P-256, then {remedy}"))
         })
         .collect()
 }
 
-pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, cure: &str) -> Vec<Problem> {
+pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, remedy: &str) -> Vec<Problem> {
     let mut found = Vec::new();
     for certificate in chain {
         let problem = if certificate.not_after <= now {
@@ -237,18 +237,24 @@ pub(super) fn invalid_now(field: &str, chain: &[Certificate], now: SystemTime, c
         } else {
             continue;
         };
-        found.push(Problem::new(field, problem, format!("make a new one, then {cure}")));
+        found.push(Problem::new(field, problem, format!("make a new one, then {remedy}")));
     }
     found
 }
 
-pub(super) fn ending(field: &str, chain: &[Certificate], now: SystemTime, soon: Duration, cure: &str) -> Vec<Problem> {
+pub(super) fn ending(
+    field: &str,
+    chain: &[Certificate],
+    now: SystemTime,
+    soon: Duration,
+    remedy: &str,
+) -> Vec<Problem> {
     let valid = chain.iter().filter(|certificate| certificate.not_after > now);
     let ending = valid.filter(|certificate| certificate.not_after < now + soon);
     ending
         .map(|certificate| {
             let problem = format!("{} expires in {}", certificate.subject, days(certificate.not_after, now));
-            Problem::new(field, problem, format!("make a new one, then {cure}"))
+            Problem::new(field, problem, format!("make a new one, then {remedy}"))
         })
         .collect()
 }
@@ -328,7 +334,7 @@ mod tests {
         check(issuer_is_ours(&facts), &[(ISSUER_CRT, "CN=issuer.stranger is signed by no certificate of ConfigMap")]);
         let found = issuer_is_ours(&facts).unwrap();
         assert!(
-            found[0].cure.contains("identityTrustAnchorsPEM") && found[0].cure.contains("crtPEM"),
+            found[0].remedy.contains("identityTrustAnchorsPEM") && found[0].remedy.contains("crtPEM"),
             "{:?}",
             found[0]
         );

@@ -22,8 +22,8 @@ pub(super) fn namespace(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     if namespaces.iter().any(|namespace| namespace.name_any() == facts.namespace) {
         return Ok(Vec::new());
     }
-    let cure = format!("{}, or name the control plane's namespace with -L", facts.install());
-    Ok(vec![Problem::new(format!("Namespace {}", facts.namespace), "does not exist", cure)])
+    let remedy = format!("{}, or name the control plane's namespace with -L", facts.install());
+    Ok(vec![Problem::new(format!("Namespace {}", facts.namespace), "does not exist", remedy)])
 }
 
 pub(super) fn config(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -53,8 +53,8 @@ pub(super) fn config_parses(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(match checked {
         Ok(_) => Vec::new(),
         Err(invalid) => {
-            let cure = facts.upgrade(&format!("--set {}=...", invalid.field));
-            vec![Problem::new(format!("{object}, data.values, {}", invalid.field), invalid.problem, cure)]
+            let remedy = facts.upgrade(&format!("--set {}=...", invalid.field));
+            vec![Problem::new(format!("{object}, data.values, {}", invalid.field), invalid.problem, remedy)]
         }
     })
 }
@@ -84,9 +84,9 @@ pub(super) fn cluster_role_names(namespace: &str) -> Vec<String> {
     names
 }
 
-fn missing(kind: &str, names: &[String], there: &BTreeSet<String>, cure: &str) -> Vec<Problem> {
+fn missing(kind: &str, names: &[String], there: &BTreeSet<String>, remedy: &str) -> Vec<Problem> {
     let missing = names.iter().filter(|name| !there.contains(*name));
-    missing.map(|name| Problem::new(format!("{kind} {name}"), "does not exist", cure)).collect()
+    missing.map(|name| Problem::new(format!("{kind} {name}"), "does not exist", remedy)).collect()
 }
 
 pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -108,15 +108,15 @@ pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             .find(|it| it.type_.as_deref() == Some("ReplicaFailure") && it.status.as_deref() == Some("True"));
         if let Some(failure) = failure {
             let why = failure.message.or(failure.reason).unwrap_or_default();
-            let cure =
+            let remedy =
                 format!("kubectl -n {} describe replicaset -l linkerd.io/control-plane-component", facts.namespace);
-            found.push(Problem::new(object, format!("cannot create its pods: {why}"), cure));
+            found.push(Problem::new(object, format!("cannot create its pods: {why}"), remedy));
         } else if ready < wanted || updated < wanted {
-            let cure = format!("kubectl -n {} rollout status deployment/{name}", facts.namespace);
+            let remedy = format!("kubectl -n {} rollout status deployment/{name}", facts.namespace);
             found.push(Problem::new(
                 object,
                 format!("{ready} of {wanted} replicas are ready, {updated} up to date"),
-                cure,
+                remedy,
             ));
         }
     }
@@ -126,8 +126,8 @@ pub(super) fn replica_sets(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 pub(super) fn scheduled(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let all = known("Pods", &facts.cluster()?.mesh.control_pods)?;
     let stuck = all.iter().filter_map(|pod| Some((pod, pods::unschedulable(pod)?)));
-    let cure = "add room, or change values nodeSelector, tolerations, resources, controllerReplicas";
-    Ok(stuck.map(|(pod, why)| Problem::new(format!("Pod {}", pods::full_name(pod)), why, cure)).collect())
+    let remedy = "add room, or change values nodeSelector, tolerations, resources, controllerReplicas";
+    Ok(stuck.map(|(pod, why)| Problem::new(format!("Pod {}", pods::full_name(pod)), why, remedy)).collect())
 }
 
 pub(super) fn control_pods(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -162,8 +162,8 @@ fn problem_of(pod: &Pod, mut causes: Vec<String>) -> Problem {
         causes.push(format!("is {}", pods::phase(pod)));
     }
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let cure = format!("kubectl -n {namespace} describe pod {name}, and its log");
-    Problem::new(format!("Pod {namespace}/{name}"), causes.join("; "), cure)
+    let remedy = format!("kubectl -n {namespace} describe pod {name}, and its log");
+    Problem::new(format!("Pod {namespace}/{name}"), causes.join("; "), remedy)
 }
 
 pub(super) fn node_networks(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -229,8 +229,8 @@ impl Networks {
     }
 
     fn problem(&self, object: String, network: &str) -> Problem {
-        let cure = format!("{}, with it among them", self.upgrade);
-        Problem::new(object, format!("{network} is not within clusterNetworks, so proxies do not look it up"), cure)
+        let remedy = format!("{}, with it among them", self.upgrade);
+        Problem::new(object, format!("{network} is not within clusterNetworks, so proxies do not look it up"), remedy)
     }
 }
 

@@ -57,9 +57,9 @@ pub(super) fn client(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     Ok(match (&facts.cluster, &facts.client) {
         (Err(error), Ok(server)) => {
-            let cure =
+            let remedy =
                 "is it running, is this the right context, has the login expired? `kubectl version` asks the same";
-            vec![Problem::new(format!("API server {server}"), error, cure)]
+            vec![Problem::new(format!("API server {server}"), error, remedy)]
         }
         _ => Vec::new(),
     })
@@ -130,11 +130,11 @@ fn missing_crds(
         };
         let missing: Vec<_> = versions.difference(&crd.served).map(String::as_str).collect();
         if !missing.is_empty() {
-            let cure = format!("{install}, or remove what another mesh installed");
+            let remedy = format!("{install}, or remove what another mesh installed");
             found.push(Problem::new(
                 format!("{object}, spec.versions"),
                 format!("does not serve {}", missing.join(", ")),
-                cure,
+                remedy,
             ));
         }
     }
@@ -150,8 +150,8 @@ pub(super) fn gateway_crds(facts: &Facts) -> Result<Vec<Problem>, Stop> {
             // Not a problem: Weft does not act on routes yet.
             None => {}
             Some(crd) if !crd.served.contains("v1") => {
-                let cure = "upgrade the Gateway API to v1.2 or newer";
-                found.push(Problem::new(format!("{object}, spec.versions"), "does not serve v1", cure));
+                let remedy = "upgrade the Gateway API to v1.2 or newer";
+                found.push(Problem::new(format!("{object}, spec.versions"), "does not serve v1", remedy));
             }
             Some(Crd { bundle: Some(bundle), .. }) if release(bundle).is_some_and(|release| release < MIN_GATEWAY) => {
                 let field = "metadata.annotations[\"gateway.networking.k8s.io/bundle-version\"]";
@@ -212,18 +212,18 @@ fn may_create(facts: &Facts, namespaced: bool) -> Result<Vec<Problem>, Stop> {
         let kind = access.kind;
         let object =
             if kind.group.is_empty() { kind.plural.to_owned() } else { format!("{}.{}", kind.plural, kind.group) };
-        let cure = "install as a user with rights to everything, such as cluster-admin (--as, --context)";
+        let remedy = "install as a user with rights to everything, such as cluster-admin (--as, --context)";
         match &access.allowed {
             Ok(true) => {}
             Ok(false) => {
                 let place = if namespaced { format!(" in namespace {}", facts.namespace) } else { String::new() };
-                found.push(Problem::new(object, format!("this user may not create them{place}"), cure));
+                found.push(Problem::new(object, format!("this user may not create them{place}"), remedy));
             }
             Err(error) => {
                 found.push(Problem::new(
                     object,
                     format!("cannot ask whether this user may create them: {error}"),
-                    cure,
+                    remedy,
                 ));
             }
         }
@@ -291,7 +291,7 @@ mod tests {
             old.to_string(),
             "CustomResourceDefinition servers.policy.linkerd.io, spec.versions: does not serve v1beta3"
         );
-        assert!(missing.object.ends_with("serviceprofiles.linkerd.io") && missing.cure.contains("weft-crds"));
+        assert!(missing.object.ends_with("serviceprofiles.linkerd.io") && missing.remedy.contains("weft-crds"));
     }
 
     #[test]

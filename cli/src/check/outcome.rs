@@ -141,7 +141,7 @@ impl Serialize for CheckOutcome {
         let mut check = serializer.serialize_struct("check", if failed { 4 } else { 2 })?;
         check.serialize_field("description", self.description)?;
         if failed {
-            check.serialize_field("hint", &lines(self.problems.iter().map(|problem| problem.cure.clone())))?;
+            check.serialize_field("hint", &lines(self.problems.iter().map(|problem| problem.remedy.clone())))?;
             check.serialize_field("error", &lines(self.problems.iter().map(Problem::to_string)))?;
         }
         check.serialize_field("result", self.result())?;

@@ -61,8 +61,8 @@ fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
             for (index, problem) in check.problems.iter().enumerate() {
                 let _ = writeln!(text, "    {}", printable::lines(&problem.to_string()));
                 // Consecutive problems may have the same remedy.
-                if check.problems.get(index + 1).is_none_or(|next| next.cure != problem.cure) {
-                    let _ = writeln!(text, "      cure: {}", printable::lines(&problem.cure));
+                if check.problems.get(index + 1).is_none_or(|next| next.remedy != problem.remedy) {
+                    let _ = writeln!(text, "      remedy: {}", printable::lines(&problem.remedy));
                 }
             }
         }
@@ -124,7 +124,7 @@ mod tests {
     fn a_failure_is_followed_by_its_cure() {
         let text = text(&outcome(), false, false);
         let expected = "linkerd-identity\n----------------\n√ trust anchors are valid\n× issuer cert is valid\n    \
-                        Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      cure: make a new one\n\n\
+                        Secret linkerd/issuer, data[\"crt.pem\"]: has expired\n      remedy: make a new one\n\n\
                         Status check results are ×: 1 check failed";
         assert_eq!(text, expected);
     }
@@ -157,7 +157,7 @@ mod tests {
         outcome.categories[0].checks[1].problems = vec![problem("a"), problem("b")];
         assert!(
             text(&outcome, true, false)
-                .contains("    a: does not exist\n    b: does not exist\n      cure: install it\n")
+                .contains("    a: does not exist\n    b: does not exist\n      remedy: install it\n")
         );
     }
 

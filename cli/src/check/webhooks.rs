@@ -96,14 +96,14 @@ pub(super) fn have_endpoints(facts: &Facts) -> Result<Vec<Problem>, Stop> {
         let object = facts.named("Service", &service(name));
         if *known(&object, &of(facts, name)?.endpoints)? == 0 {
             let component = if name == INJECTOR { "proxy-injector" } else { "destination" };
-            let cure = format!(
+            let remedy = format!(
                 "kubectl -n {} describe pods -l linkerd.io/control-plane-component={component}",
                 facts.namespace
             );
             found.push(Problem::new(
                 object,
                 "has no endpoint that is ready, so the API server cannot reach the webhook",
-                cure,
+                remedy,
             ));
         }
     }
@@ -166,7 +166,7 @@ fn lasts(facts: &Facts, name: &str) -> Result<Vec<Problem>, Stop> {
     let soon = if is_generated(secret) { OVERDUE } else { SOON };
     let field = data_field(facts, &secret_name, "tls.crt");
     let found = ending(&field, chain.get(..1).unwrap_or_default(), facts.now, soon, "");
-    Ok(found.into_iter().map(|problem| Problem { cure: renew(facts, secret), ..problem }).collect())
+    Ok(found.into_iter().map(|problem| Problem { remedy: renew(facts, secret), ..problem }).collect())
 }
 
 fn is_generated(secret: &Secret) -> bool {

@@ -55,9 +55,9 @@ fn nodes_without_agent(mesh: &Mesh, found: &mut Vec<Problem>) {
     }
     for node in without_agent(nodes, mesh) {
         let object = format!("Node {node}");
-        let cure =
+        let remedy =
             "meshed pods there stay unready; allow it to run there (values agent.tolerations, agent.nodeSelector)";
-        found.push(Problem::new(object, "has no agent", cure));
+        found.push(Problem::new(object, "has no agent", remedy));
     }
 }
 
@@ -72,34 +72,35 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
     for agent in agents {
         let object = if agent.node.is_empty() { "Agent".to_owned() } else { format!("Agent on node {}", agent.node) };
         if let Some(error) = &agent.error {
-            let cure = if agent.pod.is_empty() {
+            let remedy = if agent.pod.is_empty() {
                 "look at its log".to_owned()
             } else {
                 format!("kubectl -n {namespace} logs {} and kubectl describe node {}", agent.pod, agent.node)
             };
-            found.push(Problem::new(object.clone(), format!("does not answer: {error}"), cure));
+            found.push(Problem::new(object.clone(), format!("does not answer: {error}"), remedy));
         }
         if agent.bypassed {
-            let cure = if agent.pod.is_empty() {
+            let remedy = if agent.pod.is_empty() {
                 "weft-agent bypass off".to_owned()
             } else {
                 format!("kubectl -n {namespace} exec {} -- /weft-agent bypass off", agent.pod)
             };
             let problem = "all redirection is switched off: connections bypass the proxies, in plain text";
-            found.push(Problem::new(object.clone(), problem, cure));
+            found.push(Problem::new(object.clone(), problem, remedy));
         }
         if agent.listeners_lost > 0 {
             let problem = format!("{} listeners of proxies could not be recorded", agent.listeners_lost);
-            let cure = "their pods get no inbound connections if they have no other: restart them; see the agent's log";
-            found.push(Problem::new(object.clone(), problem, cure));
+            let remedy =
+                "their pods get no inbound connections if they have no other: restart them; see the agent's log";
+            found.push(Problem::new(object.clone(), problem, remedy));
         }
         if agent.admissions_refused > 0 {
             let problem = format!(
                 "the kernel refused {} network namespaces in which a proxy listened: no room, or too many of one container",
                 agent.admissions_refused
             );
-            let cure = "their pods wait for the agent, which enrols them; if the number grows, see the node's Events and docs/troubleshooting.md";
-            found.push(Problem::new(object.clone(), problem, cure));
+            let remedy = "their pods wait for the agent, which enrols them; if the number grows, see the node's Events and docs/troubleshooting.md";
+            found.push(Problem::new(object.clone(), problem, remedy));
         }
         if agent.flow_misses > 0 {
             found.push(Problem::new(
@@ -117,8 +118,8 @@ pub(super) fn of_agents(namespace: &str, agents: &[AgentRow], found: &mut Vec<Pr
     };
     if distinct(|agent| &agent.version).len() > 1 || distinct(|agent| &agent.programs).len() > 1 {
         let object = format!("DaemonSet {namespace}/weft-agent");
-        let cure = format!("kubectl -n {namespace} rollout status daemonset/weft-agent");
-        found.push(Problem::new(object, "agents of several versions run side by side", cure));
+        let remedy = format!("kubectl -n {namespace} rollout status daemonset/weft-agent");
+        found.push(Problem::new(object, "agents of several versions run side by side", remedy));
     }
 }
 
@@ -135,8 +136,8 @@ fn of_control_plane(mesh: &Mesh, found: &mut Vec<Problem>) {
     let own = |pod: &&Pod| !is_agent(pod) && !pods::is_over(pod) && !pods::is_leaving(pod) && !pods::is_ready(pod);
     for pod in mesh.control_pods.iter().flatten().filter(own) {
         let why = pods::trouble(pod).unwrap_or_else(|| format!("is {}", pods::phase(pod)));
-        let cure = format!("kubectl -n {} describe pod {}, or `weft check`", mesh.namespace, pod.name_any());
-        found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), format!("not ready: {why}"), cure));
+        let remedy = format!("kubectl -n {} describe pod {}, or `weft check`", mesh.namespace, pod.name_any());
+        found.push(Problem::new(format!("Pod {}", pods::full_name(pod)), format!("not ready: {why}"), remedy));
     }
 }
 
@@ -150,23 +151,23 @@ fn of_lease(mesh: &Mesh, now: Timestamp, found: &mut Vec<Problem>) {
         return;
     }
     let state = age.map_or_else(|| "it has no holder".to_owned(), |age| format!("it has not been renewed for {age}s"));
-    let cure = "EndpointSlices of ExternalWorkloads are not written until a destination pod runs; see its log";
-    found.push(Problem::new(format!("Lease {}/{}", mesh.namespace, labels::ENDPOINT_WRITE_LEASE), state, cure));
+    let remedy = "EndpointSlices of ExternalWorkloads are not written until a destination pod runs; see its log";
+    found.push(Problem::new(format!("Lease {}/{}", mesh.namespace, labels::ENDPOINT_WRITE_LEASE), state, remedy));
 }
 
 pub(super) fn of_pods(rows: &[PodRow], found: &mut Vec<Problem>) {
     found.extend(rows.iter().filter_map(not_enrolled));
     for row in rows.iter().filter(|row| row.bypassed) {
         let object = format!("Pod {}/{}", row.namespace, row.name);
-        let cure = format!("remove its annotation {}", weft_k8s_api::labels::BYPASS);
-        found.push(Problem::new(object, "bypassed: its connections bypass its proxy, in plain text", cure));
+        let remedy = format!("remove its annotation {}", weft_k8s_api::labels::BYPASS);
+        found.push(Problem::new(object, "bypassed: its connections bypass its proxy, in plain text", remedy));
     }
     for row in rows.iter().filter(|row| row.state == State::Enrolled && !row.proxy_ready) {
         let object = format!("Pod {}/{}", row.namespace, row.name);
         // For the control plane's own pods the reason was reported already.
         if found.iter().all(|problem| problem.object != object) {
-            let cure = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
-            found.push(Problem::new(object, "its proxy is not ready", cure));
+            let remedy = format!("kubectl -n {} logs {} -c linkerd-proxy", row.namespace, row.name);
+            found.push(Problem::new(object, "its proxy is not ready", remedy));
         }
     }
 }
@@ -179,16 +180,16 @@ pub(super) fn not_enrolled(row: &PodRow) -> Option<Problem> {
     match row.state {
         State::Enrolled | State::Leaving | State::Unknown => None,
         State::Pending => {
-            let cure = "it becomes ready when this is over; if it lasts, see the agent's log";
-            Some(Problem::new(object, format!("not redirected yet: {}", reason("its proxy does not listen")), cure))
+            let remedy = "it becomes ready when this is over; if it lasts, see the agent's log";
+            Some(Problem::new(object, format!("not redirected yet: {}", reason("its proxy does not listen")), remedy))
         }
         State::Refused => {
             let why = format!("the agent{node} refuses it: {}", reason("no reason given"));
             Some(Problem::new(object, why, "correct the annotation, then recreate the pod"))
         }
         State::Missing => {
-            let cure = "if it lasts longer than the pod's start, see the agent's log";
-            Some(Problem::new(object, format!("the agent{node} does not know it"), cure))
+            let remedy = "if it lasts longer than the pod's start, see the agent's log";
+            Some(Problem::new(object, format!("the agent{node} does not know it"), remedy))
         }
     }
 }
@@ -209,7 +210,7 @@ mod tests {
         for ((object, problem), (expected, word)) in found.iter().zip(expected) {
             assert!(object.as_str() == *expected && problem.contains(word), "{object}: {problem}");
         }
-        assert!(report.problems.iter().all(|problem| !problem.cure.is_empty()));
+        assert!(report.problems.iter().all(|problem| !problem.remedy.is_empty()));
     }
 
     #[test]

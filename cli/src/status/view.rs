@@ -15,7 +15,7 @@ const DIGEST: usize = 12;
 
 pub(super) fn print(report: &Report) -> io::Result<()> {
     for problem in &report.problems {
-        line(&format!("{}: {}\n  cure: {}", problem.object, problem.problem, problem.cure))?;
+        line(&format!("{}: {}\n  remedy: {}", problem.object, problem.problem, problem.remedy))?;
     }
     if !report.problems.is_empty() {
         line("")?;
