@@ -115,6 +115,9 @@ impl Node {
             .arg(self.layout.pin_dir())
             .arg("--cgroup")
             .arg(self.meshed_cgroup())
+            // As on a Kubernetes node, where a proxy's listen enrols its pod.
+            .arg("--self-enrol-uid")
+            .arg(PROXY_UID.to_string())
             .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -155,11 +158,13 @@ impl Node {
         Ok(Pod { number, ip, ipv6, netns })
     }
 
-    /// Removes a pod's network.
+    /// Removes a pod's network and cgroup. Its processes have ended.
     ///
     /// # Errors
     /// The kernel keeps a part.
     pub async fn remove_pod(&self, pod: &Pod) -> anyhow::Result<()> {
+        let cgroup = self.cgroup_of(pod);
+        tokio::task::spawn_blocking(move || cgroup::remove(&cgroup)).await??;
         Ok(network::detach_pod(&self.layout, pod.number).await?)
     }
 
@@ -234,7 +239,9 @@ impl Node {
     /// # Errors
     /// It does not start.
     pub async fn meshed_actor(&self, pod: &Pod) -> anyhow::Result<Actor> {
-        Actor::start(&Place::of_root(&pod.netns, self.meshed_cgroup())).await
+        let cgroup = self.cgroup_of(pod);
+        cgroup::create(&cgroup)?;
+        Actor::start(&Place::of_root(&pod.netns, cgroup)).await
     }
 
     /// A process in a pod where no program runs.
@@ -263,6 +270,11 @@ impl Node {
         self.janitor.dismiss();
         drop(self.lock);
         Ok(())
+    }
+
+    /// A pod's own: what the kernel enrols by itself is bounded for each.
+    fn cgroup_of(&self, pod: &Pod) -> PathBuf {
+        self.meshed_cgroup().join(format!("pod{}", pod.number))
     }
 
     fn meshed_cgroup(&self) -> PathBuf {
