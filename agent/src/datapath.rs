@@ -64,7 +64,7 @@ use self::{
     programs::{Programs, ProgramsError},
     rules::{PodName, Rules},
     sample::{Enrolled, Losses, Sample},
-    takeover::{TakenListener, TakeoverError},
+    takeover::{Search, TakenListener, TakeoverError},
 };
 
 /// What the agent holds in the kernel.
@@ -424,6 +424,11 @@ impl Kernel for Datapath {
         let entry = entry.ok_or(DatapathError::Superseded)?;
         self.adopt(cookie, &entry, listeners)?;
         self.put_inbound_in_force(pending.enrolment, entry)
+    }
+
+    fn search_again(&mut self, netns_cookie: u64) -> Result<Option<Search>, DatapathError> {
+        let entry = self.maps.entry(netns_cookie)?.ok_or(DatapathError::Superseded)?;
+        Ok(self.listeners.search(netns_cookie, &entry)?)
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {

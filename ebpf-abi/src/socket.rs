@@ -72,7 +72,7 @@ pub struct Flow {
 pub const FLOWS_PER_CPU: u32 = 256;
 
 /// The same for a node of few processors.
-pub const MIN_FLOWS: u32 = 4096;
+pub const MIN_FLOWS: u32 = 2048;
 
 /// How many sockets of one SO_REUSEPORT group are remembered. In a pod that trusts its proxy's user, the kernel spreads
 /// connections over the whole group whichever member it is given, so this only has to outlast members that close one by

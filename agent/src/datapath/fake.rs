@@ -12,7 +12,7 @@ use super::{
     netns::Netns,
     rules::{PodName, Rules},
     sample::{Losses, Sample},
-    takeover::TakenListener,
+    takeover::{Search, TakenListener},
 };
 
 /// Does nothing but remember. Clones share what they remember.
@@ -71,6 +71,10 @@ impl Kernel for FakeKernel {
 
     fn complete_enrolment(&mut self, pending: Pending, _: &[TakenListener]) -> Result<Enrolment, DatapathError> {
         Ok(pending.enrolment)
+    }
+
+    fn search_again(&mut self, _: u64) -> Result<Option<Search>, DatapathError> {
+        Ok(None)
     }
 
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError> {

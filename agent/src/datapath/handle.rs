@@ -59,6 +59,9 @@ pub(crate) trait Kernel: Send {
     fn complete_enrolment(&mut self, pending: Pending, listeners: &[TakenListener])
     -> Result<Enrolment, DatapathError>;
 
+    /// What is still to be searched for of a pod that has been enrolled but for its proxy's listeners.
+    fn search_again(&mut self, netns_cookie: u64) -> Result<Option<Search>, DatapathError>;
+
     /// Removes a pod. An unknown one is not an error.
     fn withdraw(&mut self, pod: &PodName) -> Result<(), DatapathError>;
 
@@ -191,18 +194,31 @@ impl Handle {
             };
             match begun {
                 Begun::Done(enrolment) => return Ok(enrolment),
-                Begun::Search(search) => found = Some(self.find_listeners(&netns, search).await?),
+                Begun::Search(search) => {
+                    found = Some(self.find_listeners(&netns, search, |search| async { Ok(Some(search)) }).await?);
+                }
                 Begun::Pending(pending) => {
-                    let listeners = self.find_listeners(&netns, pending.search.clone()).await?;
+                    let cookie = netns.cookie;
+                    // A proxy that has begun to listen since the rules are in force is recorded by the programs.
+                    let again = |_| self.call(move |kernel| kernel.search_again(cookie));
+                    let listeners = self.find_listeners(&netns, pending.search.clone(), again).await?;
                     return self.call(move |kernel| kernel.complete_enrolment(pending, &listeners)).await;
                 }
             }
         }
     }
 
-    async fn find_listeners(&self, netns: &Arc<Netns>, search: Search) -> Result<Vec<TakenListener>, DatapathError> {
+    /// Finds a proxy's listeners. `again` says what is still to be taken after some have been seen.
+    async fn find_listeners<A: Future<Output = Result<Option<Search>, DatapathError>>>(
+        &self,
+        netns: &Arc<Netns>,
+        search: Search,
+        again: impl FnOnce(Search) -> A,
+    ) -> Result<Vec<TakenListener>, DatapathError> {
         let turn = self.turns.take(netns.cookie)?;
-        Ok(takeover::find(Arc::clone(netns), search, turn).await?)
+        let Some(wanted) = takeover::look(Arc::clone(netns), search.clone()).await? else { return Ok(Vec::new()) };
+        let Some(search) = again(search).await? else { return Ok(Vec::new()) };
+        Ok(takeover::take(wanted, &search, turn).await?)
     }
 
     /// The pods' names as they are now.

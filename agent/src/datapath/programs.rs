@@ -39,6 +39,8 @@ const DIGEST: &str = env!("WEFT_EBPF_DIGEST");
 
 /// The program that is attached to each pod's network namespace.
 const SK_LOOKUP: &str = "weft_sk_lookup";
+/// Bytes of the ring buffer of debug logs, which is there without them, too: some 200 lines. aya's own size is 128 KiB.
+const LOG_BYTES: u32 = 32 * 1024;
 /// The digest's place while programs are being replaced.
 const UNFINISHED: &str = "unfinished";
 
@@ -121,6 +123,7 @@ impl Programs {
         }
         loader
             .map_max_entries(map::FLOWS, Self::flows())
+            .map_max_entries(map::LOGS, LOG_BYTES)
             .override_global(aya_log::LEVEL, &level, true)
             .override_global("NETNS_COOKIE", &netns_cookie, true)
             .override_global("COOKIES_IN_SOCKETS", &cookies_in_sockets, true)

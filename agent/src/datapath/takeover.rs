@@ -118,7 +118,8 @@ pub(crate) enum TakeoverError {
 }
 
 /// The result of the first step: the listeners, and the processes that may have them.
-struct Wanted {
+#[derive(Debug)]
+pub(crate) struct Wanted {
     listeners: Vec<Listening>,
     pids: Vec<i32>,
 }
@@ -151,17 +152,20 @@ impl Drop for Turn {
     }
 }
 
-/// Finds a proxy's listeners. Finding none is not an error: most pods are enrolled before their proxy starts.
+/// Looks for a proxy's listeners. Finding none is not an error: most pods are enrolled before their proxy starts.
+///
+/// # Errors
+/// See [`TakeoverError`].
+pub(crate) async fn look(netns: Arc<Netns>, search: Search) -> Result<Option<Wanted>, TakeoverError> {
+    let looked = tokio::task::spawn_blocking(move || look_now(&netns, &search)).await;
+    looked.map_err(|_| TakeoverError::Panicked)?
+}
+
+/// Takes the listeners from the processes.
 ///
 /// # Errors
 /// See [`TakeoverError`]. A process that exits during the search is not an error.
-pub(crate) async fn find(netns: Arc<Netns>, search: Search, turn: Turn) -> Result<Vec<TakenListener>, TakeoverError> {
-    let (look_in, look_for) = (netns, search.clone());
-    let looked = tokio::task::spawn_blocking(move || look(&look_in, &look_for)).await;
-    let wanted = looked.map_err(|_| TakeoverError::Panicked)??;
-    if wanted.listeners.is_empty() {
-        return Ok(Vec::new());
-    }
+pub(crate) async fn take(wanted: Wanted, search: &Search, turn: Turn) -> Result<Vec<TakenListener>, TakeoverError> {
     let (mut taken, complaint) =
         if wanted.pids.is_empty() { Default::default() } else { take_in_child(&wanted, turn).await? };
     for port in search.all_ports() {
@@ -204,13 +208,14 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
     taken.map_err(|_| TakeoverError::Hangs)?.map_err(TakeoverError::Start)
 }
 
-fn look(netns: &Netns, search: &Search) -> Result<Wanted, TakeoverError> {
+fn look_now(netns: &Netns, search: &Search) -> Result<Option<Wanted>, TakeoverError> {
     let listening = netns.listening().map_err(TakeoverError::Ask)?;
     let listeners = of_proxy(&listening, search.proxy_uid, &search.all_ports());
     // Usually there are none yet, and the node may have thousands of processes.
-    let pids =
-        if listeners.is_empty() { Vec::new() } else { processes(netns, search).map_err(TakeoverError::Processes)? };
-    Ok(Wanted { listeners, pids })
+    if listeners.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Wanted { listeners, pids: processes(netns, search).map_err(TakeoverError::Processes)? }))
 }
 
 /// The listeners that may be a proxy's: created by its user, on its ports, with a descriptor in some process.
