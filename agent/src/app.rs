@@ -1,4 +1,4 @@
-//! The life of `weft-agent run`: checks the host, opens the datapath, serves until told to stop. Stopping leaves
+//! Lifecycle of `weft-agent run`: checks the host, opens the datapath, serves until SIGTERM or SIGINT. Stopping leaves
 //! everything pinned and in force, unless Weft is being uninstalled from the cluster.
 
 use std::{
@@ -36,7 +36,7 @@ use crate::{
     trace::Broadcaster,
 };
 
-/// How often a client of the socket is asked whether it is still there, and how long it may take to answer.
+/// Interval of keepalive pings to clients of the socket, and the timeout of their answers.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Parameters of `weft-agent run`.
@@ -48,9 +48,9 @@ pub(crate) struct Config {
     pub(crate) cgroup_root: Option<PathBuf>,
     pub(crate) metrics_addrs: Vec<SocketAddr>,
     pub(crate) debug_log: bool,
-    /// Counts what is younger as missing.
+    /// Treats kernel features of later versions as missing.
     pub(crate) as_on_linux: Option<Linux>,
-    /// What was logged last.
+    /// The latest log lines.
     pub(crate) recent: Recent,
     pub(crate) self_enrolment: Option<SelfEnrolment>,
     pub(crate) kubernetes: Option<KubernetesConfig>,
@@ -64,14 +64,14 @@ pub(crate) struct KubernetesConfig {
     pub(crate) defaults: RedirectionDefaults,
 }
 
-/// The API server, and what the agent does there.
+/// Access to the API server, and the settings for it.
 struct Cluster {
     config: KubernetesConfig,
     client: Client,
     publisher: Publisher,
 }
 
-/// A datapath in force, and what was found on the way there.
+/// A datapath in force, and the features that were found.
 struct Prepared {
     features: Vec<Feature>,
     attach: AttachPoint,
@@ -133,7 +133,7 @@ async fn prepare_node(config: &Config) -> Result<Prepared> {
     Ok(Prepared { features, attach, datapath, ebpf, lock })
 }
 
-/// Tries what the kernel has, and refuses one that lacks something without which nothing works.
+/// Probes the kernel's features, and refuses a kernel that lacks a required one.
 fn examine_features(as_on: Option<Linux>) -> Result<Vec<Feature>> {
     let features = features::examine(as_on);
     features::check(&features)?;
@@ -166,7 +166,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         pin_dir = %config.pin_dir.display(), pods = datapath.pod_count()?, "datapath in force"
     );
     let datapath = Handle::spawn(datapath).context("cannot start the datapath's thread")?;
-    // Shared, because it has to outlast the tasks.
+    // Shared, because it must outlive the tasks.
     let lock = Arc::new(Mutex::new(lock));
     let events = Broadcaster::new();
     let readiness = Readiness::new();
@@ -229,10 +229,10 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         });
     }
     let socket = listen(&config.socket)?;
-    // Where the API server tells of pods, nobody else does.
+    // If the API server lists the pods, no other client may enrol them.
     let enrolment = cluster.is_none().then(|| PodsServer::new(Pods::new(datapath)));
     let server = Server::builder()
-        // A client behind `weft-agent connect` may go without a word, and a watch costs every pod of the node.
+        // A client behind `weft-agent connect` may disappear silently, and a watch costs every pod of the node.
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_service(TraceServer::new(Trace { events, status: status.clone() }))
@@ -242,7 +242,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         server.serve_with_incoming(UnixListenerStream::new(socket)).await.context("gRPC server failed")
     });
     let result = tasks.run_until(signal::shutdown()).await;
-    // The datapath stays; the socket would only mislead.
+    // The datapath stays in force. A socket that is left over would only mislead.
     let _ = std::fs::remove_file(&config.socket);
     if let (Ok(()), Some(cluster)) = (&result, cluster) {
         let owner = owner.borrow().clone();
@@ -253,7 +253,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     result
 }
 
-/// Decides what becomes of the datapath when a DaemonSet's agent was told to stop.
+/// Decides whether the datapath stays when a DaemonSet's agent is stopped.
 async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> {
     let reason = match &cluster.config.identity.pod {
         Some(pod) => kubernetes::uninstalled(&cluster.client, pod, owner).await,
@@ -264,7 +264,7 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
         return Ok(());
     };
     migrate::unload(&config.pin_dir).context("cannot unload the datapath")?;
-    // The directory of all layouts, if this was the last. An empty one would do no harm.
+    // The parent directory of all layouts, if this was the last one. An empty directory is harmless.
     if let Some(parent) = config.pin_dir.parent() {
         let _ = std::fs::remove_dir(parent);
     }
@@ -272,11 +272,11 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
     Ok(())
 }
 
-/// Listens for probes and scrapes. A node whose address is another's, as behind a NAT, gets an agent all the same: it listens
-/// on all addresses.
+/// Listens for probes and scrapes. If the node's address is not on this host, as behind a NAT, the agent listens on all
+/// addresses.
 async fn listen_admin(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
-    // The node's address may be its loopback.
+    // The node's address may be the loopback address; then there is one listener.
     for address in addresses.iter().collect::<BTreeSet<_>>() {
         match TcpListener::bind(address).await {
             Ok(listener) => listeners.push(listener),
@@ -296,7 +296,7 @@ async fn listen_admin(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>> {
     Ok(listeners)
 }
 
-/// Listens on a unix socket that only root may use, in place of one that a dead agent left.
+/// Listens on a unix socket that only root may use, and replaces the socket of a dead agent.
 fn listen(path: &Path) -> Result<UnixListener> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
@@ -316,7 +316,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Passes the programs' log records on, forever.
+/// Forwards the programs' log records, forever.
 async fn kernel_log(mut ebpf: Ebpf) -> Result<()> {
     let logger = aya_log::EbpfLogger::init(&mut ebpf).context("cannot read the programs' log")?;
     let mut logger = bpf::readable(logger)?;

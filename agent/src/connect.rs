@@ -1,5 +1,6 @@
-//! `weft-agent connect`: joins standard input and output to a running agent's socket. `weft` runs it in the agent's pod
-//! through the API server (`pods/exec`), so that the agent's API listens on no network. Refuses to know what is copied.
+//! `weft-agent connect`: connects standard input and output to a running agent's socket. `weft` runs it in the agent's
+//! pod through the API server (`pods/exec`), so that the agent's API listens on no network. Refuses to parse what it
+//! copies.
 
 use std::{
     fs::File,
@@ -12,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// As much as a pipe holds by default.
+/// The default capacity of a pipe.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 /// Copies standard input to the agent and the agent's answers to standard output, until one of them ends.
@@ -22,7 +23,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 pub(crate) fn run(socket: &Path) -> Result<()> {
     let agent = UnixStream::connect(socket)
         .with_context(|| format!("no agent answers on {}: does `weft-agent run` run there?", socket.display()))?;
-    // Files, because the library's own standard output waits for ends of lines.
+    // Files, because the standard library's stdout is line-buffered.
     let input = File::from(io::stdin().as_fd().try_clone_to_owned().context("no standard input")?);
     let output = File::from(io::stdout().as_fd().try_clone_to_owned().context("no standard output")?);
     relay(input, output, agent).context("the connection to the agent broke")
@@ -30,16 +31,17 @@ pub(crate) fn run(socket: &Path) -> Result<()> {
 
 fn relay(mut input: impl Read + Send + 'static, mut output: impl Write, mut agent: UnixStream) -> io::Result<()> {
     let mut to_agent = agent.try_clone()?;
-    // Not joined: it may wait for input as long as the process lives.
+    // Not joined: it may wait for input until the process ends.
     thread::Builder::new().name("input".to_owned()).spawn(move || {
         let _ = copy(&mut input, &mut to_agent);
-        // Whoever asks no more reads no more answers. Otherwise this process would outlive a client that was killed.
+        // A client that closed its input reads no more answers. Without this, the process would outlive a killed
+        // client.
         let _ = to_agent.shutdown(Shutdown::Both);
     })?;
     copy(&mut agent, &mut output)
 }
 
-/// Copies until the end. Not [`io::copy`], which splices between pipes and sockets, and ends before the end when both sides
+/// Copies until end of file. Not [`io::copy`], which splices between pipes and sockets, and stops early when both sides
 /// are busy.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -69,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with more than pipes and sockets hold.
+    /// Answers with more bytes than pipes and sockets buffer.
     struct Verbose;
 
     #[tonic::async_trait]
@@ -103,7 +105,7 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap().unwrap().unwrap();
     }
 
-    /// Standard input and output are pipes, and full ones in both directions.
+    /// Standard input and output are pipes, and both are full.
     #[test]
     fn pipes_carry_more_than_they_hold() {
         const BYTES: usize = 1024 * 1024;
@@ -126,7 +128,7 @@ mod tests {
         });
         let answered = done.recv_timeout(Duration::from_secs(20)).expect("it stands still").unwrap();
         assert!(answered.iter().all(|byte| *byte == 7));
-        // The input is closed only now: its end would end the answers.
+        // The input is closed only now: end of input would also end the answers.
         drop(asked.join());
     }
 

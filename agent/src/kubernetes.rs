@@ -1,4 +1,4 @@
-//! The agent on a Kubernetes node: learns of the node's meshed pods from the API server, and enrols them.
+//! The agent on a Kubernetes node: watches the node's meshed pods through the API server, and enrols them.
 //!
 //! ```text
 //! API server ──watch──> plan ──due──> locate (cgroup, process, netns) ──> datapath
@@ -6,7 +6,7 @@
 //!                        └──reports──> Kubernetes Events
 //! ```
 //!
-//! Decisions are in [`plan`], synchronous; this is the shell that waits and acts. Refuses to withdraw: see [`plan`].
+//! Decisions are in [`plan`], which is synchronous; this file waits and acts. Refuses to withdraw pods: see [`plan`].
 
 mod locate;
 pub(crate) mod metrics;
@@ -53,7 +53,7 @@ use crate::{
     error::chain,
 };
 
-/// Pods that are looked for at once.
+/// Pods that are located concurrently.
 const LOOKS: usize = 4;
 
 /// The node and pod this agent runs as, from the downward API.
@@ -71,13 +71,13 @@ pub(crate) struct OwnPod {
     pub(crate) uid: String,
 }
 
-/// What is known of the node's pods, for status and metrics. `None` before the first list.
+/// State of the node's pods, for status and metrics. `None` before the first list.
 pub(crate) type Trackings = Option<Vec<Tracking>>;
 
 /// Parameters of the enrolment of a node's pods.
 pub(crate) struct Config {
     pub(crate) node: String,
-    /// Only pods of the control plane in this namespace.
+    /// Only pods that belong to the control plane in this namespace.
     pub(crate) controller_namespace: Option<String>,
     pub(crate) defaults: RedirectionDefaults,
     pub(crate) attach: AttachPoint,
@@ -85,7 +85,7 @@ pub(crate) struct Config {
     pub(crate) gone: mpsc::UnboundedReceiver<Vec<u64>>,
 }
 
-/// Where the enrolment of a node's pods leaves its results.
+/// Outputs of the enrolment of a node's pods.
 pub(crate) struct Outputs {
     pub(crate) datapath: Handle,
     pub(crate) trackings: watch::Sender<Trackings>,
@@ -97,7 +97,7 @@ pub(crate) struct Outputs {
 /// Enrols the node's meshed pods, forever.
 ///
 /// # Errors
-/// When the node cannot be looked at. An API server that does not answer is waited for.
+/// When the node cannot be inspected. If the API server does not answer, this waits.
 pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outputs) -> Result<()> {
     let cookies = outputs.datapath.facts().cookies.clone();
     let locator = Locator::new(config.attach.clone(), cookies).context("cannot read the agent's own namespaces")?;
@@ -141,11 +141,11 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
             Some((pod, result)) = attempts.next() => plan.attempted(&pod, result, Instant::now()),
             () = due => {}
         }
-        // All that have ended, before the rest is looked at again.
+        // All finished attempts, before new ones begin.
         while let Some(Some((pod, result))) = attempts.next().now_or_never() {
             plan.attempted(&pod, result, Instant::now());
         }
-        // Watched before they are looked at: what appears between the two wakes.
+        // Watches are set before the attempt, so that anything that appears in between wakes the plan.
         for parent in config.attach.pod_parents() {
             wake.watch(&parent);
         }
@@ -181,7 +181,8 @@ pub(crate) async fn enrol_pods(client: Client, mut config: Config, outputs: Outp
     }
 }
 
-/// Finds a pod on the node and enrols it. A pod's processes may hold up the latter for seconds, and delay no other pod.
+/// Locates a pod on the node and enrols it. A pod's processes may delay the enrolment for seconds, but delay no other
+/// pod.
 async fn attempt(
     outputs: &Outputs,
     locator: &Locator,
@@ -224,7 +225,7 @@ async fn attempt(
     Ok(Enrolment { cookie: done.cookie, after })
 }
 
-/// Where a pod is on the node, and its rules with what was learnt there.
+/// Finds a pod on the node, and completes its rules with what was found there.
 fn locate(locator: &Locator, pod: &MeshedPod) -> Result<(Sandbox, Rules, Instant), Problem> {
     let redirection = pod.rules.as_ref().map_err(|error| Problem::Annotation(error.clone()))?;
     let sandbox = locator.find(pod, redirection).map_err(|error| match error {

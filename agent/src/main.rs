@@ -1,4 +1,4 @@
-//! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, reports what the kernel decides.
+//! `weft-agent`, the node agent: puts the kernel programs in force, enrols meshed pods, reports the kernel's verdicts.
 //!
 //! ```text
 //! sandbox ──Enrol──> api ───────────┐
@@ -6,8 +6,8 @@
 //! weft trace <── api <── trace <──────────ring buffer────────────────────────┘
 //! ```
 //!
-//! [`datapath`] is synchronous and has one owner; [`app`] starts the asynchronous edges. Refuses to be needed: the
-//! kernel goes on without it, and another agent takes over what is pinned.
+//! [`datapath`] is synchronous and has one owner; [`app`] starts the asynchronous edges. The datapath does not depend
+//! on this process: the kernel programs continue without it, and another agent takes over the pins.
 
 mod api;
 mod app;
@@ -46,7 +46,7 @@ use crate::{
 };
 
 const SOCKET: &str = "/run/weft/agent.sock";
-/// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node changes over.
+/// Contains [`weft_ebpf_abi::LAYOUT`], so that two layouts can be in force side by side while a node migrates.
 const PIN_DIR: &str = "/sys/fs/bpf/weft/v3";
 
 #[derive(Debug, Parser)]
@@ -179,7 +179,8 @@ struct RunArgs {
     log_format: LogFormat,
 }
 
-/// For clap: also an IPv6 address without brackets before its port, as the chart composes one of the node's address.
+/// For clap. Accepts an IPv6 address without brackets before its port, because the chart composes one from the node's
+/// address.
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
     let bare = || {
         let (ip, port) = text.rsplit_once(':')?;
@@ -228,14 +229,15 @@ impl KubernetesArgs {
     }
 }
 
-/// What the chart's values say of redirection.
+/// The settings in the chart's values that concern redirection.
 fn read_defaults(path: &Path) -> Result<RedirectionDefaults> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read --values {}", path.display()))?;
     let defaults = Values::parse(&text).and_then(|values| values.redirection());
     defaults.with_context(|| format!("--values {} cannot be used", path.display()))
 }
 
-/// Whom the kernel enrols by itself. On a Kubernetes node pods with another proxy wait for the agent.
+/// The proxy user that the kernel enrols by itself. On a Kubernetes node, pods with another proxy user wait for the
+/// agent.
 fn self_enrolment(uid: Option<u32>, kubernetes: Option<&app::KubernetesConfig>) -> Option<SelfEnrolment> {
     let defaults = kubernetes.map(|kubernetes| kubernetes.defaults.clone());
     let proxy_uid = uid.or_else(|| u32::try_from(defaults.as_ref()?.proxy_uid).ok())?;
@@ -323,7 +325,7 @@ fn execute(command: Command) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// So that two meshes may share a node: the kernel cannot see whose a proxy is.
+    /// Two meshes may share a node: the kernel cannot tell to which of them a proxy belongs.
     #[test]
     fn the_kernel_enrols_the_charts_proxy_user_alone() {
         let defaults = Values::parse("proxy: {uid: 2202}").and_then(|values| values.redirection()).unwrap();

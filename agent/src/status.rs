@@ -1,5 +1,5 @@
-//! `weft-agent status`: asks a running agent and prints its answer. The one place of the agent that writes to standard
-//! output.
+//! `weft-agent status`: queries a running agent and prints its answer. The only file of the agent that writes to
+//! standard output.
 
 use std::{
     path::Path,
@@ -24,7 +24,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// Asks and prints.
+/// Queries the agent and prints its answer.
 pub(crate) async fn run(socket: &Path, output: Output) -> Result<String> {
     let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?
         .connect()
@@ -42,7 +42,7 @@ fn text(status: &StatusResponse, output: Output) -> String {
     }
 }
 
-/// Prints what the kernel and the host have, without an agent. False when something is missing without which none starts.
+/// Prints the features of the kernel and the host, without an agent. False when a required one is missing.
 pub(crate) fn features(output: Output, as_on: Option<features::Linux>) -> (String, bool) {
     let found = features::examine(as_on);
     let told: Vec<_> = found.iter().map(Into::into).collect();

@@ -1,6 +1,6 @@
-//! The kernel's events on their way to those who watch. The kernel produces them, and this reads them, only while there
-//! are watchers. A pod can produce events faster than they are read: they are taken in bounded batches, and other tasks
-//! run between two batches. Refuses to hold anything back for a slow watcher: it misses events and learns how many.
+//! Passes the kernel's events to watchers. The kernel produces them, and this reads them, only while there are
+//! watchers. A pod can produce events faster than they are read: they are read in bounded batches, and other tasks run
+//! between two batches. Refuses to buffer events for a slow watcher: it misses events and learns how many.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,12 +24,13 @@ use crate::datapath::{
     handle::{Handle, Names},
 };
 
-/// Events that a watcher may lag behind. At 300 bytes each this bounds the memory, not the number of watchers.
+/// Events by which a watcher may lag behind. At 300 bytes each, this bounds the memory regardless of the number of
+/// watchers.
 const BACKLOG: usize = 4096;
-/// Connections between verdict and acceptance; a refused one stays until it is the oldest.
+/// Connections between verdict and acceptance; a refused one stays until it is the oldest entry.
 const PENDING: NonZeroUsize = NonZeroUsize::new(16384).unwrap();
 
-/// Events that are read before other tasks run again: about a millisecond's work.
+/// Events that are read before other tasks run again: about one millisecond of work.
 const BATCH: usize = 512;
 
 /// Distributes events to watchers.
@@ -44,7 +45,7 @@ impl Broadcaster {
         Self { events: broadcast::Sender::new(BACKLOG), watchers: Arc::new(Notify::new()) }
     }
 
-    /// From now on.
+    /// Events from now on.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
         let receiver = self.events.subscribe();
         self.watchers.notify_one();
@@ -54,7 +55,7 @@ impl Broadcaster {
     /// Reads the kernel's events while there are watchers, forever.
     ///
     /// # Errors
-    /// When the kernel's side cannot be switched or read.
+    /// When the kernel's events cannot be switched or read.
     pub(crate) async fn run(self, datapath: Handle) -> anyhow::Result<()> {
         loop {
             self.watchers.notified().await;
@@ -79,7 +80,7 @@ impl Broadcaster {
                 () = self.events.closed() => return Ok(()),
                 ready = events.ready() => ready?,
             }
-            // All that is there, before waiting again: what waits in the ring buffer announces itself only once.
+            // Reads all events before it waits again: the ring buffer signals waiting events only once.
             loop {
                 let (names, offset_ns) = (names(), wall_clock_offset_ns());
                 let total = events.dropped()?;
@@ -92,7 +93,7 @@ impl Broadcaster {
                     let given = verdicts.take_in(&event);
                     if let Some(mut event) = describe(&event, given, &names, offset_ns) {
                         event.dropped_before = std::mem::take(&mut lost);
-                        // Fails without receivers.
+                        // Fails if there are no receivers.
                         let _ = self.events.send(Arc::new(event));
                     }
                 }
@@ -109,10 +110,10 @@ impl Broadcaster {
     }
 }
 
-/// Verdicts whose connections have not been accepted yet, by which an accepted connection is told which it was.
+/// Verdicts of connections that have not been accepted yet, to find the verdict of an accepted connection.
 struct Verdicts(LruCache<Client, Given>);
 
-/// The client's end of a connection, as both of its events have it.
+/// The client's end of a connection; both of its events contain it.
 type Client = (u64, u8, Address, u16);
 
 /// A verdict that was given.
@@ -137,13 +138,13 @@ impl Verdicts {
         Self(LruCache::new(PENDING))
     }
 
-    /// Remembers a verdict; finds the one of an accepted connection.
+    /// Records a verdict, or finds the verdict of an accepted connection.
     fn take_in(&mut self, event: &KernelEvent) -> Option<Given> {
         let client = (event.netns_cookie, event.direction, event.source, event.source_port);
         if event.kind == kind::ACCEPTED {
             return self.0.pop(&client);
         }
-        // Without a source port there is nothing to find it by; nor will anybody accept who was passed outbound.
+        // Without a source port there is no key. Connections that passed outbound have none, and no proxy accepts them.
         if event.source_port != 0 {
             self.0.put(client, Given::from(event));
         }
@@ -151,7 +152,7 @@ impl Verdicts {
     }
 }
 
-/// What to add to CLOCK_MONOTONIC to get the time of day. Taken anew for each batch, because the latter may be set.
+/// Offset from CLOCK_MONOTONIC to the time of day. Computed for each batch, because the time of day may be set.
 fn wall_clock_offset_ns() -> i128 {
     let ns = |id| {
         let time = clock_gettime(id);
@@ -160,9 +161,9 @@ fn wall_clock_offset_ns() -> i128 {
     ns(ClockId::Realtime) - ns(ClockId::Monotonic)
 }
 
-/// The kernel's event in the API's words; `None` when a newer kernel side says something unknown.
+/// Converts a kernel event to the API's form; `None` when a newer kernel side uses an unknown value.
 ///
-/// `given` is the verdict that preceded an accepted connection, if it was seen.
+/// `given` is the verdict of an accepted connection, if it was seen.
 fn describe(event: &KernelEvent, given: Option<Given>, names: &Names, offset_ns: i128) -> Option<Event> {
     let (kind, by) = match event.kind {
         kind::VERDICT => (EventKind::Verdict, Some(Given::from(event))),
@@ -199,7 +200,7 @@ fn end(address: Address, port: u16) -> String {
     SocketAddr::new(IpAddr::from(address), port).to_string()
 }
 
-/// The API's word for a direction.
+/// The API's value for a direction.
 pub(crate) fn api_direction(direction: Direction) -> agent::Direction {
     match direction {
         Direction::Outbound => agent::Direction::Outbound,
@@ -207,7 +208,7 @@ pub(crate) fn api_direction(direction: Direction) -> agent::Direction {
     }
 }
 
-/// Which events a watcher wants.
+/// Filter of a watcher.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
     request: WatchRequest,
@@ -215,10 +216,10 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Checks a request.
+    /// Validates a request.
     ///
     /// # Errors
-    /// A sentence about the field that can match nothing.
+    /// A sentence about the field that cannot match anything.
     pub(crate) fn parse(request: WatchRequest) -> Result<Self, String> {
         if !request.verdict.is_empty() && Verdict::from_label(&request.verdict).is_none() {
             let known: Vec<_> = Verdict::ALL.into_iter().map(Verdict::label).collect();
@@ -239,7 +240,7 @@ impl Filter {
         Ok(Self { request, destination })
     }
 
-    /// Whether everything that is set matches.
+    /// Whether every field that is set matches.
     pub(crate) fn matches(&self, event: &Event) -> bool {
         let wanted = &self.request;
         let pod = event.pod.clone().unwrap_or_default();
@@ -325,7 +326,7 @@ mod tests {
         let produced = Arc::new(AtomicU64::new(0));
         let flood = Flood { produced: Arc::clone(&produced) };
         let pump = tokio::spawn(async move { broadcaster.pump(flood, Names::default).await });
-        // One thread runs both tasks: these lines are reached only if the flood yields.
+        // Both tasks run on one thread: these lines are reached only if the flood yields.
         for _ in 0..3 {
             watcher.recv().await.unwrap();
             tokio::task::yield_now().await;
@@ -335,7 +336,7 @@ mod tests {
         pump.await.unwrap().unwrap();
     }
 
-    /// A process may give itself any fifteen bytes as a name.
+    /// A process may set its own name to any fifteen bytes.
     #[test]
     fn a_command_that_is_not_text_is_traced() {
         let mut event = kernel_event();

@@ -1,4 +1,4 @@
-//! A datapath without a kernel, for tests of what stands on the handle.
+//! A datapath without a kernel, for tests of code that uses the handle.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -15,21 +15,21 @@ use super::{
     takeover::{Search, TakenListener},
 };
 
-/// Does nothing but remember. Clones share what they remember.
+/// Only records its calls. Clones share the record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FakeKernel {
     state: Arc<Mutex<State>>,
     names: Names,
 }
 
-/// What a test sets and sees.
+/// State that a test sets and inspects.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Namespaces that the next collection of garbage removes.
+    /// Namespaces that the next garbage collection removes.
     pub(crate) gone: Vec<u64>,
     /// The last rules of each pod, in the order of enrolment.
     pub(crate) enrolled: Vec<(u64, Rules)>,
-    /// What the next enrolment fails with.
+    /// The error of the next enrolment.
     pub(crate) refusal: Option<DatapathError>,
     pub(crate) bypassed: bool,
     pub(crate) losses: Losses,
@@ -40,7 +40,7 @@ impl FakeKernel {
         self.state.lock().unwrap()
     }
 
-    /// Starts an owner for it.
+    /// Starts an owner thread for it.
     pub(crate) fn spawn(&self) -> Handle {
         Handle::spawn(self.clone()).unwrap()
     }

@@ -1,11 +1,11 @@
-//! The datapath's owner, a thread that makes every call, and the handle through which tasks ask for one.
+//! The owner of the datapath, a thread that makes every call, and the handle through which tasks request calls.
 //!
 //! ```text
 //! tasks ──call──> queue ──> owner thread ──> Kernel: Datapath, or a fake in tests
 //!   └── names <── watch <──────────┘
 //! ```
 //!
-//! A slow call delays the calls behind it and nothing else: no task waits for a lock, and what depends on a pod's processes
+//! A slow call delays only the calls behind it: no task waits for a lock, and work that depends on a pod's processes
 //! runs outside of the owner ([`takeover`]). Refuses to know what the calls do.
 
 use std::{
@@ -32,22 +32,22 @@ use super::{
     takeover::{self, Search, TakenListener, Turns},
 };
 
-/// Calls that wait for the owner. Further callers wait for a place.
+/// Calls that may wait for the owner. Further callers wait for a free slot.
 const QUEUE: usize = 64;
 
 /// The pods' names by the cookies of their network namespaces. A snapshot.
 pub(crate) type Names = Arc<BTreeMap<u64, PodName>>;
 
-/// What the owner can do in the kernel.
+/// The kernel operations of the owner.
 pub(crate) trait Kernel: Send {
-    /// What does not change while the agent runs.
+    /// Constants for the lifetime of the agent.
     fn facts(&self) -> Facts;
 
     /// The pods' names, the same allocation until one changes.
     fn names(&self) -> &Names;
 
-    /// Puts a pod's rules in force, as far as that is possible without looking into its processes. `listeners` are what the
-    /// search found that an earlier call asked for.
+    /// Puts a pod's rules in force, as far as that is possible without inspecting its processes. `listeners` are the
+    /// results of the search that an earlier call requested.
     fn begin_enrolment(
         &mut self,
         netns: &Netns,
@@ -55,7 +55,7 @@ pub(crate) trait Kernel: Send {
         listeners: Option<&[TakenListener]>,
     ) -> Result<Begun, DatapathError>;
 
-    /// Ends what [`Self::begin_enrolment`] left pending, with the listeners that were found.
+    /// Completes what [`Self::begin_enrolment`] left pending, with the listeners that were found.
     fn complete_enrolment(&mut self, pending: Pending, listeners: &[TakenListener])
     -> Result<Enrolment, DatapathError>;
 
@@ -71,37 +71,37 @@ pub(crate) trait Kernel: Send {
     /// Pods and counters, at most `max_age` old.
     fn sample(&mut self, max_age: Duration) -> Result<Arc<Sample>, DatapathError>;
 
-    /// Runs the programs' verdict functions on the live maps.
+    /// Runs the programs' decision functions on the live maps.
     fn explain(&self, question: &Question) -> Result<Answer, DatapathError>;
 
-    /// What the programs had no room for.
+    /// Counts of what the programs had no room for.
     fn losses(&self) -> Result<Losses, DatapathError>;
 
     /// Whether all redirection of the node is switched off.
     fn bypassed(&self) -> Result<bool, DatapathError>;
 
-    /// Creates again the pins that are missing.
+    /// Recreates missing pins.
     fn keep_pins(&mut self) -> Result<Found, DatapathError>;
 
     /// Whether the programs are detached, as `unload` leaves them.
     fn is_unloaded(&self) -> Result<bool, DatapathError>;
 
-    /// Switches the kernel's events on and opens their ring buffer.
+    /// Turns the kernel's events on and opens their ring buffer.
     fn start_events(&mut self) -> Result<RingEvents, DatapathError>;
 
-    /// Switches the kernel's events off.
+    /// Turns the kernel's events off.
     fn stop_events(&mut self) -> Result<(), DatapathError>;
 }
 
-/// What does not change while an agent runs.
+/// Constants for the lifetime of an agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The digest of the attached programs.
     pub(crate) digest: String,
-    /// The cgroup that they are attached to.
+    /// The cgroup to which they are attached.
     pub(crate) cgroup: PathBuf,
     pub(crate) pin_dir: PathBuf,
-    /// How to learn the cookie of a network namespace.
+    /// The way to get the cookie of a network namespace.
     pub(crate) cookies: Cookies,
 }
 
@@ -109,21 +109,21 @@ pub(crate) struct Facts {
 #[derive(Debug)]
 pub(crate) enum Begun {
     Done(Enrolment),
-    /// By the new rules another process is the proxy of a pod whose inbound connections are redirected: nothing changes
-    /// before its listeners are looked for.
+    /// The new rules name another process as the proxy of a pod whose inbound connections are redirected: nothing
+    /// changes until its listeners are found.
     Search(Search),
-    /// The proxy listened before the programs could record it, or not at all yet.
+    /// The proxy began to listen before the programs could record it, or does not listen yet.
     Pending(Pending),
 }
 
-/// An enrolment whose proxy's listeners have to be looked for.
+/// An enrolment that waits for the search for its proxy's listeners.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) enrolment: Enrolment,
     pub(crate) search: Search,
 }
 
-/// Asks the owner. Cheap to clone; the owner ends with the last clone.
+/// Sends calls to the owner. Cheap to clone; the owner ends with the last clone.
 #[derive(Clone)]
 pub(crate) struct Handle {
     calls: mpsc::Sender<Call>,
@@ -132,21 +132,23 @@ pub(crate) struct Handle {
     turns: Turns,
 }
 
-/// A call, which returns how to answer its caller: after the names are published, so that the caller finds its own.
+/// A call. It returns a function that answers its caller, which runs after the names are published, so that the caller
+/// sees its own change.
 type Call = Box<dyn FnOnce(&mut dyn Kernel) -> Box<dyn FnOnce()> + Send>;
 
 impl Handle {
     /// Starts the owner's thread.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub(crate) fn spawn(mut kernel: impl Kernel + 'static) -> io::Result<Self> {
         let (calls, mut queue) = mpsc::channel::<Call>(QUEUE);
         let (names_tx, names) = watch::channel(Arc::clone(kernel.names()));
         let facts = Arc::new(kernel.facts());
         thread::Builder::new().name("datapath".into()).spawn(move || {
             while let Some(call) = queue.blocking_recv() {
-                // A call that panics leaves the kernel's maps valid: each write is complete. Its caller gets `Stopped`.
+                // A call that panics leaves the kernel's maps valid, because each write is complete. Its caller gets
+                // `Stopped`.
                 let answer = catch_unwind(AssertUnwindSafe(|| call(&mut kernel)));
                 names_tx.send_if_modified(|known| {
                     let changed = !Arc::ptr_eq(known, kernel.names());
@@ -161,10 +163,10 @@ impl Handle {
         Ok(Self { calls, names, facts, turns: Turns::default() })
     }
 
-    /// Has the owner make a call, and waits for its result.
+    /// Queues a call for the owner, and waits for its result.
     ///
     /// # Errors
-    /// The call's own; `Stopped` when it panicked.
+    /// The call's own error; `Stopped` when it panicked.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut dyn Kernel) -> Result<T, DatapathError> + Send + 'static,
@@ -178,11 +180,11 @@ impl Handle {
         answered.await.map_err(|_| DatapathError::Stopped)?
     }
 
-    /// Puts a pod's rules in force in both directions. The same rules again change nothing.
+    /// Puts a pod's rules in force in both directions. Repeating the same rules changes nothing.
     ///
     /// # Errors
-    /// The kernel's, or those of the search for the proxy's listeners. The pod's own connections are redirected even then,
-    /// and another attempt completes the enrolment.
+    /// Those of the kernel and of the search for the proxy's listeners. The pod's own connections are redirected even
+    /// then, and another attempt completes the enrolment.
     pub(crate) async fn enrol(&self, netns: Netns, rules: Rules) -> Result<Enrolment, DatapathError> {
         let netns = Arc::new(netns);
         let rules = Arc::new(rules);
@@ -221,12 +223,12 @@ impl Handle {
         Ok(takeover::take(wanted, &search, turn).await?)
     }
 
-    /// The pods' names as they are now.
+    /// The current names of the pods.
     pub(crate) fn names(&self) -> Names {
         self.names.borrow().clone()
     }
 
-    /// What does not change.
+    /// The constants.
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }

@@ -1,5 +1,5 @@
-//! The embedded kernel programs: loading them over pinned maps, attaching them by links. Refuses to know pods beyond the
-//! cookie that an sk_lookup instance is made for.
+//! The embedded kernel programs: loads them over pinned maps, attaches them by links. Of pods, it knows only the cookie
+//! for which an sk_lookup instance is made.
 
 use std::{
     fs::File,
@@ -34,7 +34,7 @@ use crate::{
 
 /// The object that `cargo xtask ebpf` built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/weft-ebpf"));
-/// Tells builds of the object apart.
+/// Identifies the build of the object.
 const DIGEST: &str = env!("WEFT_EBPF_DIGEST");
 
 /// The program that is attached to each pod's network namespace.
@@ -44,18 +44,18 @@ const LOG_BYTES: u32 = 32 * 1024;
 /// The digest's place while programs are being replaced.
 const UNFINISHED: &str = "unfinished";
 
-/// A program that is attached to the cgroup: its name in the object, of its pin, and the hook.
+/// A program that is attached to the cgroup: its name in the object, its pin's name, and the hook.
 struct CgroupProgram {
     name: &'static str,
     pin: &'static str,
     hook: AttachType,
 }
 
-/// Where sockets carry the cookie of their namespace; before the others, which read it.
+/// Stores the namespace's cookie in sockets; before the others, which read it.
 const SOCK_CREATE: CgroupProgram =
     CgroupProgram { name: "weft_sock_create", pin: "sock_create", hook: AttachType::SockCreate };
 
-/// In the order of attachment: whoever answers for a redirected connection is there before anything is redirected.
+/// In the order of attachment: programs that answer for redirected connections are attached before those that redirect.
 const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
     CgroupProgram { name: "weft_post_bind4", pin: "post_bind4", hook: AttachType::PostBind4 },
     CgroupProgram { name: "weft_post_bind6", pin: "post_bind6", hook: AttachType::PostBind6 },
@@ -92,7 +92,7 @@ pub(crate) enum ProgramsError {
     Pins(#[from] PinsError),
 }
 
-/// Everything about the programs that a start settles.
+/// Settings of the programs that are fixed at start.
 #[derive(Debug)]
 pub(crate) struct Programs {
     pins: Pins,
@@ -107,14 +107,14 @@ impl Programs {
         Self { pins, debug_log, cookies, steering: OnceLock::new(), spares: None }
     }
 
-    /// What the attached programs are called: two agents with the same digest need not replace anything.
+    /// Digest of the attached programs: an agent with the same digest need not replace anything.
     pub(crate) fn digest(&self) -> String {
         let debug = if self.debug_log { "+debug" } else { "" };
         let cookies = if self.cookies == CookieSource::Sockets { "+cookies" } else { "" };
         format!("{DIGEST}{debug}{cookies}")
     }
 
-    /// Parses the object, creates the maps or finds their pins. The programs are not loaded yet.
+    /// Parses the object, and creates the maps or opens their pins. The programs are not loaded yet.
     pub(crate) fn open(&self, netns_cookie: u64) -> Result<Ebpf, ProgramsError> {
         let (level, cookies_in_sockets) = (self.log_level(), u8::from(self.cookies == CookieSource::Sockets));
         let mut loader = EbpfLoader::new();
@@ -131,18 +131,18 @@ impl Programs {
             .map_err(|error| ProgramsError::Load(Box::new(error)))
     }
 
-    /// Room for connections that are being made: what the processors of this node can have under way.
+    /// Capacity for connections in progress, by the number of processors of this node.
     fn flows() -> u32 {
         let processors = aya::util::nr_cpus().unwrap_or(1);
         u32::try_from(processors).unwrap_or(1).saturating_mul(FLOWS_PER_CPU).max(MIN_FLOWS)
     }
 
-    /// The records' level is a constant to the verifier, which removes the code of a level that is off.
+    /// The log level is a constant to the verifier, which removes the code of a level that is off.
     fn log_level(&self) -> u8 {
         if self.debug_log { aya_log::Level::Trace as u8 } else { 0 }
     }
 
-    /// What pods' programs are made of. The maps are pinned by now.
+    /// The source of the pods' programs. The maps are pinned by now.
     fn steering(&self) -> Result<&Arc<Steering>, ProgramsError> {
         if let Some(steering) = self.steering.get() {
             return Ok(steering);
@@ -151,7 +151,7 @@ impl Programs {
         Ok(self.steering.get_or_init(|| Arc::new(steering)))
     }
 
-    /// Has pods' programs loaded in advance from now on, so that an enrolment waits for none.
+    /// Loads pods' programs in advance from now on, so that no enrolment waits for one.
     pub(crate) fn keep_spares(&mut self) -> Result<(), ProgramsError> {
         let steering = Arc::clone(self.steering()?);
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
@@ -164,7 +164,7 @@ impl Programs {
         let steering = self.steering()?;
         let spare = self.spares.as_ref().and_then(Spares::take).map_or_else(|| steering.spare(), Ok);
         match spare.and_then(|spare| steering.assign(spare, netns_cookie)) {
-            // aya's way takes longer and tells why.
+            // aya's loader is slower and reports the reason.
             Err(SteeringError::Verify(_)) => {
                 let program = load(&mut self.open(netns_cookie)?, SK_LOOKUP)?;
                 program.as_fd().try_clone_to_owned().map_err(|source| ProgramsError::Attach { name: SK_LOOKUP, source })
@@ -173,11 +173,11 @@ impl Programs {
         }
     }
 
-    /// Puts the cgroup programs in force: attaches what is missing, replaces what is of another build in place. Nothing is
-    /// touched unless the kernel accepts every program, the pods' included.
+    /// Puts the cgroup programs in force: attaches missing ones, replaces those of another build in place. Changes
+    /// nothing unless the kernel accepts every program, including the pods' program.
     ///
-    /// Returns whether anything changed; then the pods' programs are to be replaced too, and the digest recorded after
-    /// that. Until it is, the next agent replaces all of them again, whatever its own build.
+    /// Returns whether anything changed. If so, the caller replaces the pods' programs too and then records the digest.
+    /// Until that is done, the next agent of any build replaces all of them again.
     pub(crate) fn attach(&self, ebpf: &mut Ebpf, cgroup: &File) -> Result<bool, ProgramsError> {
         let current = self.pins.programs()?.is_some_and(|digest| digest == self.digest());
         let cgroup_id =
@@ -211,8 +211,8 @@ impl Programs {
         Ok(changed)
     }
 
-    /// How to learn cookies of namespaces. This process's cgroup need not be below the one that the programs are attached
-    /// to: then its own has the program that fills `namespaces`, too, for as long as it runs.
+    /// The way to get cookies of namespaces. This process's cgroup need not be below the one to which the programs are
+    /// attached: if not, its own cgroup also has the program that fills `namespaces`, while this process runs.
     pub(crate) fn cookies(&self, ebpf: &mut Ebpf, namespaces: Option<Namespaces>) -> Result<Cookies, ProgramsError> {
         let Some(namespaces) = namespaces else { return Ok(Cookies::Kernel) };
         let program = load(ebpf, SOCK_CREATE.name)?;
@@ -227,7 +227,7 @@ impl Programs {
         let Some(link) = Link::open(&path).map_err(failed)? else { return Ok(None) };
         match link.target(program.hook).map_err(failed)? {
             id if id == cgroup_id => Ok(Some(link)),
-            // The cgroup was removed; the link holds on to nothing.
+            // The cgroup was removed; the link keeps nothing alive.
             0 => {
                 std::fs::remove_file(&path).map_err(failed)?;
                 Ok(None)
@@ -236,7 +236,7 @@ impl Programs {
         }
     }
 
-    /// Steers a pod's inbound connections, unless that is already so. True if the link is new.
+    /// Steers a pod's inbound connections, unless they are steered already. True if the link is new.
     pub(crate) fn attach_pod(&self, netns_cookie: u64, netns: &File) -> Result<bool, ProgramsError> {
         let path = self.pins.pod_link(netns_cookie);
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
@@ -267,7 +267,7 @@ impl Programs {
         Ok(self.pins.remove_pod(netns_cookie)?)
     }
 
-    /// Whether a pod's network namespace is gone, as its link knows. A pod without a link counts as gone.
+    /// Whether a pod's network namespace is gone, according to its link. A pod without a link counts as gone.
     pub(crate) fn is_gone(&self, netns_cookie: u64) -> Result<bool, ProgramsError> {
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
         match Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
@@ -277,8 +277,8 @@ impl Programs {
     }
 }
 
-/// Takes everything out of force and removes it: redirection first, what answers for redirected connections last. Needs
-/// no agent and no programs. True if there was anything.
+/// Detaches and removes everything: programs that redirect first, programs that answer for redirected connections last.
+/// Needs no agent and no programs. True if there was anything to remove.
 pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
     if !pins.exists()? {
         return Ok(false);
@@ -298,7 +298,7 @@ fn detach(pin: &Path, name: &'static str) -> Result<(), ProgramsError> {
     Link::open(pin).map_err(failed)?.map_or(Ok(()), |link| link.detach()).map_err(failed)
 }
 
-/// Has the kernel verify a program, unless it has.
+/// Loads a program into the kernel's verifier, unless that is done.
 fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, ProgramsError> {
     let program = ebpf.program_mut(name).ok_or(ProgramsError::Missing { name })?;
     if let Some(verified) = program.fd().ok().and_then(|program| program.try_clone().ok()) {
@@ -317,7 +317,8 @@ fn load(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, ProgramsError>
         .map_err(|error| ProgramsError::Verify { name, reason: reason(name, &error) })
 }
 
-/// Why a program was refused, on one line: the kernel's error and the verifier's last word. Its log goes to ours.
+/// The reason for the refusal of a program, on one line: the kernel's error and the last line of the verifier. The
+/// verifier's log goes to the agent's log.
 fn reason(name: &str, error: &ProgramError) -> String {
     let ProgramError::LoadError { io_error, verifier_log } = error else { return chain(error) };
     let log = verifier_log.to_string();

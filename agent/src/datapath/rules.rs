@@ -1,4 +1,4 @@
-//! A pod's rules as asked for, checked and put into the kernel's form. Pure: touches neither maps nor namespaces.
+//! A pod's rules as requested, validated and converted to the kernel's form. Pure: touches neither maps nor namespaces.
 
 use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive};
 
@@ -11,9 +11,9 @@ use weft_ebpf_abi::{
 
 use crate::datapath::netns::is_link_local;
 
-/// Bounds the longest-prefix map's share of one pod.
+/// Limit for one pod's entries in the longest-prefix map.
 const MAX_SUBNETS: usize = 256;
-/// Bounds one pod's share of the map of skipped ports, for each direction.
+/// Limit for one pod's entries in the map of skipped ports, for each direction.
 const MAX_BLOCKS: usize = 32;
 
 /// Names a pod: namespace and name.
@@ -23,15 +23,15 @@ pub(crate) struct PodName {
     pub(crate) name: String,
 }
 
-/// What is to be in force for a pod.
+/// Rules to put in force for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) pod: PodName,
     ips: Vec<IpAddr>,
     proxy_uid: u32,
-    /// Exempt beside the user; 0 for none.
+    /// Group that is exempt in addition to the user; 0 for none.
     proxy_gid: u32,
-    /// Exempt instead of user and group; 0 for none.
+    /// Cgroup that is exempt instead of user and group; 0 for none.
     proxy_cgroup: u64,
     bypass: bool,
     outbound_port: u16,
@@ -45,7 +45,7 @@ pub(crate) struct Rules {
     pub(crate) subnets: Vec<IpNet>,
 }
 
-/// Which field of a request cannot be used, and why.
+/// The field of a request that is invalid, and the reason.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{field}: {reason}")]
 pub(crate) struct InvalidRule {
@@ -61,13 +61,13 @@ pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> Invalid
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Proxy {
     pub(crate) uid: u32,
-    /// Exempt beside the user; 0 for none.
+    /// Group that is exempt in addition to the user; 0 for none.
     pub(crate) gid: u32,
-    /// The cgroup's id, exempt instead of user and group; 0 for none.
+    /// Id of the cgroup that is exempt instead of user and group; 0 for none.
     pub(crate) cgroup: u64,
 }
 
-/// A pod's rules as they are asked for.
+/// A pod's rules as requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) pod: PodName,
@@ -88,7 +88,7 @@ impl PodName {
     /// Checks a pod's namespace and name.
     ///
     /// # Errors
-    /// When a part is empty or is not a Kubernetes name.
+    /// When a part is empty or not a valid Kubernetes name.
     pub(crate) fn new(namespace: String, name: String) -> Result<Self, InvalidRule> {
         for (field, part) in [("pod.namespace", &namespace), ("pod.name", &name)] {
             if part.is_empty() {
@@ -103,10 +103,10 @@ impl PodName {
 }
 
 impl Rules {
-    /// Checks what is asked for and puts it into the kernel's form.
+    /// Validates the request and converts it to the kernel's form.
     ///
     /// # Errors
-    /// Names the first field that cannot be used.
+    /// Names the first invalid field.
     pub(crate) fn new(wanted: Wanted) -> Result<Self, InvalidRule> {
         let mut ips = Vec::new();
         for ip in wanted.ips.iter().map(IpAddr::to_canonical) {
@@ -151,7 +151,7 @@ impl Rules {
         })
     }
 
-    /// Adds what the pod's network namespace has, as far as there is room.
+    /// Adds the addresses of the pod's network namespace, as far as there is room.
     pub(crate) fn add_addresses(&mut self, addresses: &[IpAddr]) {
         for ip in addresses.iter().map(IpAddr::to_canonical) {
             if self.ips.len() < pod::ADDRESSES && !self.ips.contains(&ip) {
@@ -202,9 +202,9 @@ impl Rules {
         }
     }
 
-    /// Identifies the rules, so that another agent recognises the same ones. A pod's owner chooses most of what goes in, and
-    /// must not find other rules with the same digest: SHA-256, of which the first 64 bits are kept. Each list begins with
-    /// its length.
+    /// Identifies the rules, so that another agent recognises them. A pod's owner chooses most of the input, and must
+    /// not be able to find other rules with the same digest: SHA-256, of which the first 64 bits are kept. Each list
+    /// begins with its length.
     fn digest(&self) -> u64 {
         let mut hash = Sha256::new();
         let mut feed = |bytes: &[u8]| hash.update(bytes);
@@ -238,7 +238,7 @@ impl Rules {
     }
 }
 
-/// The blocks of ports in these ranges, and under [`pod::WHOLE_BLOCKS`] those of which no port is missing.
+/// The blocks of ports in these ranges, and under [`pod::WHOLE_BLOCKS`] the blocks in which every port is skipped.
 fn blocks(field: &'static str, ranges: &[RangeInclusive<u16>]) -> Result<BTreeMap<u16, PortBlock>, InvalidRule> {
     let mut blocks = BTreeMap::<u16, PortBlock>::new();
     for range in ranges {

@@ -1,4 +1,4 @@
-//! What status and metrics show of the datapath: plain values, read in one call.
+//! Values of the datapath for status and metrics: plain values, read in one call.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use crate::datapath::rules::PodName;
 pub(crate) struct Sample {
     /// The pods in the kernel, by name.
     pub(crate) pods: Vec<Enrolled>,
-    /// How often each verdict was given since the maps were made.
+    /// Count of each verdict since the maps were created.
     pub(crate) verdicts: Vec<(Direction, Verdict, u64)>,
-    /// Trace events that found no room in the ring buffer.
+    /// Trace events that were lost because the ring buffer was full.
     pub(crate) events_dropped: u64,
     /// Connections to a proxy without a recorded original destination.
     pub(crate) flow_misses: u64,
@@ -21,13 +21,13 @@ pub(crate) struct Sample {
     pub(crate) bind_failures: u64,
     /// Listeners of proxies that could not be recorded.
     pub(crate) listeners_lost: u64,
-    /// Binds of proxies for which the kernel had no room to admit their network namespace by itself.
+    /// Binds of proxies whose network namespace the kernel had no room to admit by itself.
     pub(crate) admissions_refused: u64,
     /// Whether all redirection of the node is switched off.
     pub(crate) bypassed: bool,
 }
 
-/// What the programs had no room for since the maps were made.
+/// Counts of what the programs had no room for since the maps were created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Losses {
     /// Listeners of proxies that could not be recorded.
@@ -36,7 +36,7 @@ pub(crate) struct Losses {
     pub(crate) admissions: u64,
 }
 
-/// A pod as the kernel has it.
+/// A pod in the kernel's maps.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrolled {
     pub(crate) name: Option<PodName>,

@@ -1,12 +1,13 @@
-//! Which of the node's pods are to be enrolled now. Synchronous and without I/O: events in, attempts and reports out.
+//! Decides which of the node's pods to enrol now. Synchronous and without I/O: events in, attempts and reports out.
 //!
 //! ```text
 //! pod appears ─> pending ─attempt─> enrolled ─its network namespace is gone─> pending
 //!                  └─ annotation that cannot be read ─> refused ─annotation changes─> pending
 //! ```
 //!
-//! Never withdraws: a pod that leaves the API server may be alive on the node for a while (it was deleted by force, or its
-//! label was removed), and its connections must not become open. The datapath forgets it when its network namespace ends.
+//! Never withdraws: a pod that is gone from the API server may be alive on the node for a while (it was deleted by
+//! force, or its label was removed), and its connections must not become open. The datapath removes it when its network
+//! namespace ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,20 +22,20 @@ use weft_k8s_api::inject::{InjectError, RedirectionDefaults};
 use super::pod::MeshedPod;
 use crate::datapath::rules::PodName;
 
-/// The first wait after an attempt that came too early: a container runtime needs some milliseconds between making a
-/// container's cgroup and putting its first process into its namespaces.
+/// The first delay after an attempt that came too early: a container runtime needs some milliseconds between creating a
+/// container's cgroup and moving its first process into its namespaces.
 const FIRST_DELAY: Duration = Duration::from_millis(5);
-/// The longest. Between this and the first the wait doubles; a new entry in the pod's cgroup begins anew.
+/// The longest delay. The delay doubles up to this; a new entry in the pod's cgroup starts again with the first delay.
 const LAST_DELAY: Duration = Duration::from_secs(1);
-/// Until an enrolled pod is looked at again: its addresses may have changed, and nobody tells.
+/// Interval at which an enrolled pod is checked again: its addresses may have changed, and there is no notification.
 const REVIEW: Duration = Duration::from_secs(10);
 
-/// The pods that the API server tells of.
+/// The pods of the API server's watch.
 #[derive(Debug)]
 pub(super) struct Plan {
     defaults: RedirectionDefaults,
     pods: BTreeMap<String, Tracked>,
-    /// The pods of a list that is under way.
+    /// The pods of a list in progress.
     listing: Option<BTreeSet<String>>,
     listed: bool,
     reports: Vec<Report>,
@@ -44,12 +45,13 @@ pub(super) struct Plan {
 struct Tracked {
     pod: MeshedPod,
     enrolled: Option<Enrolment>,
-    /// When to attempt next; none for nothing to do. During an attempt: when something happened that needs another.
+    /// Time of the next attempt; none if nothing is to be done. During an attempt: time of an event that requires
+    /// another one.
     due: Option<Instant>,
     under_way: bool,
     delay: Duration,
     attempted: bool,
-    /// Whether its owner was told that it is bypassed.
+    /// Whether its owner was told that the pod is bypassed.
     bypassed: bool,
     problem: Option<Problem>,
 }
@@ -58,22 +60,22 @@ struct Tracked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enrolment {
     pub(crate) cookie: u64,
-    /// From the pod's first process on.
+    /// Time from the start of the pod's first process.
     pub(crate) after: Duration,
 }
 
-/// Why a pod, or its newest rules, are not in force.
+/// The reason why a pod, or its newest rules, are not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// Time may help, and nobody did anything wrong.
+    /// Temporary, and not an error.
     NotYet(String),
-    /// The kernel or the node refuses; repeated all the same.
+    /// The kernel or the node refuses; the attempt is repeated.
     Failed(String),
-    /// Its owner has to change it.
+    /// The pod's owner has to change the pod.
     Annotation(InjectError),
 }
 
-/// What the pod's owner should see.
+/// A report for the pod's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(super) name: PodName,
@@ -81,12 +83,12 @@ pub(crate) struct Report {
     pub(super) news: News,
 }
 
-/// What happened to a pod.
+/// The event that is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// Its rules are not in force.
     Problem(Problem),
-    /// Its owner's wish that nothing be redirected came into force, or ended.
+    /// The owner's bypass of the pod came into force, or ended.
     Bypassed(bool),
 }
 
@@ -100,7 +102,7 @@ pub(crate) struct Tracking {
 }
 
 impl Problem {
-    /// A clause for people.
+    /// One clause, for people.
     pub(crate) fn text(&self) -> String {
         match self {
             Self::NotYet(text) | Self::Failed(text) => text.clone(),
@@ -110,7 +112,7 @@ impl Problem {
 }
 
 impl Tracked {
-    /// Whether its rules are not in force, and it is time that may help.
+    /// Whether its rules are not in force for a temporary reason.
     fn is_pending(&self) -> bool {
         self.pod.rules.is_ok() && (self.enrolled.is_none() || self.problem.is_some())
     }
@@ -121,7 +123,7 @@ impl Plan {
         Self { defaults, pods: BTreeMap::new(), listing: None, listed: false, reports: Vec::new() }
     }
 
-    /// Takes what the watch tells.
+    /// Applies an event of the watch.
     pub(super) fn apply(&mut self, event: watcher::Event<Pod>, now: Instant) {
         match event {
             watcher::Event::Init => self.listing = Some(BTreeSet::new()),
@@ -165,10 +167,10 @@ impl Plan {
                 let news = News::Problem(problem.clone());
                 self.reports.push(Report { name: next.name.clone(), uid: next.uid.clone(), news });
             }
-            // Rules that were in force before stay so.
+            // Rules that were in force remain in force.
             (tracked.problem, tracked.due, tracked.attempted) = (Some(problem), None, true);
         } else {
-            // Also when nothing that counts has changed: the pod may have got a new sandbox.
+            // Also if nothing relevant has changed: the pod may have a new sandbox.
             (tracked.due, tracked.delay) = (Some(now), FIRST_DELAY);
             if matches!(tracked.problem, Some(Problem::Annotation(_))) {
                 tracked.problem = None;
@@ -177,7 +179,7 @@ impl Plan {
         tracked.pod = next;
     }
 
-    /// Something happened to the cgroup of one pod, or of any.
+    /// The cgroup of one pod, or of any pod, has changed.
     pub(super) fn wake(&mut self, uid: Option<&str>, now: Instant) {
         for (_, tracked) in self.pods.iter_mut().filter(|(other, _)| uid.is_none_or(|uid| uid == *other)) {
             if (tracked.due.is_some() || tracked.under_way) && tracked.is_pending() {
@@ -186,7 +188,7 @@ impl Plan {
         }
     }
 
-    /// Pods to attempt now, those that wait longest first. They are under way until [`Self::attempted`].
+    /// Pods to attempt now, longest waiting first. They count as in progress until [`Self::attempted`].
     pub(super) fn begin(&mut self, now: Instant) -> Vec<MeshedPod> {
         let waiting = self.pods.values_mut().filter(|tracked| !tracked.under_way);
         let mut due: Vec<_> =
@@ -204,16 +206,16 @@ impl Plan {
         self.pods.values().filter(|tracked| !tracked.under_way).filter_map(|tracked| tracked.due).min()
     }
 
-    /// Takes the result of an attempt. `pod` is what was attempted: the pod may have changed since.
+    /// Applies the result of an attempt. `pod` is what was attempted: the pod may have changed since.
     pub(super) fn attempted(&mut self, pod: &MeshedPod, result: Result<Enrolment, Problem>, now: Instant) {
         let Some(tracked) = self.pods.get_mut(&pod.uid) else { return };
         (tracked.attempted, tracked.under_way) = (true, false);
         let changed = tracked.pod != *pod;
-        // What happened during the attempt may have come too late for it.
+        // An event during the attempt may have come too late for it.
         let again = tracked.due;
         match result {
             Ok(enrolment) => {
-                // The time to enrolment is that of the first.
+                // Keep the time of the first enrolment of this namespace.
                 let known = tracked.enrolled.filter(|known| known.cookie == enrolment.cookie);
                 tracked.enrolled = Some(known.unwrap_or(enrolment));
                 let bypassed = pod.rules.as_ref().is_ok_and(|rules| rules.bypass);
@@ -227,7 +229,7 @@ impl Plan {
                     tracked.due = again.or(Some(now + REVIEW));
                 }
             }
-            // A pod that is on its way out has no process left; while its namespace is there, its rules are in force.
+            // A terminating pod has no process left; while its namespace exists, its rules are in force.
             Err(Problem::NotYet(_)) if tracked.enrolled.is_some() && !changed => {
                 tracked.due = again.or(Some(now + REVIEW));
             }
@@ -248,7 +250,7 @@ impl Plan {
         }
     }
 
-    /// These network namespaces are gone. Whose pod is still there gets another.
+    /// These network namespaces are gone. Pods that still exist get new ones.
     pub(super) fn gone(&mut self, cookies: &[u64], now: Instant) {
         for tracked in self.pods.values_mut() {
             if tracked.enrolled.is_some_and(|enrolment| cookies.contains(&enrolment.cookie)) {
@@ -260,27 +262,27 @@ impl Plan {
         }
     }
 
-    /// Whether the API server has told of all pods once.
+    /// Whether the API server has listed all pods once.
     pub(super) fn listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether every pod of the first list was attempted: those that already ran are enrolled.
+    /// Whether every pod of the first list was attempted, so that pods that ran already are enrolled.
     pub(super) fn caught_up(&self) -> bool {
         self.listed && self.pods.values().all(|tracked| tracked.attempted)
     }
 
-    /// What pods' owners should be told, once.
+    /// Reports for pods' owners; each is returned once.
     pub(super) fn take_reports(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.reports)
     }
 
-    /// Whether a pod is looked for, or its newest rules are not in force.
+    /// Whether a pod is waiting to be located, or its newest rules are not in force.
     pub(super) fn is_pending(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(Tracked::is_pending)
     }
 
-    /// Everything, for status and metrics.
+    /// All pods, for status and metrics.
     pub(super) fn tracking(&self) -> Vec<Tracking> {
         let tracking = |tracked: &Tracked| Tracking {
             name: tracked.pod.name.clone(),
@@ -315,13 +317,13 @@ mod tests {
             self.plan.apply(event, self.now);
         }
 
-        /// What would be attempted now.
+        /// The pods that would be attempted now.
         fn due(&self) -> Vec<String> {
             let due = |pod: &&Tracked| !pod.under_way && pod.due.is_some_and(|due| due <= self.now);
             self.plan.pods.values().filter(due).map(|pod| pod.pod.name.name.clone()).collect()
         }
 
-        /// Attempts everything that is due, with one result.
+        /// Attempts all pods that are due, with the same result.
         fn attempt(&mut self, result: &Result<Enrolment, Problem>) {
             for pod in self.plan.begin(self.now) {
                 self.plan.attempted(&pod, result.clone(), self.now);
@@ -368,7 +370,7 @@ mod tests {
         assert!(f.due().is_empty());
         assert_eq!(f.only().enrolled.unwrap().cookie, 7);
         assert_eq!(f.only().problem, None);
-        // Its addresses may be others by now.
+        // Its addresses may have changed.
         f.wait(1);
         assert_eq!(f.due(), ["web-0"]);
     }
@@ -471,7 +473,7 @@ mod tests {
         assert_eq!(f.only().problem, None);
     }
 
-    /// One whose processes take long to look at, for example.
+    /// For example a pod whose processes take long to inspect.
     #[test]
     fn an_attempt_that_takes_long_delays_no_other_pod() {
         let mut f = Fixture::new(vec![Event::Apply(pod("slow", &json!({})))]);

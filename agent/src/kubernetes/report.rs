@@ -1,5 +1,5 @@
-//! What a pod's or the node's owner should know, as Kubernetes Events: `kubectl describe` shows them. Losing one is a
-//! log line, never more.
+//! Reports for the owners of pods and of the node, as Kubernetes Events, which `kubectl describe` shows. A lost Event
+//! is only logged.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use crate::{datapath::sample::Losses, error::chain};
 
 /// The name under which the agent reports.
 const CONTROLLER: &str = "weft.io/agent";
-/// Kubernetes' own bound of a note, in bytes.
+/// Kubernetes' limit on the length of a note, in bytes.
 const MAX_NOTE_BYTES: usize = 1024;
-/// An API server that is away is not waited for.
+/// Deadline of a request: reports do not wait for an API server that is down.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Publishes events in the agent's name.
+/// Publishes Events in the agent's name.
 #[derive(Clone)]
 pub(crate) struct Publisher {
     recorder: Recorder,
@@ -38,13 +38,13 @@ impl Publisher {
         Self { recorder: Recorder::new(client, reporter), identity }
     }
 
-    /// Says on the node and on the agent's own pod that this node cannot be served, and why.
+    /// Reports on the node and on the agent's own pod that this node cannot be served, and why.
     pub(crate) async fn unsupported(&self, reason: &str) {
         let note = format!("weft-agent cannot redirect pods on node {}: {reason}", self.identity.node);
         self.publish_on_node(EventType::Warning, "WeftAgentUnsupported", "Start", &note).await;
     }
 
-    /// Says on the node and on the agent's own pod that somebody switched all redirection off, or on again.
+    /// Reports on the node and on the agent's own pod that all redirection was turned off, or on again.
     pub(crate) async fn node_bypassed(&self, bypassed: bool) {
         let node = &self.identity.node;
         if bypassed {
@@ -59,7 +59,7 @@ impl Publisher {
         }
     }
 
-    /// Says on the node and on the agent's own pod that the kernel had no room for what proxies need.
+    /// Reports on the node and on the agent's own pod that the kernel's maps had no room for proxies.
     pub(crate) async fn no_room(&self, new: Losses) {
         let note = format!(
             "the kernel maps of node {} had no room for {} listeners of proxies and {} network namespaces of new pods: proxies \
@@ -75,7 +75,7 @@ impl Publisher {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(self.identity.node.clone()),
-            // What the kubelet writes there, and `kubectl describe node` looks for.
+            // The value that the kubelet writes, and that `kubectl describe node` looks for.
             uid: Some(self.identity.node.clone()),
             ..ObjectReference::default()
         };
@@ -85,7 +85,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes what the plan reports, forever.
+    /// Publishes the plan's reports, forever.
     pub(crate) async fn run(self, mut reports: mpsc::UnboundedReceiver<Report>) -> anyhow::Result<()> {
         while let Some(report) = reports.recv().await {
             let regarding = reference(&report.name.namespace, &report.name.name, &report.uid);
