@@ -41,7 +41,7 @@ impl Address {
         self.words[0] == 0 && self.words[1] == 0 && self.words[2] == MAPPED_BE
     }
 
-    /// `0.0.0.0` or `::`, to which a connect means this host.
+    /// `0.0.0.0` or `::`; a connect to it reaches this host.
     #[inline(always)]
     #[must_use]
     pub const fn is_unspecified(&self) -> bool {
@@ -88,7 +88,7 @@ impl From<core::net::IpAddr> for Address {
 }
 
 impl From<Address> for core::net::IpAddr {
-    /// Mapped addresses become IPv4.
+    /// Mapped addresses are converted to IPv4.
     fn from(address: Address) -> Self {
         core::net::IpAddr::V6(core::net::Ipv6Addr::from(address.octets())).to_canonical()
     }

@@ -1,10 +1,10 @@
-//! The decision about a connection: pure, one function per direction, called by the kernel programs and by
-//! `weft explain`. A [`Decision`] is complete: the verdict and everything that a program has to do for it. When one of
-//! these actions fails, [`Decision::of`] the refusal takes the decision's place.
+//! The decision about a connection: pure, one function per direction, called by the kernel programs and by `weft
+//! explain`. A [`Decision`] is complete: the verdict and all actions of the program. When one of these actions fails,
+//! [`Decision::of`] the refusal replaces the decision.
 //!
-//! The rules and their order are linkerd-init's iptables rules (linkerd2-proxy-init, pkg/iptables), except that what a
-//! rule matches on `-o lo` is derived from addresses and the socket's device, because the decision precedes routing.
-//! Lookups are passed as closures, so that they only happen when an earlier rule has not decided. Refuses side effects.
+//! The rules and their order are linkerd-init's iptables rules (linkerd2-proxy-init, pkg/iptables), except that matches
+//! on `-o lo` are derived from addresses and the socket's device, because the decision precedes routing. Lookups are
+//! passed as closures, so that they only happen when no earlier rule has decided. Refuses side effects.
 
 use crate::{
     address::Address,
@@ -13,18 +13,18 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Who calls connect(2), as the host sees it.
+/// The process that calls connect(2), as the host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The real user.
     pub uid: u32,
     /// The real group.
     pub gid: u32,
-    /// The cgroup's id in the cgroup2 tree; looked at with [`pod::EXEMPTS_CGROUP`] only.
+    /// The cgroup's id in the cgroup2 tree; used with [`pod::EXEMPTS_CGROUP`] only.
     pub cgroup: u64,
 }
 
-/// What a decision about connect(2) depends on, besides the pod and the destination.
+/// Inputs of a decision about connect(2), besides the pod and the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect {
     /// Redirection is switched off on the whole node.
@@ -35,7 +35,7 @@ pub struct Connect {
     pub bound_to_device: bool,
 }
 
-/// What a decision about a connection that arrives in a pod depends on, besides the pod.
+/// Inputs of a decision about a connection that arrives in a pod, besides the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival<'a> {
     /// Redirection is switched off on the whole node.
@@ -48,24 +48,24 @@ pub struct Arrival<'a> {
     pub port: u16,
 }
 
-/// What a socket's storage has to hold from now on.
+/// The required content of a socket's storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remember {
-    /// What it held before.
+    /// Unchanged.
     Unchanged,
-    /// Nothing: the socket may have been redirected before, and disconnected since (connect to AF_UNSPEC). A proxy's
-    /// sockets are many, and no one asks them for their original destination.
+    /// Empty: the socket may have been redirected before, and disconnected since (connect to AF_UNSPEC). A proxy has
+    /// many sockets, and their original destination is never requested.
     Nothing,
     /// [`remembered`] of the destination, as one of [`kind`]. A redirect that cannot keep it is refused.
     Destination(u8),
 }
 
-/// What happens to a connection.
+/// The verdict about a connection, and the actions that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The verdict.
     pub verdict: Verdict,
-    /// What the connecting socket has to remember.
+    /// State to store in the connecting socket.
     pub remember: Remember,
     /// The connecting socket has to be released from its device; otherwise [`Verdict::DenyDevice`].
     pub release: bool,
@@ -74,7 +74,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// A verdict with what follows from it alone.
+    /// A verdict and the actions that follow from it alone.
     #[inline(always)]
     #[must_use]
     pub const fn of(verdict: Verdict) -> Self {
@@ -88,7 +88,7 @@ impl Decision {
     }
 }
 
-/// What SO_ORIGINAL_DST answers for a destination: the kernel takes an unspecified one for loopback.
+/// The address that SO_ORIGINAL_DST returns for a destination: the kernel treats an unspecified one as loopback.
 #[inline(always)]
 #[must_use]
 pub const fn remembered(destination: &Address) -> Address {
@@ -101,8 +101,8 @@ pub const fn remembered(destination: &Address) -> Address {
 
 /// Decides about a connect(2) by a process whose network namespace has the entry `pod`, if any.
 ///
-/// `destination` is what the caller passed, before any translation. `skips_port` says whether its port is among the pod's
-/// skipped outbound ports.
+/// `destination` is what the caller passed, before any translation. `skips_port` says whether its port is among the
+/// pod's skipped outbound ports.
 #[inline(always)]
 #[must_use]
 pub fn decide_connect(
@@ -162,14 +162,15 @@ pub fn decide_inbound(
         let is_own = pod.has(pod::EXEMPTS_CGROUP) && local.is_loopback() && port == pod.outbound_port;
         return Decision { steer_to: is_own.then_some(port), ..Decision::of(Verdict::PassLoopback) };
     }
-    // No other host can complete a handshake with one of the pod's own addresses as source: the answer stays in the pod.
+    // No other host can complete a handshake with one of the pod's own addresses as source: the answer stays in the
+    // pod.
     if client == local || pod.owns(client) {
         return Decision::of(Verdict::PassOwnAddress);
     }
     if let Some(verdict) = bypass(pod, node_bypassed) {
         return Decision::of(verdict);
     }
-    // Only the proxy may answer there: an application could otherwise serve on it around the proxy.
+    // Only for the proxy: an application could otherwise serve on this port around the proxy.
     if pod.control_port != 0 && port == pod.control_port && listens(port) {
         return Decision { steer_to: Some(port), ..Decision::of(Verdict::PassSkipPort) };
     }
@@ -182,7 +183,7 @@ pub fn decide_inbound(
     Decision { steer_to: Some(pod.inbound_port), ..Decision::of(Verdict::Redirect) }
 }
 
-/// Whether redirection is switched off. The node's switch comes first: it is the wider one.
+/// Whether redirection is switched off. The node's switch comes first, because it is the wider one.
 #[inline(always)]
 fn bypass(pod: &Pod, node_bypassed: bool) -> Option<Verdict> {
     if node_bypassed {

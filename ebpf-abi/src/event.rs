@@ -1,4 +1,5 @@
-//! What the kernel tells about a connection while somebody listens: the decision, and that it was accepted. Refuses names: user space knows which pod a cookie is.
+//! Events about connections while there are watchers: the verdict, and the acceptance. Refuses names: user space maps
+//! cookies to pods.
 
 use crate::address::Address;
 
@@ -8,12 +9,12 @@ pub const COMMAND_BYTES: usize = 16;
 /// Bytes of the ring buffer: about 2,300 events, a few milliseconds of a node at full load.
 pub const RING_BYTES: u32 = 256 * 1024;
 
-/// What an event tells.
+/// Kinds of events.
 pub mod kind {
     /// A verdict was given.
     pub const VERDICT: u8 = 0;
-    /// A connection came to be, seen at its accepting end: by the proxy if it was redirected, else by the application. The
-    /// verdict was told before; the verdict of this event means nothing.
+    /// A connection was established, seen at its accepting end: by the proxy if it was redirected, else by the
+    /// application. Its verdict was reported before; the verdict field of this event has no meaning.
     pub const ACCEPTED: u8 = 1;
 }
 
@@ -27,9 +28,9 @@ pub struct Event {
     pub netns_cookie: u64,
     /// The client's end; its port is 0 where the kernel has not chosen one yet.
     pub source: Address,
-    /// Where the client wanted to go.
+    /// The address to which the client connected.
     pub original: Address,
-    /// Where it goes.
+    /// The address to which the connection goes.
     pub new: Address,
     /// The calling process; 0 inbound.
     pub pid: u32,
@@ -56,7 +57,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Reads an event from the ring buffer's bytes; `None` if there are not as many as there must be.
+    /// Reads an event from the ring buffer's bytes; `None` if their number is wrong.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < size_of::<Self>() {

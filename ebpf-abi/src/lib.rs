@@ -1,11 +1,11 @@
-//! What Weft's kernel programs and user space share.
+//! Types that Weft's kernel programs and user space share.
 //!
-//! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`], [`switch`]) and the decision about a
-//! connection ([`decision`]), which is one pure function per direction: the kernel programs call it, and so does
-//! `weft explain`. Refuses to use `std`, to allocate, and to know about maps or programs.
+//! Owns the layout of every map key and value ([`pod`], [`socket`], [`event`], [`counter`], [`switch`]) and the
+//! decision about a connection ([`decision`]), which is one pure function per direction: the kernel programs call it,
+//! and so does `weft explain`. Refuses to use `std`, to allocate, and to know about maps or programs.
 //!
-//! Layouts are `repr(C)` with explicit padding, little-endian hosts only (x86-64, arm64). They only ever grow new maps:
-//! a changed layout gets a new [`LAYOUT`] and with it a new pin directory.
+//! Layouts are `repr(C)` with explicit padding, for little-endian hosts only (x86-64, arm64). Changes only add maps: a
+//! changed layout gets a new [`LAYOUT`] and with it a new pin directory.
 #![no_std]
 
 pub mod address;
@@ -33,8 +33,8 @@ pub mod map {
     pub const SUBNETS: &str = "SUBNETS";
     /// Socket storage: [`crate::socket::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
-    /// Socket storage: the cookie of the socket's network namespace (u64), where programs cannot ask for it
-    /// (before Linux 5.15). Accepted sockets have their listener's.
+    /// Socket storage: the cookie of the socket's network namespace (u64), for programs that cannot get it (before
+    /// Linux 5.15). Accepted sockets inherit their listener's.
     pub const NAMESPACES: &str = "NAMESPACES";
     /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`].
     pub const FLOWS: &str = "FLOWS";
@@ -46,7 +46,7 @@ pub mod map {
     pub const STATS: &str = "STATS";
     /// Hash: [`crate::socket::ProxyKey`] to [`crate::socket::Slots`]: proxies with a listener in [`LISTENERS`].
     pub const PROXIES: &str = "PROXIES";
-    /// Hash: [`crate::pod::AdmissionKey`] to the cookie of a network namespace (u64) that a cgroup's processes had admitted.
+    /// Hash: [`crate::pod::AdmissionKey`] to the cookie of a network namespace (u64) that was admitted for a cgroup.
     pub const ADMISSIONS: &str = "ADMISSIONS";
     /// Array of u32, indexed by [`crate::switch`].
     pub const SWITCHES: &str = "SWITCHES";

@@ -1,25 +1,26 @@
-//! What the kernel knows about a meshed pod: its entry and its rules. Refuses names and Kubernetes' vocabulary.
+//! A meshed pod in the kernel: its entry and its rules. Refuses names and Kubernetes' vocabulary.
 
 use core::hint::black_box;
 
 use crate::{address::Address, verdict::Direction};
 
-/// How many own addresses a pod may have; more are treated as other hosts' addresses.
+/// Maximum number of own addresses of a pod; further ones are treated as addresses of other hosts.
 pub const ADDRESSES: usize = 16;
 
 /// Pods per node. Kubernetes' own limit is 110 by default; large nodes run some hundreds.
 pub const MAX_PODS: u32 = 4096;
 
-/// Network namespaces on one node that the kernel may admit by itself: those of proxies that bind their ports before an
-/// agent enrols them. Less than [`MAX_PODS`], so that there is always room for those that an agent enrols.
+/// Maximum number of network namespaces on one node that the kernel may admit by itself: those of proxies that bind
+/// their ports before an agent enrols them. Less than [`MAX_PODS`], so that there is always room for those that an
+/// agent enrols.
 pub const MAX_ADMISSIONS: u32 = 1024;
 
-/// Network namespaces that the processes of one cgroup, which is a container, may have admitted at a time: the pod's, and
-/// one more while a sandbox is replaced. The agent removes an admission when the namespace is enrolled or gone.
+/// Maximum number of network namespaces that may be admitted at a time for one cgroup, which is a container: the pod's,
+/// and one more while a sandbox is replaced. The agent removes an admission when the namespace is enrolled or gone.
 pub const ADMISSION_SLOTS: u32 = 2;
 
-/// The slot of a namespace whose containers have no cgroups of their own; the key has the namespace's cookie in place of
-/// the cgroup.
+/// The slot of a namespace whose containers have no cgroups of their own; the key has the namespace's cookie in place
+/// of the cgroup.
 pub const SHARED_CGROUP: u32 = u32::MAX;
 
 /// One network namespace that the kernel admitted by itself.
@@ -38,35 +39,35 @@ pub struct AdmissionKey {
 pub const OUTBOUND: u32 = 1 << 0;
 /// Inbound connections are steered: the sk_lookup program is attached to the pod's namespace.
 pub const INBOUND: u32 = 1 << 1;
-/// Some outbound ports are skipped; without it nobody looks.
+/// Some outbound ports are skipped; without it the lookup is omitted.
 pub const SKIPS_OUTBOUND_PORTS: u32 = 1 << 2;
 /// Some inbound ports are skipped.
 pub const SKIPS_INBOUND_PORTS: u32 = 1 << 3;
 /// Some clients' subnets are skipped.
 pub const SKIPS_SUBNETS: u32 = 1 << 4;
-/// Nothing is redirected, as somebody asked for.
+/// Redirection is switched off on request.
 pub const BYPASSED: u32 = 1 << 5;
 /// Processes of `proxy_gid` are the proxy, too.
 pub const EXEMPTS_GROUP: u32 = 1 << 6;
-/// Strict: the proxy is who runs in `proxy_cgroup`, and nobody else whatever the user.
+/// Strict: only processes in `proxy_cgroup` are the proxy, whatever their user.
 pub const EXEMPTS_CGROUP: u32 = 1 << 7;
-/// Made by the kernel when a proxy bound its outbound port, and not completed by an agent since: outbound connections
-/// are redirected, nothing is skipped, inbound nothing is steered.
+/// Created by the kernel when a proxy bound its outbound port, and not completed by an agent since: outbound
+/// connections are redirected, nothing is skipped, and nothing is steered inbound.
 pub const SELF_ENROLLED: u32 = 1 << 8;
-/// Some ports are skipped by whole blocks ([`WHOLE_BLOCKS`]); without it nobody looks.
+/// Some ports are skipped by whole blocks ([`WHOLE_BLOCKS`]); without it the lookup is omitted.
 pub const SKIPS_WHOLE_BLOCKS: u32 = 1 << 9;
 
 /// A meshed pod, by its network namespace's cookie.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The pod's own addresses; the rest is [`Address::UNSPECIFIED`].
+    /// The pod's own addresses; unused entries are [`Address::UNSPECIFIED`].
     pub addresses: [Address; ADDRESSES],
     /// The source of redirected IPv4 connections, or unspecified.
     pub source_v4: Address,
     /// The source of redirected IPv6 connections, or unspecified.
     pub source_v6: Address,
-    /// A digest of everything that was asked for this pod, so that asking again changes nothing.
+    /// A digest of the requested rules of this pod, so that a repeated request changes nothing.
     pub rules: u64,
     /// Counts rule changes from 1; part of the keys of the pod's rules, so that a change is one write.
     pub generation: u32,
@@ -78,11 +79,12 @@ pub struct Pod {
     pub proxy_uid: u32,
     /// The proxy's group as the host sees it, with [`EXEMPTS_GROUP`].
     pub proxy_gid: u32,
-    /// Where the proxy accepts the pod's outbound connections, on loopback.
+    /// The port of the proxy's outbound listener, on loopback.
     pub outbound_port: u16,
-    /// Where the proxy accepts connections to the pod.
+    /// The port of the proxy's inbound listener.
     pub inbound_port: u16,
-    /// Where the proxy may serve something of its own, such as tap: skipped inbound while it listens there. 0 for none.
+    /// The port on which the proxy may serve its own endpoint, such as tap: skipped inbound while the proxy listens
+    /// there. 0 for none.
     pub control_port: u16,
     /// Unused.
     pub pad: u16,
@@ -97,11 +99,11 @@ impl Pod {
             return false;
         }
         let mut at = 0;
-        // Unrolled, this would be a third of a program that every pod has an instance of.
+        // Unrolled, this would be a third of the program, of which every pod has an instance.
         let end = black_box(ADDRESSES);
         while at < ADDRESSES && at < end {
             let own = &self.addresses[at];
-            // The last word tells most addresses apart.
+            // Most addresses differ in the last word.
             if own.words[3] == address.words[3] && own == address {
                 return true;
             }
@@ -113,7 +115,7 @@ impl Pod {
         false
     }
 
-    /// What a process of the proxy is recognised by.
+    /// The key that identifies the proxy's processes.
     #[inline(always)]
     #[must_use]
     pub const fn proxy(&self) -> Owner {
@@ -173,13 +175,13 @@ impl Pod {
     }
 }
 
-/// Whose a listener is: a user's, or of the processes of a cgroup.
+/// The owner of a listener: a user, or the processes of a cgroup.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(u64);
 
 impl Owner {
-    /// Users have 32 bits; cgroups' ids are inode numbers, which do not reach this bit.
+    /// Users have 32 bits; cgroup ids are inode numbers, which do not reach this bit.
     const CGROUP: u64 = 1 << 63;
 
     /// A user as the host sees it.
@@ -200,7 +202,7 @@ impl Owner {
 /// Ports in one [`PortBlock`].
 pub const BLOCK_PORTS: u16 = 512;
 
-/// In place of a block's number: the entry whose bit `n` says that all ports of block `n` are skipped.
+/// Special block number: bit `n` of this entry means that all ports of block `n` are skipped.
 pub const WHOLE_BLOCKS: u16 = u16::MAX;
 
 /// Blocks of skipped ports on one node. One pod has at most 64 (the agent's rules), most have two.
@@ -232,7 +234,7 @@ impl PortBlock {
     /// Every port of a block.
     pub const FULL: Self = Self { words: [u64::MAX; 8] };
 
-    /// Whether a port, given in full, is in the block that it belongs to.
+    /// Whether a port is in its block. Takes the whole port number.
     #[inline(always)]
     #[must_use]
     pub const fn contains(&self, port: u16) -> bool {
@@ -240,7 +242,7 @@ impl PortBlock {
         self.words[(bit / 64) as usize & 7] >> (bit % 64) & 1 == 1
     }
 
-    /// Adds a port, given in full.
+    /// Adds a port. Takes the whole port number.
     pub const fn insert(&mut self, port: u16) {
         let bit = port % BLOCK_PORTS;
         self.words[(bit / 64) as usize] |= 1 << (bit % 64);
@@ -260,7 +262,7 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Bits before the address: a prefix of an IPv6 subnet has these and its own length, of an IPv4 subnet 96 more.
+    /// Bits before the address: the prefix of an IPv6 subnet is these plus its own length, of an IPv4 subnet 96 more.
     pub const HEAD_BITS: u32 = 96;
 
     /// The key for a lookup or, with a shorter prefix, for an entry.

@@ -1,23 +1,23 @@
-//! What the kernel remembers about a socket, and what it hands over from a client's socket to the proxy's. Refuses to
-//! outlive the socket: only the hand-over has an entry of its own, and it lives from the SYN to the handshake's end.
+//! State of a socket in the kernel, and the hand-over from a client's socket to the proxy's. State does not outlive its
+//! socket: only the hand-over has an entry of its own, and it lives from the SYN to the end of the handshake.
 
 use crate::{address::Address, event::COMMAND_BYTES, pod::Owner};
 
-/// Where the proxy of a pod that is not enrolled yet listens: Linkerd's default inbound port.
+/// The inbound port of the proxy of a pod that is not enrolled yet: Linkerd's default.
 pub const DEFAULT_INBOUND_PORT: u16 = 4143;
 
-/// Where it may serve tap: Linkerd's default control port.
+/// The port on which it may serve tap: Linkerd's default control port.
 pub const DEFAULT_CONTROL_PORT: u16 = 4190;
 
-/// What a socket is to us.
+/// Kinds of sockets.
 pub mod kind {
-    /// A client whose connection was redirected; the original destination is where it wanted to go.
+    /// A client whose connection was redirected; the original destination is the one that it dialled.
     pub const CLIENT: u8 = 1;
-    /// Accepted by the proxy; the original destination came from the client's socket.
+    /// Accepted by the proxy; the original destination was announced by the client's socket.
     pub const ACCEPTED: u8 = 2;
     /// Bound to one of a proxy's ports by the proxy `owner`, about to listen.
     pub const BOUND: u8 = 3;
-    /// A client of the pod's own whose connection was left alone.
+    /// A client in the pod whose connection was not redirected.
     pub const PASSED: u8 = 4;
 }
 
@@ -39,7 +39,7 @@ pub struct SocketState {
     pub uid: u32,
     /// The calling process.
     pub pid: u32,
-    /// The calling thread's name, filled only while somebody watches.
+    /// The calling thread's name, filled only while events are watched.
     pub command: [u8; COMMAND_BYTES],
 }
 
@@ -57,7 +57,7 @@ pub struct FlowKey {
     pub pad: u32,
 }
 
-/// Where a connection was meant to go.
+/// The original destination of a redirected connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
@@ -67,20 +67,20 @@ pub struct Flow {
     pub port: u32,
 }
 
-/// Connections between SYN and accept at a time, for each processor of the node; each takes a few microseconds, and one that
-/// takes longer announces itself again. The kernel keeps up to half of them aside in lists of its processors.
+/// Connections between SYN and accept at a time, for each processor of the node; each takes a few microseconds, and one
+/// that takes longer is announced again. The kernel keeps up to half of the entries in per-processor lists.
 pub const FLOWS_PER_CPU: u32 = 256;
 
 /// The same for a node of few processors.
 pub const MIN_FLOWS: u32 = 2048;
 
-/// How many sockets of one SO_REUSEPORT group are remembered. In a pod that trusts its proxy's user, the kernel spreads
-/// connections over the whole group whichever member it is given, so this only has to outlast members that close one by
-/// one. In a pod that exempts by cgroup only these get connections.
+/// How many sockets of one SO_REUSEPORT group are recorded. In a pod that trusts its proxy's user, the kernel spreads
+/// connections over the whole group, whichever member is assigned, so recording some is enough as long as members close
+/// one by one. In a pod that exempts by cgroup, only recorded sockets get connections.
 pub const LISTENER_SLOTS: u8 = 8;
 
-/// Which slots a proxy's listeners have taken, of either family: bit `n` is slot `n`. A hint: a listener that is closed
-/// leaves its bit, and of two that begin to listen at the same instant one bit may be lost.
+/// The slots of a proxy's listeners, of either family: bit `n` is slot `n`. A hint: a closed listener leaves its bit,
+/// and if two begin to listen at the same instant, one bit may be lost.
 pub type Slots = u8;
 
 /// Listening sockets on one node.
@@ -92,7 +92,7 @@ pub const MAX_LISTENERS: u32 = 8192;
 pub struct ListenerKey {
     /// The pod.
     pub netns_cookie: u64,
-    /// Who bound it, so that an application cannot take the proxy's place.
+    /// The proxy that bound it, so that an application cannot replace the proxy.
     pub owner: Owner,
     /// The port it listens on.
     pub port: u16,
@@ -104,7 +104,7 @@ pub struct ListenerKey {
     pub pad: u32,
 }
 
-/// A proxy that has a listener. A socket hash cannot be looked into by the program that attests.
+/// A proxy that has a listener. The program that attests cannot look up a socket hash.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProxyKey {
@@ -112,13 +112,13 @@ pub struct ProxyKey {
     pub netns_cookie: u64,
     /// The proxy.
     pub owner: Owner,
-    /// The port on which it listens.
+    /// The port of the listener.
     pub port: u32,
     /// Unused.
     pub pad: u32,
 }
 
-/// The private socket option by which a proxy learns that its pod is intercepted.
+/// The private socket option with which a proxy checks that its pod is intercepted.
 pub mod attest {
     /// The level; no protocol uses it ("WE").
     pub const LEVEL: i32 = 0x5745;

@@ -1,7 +1,7 @@
 //! The outcomes of a decision about a connection ([`crate::decision`]). The words of [`Verdict`] are those of traces,
 //! metrics and documentation.
 
-/// Which way a connection goes, seen from the pod.
+/// The direction of a connection, seen from the pod.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
@@ -31,7 +31,7 @@ impl Direction {
     }
 }
 
-/// What happens to a connection of a meshed pod, and why.
+/// The decision about a connection of a meshed pod, with its reason.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
@@ -51,9 +51,9 @@ pub enum Verdict {
     PassSkipPort = 6,
     /// From a skipped subnet.
     PassSkipSubnet = 7,
-    /// The pod is bypassed: somebody switched its redirection off.
+    /// The pod is bypassed: its redirection is switched off.
     PassPodBypassed = 8,
-    /// The node is bypassed: somebody switched all redirection off.
+    /// The node is bypassed: all redirection is switched off.
     PassNodeBypassed = 9,
     /// Refused: the proxy does not listen.
     DenyNoListener = 10,
@@ -61,12 +61,12 @@ pub enum Verdict {
     DenyNoMemory = 11,
     /// Refused: steering is attached, but the pod's entry is gone.
     DenyUnknownPod = 12,
-    /// Refused: the socket is bound to a device (SO_BINDTODEVICE) from which the kernel would not free it, and the proxy
-    /// cannot be reached through that.
+    /// Refused: the socket is bound to a device (SO_BINDTODEVICE) from which the kernel does not release it, and the
+    /// proxy cannot be reached through that device.
     DenyDevice = 13,
-    /// No meshed pod. Only said when asked: the programs neither count nor trace who is not enrolled.
+    /// No meshed pod. Only for `weft explain`: the programs neither count nor trace processes that are not enrolled.
     PassNotMeshed = 14,
-    /// Not TCP. Only said when asked.
+    /// Not TCP. Only for `weft explain`.
     PassNotTcp = 15,
 }
 
@@ -91,7 +91,7 @@ impl Verdict {
         Self::PassNotTcp,
     ];
 
-    /// Whether the programs ever give it, and count it.
+    /// Whether the programs ever give and count it.
     #[must_use]
     pub const fn is_counted(self) -> bool {
         !matches!(self, Self::PassNotMeshed | Self::PassNotTcp)

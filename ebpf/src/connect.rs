@@ -1,4 +1,4 @@
-//! connect4 and connect6: where a meshed pod's connections go. On any failure the connection is refused (EPERM) or goes
+//! connect4 and connect6: redirect a meshed pod's connections. On any failure the connection is refused (EPERM) or goes
 //! to the proxy, never around it; a caller whose namespace is not enrolled passes after one failed lookup.
 
 use aya_ebpf::{
@@ -37,7 +37,7 @@ const SO_BINDTODEVICE: i32 = 25;
 /// The same in every network namespace (include/net/flow.h).
 const LOOPBACK_IFINDEX: u32 = 1;
 
-/// What a connect program has to do.
+/// Action of a connect program.
 enum Outcome {
     Proceed,
     Refuse,
@@ -111,7 +111,7 @@ fn connect(ctx: &SockAddrContext, destination: &Address) -> Outcome {
     if verdict.is_refusal() { Outcome::Refuse } else { Outcome::Proceed }
 }
 
-/// What the decision depends on besides the destination.
+/// The facts for the decision, except the destination.
 #[inline(always)]
 fn facts(pod: Option<&Pod>, sk: *mut bpf_sock) -> Connect {
     let uid_gid = bpf_get_current_uid_gid();
@@ -126,20 +126,21 @@ fn facts(pod: Option<&Pod>, sk: *mut bpf_sock) -> Connect {
     }
 }
 
-/// The calling process; its id and name only for those who watch.
+/// The calling process; its id and name only if events are watched.
 #[inline(always)]
 fn process(watched: bool) -> Process {
     let mut process = Process { uid: bpf_get_current_uid_gid() as u32, ..Process::NONE };
     if watched {
         process.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-        // Called without aya's wrapper: verifiers before 6.1 lose track of its result and see the buffer read unwritten.
+        // Called without aya's wrapper: verifiers before 6.1 lose track of its result and see the buffer read
+        // unwritten.
         // SAFETY: the buffer has these bytes; the kernel fills it with zeros when it has no name.
         unsafe { bpf_get_current_comm((&raw mut process.command).cast(), COMMAND_BYTES as u32) };
     }
     process
 }
 
-/// Does what a decision asks for. What cannot be done for a redirect becomes a refusal.
+/// Carries out a decision. If a redirect cannot be carried out, the connection is refused.
 #[inline(always)]
 fn act(
     ctx: &SockAddrContext,
@@ -166,7 +167,7 @@ fn act(
                 ..SocketState::default()
             };
             if !maps::remember(sk, &state) {
-                // Without memory the socket has at least no wrong answer left.
+                // Without memory, at least remove the wrong answer from the socket.
                 maps::forget(sk);
                 if decision.verdict == Verdict::Redirect {
                     decision = Decision::of(Verdict::DenyNoMemory);
@@ -177,9 +178,9 @@ fn act(
     decision
 }
 
-/// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback. The kernel frees it from
-/// the device only for a caller with CAP_NET_RAW (sock_bindtoindex). False for any other: such a connection would time
-/// out, as it does under iptables, so it is better refused at once.
+/// A socket bound to a device (SO_BINDTODEVICE) could not reach the proxy, which is on loopback. The kernel frees it
+/// from the device only for a caller with CAP_NET_RAW (sock_bindtoindex). False for any other: such a connection would
+/// time out, as it does under iptables, so it is better refused at once.
 #[inline(always)]
 fn release_from_device(ctx: &SockAddrContext) -> bool {
     let mut name = [0u8; 4];

@@ -1,8 +1,8 @@
-//! The contexts of the programs: how their fields are read and written. Refuses to interpret them.
+//! Reads and writes the fields of the programs' contexts. Refuses to interpret them.
 //!
-//! Two rules of the verifier: it accepts single words only, and LLVM likes to merge neighbours, hence volatile accesses;
-//! and a branch between two fields becomes arithmetic on the pointer, which it refuses, so that all fields are read
-//! before any branch.
+//! Two rules of the verifier. It accepts single-word accesses only, and LLVM merges neighbouring ones, hence volatile
+//! accesses. And a branch between two fields becomes arithmetic on the pointer, which it rejects, so all fields are
+//! read before any branch.
 
 use core::ptr::{read_volatile, write_volatile};
 
@@ -23,7 +23,7 @@ pub(crate) struct End {
     pub(crate) port: u16,
 }
 
-/// Whether a connect is TCP's.
+/// Whether a connect is for TCP.
 #[inline(always)]
 pub(crate) fn is_tcp(context: *mut bpf_sock_addr) -> bool {
     // SAFETY: the verifier checks every access to a context, here and below.
@@ -32,7 +32,7 @@ pub(crate) fn is_tcp(context: *mut bpf_sock_addr) -> bool {
     socket_type == SOCK_STREAM && (protocol == IPPROTO_TCP || protocol == IPPROTO_MPTCP)
 }
 
-/// The socket of a connect or of a question for the peer.
+/// The socket of a connect or of a getpeername.
 #[inline(always)]
 pub(crate) fn socket(context: *mut bpf_sock_addr) -> *mut bpf_sock {
     // SAFETY: as in `is_tcp`.
@@ -99,14 +99,14 @@ pub(crate) fn bound_device(sk: *mut bpf_sock) -> u32 {
     unsafe { read_volatile(&raw const (*sk).bound_dev_if) }
 }
 
-/// The IPv4 address that a socket is bound to, as its word. A bind of the other family may not ask.
+/// The IPv4 address that a socket is bound to, as one word. Only for a bind of this family.
 #[inline(always)]
 pub(crate) fn source_v4(sk: *mut bpf_sock) -> u32 {
     // SAFETY: as in `is_tcp`.
     unsafe { read_volatile(&raw const (*sk).src_ip4) }
 }
 
-/// The IPv6 address that a socket is bound to. A bind of the other family may not ask.
+/// The IPv6 address that a socket is bound to. Only for a bind of this family.
 #[inline(always)]
 pub(crate) fn source_v6(sk: *mut bpf_sock) -> Address {
     // SAFETY: as in `is_tcp`.
@@ -152,7 +152,7 @@ pub(crate) fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
     }
 }
 
-/// The client and the local end of a connection that arrives.
+/// The client's and the local end of an incoming connection.
 #[inline(always)]
 pub(crate) fn arrival(context: *mut bpf_sk_lookup) -> (End, End) {
     // SAFETY: as in `is_tcp`.

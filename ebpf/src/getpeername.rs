@@ -1,5 +1,5 @@
-//! getpeername4 and getpeername6: a redirected application sees the peer that it dialled. When nothing is remembered the
-//! kernel's answer stands.
+//! getpeername4 and getpeername6: return the peer that a redirected application dialled. Without a recorded destination
+//! the kernel's answer stays.
 
 use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
 use weft_ebpf_abi::socket::{SocketState, kind};

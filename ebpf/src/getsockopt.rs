@@ -1,5 +1,5 @@
-//! getsockopt: answers SO_ORIGINAL_DST in enrolled namespaces, and the private option by which a proxy learns that its
-//! pod is intercepted. Everything else, and everything that fails, keeps the kernel's own answer.
+//! getsockopt: answers SO_ORIGINAL_DST in enrolled namespaces, and the private option with which a proxy checks that
+//! its pod is intercepted. All other calls, and all failures, keep the kernel's own answer.
 
 use core::ptr::{read_volatile, write_volatile};
 
@@ -33,8 +33,8 @@ pub fn weft_getsockopt(ctx: SockoptContext) -> i32 {
     };
     // SAFETY: as above.
     let retval = unsafe { read_volatile(&raw const (*context).retval) };
-    // An answer to our questions that is there already may be an older layout's, whose programs run before these while a
-    // node changes over: it stays.
+    // An existing answer to these options may come from an older layout, whose programs run before these while a node
+    // migrates: keep it.
     if !(answered || ours && retval == 0) {
         // Leave the kernel's answer alone. Without this, older kernels fail every answer longer than a page.
         // SAFETY: as above.
@@ -79,22 +79,22 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
             read_volatile(&raw const (*sk).dst_port),
         )
     };
-    // Connection tracking knows no other protocol here, and no connection of a socket that has none.
+    // Connection tracking supports no other protocol here, and no unconnected socket.
     if (protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP) || remote_port == 0 {
         return false;
     }
     let (address, port) = match maps::socket(sk) {
-        // Dialled by hand: whoever answered already, connection tracking or programs of another layout, knew better.
+        // Dialled directly: an existing answer, from connection tracking or from programs of another layout, is better.
         Some(state) if state.kind == kind::ACCEPTED && state.destination.is_loopback() && retval == 0 => return false,
         Some(state) if state.kind != kind::BOUND => (state.destination, state.port),
-        // Connection tracking knows better when the connection came through iptables.
+        // Connection tracking has the right answer when the connection came through iptables.
         _ if retval == 0 => return false,
-        // The first subflow's storage is not this socket's, so nothing is known about it.
+        // The storage is on the first subflow, not on this socket, so nothing is known about it.
         _ if protocol == IPPROTO_MPTCP => return false,
-        // Steered sockets keep the address that the client dialled as their local one.
+        // The local address of a steered socket is the address that the client dialled.
         _ => (if family == AF_INET { Address::v4(v4) } else { v6 }, local_port as u16),
     };
-    // The level decides, never the socket: a dual-stack listener is asked at SOL_IP for its IPv4 connections.
+    // The level decides the family, not the socket: a dual-stack listener uses SOL_IP for its IPv4 connections.
     match (level, address.as_v4()) {
         (SOL_IP, Some(word_be)) => answer_v4(context, word_be, port),
         (SOL_IPV6, None) => answer_v6(context, &address, port),
@@ -107,7 +107,7 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
 fn answer_v4(context: *mut bpf_sockopt, word_be: u32, port: u16) -> bool {
     const BYTES: usize = 16;
     let Some(value) = buffer::<BYTES>(context) else { return false };
-    // SAFETY: the buffer has these bytes; its alignment is not known to the compiler's satisfaction, hence words of two.
+    // SAFETY: the buffer has these bytes; the compiler cannot prove its alignment, hence 16-bit words.
     unsafe {
         write_volatile(value.cast::<u16>(), AF_INET as u16);
         write_volatile(value.add(2).cast::<u16>(), port.to_be());
@@ -139,7 +139,7 @@ fn answer_v6(context: *mut bpf_sockopt, address: &Address, port: u16) -> bool {
     true
 }
 
-/// Tells a proxy what is in force for its pod.
+/// Returns to a proxy what is in force for its pod.
 #[inline(always)]
 fn attestation(ctx: &SockoptContext) -> bool {
     let context = ctx.sockopt;
@@ -151,7 +151,7 @@ fn attestation(ctx: &SockoptContext) -> bool {
     }
     let Some(value) = buffer::<{ attest::BYTES }>(context) else { return false };
     let mut flags = pod.flags & (OUTBOUND | INBOUND);
-    // Steering to nobody is refusing.
+    // Without a listener, steering refuses connections.
     if !maps::listens(netns_cookie, pod, pod.inbound_port) {
         flags &= !INBOUND;
     }
@@ -176,7 +176,7 @@ fn buffer<const BYTES: usize>(context: *mut bpf_sockopt) -> Option<*mut u8> {
     }
 }
 
-/// Turns whatever the kernel said into success. Two separate stores: merged, the verifier refuses them.
+/// Replaces the kernel's result by success. Two separate stores: the verifier rejects merged ones.
 #[inline(always)]
 fn succeed(context: *mut bpf_sockopt, bytes: usize) {
     // SAFETY: as above.

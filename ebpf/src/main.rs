@@ -10,10 +10,9 @@
 //! Linux 5.10 sock_create: the cookie of the namespace into the socket's storage, for sock_ops and getsockopt
 //! ```
 //!
-//! Owns the mechanics: contexts, maps, helpers; a program is in the file of its hook. Refuses to decide: the decisions are
-//! `weft_ebpf_abi::decision`'s. Each
-//! program says what it does when something fails; the rule is that a pod's connection is refused rather than let
-//! around the proxy, and that whoever is not enrolled never notices.
+//! Owns the mechanics: contexts, maps, helpers; each program is in the file of its hook. Refuses to decide: decisions
+//! are in `weft_ebpf_abi::decision`. Each program documents what it does on failure. The rule: a pod's connection is
+//! refused rather than sent around the proxy, and a process that is not enrolled is unaffected.
 #![no_std]
 #![no_main]
 
@@ -31,12 +30,12 @@ mod trace;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    // Nothing that the verifier accepts can panic; this satisfies the compiler.
+    // Code that the verifier accepts cannot panic; this satisfies the compiler.
     loop {}
 }
 
-/// Helpers such as the address-rewriting ones are open to any license, `bpf_sk_storage_get` and others to GPL
-/// compatible programs only, hence the dual license of the object.
+/// Some helpers, such as the address-rewriting ones, are open to any license; `bpf_sk_storage_get` and others only to
+/// GPL-compatible programs. Hence the dual license of the object.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,4 +1,4 @@
-//! The maps, and the few ways in which the programs touch them. Refuses decisions.
+//! The maps, and the operations of the programs on them. Refuses decisions.
 
 use core::{convert::Infallible, ptr};
 
@@ -35,7 +35,7 @@ static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map]
 static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
 #[map]
-// The loader gives nodes of many processors more.
+// The loader enlarges it on nodes with many processors.
 pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
 #[map]
 pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
@@ -53,8 +53,8 @@ static SWITCHES: Array<u32> = Array::with_max_entries(switch::COUNT, 0);
 /// Only where there is no entry (include/uapi/linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;
 
-/// Socket storage that an accepted socket has from its listener, which aya's has not. The fields are types alone: the
-/// loader reads them from the BTF (libbpf's map definitions).
+/// Socket storage that an accepted socket inherits from its listener, which aya does not support. The fields are only
+/// types: the loader reads them from the BTF (libbpf's map definitions).
 #[repr(C)]
 struct InheritedStorage<T> {
     r#type: *const [i32; BPF_MAP_TYPE_SK_STORAGE as usize],
@@ -64,7 +64,7 @@ struct InheritedStorage<T> {
     map_flags: *const [i32; (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize],
 }
 
-// SAFETY: nobody reads the pointers; the loader puts a map in their place.
+// SAFETY: the pointers are never read; the loader replaces them by a map.
 unsafe impl<T> Sync for InheritedStorage<T> {}
 
 impl<T> InheritedStorage<T> {
@@ -79,7 +79,7 @@ impl<T> InheritedStorage<T> {
     }
 }
 
-/// The entry of a network namespace, if a meshed pod lives in it.
+/// The entry of a network namespace, if it belongs to a meshed pod.
 #[inline(always)]
 pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
     // SAFETY: the map is not preallocated, so an entry that is replaced meanwhile stays intact until the program ends.
@@ -121,19 +121,20 @@ pub(crate) fn count_at(index: u32) {
     }
 }
 
-/// Whether somebody wants events.
+/// Whether events are watched.
 #[inline(always)]
 pub(crate) fn watched() -> bool {
     switch(switch::TRACE) != 0
 }
 
-/// The position of a switch.
+/// The value of a switch.
 #[inline(always)]
 pub(crate) fn switch(index: u32) -> u32 {
     SWITCHES.get(index).copied().unwrap_or_default()
 }
 
-/// Enrols a network namespace, unless it is enrolled already. Without room it is not: then no proxy becomes ready.
+/// Enrols a network namespace, unless it is enrolled already. Without room it stays unenrolled: then no proxy becomes
+/// ready.
 #[inline(always)]
 pub(crate) fn enrol(netns_cookie: u64, pod: &Pod) {
     if PODS.insert(netns_cookie, pod, BPF_NOEXIST).is_err() && self::pod(netns_cookie).is_none() {
@@ -141,9 +142,9 @@ pub(crate) fn enrol(netns_cookie: u64, pod: &Pod) {
     }
 }
 
-/// Admits a network namespace that no agent has enrolled yet, so that a proxy in it leaves notes in maps that the whole
-/// node shares. Bounded by cgroup, because namespaces cost an application nothing; and in all, because where containers
-/// have no cgroups of their own (`is_shared`) one stands for the whole node.
+/// Admits a network namespace that no agent has enrolled yet, so that a proxy in it can write entries to maps that the
+/// whole node shares. Limited per cgroup, because namespaces cost an application nothing; and in total, because if
+/// containers have no cgroups of their own (`is_shared`) one cgroup stands for the whole node.
 #[inline(always)]
 pub(crate) fn admit(netns_cookie: u64, cgroup: u64, is_shared: bool) -> bool {
     let key = |slot| AdmissionKey { cgroup, slot, pad: 0 };
@@ -169,13 +170,13 @@ pub(crate) fn admit(netns_cookie: u64, cgroup: u64, is_shared: bool) -> bool {
     false
 }
 
-/// Whether a pod's proxy has, or lately had, a listener on a port in [`LISTENERS`].
+/// Whether a pod's proxy has, or recently had, a listener on a port in [`LISTENERS`].
 #[inline(always)]
 pub(crate) fn listens(netns_cookie: u64, pod: &Pod, port: u16) -> bool {
     PROXIES.get_ptr(proxy_key(netns_cookie, pod.proxy(), port)).is_some()
 }
 
-/// Which slots such listeners have taken.
+/// The slots of such listeners.
 #[inline(always)]
 pub(crate) fn slots(netns_cookie: u64, pod: &Pod, port: u16) -> Slots {
     slots_of(proxy_key(netns_cookie, pod.proxy(), port))
@@ -187,7 +188,7 @@ fn slots_of(key: ProxyKey) -> Slots {
     PROXIES.get_ptr(key).map_or(0, |slots| unsafe { *slots })
 }
 
-/// Notes that a proxy has a listener. Without room it is never attested, and so never ready.
+/// Adds a proxy that has a listener to PROXIES. Without room it is never attested, and so never ready.
 #[inline(always)]
 pub(crate) fn set_listens(netns_cookie: u64, owner: Owner, port: u16, slot: u8) {
     let key = proxy_key(netns_cookie, owner, port);
@@ -201,7 +202,7 @@ fn proxy_key(netns_cookie: u64, owner: Owner, port: u16) -> ProxyKey {
     ProxyKey { netns_cookie, owner, port: u32::from(port), pad: 0 }
 }
 
-/// What is remembered about a socket.
+/// The recorded state of a socket.
 #[inline(always)]
 pub(crate) fn socket(sk: *mut bpf_sock) -> Option<&'static SocketState> {
     // SAFETY: the helper checks the socket; aya's wrapper takes sock_addr contexts only, so it is called directly.
@@ -210,7 +211,7 @@ pub(crate) fn socket(sk: *mut bpf_sock) -> Option<&'static SocketState> {
     unsafe { state.cast::<SocketState>().as_ref() }
 }
 
-/// Remembers something about a socket in place of what was remembered; false without memory.
+/// Records the state of a socket, replacing an earlier one; false without memory.
 #[inline(always)]
 pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
     let flags = BPF_SK_STORAGE_GET_F_CREATE as u64;
@@ -226,7 +227,7 @@ pub(crate) fn remember(sk: *mut bpf_sock, state: &SocketState) -> bool {
     }
 }
 
-/// The cookie that a socket carries; 0 if none.
+/// The cookie in a socket's storage; 0 if none.
 #[inline(always)]
 pub(crate) fn namespace(sk: *mut bpf_sock) -> u64 {
     // SAFETY: as in `socket`.
@@ -236,7 +237,7 @@ pub(crate) fn namespace(sk: *mut bpf_sock) -> u64 {
     unsafe { cookie.cast::<u64>().as_ref() }.copied().unwrap_or_default()
 }
 
-/// Has a socket carry its namespace's cookie, unless it does. Without memory it carries none.
+/// Stores its namespace's cookie in a socket, unless it is there already. Without memory the socket has none.
 #[inline(always)]
 pub(crate) fn set_namespace(sk: *mut bpf_sock, mut netns_cookie: u64) {
     let (first, flags) = ((&raw mut netns_cookie).cast(), BPF_SK_STORAGE_GET_F_CREATE as u64);
@@ -244,9 +245,9 @@ pub(crate) fn set_namespace(sk: *mut bpf_sock, mut netns_cookie: u64) {
     unsafe { bpf_sk_storage_get((&raw const NAMESPACES).cast_mut().cast(), sk.cast(), first, flags) };
 }
 
-/// Forgets a socket.
+/// Removes the state of a socket.
 #[inline(always)]
 pub(crate) fn forget(sk: *mut bpf_sock) {
-    // SAFETY: as in `socket`. Nothing to forget is fine.
+    // SAFETY: as in `socket`. Having nothing to remove is not an error.
     unsafe { bpf_sk_storage_delete((&raw const SOCKETS).cast_mut().cast(), sk.cast()) };
 }

@@ -1,11 +1,11 @@
-//! post_bind4 and post_bind6: two notes about a proxy that binds its ports. Which proxy bound the socket, because the
-//! program that sees it listen cannot ask for the user on every supported kernel. And, where the node's agent switched it
-//! on, that a proxy binds its outbound port on loopback: this enrols its network namespace, so that the pod's outbound
-//! connections are redirected from then on whether an agent runs or not.
+//! post_bind4 and post_bind6: two records about a proxy that binds its ports. First, which proxy bound the socket,
+//! because the program that sees it listen cannot get the user on every supported kernel. Second, if the node's agent
+//! enabled it, that a proxy binds its outbound port on loopback: this enrols its network namespace, so that the pod's
+//! outbound connections are redirected from then on, with or without a running agent.
 //!
-//! Processes that are no proxy, and namespaces that may not have one, leave no trace: what they could fill is shared by
-//! the node. Always lets the bind succeed: a proxy without a note is a proxy without inbound traffic, never a way around
-//! it.
+//! Processes that are no proxy, and namespaces that may not have one, leave no record: the maps are shared by the node
+//! and could be filled. Always lets the bind succeed: a proxy without a record has no inbound traffic, but there is
+//! never a way around it.
 
 use core::ptr::read_volatile;
 
@@ -64,7 +64,7 @@ fn note(ctx: &SockContext, address: &Address) {
     }
 }
 
-/// The calling process as its pod knows proxies, if it is the proxy.
+/// The calling process in the form that identifies pods' proxies, if it is the proxy.
 #[inline(always)]
 fn proxy(pod: &Pod) -> Option<Owner> {
     let caller = if pod.has(EXEMPTS_CGROUP) {
@@ -76,17 +76,17 @@ fn proxy(pod: &Pod) -> Option<Owner> {
     (caller == pod.proxy()).then_some(caller)
 }
 
-/// Whether connections are given to who listens there.
+/// Whether connections are steered to a listener with this address.
 #[inline(always)]
 fn is_proxys(pod: &Pod, address: &Address, port: u16) -> bool {
     port == pod.inbound_port
         || port == pod.outbound_port && pod.has(EXEMPTS_CGROUP)
-        // One that listens on a single address wants no other connections.
+        // A socket that listens on a single address does not accept connections to others.
         || port == pod.control_port && port != 0 && address.is_unspecified()
 }
 
-/// A proxy that comes before its enrolment: that of the node's user, on the node's ports. The rules of its pod are not
-/// known yet.
+/// A proxy that binds before its enrolment: it has the node's proxy user and ports. The rules of its pod are not known
+/// yet.
 #[inline(always)]
 fn unenrolled_proxy(netns_cookie: u64, address: &Address, port: u16) -> Option<Owner> {
     let uid = bpf_get_current_uid_gid() as u32;
@@ -122,8 +122,8 @@ fn inbound_port() -> u16 {
     }
 }
 
-/// Enrols the namespace of a proxy. Its addresses and rules are the agent's to find out: until then everything but
-/// loopback goes to the proxy.
+/// Enrols the namespace of a proxy. The agent adds its addresses and rules later: until then everything but loopback
+/// goes to the proxy.
 #[inline(always)]
 fn enrol(netns_cookie: u64, uid: u32, outbound_port: u16, inbound_port: u16) {
     maps::enrol(

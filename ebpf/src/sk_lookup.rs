@@ -1,5 +1,5 @@
-//! sk_lookup: steers new connections of one pod to its proxy. One instance per pod, because the program cannot ask
-//! which namespace it runs in. Without a listener, and without the pod's entry, connections are refused.
+//! sk_lookup: steers new connections of one pod to its proxy. One instance per pod, because the program cannot get the
+//! namespace in which it runs. Without a listener, and without the pod's entry, connections are refused.
 
 use core::{hint::black_box, ptr::read_volatile};
 
@@ -18,9 +18,9 @@ use crate::{
     trace::{self, Process},
 };
 
-/// This program decides last, also while an older layout's, which runs before it, has chosen already.
+/// Overrides the selection of an older layout's program, which runs first.
 const BPF_SK_LOOKUP_F_REPLACE: u64 = 1 << 0;
-/// The listener that is assigned gets the connection, not another of its SO_REUSEPORT group.
+/// Selects the assigned listener itself, not another socket of its SO_REUSEPORT group.
 const BPF_SK_LOOKUP_F_NO_REUSEPORT: u64 = 1 << 1;
 
 /// The pod of this instance; the loader sets it.
@@ -68,7 +68,7 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
     if verdict.is_refusal() { sk_action::SK_DROP } else { sk_action::SK_PASS }
 }
 
-/// Gives the connection to a listener of the proxy where the decision asks for it. Returns what becomes of it.
+/// Assigns the connection to a listener of the proxy if the decision requires it. Returns the final decision.
 #[inline(always)]
 fn steer(
     ctx: &SkLookupContext,
@@ -79,8 +79,8 @@ fn steer(
     local: &End,
 ) -> Verdict {
     let (Some(pod), Some(port)) = (pod, decision.steer_to) else { return decision.verdict };
-    // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of one user into an SO_REUSEPORT
-    // group: the choice is this program's, among the listeners that were recorded.
+    // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of the same user join an
+    // SO_REUSEPORT group: so this program chooses among the recorded listeners.
     let (first, flags) = if pod.has(EXEMPTS_CGROUP) {
         let spread = u32::from(client.port) ^ client.address.words[3] ^ client.address.words[1];
         let slots = maps::slots(netns_cookie, pod, port);
@@ -92,7 +92,7 @@ fn steer(
     if assign(ctx, key, local.address.is_v4(), first, flags) { decision.verdict } else { Verdict::DenyNoListener }
 }
 
-/// One of the slots that are taken, by a number that differs from client to client.
+/// One of the taken slots, by a number that differs between clients.
 #[inline(always)]
 fn choose(slots: Slots, spread: u32) -> u8 {
     let taken = slots.count_ones();
@@ -112,11 +112,11 @@ fn choose(slots: Slots, spread: u32) -> u8 {
     0
 }
 
-/// Tries all slots, from one on: those of listeners that are closed are empty. A dual-stack listener serves IPv4 as well,
-/// so its slots come after those of IPv4; the kernel refuses it if it is IPv6 only.
+/// Tries all slots, starting at one: slots of closed listeners are empty. A dual-stack listener serves IPv4 too, so its
+/// slots come after those of IPv4; the kernel refuses it if it is IPv6 only.
 #[inline(always)]
 fn assign(ctx: &SkLookupContext, key: ListenerKey, is_v4: bool, first: u8, flags: u64) -> bool {
-    // Every pod has an instance of this program: one loop that is not unrolled, for its size.
+    // Every pod has an instance of this program, so the loop is not unrolled, to keep it small.
     let (mut step, end) = (if is_v4 { 0 } else { LISTENER_SLOTS }, black_box(2 * LISTENER_SLOTS));
     while step < 2 * LISTENER_SLOTS && step < end {
         let family = if step < LISTENER_SLOTS { 4 } else { 6 };

@@ -1,5 +1,5 @@
-//! sock_create: has each new TCP socket carry the cookie of its network namespace, where other programs cannot ask for it
-//! ([`crate::namespace`]). Attached only there. Always lets the socket be made.
+//! sock_create: stores the cookie of its network namespace in each new TCP socket, for kernels where other programs
+//! cannot get it ([`crate::namespace`]). Attached only there. Always lets the socket be created.
 
 use aya_ebpf::{
     EbpfContext as _, helpers::generated::bpf_get_netns_cookie, macros::cgroup_sock, programs::SockContext,

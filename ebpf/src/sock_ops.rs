@@ -1,6 +1,6 @@
-//! sock_ops: the hand-over of the original destination from the client's socket to the proxy's, and the list of
-//! listeners. On failure the proxy gets no original destination and drops the connection, or inbound has no listener
-//! and is refused.
+//! sock_ops: hands over the original destination from the client's socket to the proxy's, and records listeners. On
+//! failure the proxy gets no original destination and drops the connection, or there is no inbound listener and the
+//! connection is refused.
 
 use core::ptr::read_volatile;
 
@@ -30,7 +30,7 @@ const TCP_CONNECT: u32 = 3;
 const PASSIVE_ESTABLISHED: u32 = 5;
 const RETRANSMISSION_TIMEOUT: u32 = 8;
 const TCP_LISTEN: u32 = 11;
-/// Asks for calls at `RETRANSMISSION_TIMEOUT`.
+/// Requests calls at `RETRANSMISSION_TIMEOUT`.
 const RTO_CB_FLAG: u32 = 1;
 
 const BPF_NOEXIST: u64 = 1;
@@ -38,7 +38,7 @@ const EEXIST: i64 = 17;
 
 #[sock_ops]
 pub fn weft_sock_ops(ctx: SockOpsContext) -> u32 {
-    // Most calls, of any socket of any pod, are of no interest: they return before anything is looked up.
+    // Most calls, of any socket of any pod, are irrelevant: they return before any lookup.
     match ctx.op() {
         TCP_CONNECT => with_socket(&ctx, announce),
         PASSIVE_ESTABLISHED => with_socket(&ctx, take_over),
@@ -58,7 +58,7 @@ fn with_socket(ctx: &SockOpsContext, handle: impl FnOnce(&SockOpsContext, *mut b
     }
 }
 
-/// The SYN is about to leave: the source port is known, so the proxy's end of the connection can be told in advance.
+/// The SYN is about to be sent: the source port is known, so the destination can be announced to the proxy's end.
 #[inline(always)]
 fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     match maps::socket(sk) {
@@ -74,8 +74,8 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
                 trace::verdict(netns_cookie, generation, direction, verdict, &process, local, original, remote);
             }
         }
-        // Dialling the proxy by hand is announced as what it is, lest it finds what a connection that never came to
-        // be left behind under the same port.
+        // A direct connection to the proxy is announced as such. Otherwise it would find the entry of an aborted
+        // connection from the same port.
         _ => {
             let (local, remote) = ends(ctx.ops);
             if remote.address.is_loopback() {
@@ -88,7 +88,7 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// Has the kernel call at every retransmission, too: an announcement that waits that long may have been evicted.
+/// Requests a call at every retransmission, too: an announcement that waits that long may have been evicted.
 #[inline(always)]
 fn call_again(ctx: &SockOpsContext) {
     // SAFETY: the verifier checks every access to the context. Flags of programs before this one stay.
@@ -97,8 +97,8 @@ fn call_again(ctx: &SockOpsContext) {
     unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, (flags | RTO_CB_FLAG) as i32) };
 }
 
-/// The SYN, or what follows a handshake that the proxy's end has not completed, is about to leave again. Announcements
-/// share one map, from which other pods' may have evicted this one.
+/// The SYN, or data after a handshake that the proxy's end has not completed, is about to be sent again. Announcements
+/// share one map, so those of other pods may have evicted this one.
 #[inline(always)]
 fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, _) = ends(ctx.ops);
@@ -107,23 +107,23 @@ fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// Leaves the original destination for the proxy's end of the connection. Returns the namespace's cookie.
+/// Announces the original destination to the proxy's end of the connection. Returns the namespace's cookie.
 #[inline(always)]
 fn hand_over(ctx: &SockOpsContext, sk: *mut bpf_sock, local: End, original: End) -> u64 {
     let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
     let key = FlowKey { netns_cookie, address: local.address, port: u32::from(local.port), pad: 0 };
     let flow = Flow { destination: original.address, port: u32::from(original.port) };
-    // The map evicts the oldest; without an entry the proxy learns its own address and refuses to call itself.
+    // The map evicts the oldest entry; without an entry the proxy gets its own address and refuses to call itself.
     let _ = maps::FLOWS.insert(key, flow, 0);
     netns_cookie
 }
 
-/// A connection came to be in a pod. At the proxy's outbound port, what the client announced becomes the accepted
-/// socket's own.
+/// A connection was established in a pod. At the proxy's outbound port, the client's announcement becomes the state of
+/// the accepted socket.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, remote) = ends(ctx.ops);
-    // From outside there is nothing to take over: most connections of a node end here.
+    // Connections from outside have no announcement: most connections of a node return here.
     let is_from_outside = !local.address.is_loopback();
     if is_from_outside && !maps::watched() {
         return;
@@ -136,7 +136,7 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         }
         return;
     }
-    // What else runs over loopback is the application's or the proxy's own.
+    // Other connections over loopback belong to the application or the proxy itself.
     if local.port != pod.outbound_port {
         return;
     }
@@ -160,8 +160,8 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     }
 }
 
-/// A socket that a proxy bound to one of its ports listens now. Every member of an SO_REUSEPORT group takes a slot of its
-/// own.
+/// A socket that a proxy bound to one of its ports begins to listen. Every member of an SO_REUSEPORT group takes its
+/// own slot.
 #[inline(always)]
 fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let Some(bound) = maps::socket(sk).filter(|state| state.kind == kind::BOUND) else { return };
@@ -171,11 +171,11 @@ fn record_listener(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     record(ctx, netns_cookie, owner, port, family);
 }
 
-/// Records the socket as a listener of its owner. Without a free slot other members of its SO_REUSEPORT group stand for
-/// it; without room in the map the proxy is not noted, and so never attested.
+/// Records the socket as a listener of its owner. If no slot is free, other members of its SO_REUSEPORT group stand in
+/// for it; without room in the map the proxy is not added to PROXIES, and so never attested.
 #[inline(always)]
 fn record(ctx: &SockOpsContext, netns_cookie: u64, owner: Owner, port: u16, family: u8) {
-    // Counting in the key itself would hide the count from the verifier, which then sees an endless loop.
+    // A counter in the key itself would be hidden from the verifier, which would then see an endless loop.
     for slot in 0..LISTENER_SLOTS {
         let mut key = ListenerKey { netns_cookie, owner, port, family, slot, pad: 0 };
         // SAFETY: the key outlives the call; the operation allows this helper (sock_map_op_okay).
@@ -192,7 +192,7 @@ fn record(ctx: &SockOpsContext, netns_cookie: u64, owner: Owner, port: u16, fami
             maps::set_listens(netns_cookie, owner, port, slot);
             return;
         }
-        // Anything but a slot that is taken is a map without room: no other slot has any.
+        // Any error other than a taken slot means that the map is full: no other slot would fit either.
         if result != -EEXIST {
             break;
         }

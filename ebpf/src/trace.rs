@@ -1,4 +1,4 @@
-//! Events for whoever watches. Refuses to block or to fail: an event without room is counted and lost.
+//! Events for watchers. Refuses to block or to fail: an event without room is counted and lost.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use weft_ebpf_abi::{
@@ -9,7 +9,7 @@ use weft_ebpf_abi::{
 
 use crate::{context::End, maps};
 
-/// Which process is calling; none inbound.
+/// The calling process; none inbound.
 #[derive(Clone, Copy)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -21,7 +21,7 @@ impl Process {
     pub(crate) const NONE: Self = Self { pid: 0, uid: 0, command: [0; COMMAND_BYTES] };
 }
 
-/// Reports a verdict; ask [`maps::watched`] first.
+/// Reports a verdict; the caller checks [`maps::watched`] first.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "an event has that many parts")]
 pub(crate) fn verdict(
@@ -37,7 +37,7 @@ pub(crate) fn verdict(
     emit(event::kind::VERDICT, netns_cookie, generation, direction, verdict, process, source, original, new);
 }
 
-/// Reports that a connection came to be; ask [`maps::watched`] first.
+/// Reports an established connection; the caller checks [`maps::watched`] first.
 #[inline(always)]
 pub(crate) fn accepted(
     netns_cookie: u64,

@@ -1,5 +1,5 @@
-//! Every combination of the facts that a decision depends on, against an independent model: linkerd-init's chains as
-//! tables of rules (linkerd2-proxy-init, pkg/iptables), evaluated as netfilter does, after the differences that
+//! Tests every combination of the inputs of a decision against an independent model: linkerd-init's chains as tables of
+//! rules (linkerd2-proxy-init, pkg/iptables), evaluated as netfilter does, with the differences that
 //! docs/interception.md lists.
 
 extern crate std;
@@ -18,7 +18,7 @@ use crate::{
 /// A rule of a chain: what it matches, and the verdict that names its target.
 type Rule<P> = (fn(&P) -> bool, Verdict);
 
-/// The first rule that matches decides.
+/// The first matching rule decides.
 fn traverse<P>(chain: &[Rule<P>], packet: &P) -> Verdict {
     chain.iter().find(|(matches, _)| matches(packet)).map(|(_, verdict)| *verdict).expect("a chain ends in a policy")
 }
@@ -32,7 +32,7 @@ fn flags(of: &[(bool, u32)]) -> u32 {
     of.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 
-/// What netfilter sees in its chain OUTPUT, and what Weft knows besides.
+/// Inputs of netfilter in its chain OUTPUT, and Weft's further inputs.
 struct Outgoing {
     is_tcp: bool,
     is_meshed: bool,
@@ -56,7 +56,7 @@ enum To {
 }
 
 impl Outgoing {
-    /// `-o lo`: the kernel routes loopback and own addresses over it, unless the socket insists on another device.
+    /// `-o lo`: the kernel routes loopback and own addresses over it, unless the socket is bound to another device.
     fn leaves_over_lo(&self) -> bool {
         self.to != To::Other && !self.bound_to_device
     }
@@ -64,7 +64,7 @@ impl Outgoing {
 
 /// `-A PROXY_INIT_OUTPUT`, with Weft's own rules first.
 const OUTPUT: &[Rule<Outgoing>] = &[
-    // Weft: not in the chain at all.
+    // Weft: not in the chain.
     (|p| !p.is_tcp, PassNotTcp),
     (|p| !p.is_meshed, PassNotMeshed),
     // Weft: the switches, the wider one first.
@@ -139,7 +139,8 @@ fn every_connect_is_decided_as_in_linkerds_chain() {
                     bound_to_device,
                 };
                 let expected = traverse(OUTPUT, &packet);
-                // A socket reaches the proxy's loopback address only without its device; only what arrives is steered.
+                // A device-bound socket reaches the proxy on loopback only after its release; only inbound connections
+                // are steered.
                 let release = expected == Redirect && bound_to_device;
                 let expected = Decision { release, steer_to: None, ..Decision::of(expected) };
                 assert_eq!(decision, expected, "{destination:?} {caller:?} {flags:b}");
@@ -150,7 +151,7 @@ fn every_connect_is_decided_as_in_linkerds_chain() {
     assert_eq!(rows, (1 << 12) * destinations.len());
 }
 
-/// What netfilter sees in its chain PREROUTING, and what Weft knows besides.
+/// Inputs of netfilter in its chain PREROUTING, and Weft's further inputs.
 struct Incoming {
     has_entry: bool,
     over_lo: bool,
@@ -167,7 +168,7 @@ struct Incoming {
 const PREROUTING: &[Rule<Incoming>] = &[
     // Weft: a crash or another program removed the entry.
     (|p| !p.has_entry, DenyUnknownPod),
-    // What runs over lo passed OUTPUT, and is not translated again: Weft counts it by the reason for that route.
+    // Traffic over lo passed OUTPUT, and is not translated again: Weft counts it by the reason for that route.
     (|p| p.over_lo && p.is_loopback, PassLoopback),
     (|p| p.over_lo, PassOwnAddress),
     // Weft: the switches, the wider one first.
@@ -184,7 +185,7 @@ const PREROUTING: &[Rule<Incoming>] = &[
 
 #[test]
 fn every_arrival_is_decided_as_in_linkerds_chain() {
-    // The client, the address that it dialled, whether the packet came over lo, whether by a loopback address.
+    // The client, the address that it dialled, whether the packet came over lo, whether from a loopback address.
     let routes = [
         ("127.0.0.1", "127.0.0.1", true, true),
         ("::1", "::1", true, true),

@@ -40,12 +40,12 @@ pub(super) fn pod() -> Pod {
     }
 }
 
-/// A caller whose group and cgroup are nobody's in particular.
+/// A caller whose group and cgroup match nothing.
 fn user(uid: u32) -> Caller {
     Caller { uid, gid: uid, cgroup: 17 }
 }
 
-/// Of a TCP socket that is bound to no device.
+/// For a TCP socket that is bound to no device.
 fn connect(
     pod: &Pod,
     node_bypassed: bool,
@@ -62,7 +62,7 @@ fn outbound(uid: u32, destination: &str, port: u16) -> Verdict {
     connect(&pod(), false, user(uid), destination, || skipped.contains(&port)).verdict
 }
 
-/// What becomes of a connection that arrives: `listening` on any port that it may be steered to.
+/// The verdict about an incoming connection: `listening` on any port to which it may be steered.
 fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
     let skipped = [4191, 4567, 4568];
     let (client, local) = (address(client), address(local));
