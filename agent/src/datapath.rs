@@ -1,7 +1,7 @@
-//! The datapath's state in the kernel: which pods are enrolled with which rules, and what was counted.
+//! The datapath's state in the kernel: enrolled pods with their rules, and counters.
 //!
-//! Synchronous, and owned by one thread ([`handle`]). It carries out [`Rules`] in an order in which every crash leaves the
-//! pod refused or intercepted, never open, and keeps nothing in memory that the pins and maps do not know.
+//! Synchronous, and owned by one thread ([`handle`]). It carries out [`Rules`] in an order in which every crash leaves
+//! the pod refused or intercepted, never open, and keeps no state in memory that is not in the pins and maps.
 //!
 //! ```text
 //! enrol:    a new owner's listeners -> rules of the new generation -> entry (outbound in force) -> link -> a proxy that listens already
@@ -67,25 +67,25 @@ use self::{
     takeover::{Search, TakenListener, TakeoverError},
 };
 
-/// What the agent holds in the kernel.
+/// The agent's state in the kernel.
 pub(crate) struct Datapath {
     pins: Pins,
     programs: Programs,
     cgroup: PathBuf,
     maps: Maps,
     listeners: Listeners,
-    /// Whether a pod left since the flows were looked through.
+    /// Whether a pod was removed since the last search for its flows.
     flows_may_be_stale: bool,
     names: Names,
     /// Namespaces that the kernel enrolled and no agent since, with the time at which they were first seen.
     self_enrolled: BTreeMap<u64, Instant>,
     keeper: Keeper,
     cookies: Cookies,
-    /// The last sample, and when it was taken.
+    /// The last sample, and its time.
     sampled: Option<(Instant, Arc<Sample>)>,
 }
 
-/// How the kernel enrols a network namespace by itself: who binds which port on loopback.
+/// How the kernel enrols a network namespace by itself: which user has to bind which port on loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SelfEnrolment {
     /// The proxy's user as the host sees it.
@@ -105,10 +105,10 @@ pub(crate) struct Options<'a> {
     pub(crate) self_enrolment: Option<SelfEnrolment>,
 }
 
-/// How long a namespace that the kernel enrolled is left alone before it is looked at whether it still exists.
+/// How long a namespace that the kernel enrolled is kept before the first check that it still exists.
 const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 
-/// Why the datapath could not do what it was asked.
+/// The reason why a call of the datapath failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DatapathError {
     #[error(transparent)]
@@ -139,7 +139,7 @@ pub(crate) enum DatapathError {
     ReadMap { name: &'static str, source: MapError },
 }
 
-/// What an enrolment came to.
+/// The result of an enrolment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enrolment {
     /// The network namespace's.
@@ -152,7 +152,7 @@ pub(crate) struct Enrolment {
     pub(crate) is_new: bool,
 }
 
-/// What sockets carry, if they do.
+/// The cookies that sockets store, where they do.
 fn open_namespaces(pins: &Pins, cookies: CookieSource) -> Result<Option<Namespaces>, DatapathError> {
     let open = || open_map(pins, map::NAMESPACES, |data| Namespaces::try_from(Map::SkStorage(data)));
     (cookies == CookieSource::Sockets).then(open).transpose()
@@ -188,7 +188,7 @@ impl Datapath {
             programs,
             pins,
         };
-        // Whoever watched the last agent is gone.
+        // The watchers of the last agent are gone.
         datapath.maps.set_watched(false)?;
         datapath.maps.set_self_enrolment(self_enrolment)?;
         let replaced = datapath.programs.attach(&mut ebpf, &directory)?;
@@ -224,7 +224,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Records the listeners that a search found, unless the programs know one already.
+    /// Records the listeners that a search found, unless the programs have recorded one already.
     fn adopt(&mut self, cookie: u64, entry: &Pod, listeners: &[TakenListener]) -> Result<(), DatapathError> {
         let adopted = self.listeners.adopt(cookie, entry, listeners)?;
         if adopted > 0 {
@@ -284,7 +284,7 @@ impl Datapath {
         })
     }
 
-    /// A pod's entry, by its name: the newest, where a predecessor's namespace is alive still.
+    /// A pod's entry, by its name: the newest, if an earlier namespace of that name still exists.
     pub(crate) fn find(&self, pod: &PodName) -> Result<Option<(u64, Pod)>, DatapathError> {
         for (cookie, _) in self.names.iter().rev().filter(|(_, name)| *name == pod) {
             if let Some(entry) = self.maps.entry(*cookie)? {
@@ -366,7 +366,7 @@ impl Kernel for Datapath {
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
         if unchanged.is_none() {
-            // Whoever is the proxy by these rules has its listeners known before they are in force.
+            // The listeners of the new proxy must be known before the rules that name it are in force.
             if old.is_some_and(|old| old.has(pod::INBOUND) && old.proxy() != entry.proxy()) {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
@@ -384,7 +384,8 @@ impl Kernel for Datapath {
                 .write_rules(cookie, entry.generation, rules)
                 .and_then(|()| self.maps.put_entry(cookie, &entry));
             if let Err(error) = written {
-                // A later attempt, with other rules, has the same generation: what stays of this one would be its, too.
+                // A later attempt, with other rules, has the same generation and would include what is left of this
+                // one.
                 self.maps.remove_generation(cookie, entry.generation)?;
                 return Err(error);
             }
@@ -402,7 +403,8 @@ impl Kernel for Datapath {
             changed: unchanged.is_none() || attached,
             is_new: old.is_none_or(|old| old.has(pod::SELF_ENROLLED)),
         };
-        // Every time, as a proxy that binds before the programs and listens after them is seen by neither at first.
+        // Every time: a proxy that binds before the programs are attached and listens after them is recorded by
+        // neither.
         match listeners {
             Some(listeners) => self.adopt(cookie, &entry, listeners)?,
             None => {
@@ -526,7 +528,7 @@ impl Kernel for Datapath {
 
     fn start_events(&mut self) -> Result<RingEvents, DatapathError> {
         let mut ring = open_map(&self.pins, map::EVENTS, |data| RingBuf::try_from(Map::RingBuf(data)))?;
-        // What an earlier watcher left behind. Nothing adds to it while the switch is off.
+        // Left over from an earlier watcher. No events are added while the switch is off.
         while ring.next().is_some() {}
         let events = RingEvents::new(ring, open_counters(&self.pins)?);
         self.maps.set_watched(true)?;

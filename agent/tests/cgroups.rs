@@ -1,5 +1,5 @@
-//! Where the agent attaches itself unless it is told, on the real kernel: in a cgroup namespace of its own it sees a
-//! made-up node's tree and nothing else, as in a container. Needs root and cgroup2, and fails without them.
+//! The cgroup to which the agent attaches itself by default, on the real kernel: in its own cgroup namespace it sees
+//! only the tree of a simulated node, as in a container. Needs root and cgroup2, and fails without them.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
@@ -17,7 +17,7 @@ use weft_test_kit::wait::blocking::eventually;
 const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A cgroup that is the root for those in it, and a directory for the rest. Both are removed on drop.
+/// A cgroup that is the root for its processes, and a directory for other files. Both are removed on drop.
 struct Node {
     cgroup: PathBuf,
     run: PathBuf,
@@ -25,7 +25,7 @@ struct Node {
 }
 
 impl Node {
-    /// With these cgroups in its tree.
+    /// Creates these cgroups in its tree.
     fn new(name: &str, cgroups: &[&str]) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "this test needs root: it makes cgroups and loads programs");
         let name = format!("wfcg{}-{name}", std::process::id());
@@ -41,10 +41,10 @@ impl Node {
         node
     }
 
-    /// Starts an agent in it and asks where it attached its programs.
+    /// Starts an agent in it and returns the cgroup to which it attached its programs.
     fn attached(&mut self) -> Value {
         let run = self.run.display();
-        // In a mount namespace of its own the mounts end with it.
+        // It has its own mount namespace, so its mounts end with it.
         let script = format!(
             "echo $$ > {}/cgroup.procs && exec unshare --cgroup --mount sh -c 'mount -t cgroup2 none {run}/cgroup && \
              mount -t bpf none {run}/bpffs && exec {AGENT} run --socket {run}/agent.sock --pin-dir {run}/bpffs/v1 \
@@ -108,7 +108,7 @@ fn attaches_to_the_root_of_what_it_sees_when_there_are_no_pods() {
     assert!(status["cgroup_reason"].as_str().unwrap().contains("part of the node's"), "{status}");
 }
 
-/// The features that were found are in the status of the agent that runs, and they suffice: the programs are loaded.
+/// The status of a running agent contains the detected features, and they suffice: the programs are loaded.
 #[test]
 fn status_tells_what_the_kernel_has() {
     let mut node = Node::new("features", &["kubepods"]);
@@ -131,7 +131,7 @@ fn status_tells_what_the_kernel_has() {
     }
 }
 
-/// Without rights nothing can be tried; that is said, and nothing is taken for missing.
+/// Without privileges no feature can be probed; this is reported, and no feature is reported as missing.
 #[test]
 fn features_without_rights_are_unknown() {
     let mut command = Command::new("setpriv");

@@ -27,8 +27,8 @@ pub(crate) struct Maps {
     switches: Array<MapData, u32>,
     flows: HashMap<MapData, FlowKey, Flow>,
     admissions: HashMap<MapData, AdmissionKey, u64>,
-    /// The keys of rules in the kernel by cookie and generation. Looking for them there takes a system call for each rule
-    /// of the node.
+    /// The keys of rules in the kernel by cookie and generation. Looking for them there takes a system call for each
+    /// rule of the node.
     written: BTreeMap<(u64, u32), Keys>,
 }
 
@@ -83,7 +83,7 @@ fn reading(name: &'static str) -> impl Fn(MapError) -> DatapathError {
     move |source| DatapathError::ReadMap { name, source }
 }
 
-/// Removing what is not there is fine.
+/// Removing an absent entry is not an error.
 fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),
@@ -182,7 +182,7 @@ impl Maps {
         self.set(switch::TRACE, u32::from(watched))
     }
 
-    /// Has the kernel enrol namespaces by itself, or stop it.
+    /// Turns enrolment by the kernel on or off.
     pub(crate) fn set_self_enrolment(&mut self, to: Option<SelfEnrolment>) -> Result<(), DatapathError> {
         if let Some(SelfEnrolment { proxy_uid, outbound_port, inbound_port }) = to {
             self.set(switch::PROXY_UID, proxy_uid)?;
@@ -198,7 +198,7 @@ impl Maps {
 
     /// Writes a generation of a pod's rules.
     pub(crate) fn write_rules(&mut self, cookie: u64, generation: u32, rules: &Rules) -> Result<(), DatapathError> {
-        // Noted before it is written: what a failure leaves is removed, too.
+        // Recorded before it is written, so that a failed write is removed, too.
         let keys = self.written.entry((cookie, generation)).or_default();
         for (direction, blocks) in [(Direction::Outbound, &rules.outbound), (Direction::Inbound, &rules.inbound)] {
             for (block, ports) in blocks {
@@ -237,7 +237,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Removes rules that no entry refers to: what an agent left that was killed while it wrote them.
+    /// Removes rules that no entry refers to: those of an agent that was killed while it wrote them.
     pub(crate) fn remove_unused_rules(&mut self) -> Result<(), DatapathError> {
         let used: BTreeMap<u64, u32> =
             self.entries()?.into_iter().map(|(cookie, entry)| (cookie, entry.generation)).collect();
@@ -264,9 +264,10 @@ impl Maps {
         Ok(())
     }
 
-    /// Removes what connections left that never came to be, of pods that are gone.
+    /// Removes the flows of aborted connections of pods that are gone.
     pub(crate) fn remove_stale_flows(&mut self) -> Result<(), DatapathError> {
-        // Flows first: a pod is there before its flows are. Entries that come and go meanwhile are the kernel's business.
+        // Flows first: a pod's entry exists before its flows do. Entries that are added or removed concurrently do not
+        // matter.
         let flows: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
         let pods: Result<BTreeSet<u64>, MapError> = self.entries.keys().collect();
         let pods = pods.map_err(reading(map::PODS))?;

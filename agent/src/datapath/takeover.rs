@@ -197,7 +197,7 @@ async fn take_in_child(wanted: &Wanted, turn: Turn) -> Result<(Vec<TakenListener
     let mut child = start(wanted, theirs).map_err(TakeoverError::Start)?;
     let taken = tokio::time::timeout(DEADLINE, receive(ours, &mut child, &wanted.listeners)).await;
     let _ = child.start_kill();
-    // Whoever asks again after the answer finds the turn free.
+    // A caller that repeats its request after the answer finds the turn free.
     if tokio::time::timeout(END, child.wait()).await.is_err() {
         // A child that hangs cannot be killed; it keeps its pod's turn.
         tokio::spawn(async move {

@@ -37,10 +37,10 @@ pub(crate) async fn watch(datapath: Handle, publisher: Option<Publisher>) -> any
     }
 }
 
-/// What was reported already.
+/// The losses that were reported already.
 #[derive(Debug, Default)]
 struct Reported {
-    /// The counters then. None before the first look: an earlier agent reported what was counted before.
+    /// The counters at that time. None before the first poll: an earlier agent reported what was counted before.
     counted: Option<Losses>,
     at: Option<Instant>,
 }

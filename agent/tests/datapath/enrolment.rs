@@ -1,4 +1,4 @@
-//! Who is enrolled and since when, who counts as the proxy, and how all of it is switched off.
+//! Which pods are enrolled and from when, which processes count as the proxy, and how redirection is switched off.
 
 use std::{collections::BTreeMap, thread};
 
@@ -11,9 +11,9 @@ use weft_test_kit::{
 
 use crate::Pair;
 
-/// A user that is in the proxy's group.
+/// A user in the proxy's group.
 const GROUP: u32 = 2103;
-/// Flags of an agent that has the kernel enrol pods by itself.
+/// Flags of an agent that lets the kernel enrol pods by itself.
 const SELF_ENROLLING: &[&str] = &["--self-enrol-uid", "2102"];
 
 pub(crate) fn unenrolled_notices_nothing(world: &mut World) {
@@ -54,7 +54,7 @@ pub(crate) fn enrolment_is_attested_and_idempotent(world: &mut World) {
     changed.skip_subnets.clear();
     assert_eq!(world.enrol(changed).unwrap().generation, 2);
     assert_eq!(world.enrol(world.request("a")).unwrap().generation, 3);
-    // The proxy of b listens after the enrolment, the one of a did before.
+    // The proxy of b begins to listen after the enrolment, that of a before.
     world.mesh("b");
     let _b = world.proxy("b");
     let mut app = world.pod("a", APPLICATION_UID);
@@ -64,14 +64,14 @@ pub(crate) fn enrolment_is_attested_and_idempotent(world: &mut World) {
     assert!(status.pods.iter().all(|pod| pod.outbound && pod.inbound), "{status:?}");
 }
 
-/// No agent enrols c here: it left programs that do.
+/// c is not enrolled by an agent, but by the programs that it left behind.
 pub(crate) fn kernel_enrols_by_itself(world: &mut World) {
     let _servers = world.servers("b", &[8080, 9090]);
     let _b = world.proxy("b");
     restart_self_enrolling(world);
     world.kill_agent();
     let mut app = world.pod("c", APPLICATION_UID);
-    // Neither another user nor another address makes a proxy.
+    // Neither another user nor another address counts as a proxy.
     let mut impostor = world.pod("c", APPLICATION_UID);
     impostor.ok("serve 4140");
     assert!(app.say("attest").starts_with("error E"));
@@ -83,15 +83,15 @@ pub(crate) fn kernel_enrols_by_itself(world: &mut World) {
     answer.reached(4140);
     assert_eq!(answer.field("orig"), "10.98.0.2:8080");
     app.connect("[fd98::2]:8080").reached(4140);
-    // A process that was there before the proxy is redirected like any other.
+    // A process that is older than the proxy is redirected like any other.
     unmeshed.connect("10.98.0.2:8080").reached(4140);
     world.pod("c", PROXY_UID).connect("10.98.0.2:8080").reached(8080);
-    // Outbound alone: so its /ready is 503, and its application is not started.
+    // Outbound only, so its /ready is 503 and its application is not started.
     assert!(app.say("attest").starts_with("flags=1 generation=0 "), "{}", app.say("attest"));
-    // Nobody else notices: b is not enrolled.
+    // Other pods are unaffected: b is not enrolled.
     world.pod("b", APPLICATION_UID).connect("10.98.0.3:4143").reached(4143);
     drop(proxy);
-    // The proxy is gone: refused, not around it.
+    // The proxy is gone: connections are refused, and do not get around it.
     assert_eq!(app.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
     let _proxy = world.proxy("c");
     world.start_agent(SELF_ENROLLING);
@@ -101,7 +101,7 @@ pub(crate) fn kernel_enrols_by_itself(world: &mut World) {
     assert_eq!(app.say("attest"), format!("flags=3 generation=1 cookie={}", done.netns_cookie));
     let pod = status_of(world, "c");
     assert!(!pod.self_enrolled && pod.inbound && pod.listening, "{pod:?}");
-    // The rules are its own now.
+    // Now the pod has its own rules.
     app.connect("10.98.0.2:9090").reached(9090);
 }
 
@@ -129,14 +129,14 @@ pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
     strict.proxy_gid = GROUP;
     strict.proxy_cgroup = world.cgroup_id("proxy");
     world.enrol(strict.clone()).unwrap();
-    // Neither user nor group help, and the listeners of a proxy outside that cgroup are not the proxy's.
+    // Neither user nor group exempt, and listeners of a proxy outside that cgroup do not count as the proxy's.
     assert_eq!(app.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
     assert_eq!(world.pod("c", PROXY_UID).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
     let mut peer = world.pod("b", PROXY_UID);
     assert_eq!(peer.say("connect 10.98.0.3:8080"), "error ConnectionRefused");
     assert!(app.say("attest").starts_with("flags=1 "));
     assert!(status_of(world, "c").strict);
-    // One inside is, whether it listens before or after.
+    // A proxy inside the cgroup counts, whether it listens before or after.
     drop(c);
     let mut proxy = world.pod_in("proxy", "c", PROXY_UID);
     proxy.ok("proxy");
@@ -151,8 +151,8 @@ pub(crate) fn proxies_are_known_by_group_or_cgroup(world: &mut World) {
     world.pod("c", PROXY_UID).connect("10.98.0.2:8080").reached(4143);
 }
 
-/// A pod that exempts by cgroup does not trust its proxy's user, so a process of that user must not share the proxy's
-/// ports either: SO_REUSEPORT lets every socket of one user in.
+/// A pod that exempts by cgroup does not trust its proxy's user, so another process of that user must not share the
+/// proxy's ports: SO_REUSEPORT admits every socket of one user.
 pub(crate) fn strict_pods_have_no_impostors(world: &mut World) {
     const CONNECTIONS: usize = 200;
     restart_self_enrolling(world);
@@ -183,15 +183,15 @@ pub(crate) fn strict_pods_have_no_impostors(world: &mut World) {
         }
         assert_eq!(answers, BTreeMap::from([(own.clone(), CONNECTIONS)]), "{target}");
     }
-    // Both of the proxy's listeners are used.
+    // Both of the proxy's listeners get connections.
     let counts = proxy.say("accepted 4143");
     assert!(counts.split(' ').all(|count| count.parse::<usize>().unwrap() > CONNECTIONS / 4), "{counts}");
-    // Without the proxy the impostor is alone on its ports, and gets nothing.
+    // Without the proxy the impostor is alone on its ports, and gets no connection.
     drop(proxy);
     for (target, port) in routes {
         assert_eq!(ask(target, port), "error ConnectionRefused", "{target}");
     }
-    // A proxy that listens before its pod is strict is found, too, and before the pod becomes strict.
+    // A proxy that listened before its pod became strict is found, too.
     world.mesh("c");
     let mut proxy = world.pod_in("proxy", "c", PROXY_UID);
     proxy.ok("proxy");
@@ -221,7 +221,7 @@ pub(crate) fn bypass_is_complete_and_reported(world: &mut World) {
     world.mesh("c");
     peer.connect("10.98.0.3:8080").reached(4143);
     app.connect("10.98.0.2:8080").reached(4140);
-    // The node's switch needs no agent.
+    // The node's switch works without an agent.
     world.kill_agent();
     world.bypass("on");
     peer.connect("10.98.0.3:8080").reached(8080);

@@ -1,4 +1,4 @@
-//! Proxies and agents that come and go, up to the end of all redirection.
+//! Proxies and agents that start and stop, up to the end of all redirection.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ pub(crate) fn listener_group_outlives_members(world: &mut World) {
         (0..64).map(|_| app.connect("10.98.0.2:8080").field("pid").to_owned()).collect()
     };
     assert_eq!(pids(&mut app).len(), 2, "the kernel spreads over the group");
-    // The first member, which the map names first, goes; the second stays.
+    // The first member, which comes first in the map, closes; the second stays.
     drop(b);
     assert_eq!(pids(&mut app).len(), 1);
 }
@@ -63,7 +63,7 @@ pub(crate) fn agent_restarts(world: &mut World) {
     let mut client = world.pod("c", APPLICATION_UID);
     app.connect("10.99.0.2:8080").reached(4140);
     client.connect("10.98.0.2:8080").reached(4143);
-    // A proxy that comes back while no agent lives is found too.
+    // A proxy that restarts while no agent runs is found too.
     drop(b);
     let _b = world.proxy("b");
     client.connect("10.98.0.2:8080").reached(4143);
@@ -83,7 +83,7 @@ pub(crate) fn programs_are_replaced(world: &mut World) {
     let _mesh = Mesh::new(world);
     let before = world.status();
     world.kill_agent();
-    // Programs that log are other programs.
+    // Programs with logging count as another build.
     world.start_agent(&["--debug-log"]);
     let after = world.status();
     assert_ne!(after.programs, before.programs);
@@ -103,7 +103,7 @@ pub(crate) fn programs_are_replaced(world: &mut World) {
 pub(crate) fn nothing_is_lost_under_load(world: &mut World) {
     const CHANGES: usize = 4;
     const BATCH: usize = 100;
-    // Of one client, whatever happens meanwhile: half of the ports that it may have.
+    // Ports of one client during the whole test: half of those that it may use.
     const BATCHES: usize = 140;
     let _mesh = Mesh::new(world);
     let clients = [("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("c", "10.98.0.2:8080", 4143)];
@@ -121,7 +121,7 @@ pub(crate) fn nothing_is_lost_under_load(world: &mut World) {
                         return;
                     }
                 }
-                // A client that is faster than agents are has seen some of the changes all the same.
+                // A client that is faster than the agents has still seen some of the changes.
                 assert!(changes.load(Ordering::Relaxed) > 1, "the load ended too soon");
             });
         }
@@ -151,7 +151,7 @@ pub(crate) fn unload_leaves_nothing(world: &mut World) {
     assert!(world.pins_are_gone());
 }
 
-/// As on a node whose agent comes after its pods: nothing saw the proxies begin to listen.
+/// As on a node whose agent starts after its pods: no program saw the proxies begin to listen.
 pub(crate) fn running_proxies_are_found(world: &mut World) {
     world.kill_agent();
     world.unload();
@@ -165,10 +165,10 @@ pub(crate) fn running_proxies_are_found(world: &mut World) {
     {
         let answer = if proxy == 4143 { client.connect(target) } else { app.connect(target) };
         answer.reached(proxy);
-        // What listeners accept that are older than the programs is known, too.
+        // The destination is also known on connections to listeners that are older than the programs.
         assert_eq!(answer.field("orig"), target);
     }
-    // Enrolled again it is found once only, and a successor takes its place.
+    // Enrolled again, it is recorded only once, and a successor replaces it.
     world.mesh("b");
     drop(b);
     assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");

@@ -1,5 +1,5 @@
-//! The agent against the real kernel: every check has a [`World`] of its own, in which this very program, started
-//! again, is the pods' proxies and applications. Needs root, cgroup2 and iproute2, and fails without them.
+//! The agent against the real kernel: every check has its own [`World`], in which this program, started again, runs as
+//! the pods' proxies and applications. Needs root, cgroup2 and iproute2, and fails without them.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
 
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Processes in two meshed pods, b and c: their proxies, and an application in b. Dropping them ends them.
+/// Processes in two meshed pods, b and c: their proxies, and an application in b. Dropping this ends them.
 struct Pair {
     b: Pod,
     c: Pod,

@@ -1,4 +1,4 @@
-//! Which connections are redirected, with what both of their ends see, and which pass.
+//! Which connections are redirected, what both of their ends see, and which pass.
 
 use weft_proto::agent::PortRange;
 use weft_test_kit::{
@@ -20,7 +20,8 @@ pub(crate) fn outbound_is_redirected(world: &mut World) {
         answer.reached(4140);
         assert_eq!(answer.field("orig"), original, "{target}");
         assert_eq!(answer.field("accepted-local"), proxy, "{target}");
-        // The application sees whom it dialled, the proxy sees the pod's address and the application's very port.
+        // The application sees the peer that it dialled, the proxy sees the pod's address and the application's own
+        // port.
         assert_eq!(answer.field("peername"), target);
         assert_eq!(answer.field("accepted-peer").rsplit_once(':').unwrap().0, source, "{target}");
         assert_eq!(answer.port("accepted-peer"), answer.port("sockname"), "{target}");
@@ -102,7 +103,7 @@ pub(crate) fn reused_sockets_forget(world: &mut World) {
     let mut app = world.pod("a", APPLICATION_UID);
     let answer = app.answer("reuse 10.99.0.2:8080 127.0.0.1:4140");
     assert_eq!(answer.field("peername"), "127.0.0.1:4140");
-    // Dialled by hand: the proxy learns its own address, which its loop guard knows.
+    // A direct connection: the proxy gets its own address, which its loop guard recognises.
     assert_eq!(answer.field("orig"), "127.0.0.1:4140");
     let answer = app.answer("reuse 127.0.0.1:4140 10.99.0.2:8080");
     assert_eq!(answer.field("peername"), "10.99.0.2:8080");
@@ -128,10 +129,10 @@ pub(crate) fn device_bound_is_redirected(world: &mut World) {
         answer.reached(4140);
         assert_eq!(answer.field("orig"), target);
     }
-    // The kernel frees a socket from its device only for processes with CAP_NET_RAW; the others are refused.
+    // The kernel releases a socket from its device only for processes with CAP_NET_RAW; those of others are refused.
     let mut app = world.pod("a", APPLICATION_UID);
     assert!(app.say("connect-by to99 10.99.0.2:8080").starts_with("error"));
-    // An own address is not the pod's own beyond a device that does not have it: here a answers instead.
+    // An own address is not the pod's own on a device that does not have it: here a answers instead.
     world.ip("a", "addr add fd98::2/128 dev to99 nodad");
     world.ip("b", "-6 route add fd98::2/128 dev to99");
     let target = "[fd98::2]:8080";
@@ -141,7 +142,7 @@ pub(crate) fn device_bound_is_redirected(world: &mut World) {
     assert!(world.pod("b", APPLICATION_UID).say(&format!("connect-by to99 {target}")).starts_with("error"));
 }
 
-/// A link-local address belongs to one link: on another, it is another host's.
+/// A link-local address belongs to one link: on another link it belongs to another host.
 pub(crate) fn link_local_addresses_are_one_links(world: &mut World) {
     let _mesh = Mesh::new(world);
     world.ip("b", "addr add fe80::99/64 dev to99 nodad");
@@ -154,7 +155,8 @@ pub(crate) fn link_local_addresses_are_one_links(world: &mut World) {
     assert!(answer.field("accepted-peer").contains("fe80::99"), "{answer:?}");
 }
 
-/// Tap's port passes by only to the proxy: an application could serve on it around proxy and policy.
+/// The tap port is skipped inbound only while the proxy listens on it: otherwise an application could serve on it
+/// around proxy and policy.
 pub(crate) fn control_port_is_the_proxys(world: &mut World) {
     let _mesh = Mesh::new(world);
     let mut app = world.pod("b", APPLICATION_UID);
@@ -172,7 +174,7 @@ pub(crate) fn control_port_is_the_proxys(world: &mut World) {
         assert_eq!(answer.field("accepted-local"), target);
     }
     drop(tap);
-    // A proxy that serves tap to its own pod alone does not open it to others.
+    // A proxy that serves tap only to its own pod does not open the port to others.
     let mut local = world.pod("b", PROXY_UID);
     local.ok("serve-at 127.0.0.1:4190");
     assert!(!client.say("connect 10.98.0.2:4190").contains("listener=4190"));

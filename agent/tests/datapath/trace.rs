@@ -1,4 +1,4 @@
-//! What traces and explanations say of connections.
+//! Contents of traces and explanations of connections.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -83,7 +83,7 @@ pub(crate) fn acceptance_is_matched(world: &mut World) {
     assert!(accepted.accepted_after_ns > 0);
 }
 
-/// What is explained is what happens: each question is followed by the connection itself.
+/// Explanations match what happens: each query is followed by the connection itself.
 pub(crate) fn explanations_come_true(world: &mut World) {
     let Pair { b, c: _c, servers: _servers } = Pair::new(world);
     let ask = |pod: &str, direction: Direction, destination: &str, source: &str| ExplainRequest {

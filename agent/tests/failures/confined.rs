@@ -1,5 +1,5 @@
-//! An agent with no more rights than the chart's DaemonSet gives it: capabilities, a seccomp filter, no new privileges, and
-//! a file system on which it may write where it pins and where its socket is.
+//! An agent with only the rights that the chart's DaemonSet gives it: capabilities, a seccomp filter, no new
+//! privileges, and a file system that is writable only at its pins and its socket.
 
 use std::{
     fs,
@@ -17,18 +17,18 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use weft_sandbox::host::mounts;
 
-/// The first argument of a process that is to become a confined one.
+/// The first argument of a process that becomes a confined one.
 pub(crate) const SUBCOMMAND: &str = "confined";
 /// The first argument of a process that tries what a confined one must not do.
 pub(crate) const PROBE: &str = "confined-probe";
-/// The first argument of a process that tries what takes capabilities.
+/// The first argument of a process that tries what requires capabilities.
 pub(crate) const RIGHTS: &str = "confined-rights";
 
-/// What runtimes' default profiles deny to a container with our capabilities (moby's profiles/seccomp/default_linux.go:
-/// calls that it allows to nobody, or only to holders of other capabilities), and of what it allows for the sake of
-/// CAP_SYS_ADMIN and CAP_SYS_PTRACE all that the agent has no use for.
+/// System calls that runtimes' default profiles deny to a container with our capabilities (moby's
+/// profiles/seccomp/default_linux.go: calls that it allows to none, or only to holders of other capabilities), and
+/// those that it allows with CAP_SYS_ADMIN and CAP_SYS_PTRACE and that the agent does not use.
 const DENIED: &[libc::c_long] = &[
-    // For nobody.
+    // Allowed to no container.
     libc::SYS_add_key,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
@@ -49,7 +49,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_ustat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_sysfs,
-    // For holders of other capabilities.
+    // Allowed with other capabilities.
     libc::SYS_acct,
     libc::SYS_clock_settime,
     libc::SYS_delete_module,
@@ -67,7 +67,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_ioperm,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_iopl,
-    // For the agent, which needs none of it on a node that has a bpffs.
+    // Allowed to the agent, which needs none of these on a node that has a bpffs.
     libc::SYS_chroot,
     libc::SYS_fanotify_init,
     libc::SYS_fsmount,
@@ -85,7 +85,7 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_umount2,
 ];
 
-/// A command that becomes `program`, which may write below `writable` and nowhere else.
+/// A command that becomes `program`, which may write only below `writable`.
 pub(crate) fn command(capabilities: CapabilitySet, writable: &Path, program: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg(SUBCOMMAND).arg(capabilities.bits().to_string()).arg(writable).arg(program);
@@ -96,7 +96,7 @@ pub(crate) fn command(capabilities: CapabilitySet, writable: &Path, program: &st
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let capabilities = CapabilitySet::from_bits_retain(arguments[0].parse().unwrap());
     read_only_but(&arguments[1]);
-    // A root user's program has what is left in this set.
+    // A program of root gets the capabilities that are left in this set.
     for bit in 0..=last_capability() {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
         if !capabilities.contains(capability) {
@@ -116,7 +116,7 @@ fn last_capability() -> u32 {
     fs::read_to_string("/proc/sys/kernel/cap_last_cap").unwrap().trim().parse().unwrap()
 }
 
-/// Makes every mount of a mount namespace of our own read-only, except what is below a directory.
+/// Makes every mount of this process's own mount namespace read-only, except below one directory.
 fn read_only_but(directory: &str) {
     let nothing = None::<&str>;
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -125,13 +125,13 @@ fn read_only_but(directory: &str) {
     for (point, _) in mounts().unwrap() {
         if !point.starts_with(directory) {
             let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
-            // What another mount hides cannot be named, nor written to.
+            // A mount that is hidden by another cannot be named, nor written to.
             let _ = mount(nothing, &point, nothing, flags, nothing);
         }
     }
 }
 
-/// Tries what must not work; prints what did.
+/// Tries what must fail; prints what succeeded.
 pub(crate) fn probe(arguments: &[String]) -> ExitCode {
     let writes = |path: &Path| {
         let file = path.join(format!("weft-probe-{}", std::process::id()));
@@ -151,7 +151,7 @@ pub(crate) fn probe(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Tries what the agent has capabilities for; prints what worked.
+/// Tries what the agent has capabilities for; prints what succeeded.
 pub(crate) fn rights(arguments: &[String]) -> ExitCode {
     let enters = fs::File::open(&arguments[0]).is_ok_and(|netns| setns(netns, CloneFlags::CLONE_NEWNET).is_ok());
     let looks = fs::metadata(format!("/proc/{}/ns/net", arguments[1])).is_ok();

@@ -1,4 +1,4 @@
-//! Agents that are killed, at random and at every step of what they do, and agents that meet.
+//! Agents that are killed, at random and at every step, and agents that run at the same time.
 
 use std::{
     path::Path,
@@ -22,7 +22,7 @@ use crate::{
     traced::{Then, Traced},
 };
 
-/// More than any of these ways has; a test that comes here has lost count.
+/// More steps than any of these sequences has; a test that gets here has miscounted.
 const STEPS: usize = 200;
 
 pub(crate) fn ten_crashes_in_a_row(world: &mut World) {
@@ -41,7 +41,7 @@ pub(crate) fn ten_crashes_in_a_row(world: &mut World) {
     let start = begin.elapsed();
     world.kill_agent();
     for tenth in 0..10 {
-        // Half of them want to replace the programs, and are interrupted.
+        // Half of them are to replace the programs, and are interrupted.
         let flags: &[&str] = if tenth % 2 == 0 { &["--debug-log"] } else { &[] };
         let arguments = world.agent_arguments(&world.pins(), flags);
         world.spawn_agent(Command::new(AGENT).args(arguments));
@@ -87,14 +87,14 @@ impl Doomed {
         Self { agent, armed, done }
     }
 
-    /// Waits until it serves, or is dead. True if it serves: it has no such step.
+    /// Waits until it serves, or is dead. True if it serves: then it has no such step.
     fn serves(&self, world: &World) -> bool {
         world.eventually("an agent that serves or dies", |world| {
             if !self.agent.is_running() { Some(false) } else { world.is_served().then_some(true) }
         })
     }
 
-    /// Ends it. Returns its steps.
+    /// Ends it. Returns the number of its steps.
     fn end(self) -> Vec<String> {
         self.agent.end();
         self.done.lock().unwrap().clone()
@@ -114,7 +114,7 @@ pub(crate) fn killed_while_starting(world: &mut World) {
             break;
         }
         died += 1;
-        // Every third one is worth a complete check.
+        // Only every third one gets a complete check.
         if last % 3 == 0 {
             world.start_agent(&[]);
             assert_eq!(kernel::programs(&world.pins()).len(), World::cgroup_programs(), "after {steps:?}");
@@ -136,7 +136,7 @@ pub(crate) fn killed_while_updating(world: &mut World) {
     let load = Load::start(world);
     let (mut died, mut mixed) = (0, 0);
     for last in 0..STEPS {
-        // Programs that log are another build's to the agent.
+        // To the agent, programs with logging are another build's.
         let doomed = Doomed::start(world, &["--debug-log"], last, true);
         let completed = doomed.serves(world);
         let steps = doomed.end();
@@ -149,7 +149,7 @@ pub(crate) fn killed_while_updating(world: &mut World) {
         died += 1;
         mixed += usize::from(replaced > 0 && replaced < before.len());
         load.goes_on(world);
-        // An agent of the old build comes back, and must not take the label of its build for the whole truth.
+        // An agent of the old build starts again, and must not trust the label of its build.
         world.start_agent(&[]);
         let after = kernel::programs(&world.pins());
         let newest = *now.values().max().unwrap();
@@ -179,8 +179,8 @@ pub(crate) fn killed_while_enrolling(world: &mut World) {
         let mut app = world.pod("a", APPLICATION_UID);
         let attested = app.say("attest");
         let outbound = app.connect("10.99.0.2:8080").listener();
-        // The proxy is not ready before both directions are attested, and until then there is no application. Outbound
-        // is never attested and open.
+        // The proxy is not ready before both directions are attested, and the application starts only then. Outbound is
+        // never attested and open.
         let redirected = attested.starts_with("flags=1 ") || attested.starts_with("flags=3 ");
         assert_eq!(outbound, Some(if redirected { 4140 } else { 4143 }), "{attested} after {steps:?}");
         half += usize::from(attested.starts_with("flags=1 "));
@@ -225,7 +225,7 @@ pub(crate) fn killed_while_changing(world: &mut World) {
         let now = app.connect("10.99.0.2:9095").listener();
         assert!(now == Some(4140) || now == Some(9095), "{now:?} after {steps:?}");
         world.start_agent(&[]);
-        // Other rules than those that were interrupted: nothing of those may remain.
+        // Rules other than the interrupted ones: nothing of those may remain.
         world.mesh("a");
         app.connect("10.99.0.2:9095").reached(4140);
         let mut after = rules(&world.pins());
@@ -262,7 +262,7 @@ pub(crate) fn one_at_a_time(world: &mut World) {
     assert!(said.contains("another agent holds") && said.contains("--pin-dir"), "{said}");
     mesh.is_meshed(world);
 
-    // On a Kubernetes node two meet in every rollout. Nobody answers at this API server.
+    // On a Kubernetes node two agents overlap in every rollout. No API server answers at this address.
     let kubeconfig = world.directory().join("kubeconfig");
     let config = "{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}], \
                   clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}";

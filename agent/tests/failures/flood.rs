@@ -21,7 +21,7 @@ pub(crate) fn delays_nothing(world: &mut World) {
     let mut floods: Vec<_> = (0..2).map(|_| world.pod("a", APPLICATION_UID)).collect();
     let mut watch = world.watch(WatchRequest::default());
     floods.iter_mut().for_each(|flood| flood.ok("flood"));
-    // More than one batch of the agent's reader; a slow machine loses events, a fast one reads them all.
+    // More events than one batch of the agent's reader; a slow machine loses some, a fast one reads them all.
     let mut seen = 0;
     world.eventually("a flood of events", |world| {
         seen += (0..1_000).map_while(|_| watch.try_next(Duration::ZERO)).count();

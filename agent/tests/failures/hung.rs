@@ -1,5 +1,5 @@
-//! A descriptor that hangs whoever closes it: a file of a FUSE file system whose server never answers FUSE_FLUSH, as one of
-//! a network file system whose server is away.
+//! A descriptor whose close hangs: a file of a FUSE file system whose server never answers FUSE_FLUSH, like a network
+//! file system whose server is down.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,7 @@ use weft_test_kit::{
     world::World,
 };
 
-// Of the kernel's include/uapi/linux/fuse.h.
+// From the kernel's include/uapi/linux/fuse.h.
 const FORGET: u32 = 2;
 const OPEN: u32 = 14;
 const FLUSH: u32 = 25;
@@ -26,13 +26,13 @@ const BATCH_FORGET: u32 = 42;
 const HEADER_BYTES: usize = 16;
 const INIT_BYTES: usize = 64;
 const OPEN_BYTES: usize = 16;
-/// The smallest buffer that the kernel lets a server read into is 8 KiB, plus what a write may carry.
+/// The smallest buffer that the kernel accepts for a server's read is 8 KiB, plus the largest write.
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// Longer than a search for listeners may take.
+/// Longer than the limit of a search for listeners.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A mounted file. Dropped, whoever hangs on it goes on with an error.
+/// A mounted file. When it is dropped, a process that hangs in it continues with an error.
 struct HungFile {
     path: PathBuf,
     server: Option<JoinHandle<()>>,
@@ -50,7 +50,7 @@ impl HungFile {
 
 impl Drop for HungFile {
     fn drop(&mut self) {
-        // By force: every request ends with an error, and so does the server.
+        // By force: every pending request ends with an error, and so does the server.
         let unmounted = umount2(&self.path, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
         let served = self.server.take().map(JoinHandle::join);
         if !thread::panicking() {
@@ -60,7 +60,7 @@ impl Drop for HungFile {
     }
 }
 
-/// Answers until the file system is unmounted.
+/// Serves until the file system is unmounted.
 fn serve(mut device: File) {
     let mut request = vec![0; BUFFER_BYTES];
     while device.read(&mut request).is_ok() {
@@ -72,7 +72,7 @@ fn serve(mut device: File) {
             _ => (-libc::ENOSYS, Vec::new()),
         };
         if opcode == INIT {
-            // Version 7.31, and the largest write.
+            // Version 7.31, and the maximum write size.
             for (at, value) in [(0, 7_u32), (4, 31), (20, 4096)] {
                 body[at..at + 4].copy_from_slice(&value.to_ne_bytes());
             }
@@ -80,15 +80,15 @@ fn serve(mut device: File) {
         let length = u32::try_from(HEADER_BYTES + body.len()).unwrap();
         let mut answer = [&length.to_ne_bytes()[..], &error.to_ne_bytes(), &request[8..16]].concat();
         answer.append(&mut body);
-        // One that was interrupted wants no answer.
+        // A request that was interrupted needs no answer.
         let _ = device.write(&answer);
     }
 }
 
-/// Follows the orders of this file.
+/// Runs the commands of this file.
 pub(crate) fn follow(words: &[&str]) -> Option<String> {
     let ["open-hung", path] = words else { return None };
-    // Not closed by whoever runs the commands, which would hang.
+    // Not closed by the process that runs the commands, which would hang.
     let _ = File::open(Path::new(path)).unwrap().into_raw_fd();
     Some("ok".into())
 }
@@ -101,7 +101,7 @@ pub(crate) fn delays_nobody_else(world: &mut World) {
     let path = std::env::temp_dir().join(format!("weft-hung-{}", std::process::id()));
     let file = HungFile::mount(path.clone());
     let mut proxy = world.pod("b", PROXY_UID);
-    // Before its listeners, so that the search meets it first.
+    // Opened before its listeners, so that the search finds it first.
     proxy.ok(&format!("open-hung {}", path.display()));
     proxy.ok("proxy");
     world.start_agent(&[]);
@@ -110,7 +110,7 @@ pub(crate) fn delays_nobody_else(world: &mut World) {
     let refused = world.enrol(world.request("b")).unwrap_err();
     assert!(refused.message().contains("descriptor on which the agent hangs"), "{refused}");
     assert!(begin.elapsed() < DEADLINE, "{:?}", begin.elapsed());
-    // The child that hangs keeps its pod's turn, and nobody else's.
+    // The child that hangs keeps its pod's turn, but no other pod's.
     let begin = Instant::now();
     let refused = world.enrol(world.request("b")).unwrap_err();
     assert!(refused.message().contains("an earlier search"), "{refused}");

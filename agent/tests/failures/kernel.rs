@@ -1,4 +1,4 @@
-//! What the kernel says of what an agent pinned, without asking the agent.
+//! State that an agent pinned, read from the kernel without the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,9 +18,9 @@ use weft_ebpf_abi::{
 /// A pinned map or link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
-    /// The number of the map or link.
+    /// The id of the map or link.
     pub(crate) id: u32,
-    /// The number of a link's program.
+    /// The id of a link's program.
     pub(crate) program: Option<u32>,
 }
 
@@ -34,7 +34,7 @@ impl Pinned {
     }
 }
 
-/// Every pin below a directory, by its path from there.
+/// Every pin below a directory, by its relative path.
 pub(crate) fn pinned(directory: &Path) -> BTreeMap<PathBuf, Pinned> {
     let mut found = BTreeMap::new();
     let mut open = vec![directory.to_path_buf()];
@@ -53,20 +53,20 @@ pub(crate) fn pinned(directory: &Path) -> BTreeMap<PathBuf, Pinned> {
     found
 }
 
-/// The numbers of all attached programs, by their links. What is loaded later has a greater one.
+/// The ids of all attached programs, by their links. Programs that are loaded later have greater ids.
 pub(crate) fn programs(directory: &Path) -> BTreeMap<PathBuf, u32> {
     let links = pinned(directory).into_iter();
     links.filter_map(|(path, pinned)| Some((path, pinned.program?))).collect()
 }
 
-/// The numbers of the maps that programs use, pinned or not.
+/// The ids of the maps that programs use, pinned or not.
 pub(crate) fn maps_of(programs: &BTreeSet<u32>) -> BTreeSet<u32> {
     let loaded = aya::programs::loaded_programs().map(Result::unwrap);
     let ours = loaded.filter(|program| programs.contains(&program.id()));
     ours.flat_map(|program| program.map_ids().unwrap().unwrap()).collect()
 }
 
-/// The numbers of all maps and of all programs there are.
+/// The ids of all maps and of all programs in the kernel.
 pub(crate) fn everything() -> (BTreeSet<u32>, BTreeSet<u32>) {
     let maps = aya::maps::loaded_maps().filter_map(|map| Some(map.ok()?.id())).collect();
     let programs = aya::programs::loaded_programs().filter_map(|program| Some(program.ok()?.id())).collect();

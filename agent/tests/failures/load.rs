@@ -1,4 +1,4 @@
-//! Connections that go on while something happens, and what became of them.
+//! Connections that continue during an event, and their results.
 
 use std::{
     sync::{
@@ -11,14 +11,14 @@ use std::{
 
 use weft_test_kit::{pod::APPLICATION_UID, world::World};
 
-/// Connections of one command; its answer is awaited.
+/// Connections per command; each command's answer is awaited.
 const BATCH: usize = 25;
-/// Between two batches, so that a machine with few processors has some for the agent.
+/// Pause between two batches, so that a machine with few processors has time for the agent.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Of one client, whatever happens meanwhile: half of the ports that it may have.
+/// Ports of one client during the whole test: half of those that it may use.
 const LIMIT: usize = 14_000;
 
-/// Clients that connect until they are told to stop.
+/// Clients that connect until they are stopped.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     batches: Arc<AtomicUsize>,
@@ -31,7 +31,7 @@ impl Load {
         Self::of(world, &[("a", "10.99.0.2:8080", 4140), ("a", "[fd99::2]:8080", 4140), ("c", "10.98.0.2:8080", 4143)])
     }
 
-    /// Clients by namespace, target, and the listener that has to answer.
+    /// Clients by namespace, target, and the expected listener.
     pub(crate) fn of(world: &World, clients: &[(&str, &str, u16)]) -> Self {
         let (stop, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let start = |&(netns, target, listener): &(&str, &str, u16)| {
@@ -67,14 +67,14 @@ impl Load {
         });
     }
 
-    /// Ends it. Returns how many connections there were, and what was wrong.
+    /// Ends it. Returns the number of connections, and the errors.
     pub(crate) fn end(self) -> (usize, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let wrong = self.clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
         (self.batches.load(Ordering::Relaxed) * BATCH, wrong)
     }
 
-    /// Ends it, and expects that every connection got where it should.
+    /// Ends it, and asserts that every connection reached the expected listener.
     pub(crate) fn all_well(self) {
         let (connections, wrong) = self.end();
         assert!(connections > 0, "nobody connected");

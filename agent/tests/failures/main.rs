@@ -1,8 +1,8 @@
-//! What can go wrong around the agent, against the real kernel: each failure has its outcome here, and
-//! docs/interception.md a table of them. Needs root, cgroup2 and iproute2, and fails without them.
+//! Failures around the agent, against the real kernel: each failure has a defined outcome here, and
+//! docs/interception.md has a table of them. Needs root, cgroup2 and iproute2, and fails without them.
 //!
-//! Every check has a [`World`] of its own, of which `a` and `b` are meshed, so that they can be run alone and beside each
-//! other: `cargo test -p weft-agent --test failures -- pins`.
+//! Every check has its own [`World`], in which `a` and `b` are meshed, so that checks can run alone and in parallel:
+//! `cargo test -p weft-agent --test failures -- pins`.
 
 #![expect(clippy::print_stdout, reason = "this program is started again as others, which print")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]

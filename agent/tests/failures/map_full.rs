@@ -1,4 +1,4 @@
-//! Maps and the ring buffer without room.
+//! Full maps and a full ring buffer.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,10 @@ use weft_test_kit::{
 
 use crate::{kernel, load::Load};
 
-/// Cookies that no namespace has: the kernel counts from 1.
+/// Cookies that no namespace has: the kernel counts up from 1.
 const NOBODY: u64 = 1 << 60;
 
-/// The map of hand-overs, whose entries only programs write otherwise.
+/// The map of hand-overs, whose entries are otherwise written by programs only.
 type Flows = HashMap<MapData, [u8; size_of::<FlowKey>()], [u8; size_of::<Flow>()]>;
 
 type Listeners = SockHash<MapData, [u8; size_of::<ListenerKey>()]>;
@@ -50,7 +50,7 @@ pub(crate) fn pods(world: &mut World) {
     let fill = |pods: &mut HashMap<MapData, u64, _>| {
         (0..u64::from(MAX_PODS)).take_while(|nobody| pods.insert(NOBODY + nobody, entry, 0).is_ok()).count()
     };
-    // The agent removes entries of namespaces that are gone, these among them, every few seconds.
+    // The agent removes entries of namespaces that are gone, including these, every few seconds.
     let refused = world.eventually("a full map", |world| {
         fill(&mut pods);
         let refused = world.enrol(world.request("b")).err();
@@ -61,7 +61,7 @@ pub(crate) fn pods(world: &mut World) {
     });
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("map PODS (is it full?)"), "{refused}");
-    // b is as it was: not half enrolled, and nothing of its rules is left.
+    // b is unchanged: not half enrolled, and none of its rules is left.
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("error E"));
     world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(8080);
     assert_eq!(ports_of_pods(&world.pins()), rules);
@@ -81,7 +81,7 @@ pub(crate) fn ports(world: &mut World) {
     let key = |nobody: u64| PortBlockKey { netns_cookie: NOBODY + nobody, generation: 1, direction: 0, block: 0 };
     let full = (0..).take_while(|nobody| ports.insert(key(*nobody), PortBlock::default(), 0).is_ok()).count();
     assert!(full > 1000, "{full}");
-    // Room for one block of ports, where the request has three or more.
+    // Room for one block of ports, but the request has three or more.
     ports.remove(&key(0)).unwrap();
     let mut changed = world.request("a");
     // In the first block, which is written first.
@@ -94,7 +94,7 @@ pub(crate) fn ports(world: &mut World) {
     load.goes_on(world);
     (1..=full as u64).for_each(|nobody| drop(ports.remove(&key(nobody))));
     assert_eq!(ports_of_pods(&world.pins()), rules, "nothing of the refused rules is left");
-    // Rules that come after those that were refused have nothing of them, though the generation is the same.
+    // Later rules do not include the refused ones, although the generation is the same.
     let mut other = world.request("a");
     other.skip_outbound_ports = vec![PortRange { first: 9090, last: 9090 }, PortRange { first: 7777, last: 7777 }];
     assert_eq!(world.enrol(other).unwrap().generation, 2);
@@ -117,7 +117,7 @@ pub(crate) fn flows(world: &mut World) {
     let room = kernel::data(&world.pins(), map::FLOWS).info().unwrap().max_entries();
     (0..2 * room).for_each(|_| add(&mut flows));
     assert!(flows.keys().count() > room as usize / 2, "the map is as full as its kind gets");
-    // More come while connections are made, so that each of those has to evict one.
+    // More entries are added while connections are made, so that each connection has to evict one.
     let load = Load::start(world);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -134,8 +134,8 @@ pub(crate) fn flows(world: &mut World) {
     mesh.is_meshed(world);
 }
 
-/// A connection whose SYN waits for a full accept queue is announced again when it is sent again, whatever other pods'
-/// connections did to the map meanwhile.
+/// A connection whose SYN waits for a full accept queue is announced again when the SYN is sent again, even if other
+/// pods' connections have evicted it from the map meanwhile.
 pub(crate) fn flows_while_waiting(world: &mut World) {
     let _mesh = Mesh::new(world);
     let mut flows: Flows = HashMap::try_from(Map::LruHashMap(kernel::data(&world.pins(), map::FLOWS))).unwrap();
@@ -173,7 +173,7 @@ pub(crate) fn listeners(world: &mut World) {
     };
     let full = (0..).take_while(|nobody| listeners.insert(key(*nobody), socket.as_raw_fd(), 0).is_ok()).count();
     assert!(full > 1000, "{full}");
-    // A proxy that starts now has no inbound, is not attested, and the loss is counted.
+    // A proxy that starts now gets no inbound connections, is not attested, and the loss is counted.
     let b = world.proxy("b");
     assert!(world.status().listeners_lost > 0);
     assert_eq!(world.pod("c", APPLICATION_UID).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
@@ -195,7 +195,7 @@ pub(crate) fn proxies(world: &mut World) {
         key[..8].copy_from_slice(&(NOBODY + nobody).to_ne_bytes());
         key
     };
-    // The agent removes notes of proxies that do not listen, these among them, every few seconds.
+    // The agent removes notes of proxies that do not listen, including these, every few seconds.
     let _b = world.eventually("a full map", |world| {
         let notes: Vec<_> = proxies.keys().map(Result::unwrap).collect();
         notes.iter().for_each(|note| drop(proxies.remove(note)));
@@ -206,7 +206,7 @@ pub(crate) fn proxies(world: &mut World) {
     });
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=1 "));
     (0..u64::from(MAX_LISTENERS)).for_each(|nobody| drop(proxies.remove(&key(nobody))));
-    // Its listener is there; the next enrolment notes it.
+    // Its listener exists; the next enrolment records it.
     world.mesh("b");
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=3 "));
     world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
@@ -222,7 +222,7 @@ pub(crate) fn admissions(world: &mut World) {
         key[..8].copy_from_slice(&(NOBODY + nobody).to_ne_bytes());
         admissions.insert(key, NOBODY + nobody, 0).unwrap();
     }
-    // The kernel enrols no more by itself, and says so; the agent does.
+    // The kernel enrols no further namespace by itself, and reports this; the agent does enrol it.
     let mesh = Mesh::unmeshed(world);
     assert!(world.pod("a", APPLICATION_UID).say("attest").starts_with("error E"));
     assert!(world.status().admissions_refused > 0);
@@ -241,7 +241,7 @@ fn recorded(world: &World) -> [usize; 4] {
     [pods, listeners.keys().count(), proxies.keys().count(), admissions.keys().count()]
 }
 
-/// However many users and network namespaces a container has.
+/// Limits hold for any number of users and network namespaces in a container.
 pub(crate) fn one_container(world: &mut World) {
     world.kill_agent();
     world.start_agent(&["--self-enrol-uid", "2102"]);
@@ -254,7 +254,7 @@ pub(crate) fn one_container(world: &mut World) {
     let slots = ADMISSION_SLOTS as usize;
     assert_eq!(recorded(world), [slots; 4]);
     assert!(world.status().admissions_refused >= 20 - slots as u64);
-    // Others start as ever, and are enrolled by the kernel.
+    // Other proxies start normally, and are enrolled by the kernel.
     let mut a = world.pod_in("other", "a", PROXY_UID);
     a.ok("proxy");
     assert!(world.pod("a", APPLICATION_UID).say("attest").starts_with("flags=1 "));
@@ -279,7 +279,7 @@ pub(crate) fn events(world: &mut World) {
     });
     assert_eq!(first.dropped_before, 0);
     assert_eq!(world.status().events_dropped, 0);
-    // The only reader stands still.
+    // The only reader is stopped.
     kill(world.agent_pid(), Signal::SIGSTOP).unwrap();
     let answer = app.say(&format!("load 10.99.0.2:8080 {CONNECTIONS}"));
     assert_eq!(answer, format!("4140={CONNECTIONS}"));

@@ -1,5 +1,5 @@
-//! From an older layout's pin directory to this one's. The older one is a look-alike: this build's programs, pinned under
-//! an older label, which is all that an agent knows of it.
+//! Migration from an older layout's pin directory to this one's. The older layout is simulated: this build's programs,
+//! pinned under an older label, which is all that an agent knows about it.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,13 @@ use weft_test_kit::{
 
 use crate::{AGENT, kernel, load::Load};
 
-/// The directories of the layout before this one and of this one.
+/// The pin directories of the previous layout and of this one.
 fn directories(world: &World) -> (PathBuf, PathBuf) {
     let parent = world.directory().join("bpffs/node");
     (parent.join(format!("v{}", LAYOUT - 1)), parent.join(format!("v{LAYOUT}")))
 }
 
-/// Leaves the mesh in force as an older agent would have, without an agent.
+/// Leaves the mesh in force as an older agent would, without an agent.
 fn make_older(world: &mut World) -> Mesh {
     world.kill_agent();
     world.unload();
@@ -39,7 +39,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
     for port in [8080, 9090] {
         servers.ok(&format!("serve {port}"));
     }
-    // A connection that lasts, to see what becomes of it: through b's proxy, which then makes room for another.
+    // A long-lived connection through b's proxy, which then makes room for another proxy, to see what happens to it.
     let mut proxy = world.pod("b", PROXY_UID);
     proxy.ok("echo-proxy");
     let mut client = world.pod("c", APPLICATION_UID);
@@ -54,7 +54,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
     load.goes_on(world);
     assert!(kernel::pinned(&older).len() == objects.len(), "nothing goes before the pods came over");
     assert!(world.pod("a", APPLICATION_UID).say("attest").starts_with("flags=3 "), "the older layout still answers");
-    // Killed on the way, the next one goes on.
+    // If an agent is killed during the migration, the next one continues it.
     world.mesh("b");
     world.kill_agent();
     world.start_agent_at(&own, &[]);
@@ -82,7 +82,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
     answer.reached(4140);
     assert_eq!((answer.field("orig"), answer.field("peername")), ("10.99.0.2:8080", "10.99.0.2:8080"));
     again.connect("10.99.0.2:9090").reached(9090);
-    // Unloading takes what is left of all layouts.
+    // Unloading removes what is left of all layouts.
     world.kill_agent();
     let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success() && !own.exists(), "{unload:?}");
@@ -92,7 +92,7 @@ pub(crate) fn pods_come_over(world: &mut World) {
 pub(crate) fn stays_while_needed(world: &mut World) {
     let mesh = make_older(world);
     let (older, own) = directories(world);
-    // An older agent that is still there, as in a rollout: nobody takes anything from it.
+    // An older agent that is still running, as in a rollout: nothing is taken from it.
     let mut old_agent = {
         std::fs::remove_file(older.join("layout")).unwrap();
         std::os::unix::fs::symlink(LAYOUT.to_string(), older.join("layout")).unwrap();
@@ -111,11 +111,11 @@ pub(crate) fn stays_while_needed(world: &mut World) {
     world.withdraw("b");
     old_agent.kill().unwrap();
     old_agent.wait().unwrap();
-    // b is nobody's here, but lives: the older layout redirects it, and the log says so.
+    // No agent knows b here, but it lives: the older layout redirects it, and the log says so.
     let waiting = "that nobody enrolled here";
     world.eventually("a reason", |world| world.agent_log().contains(waiting).then_some(()));
     mesh.is_meshed(world);
-    // Unloading does not leave it behind.
+    // Unloading removes it as well.
     world.kill_agent();
     let unload = std::process::Command::new(AGENT).args(["unload", "--pin-dir"]).arg(&own).output().unwrap();
     assert!(unload.status.success(), "{unload:?}");

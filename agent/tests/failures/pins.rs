@@ -1,4 +1,4 @@
-//! Pins that vanish, are where they cannot be, or are removed on purpose.
+//! Pins that vanish, cannot be created, or are removed on purpose.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
@@ -10,7 +10,7 @@ use weft_test_kit::{
 
 use crate::{AGENT, kernel, load::Load};
 
-/// Whether a pin directory has its label, which is a symlink to nowhere, and this many pins.
+/// Whether a pin directory has its label, which is a dangling symlink, and this many pins.
 fn is_complete(pins: &Path, count: usize) -> bool {
     fs::symlink_metadata(pins.join("layout")).is_ok() && kernel::pinned(pins).len() == count
 }
@@ -24,7 +24,7 @@ pub(crate) fn removed_under_the_agent(world: &mut World) {
     world.eventually("the pins", |_| is_complete(&pins, before.len()).then_some(()));
     assert_eq!(kernel::pinned(&pins), before, "the same maps, links and programs");
     world.eventually("a loud word", |world| world.agent_log().contains("removed by another process").then_some(()));
-    // One of them only, the most harmful.
+    // Only one pin is removed, the one with the worst effect.
     fs::remove_file(pins.join("links/connect4")).unwrap();
     world.eventually("the pin", |_| pins.join("links/connect4").exists().then_some(()));
     // The lock is that of the new directory.
@@ -33,7 +33,7 @@ pub(crate) fn removed_under_the_agent(world: &mut World) {
     let second = Command::new(AGENT).args(arguments).output().unwrap();
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("another agent holds"), "{second:?}");
-    // They are worth something: the agent may go.
+    // The recreated pins work: the agent may stop.
     world.kill_agent();
     load.goes_on(world);
     mesh.is_meshed(world);
@@ -66,7 +66,7 @@ pub(crate) fn unmounted_under_the_agent(world: &mut World) {
     let bpffs = world.directory().join("bpffs");
     let before = kernel::pinned(&world.pins());
     let load = Load::start(world);
-    // The agent has the directory open, so that it takes force.
+    // The agent has the directory open, so removing it needs force.
     assert_eq!(umount2(&bpffs, MntFlags::empty()), Err(nix::errno::Errno::EBUSY));
     umount2(&bpffs, MntFlags::MNT_DETACH).unwrap();
     assert!(!world.pins().exists());

@@ -1,4 +1,4 @@
-//! What applications and proxies do that a mesh has to bear.
+//! Behaviour of applications and proxies that a mesh has to tolerate.
 
 use std::{
     net::{Ipv4Addr, TcpStream},
@@ -17,7 +17,7 @@ use crate::kernel;
 /// More descriptors than a process may have by default.
 const DESCRIPTORS: u64 = 4096;
 
-/// Follows the orders of this file, besides the common ones.
+/// Runs the commands of this file, in addition to the common ones.
 pub(crate) fn follow(words: &[&str]) -> Option<String> {
     match words {
         ["fill-descriptors"] => {
@@ -28,7 +28,7 @@ pub(crate) fn follow(words: &[&str]) -> Option<String> {
             Some("ok".into())
         }
         ["flood"] => {
-            // Refused at once, so that nothing but the verdict costs anything.
+            // Refused at once, so that only the verdict takes time.
             thread::spawn(|| {
                 loop {
                     let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, 9));
@@ -48,7 +48,7 @@ pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
     let mut proxy = world.pod("b", PROXY_UID);
     proxy.ok("fill-descriptors");
     proxy.ok("proxy");
-    // It listened before any program could see it, so its sockets have to be taken from it.
+    // It listened before any program could record it, so its sockets have to be duplicated.
     world.start_agent(&[]);
     world.mesh("b");
     world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
@@ -61,7 +61,7 @@ pub(crate) fn proxy_crash_loop(world: &mut World) {
     drop(b);
     let mut client = world.pod("c", APPLICATION_UID);
     let mut app = world.pod("b", APPLICATION_UID);
-    // No agent takes part: the programs see each proxy begin to listen.
+    // No agent is involved: the programs see each proxy begin to listen.
     world.kill_agent();
     for _ in 0..10 {
         assert_eq!(client.say("connect 10.98.0.2:8080"), "error ConnectionRefused");
@@ -91,7 +91,7 @@ pub(crate) fn source_port_reuse(world: &mut World) {
             assert_eq!((answer.field("orig"), answer.port("sockname")), (target, PORT), "{round}");
         }
     }
-    // What a refused connection announced is nobody else's destination.
+    // The announcement of a refused connection is no other connection's destination.
     let Mesh { a, b: _b, servers: _servers } = mesh;
     drop(a);
     assert_eq!(app.say(&format!("connect-port {PORT} 192.0.2.9:80")), "error ConnectionRefused");
@@ -106,7 +106,7 @@ pub(crate) fn source_port_reuse(world: &mut World) {
 pub(crate) fn inherited_sockets(world: &mut World) {
     let mesh = Mesh::unmeshed(world);
     let mut app = world.pod("a", APPLICATION_UID);
-    // Connected before the enrolment: it stays what it is. Made before and connected after: redirected.
+    // Connected before the enrolment: not redirected. Created before and connected after: redirected.
     let mut servers = world.pod("b", APPLICATION_UID);
     servers.ok("echo 8082");
     app.answer("open 10.99.0.2:8082").reached(8082);
@@ -117,11 +117,11 @@ pub(crate) fn inherited_sockets(world: &mut World) {
     world.mesh("a");
     world.mesh("b");
     app.ok("ping");
-    // Another program, in a child, with its parent's socket.
+    // Another program, in a child process, with its parent's socket.
     let answer = app.answer("dial-in-child 10.99.0.2:8080");
     answer.reached(4140);
     assert_eq!((answer.field("orig"), answer.field("peername")), ("10.99.0.2:8080", "10.99.0.2:8080"));
-    // The proxy's socket in the hands of its child is the proxy's, because its user is.
+    // The proxy's socket in a child process still counts as the proxy's, because of its user.
     let mut proxy = world.pod("a", PROXY_UID);
     proxy.ok("create");
     proxy.answer("dial-in-child 10.99.0.2:8080").reached(4143);
@@ -133,7 +133,7 @@ pub(crate) fn unknown_cookies(world: &mut World) {
     let mut pods = kernel::pods(&world.pins());
     let cookie = world.status().pods.iter().find(|pod| pod.pod.as_ref().unwrap().name == "b").unwrap().netns_cookie;
     let entry = pods.get(&cookie, 0).unwrap();
-    // No namespace has the cookie 0: an entry for it is nobody's, and is collected.
+    // No namespace has the cookie 0: an entry for it belongs to no pod, and is removed.
     pods.insert(0, entry, 0).unwrap();
     let mut servers = world.pod("c", APPLICATION_UID);
     servers.ok("serve 8085");
@@ -141,8 +141,8 @@ pub(crate) fn unknown_cookies(world: &mut World) {
     assert!(world.pod("c", APPLICATION_UID).say("attest").starts_with("error E"));
     mesh.is_meshed(world);
     world.eventually("the collection of the cookie 0", |_| pods.get(&0, 0).is_err().then_some(()));
-    // Somebody else removed a pod's entry: inbound is refused, because steering is attached; outbound has nothing that
-    // could tell the pod from one outside the mesh, and its proxy cannot attest any more.
+    // Another program removed a pod's entry: inbound is refused, because steering is attached; outbound cannot be told
+    // from that of a pod outside the mesh, and the proxy is no longer attested.
     pods.remove(&cookie).unwrap();
     assert_eq!(world.pod("c", APPLICATION_UID).say("connect 10.98.0.2:8080"), "error ConnectionRefused");
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("error E"));

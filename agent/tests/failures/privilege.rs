@@ -1,4 +1,4 @@
-//! The rights that an agent needs: enough, not too much, and what the chart asks for.
+//! The capabilities of an agent: sufficient, minimal, and equal to those that the chart requests.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -11,7 +11,7 @@ use weft_test_kit::{
 
 use crate::{AGENT, confined, confined::PROBE};
 
-/// What every node needs. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
+/// Required on every node. CAP_SYS_CHROOT, which the chart adds, is for mounting a bpffs on a node that has none.
 const CAPABILITIES: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN).union(CapabilitySet::SYS_PTRACE);
 
@@ -34,7 +34,7 @@ pub(crate) fn enough(world: &mut World) {
     spawn_confined(world, CAPABILITIES, &[]);
     world.wait_for_agent();
     assert_eq!(effective(world), CAPABILITIES.bits());
-    // Proxies that listen already are the ones whose listeners have to be taken from them.
+    // Sockets have to be duplicated only from proxies that listen already.
     world.mesh("a");
     world.mesh("b");
     mesh.is_meshed(world);
@@ -44,7 +44,7 @@ pub(crate) fn enough(world: &mut World) {
         app.connect("10.99.0.2:8080");
         watch.try_next(std::time::Duration::from_millis(50))
     });
-    // Everything that an agent does in its life: replacing programs, making pins again, withdrawing, unloading.
+    // All operations of an agent: replacing programs, recreating pins, withdrawing, unloading.
     world.kill_agent();
     spawn_confined(world, CAPABILITIES, &["--debug-log"]);
     world.wait_for_agent();
@@ -80,8 +80,8 @@ pub(crate) fn not_too_much(world: &mut World) {
         assert!(world.agent_log().contains(&format!("missing {name}")), "{}", world.agent_log());
         assert!(world.pins_are_gone());
     }
-    // What the agent asks for is what the kernel asks for; the rights that CAP_SYS_ADMIN includes do not replace it. That
-    // CAP_NET_ADMIN is missed can be seen on kernels before 6.6 only.
+    // The agent requires the same capabilities as the kernel; those that CAP_SYS_ADMIN includes do not replace it. A
+    // missing CAP_NET_ADMIN has an effect only on kernels before 6.6.
     let netns = world.request("b").netns_path;
     let process = std::fs::read_to_string(world.cgroup().join("cgroup.procs")).unwrap();
     let process = process.lines().next().unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn confinement(world: &mut World) {
     let myself = std::env::current_exe().unwrap();
     let myself = myself.to_str().unwrap();
     assert_eq!(probe(&mut confined::command(CAPABILITIES, &world.directory(), myself)), "run");
-    // In a mount namespace of its own, because here it all works.
+    // In its own mount namespace, because in this one it would all succeed.
     let free = probe(Command::new("unshare").args(["--mount", myself]));
     std::fs::remove_dir(world.cgroup().join("weft-probe")).unwrap();
     assert_eq!(free, "root tmp cgroup mount ptrace run");

@@ -1,5 +1,5 @@
-//! An agent whose every step in the kernel can be seen, spoilt, or be its last. Built on ptrace and a seccomp filter that
-//! stops the process at the system calls of interest only, before they are done.
+//! An agent whose every step in the kernel can be observed, made to fail, or be its last. Built on ptrace and a seccomp
+//! filter that stops the process only at the relevant system calls, before they are executed.
 
 use std::{
     ffi::OsString,
@@ -22,10 +22,10 @@ use nix::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-/// The first argument of a process that is to become a traced one.
+/// The first argument of a process that becomes a traced one.
 pub(crate) const SUBCOMMAND: &str = "traced";
 
-/// By which an agent changes what outlives it.
+/// System calls by which an agent changes state that outlives it.
 const INTERESTING: &[libc::c_long] = &[
     libc::SYS_bpf,
     libc::SYS_mkdirat,
@@ -54,14 +54,14 @@ const LINK_CREATE: u64 = 28;
 const LINK_UPDATE: u64 = 29;
 const LINK_DETACH: u64 = 34;
 
-/// A system call that is about to be done.
+/// A system call that is about to be executed.
 pub(crate) struct Call {
     thread: Pid,
     number: libc::c_long,
     arguments: Vec<u64>,
 }
 
-/// What becomes of the process.
+/// What to do with the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     Goes,
@@ -88,7 +88,7 @@ impl Call {
         (self.number == libc::SYS_bpf).then(|| self.arguments[0])
     }
 
-    /// Whether it changes something that outlives the process.
+    /// Whether it changes state that outlives the process.
     pub(crate) fn is_step(&self) -> bool {
         self.bpf().is_none_or(|command| {
             [MAP_UPDATE, MAP_DELETE, OBJ_PIN, LINK_CREATE, LINK_UPDATE, LINK_DETACH].contains(&command)
@@ -103,7 +103,7 @@ impl Call {
         Some(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect())
     }
 
-    /// Puts an instruction that no kernel knows in place of the program's first.
+    /// Replaces the program's first instruction by one that no kernel knows.
     pub(crate) fn spoil(&self) {
         let mut instructions = [0; 8];
         self.memory().read_exact_at(&mut instructions, self.arguments[1] + 8).unwrap();
@@ -125,7 +125,7 @@ impl std::fmt::Display for Call {
 }
 
 impl Traced {
-    /// Starts a program that asks before each call of interest.
+    /// Starts a program that stops before each relevant call.
     pub(crate) fn start(
         program: &str,
         arguments: Vec<OsString>,
@@ -145,13 +145,13 @@ impl Traced {
         !self.tracer.as_ref().unwrap().is_finished()
     }
 
-    /// Kills it, or waits for the end that it has come to.
+    /// Kills it, or waits if it has ended by itself.
     pub(crate) fn end(mut self) -> WaitStatus {
         let _ = kill(self.pid, Signal::SIGKILL);
         self.tracer.take().unwrap().join().unwrap()
     }
 
-    /// Waits for an end of its own.
+    /// Waits for the process to end by itself.
     pub(crate) fn ended(mut self) -> WaitStatus {
         self.tracer.take().unwrap().join().unwrap()
     }
@@ -176,7 +176,7 @@ fn trace(command: &mut Command, started: &mpsc::Sender<Pid>, mut decide: impl Fn
     ptrace::setoptions(process, options).unwrap();
     started.send(process).unwrap();
     let go = |thread, signal: Option<Signal>| match ptrace::cont(thread, signal) {
-        // It was killed meanwhile.
+        // It was killed in between.
         Err(Errno::ESRCH) => {}
         result => result.unwrap(),
     };
@@ -192,7 +192,7 @@ fn trace(command: &mut Command, started: &mpsc::Sender<Pid>, mut decide: impl Fn
                     go(thread, None);
                 }
             }
-            // A thread begins, or the program does.
+            // A thread or the program starts.
             WaitStatus::Stopped(thread, Signal::SIGSTOP | Signal::SIGTRAP) => go(thread, None),
             WaitStatus::Stopped(thread, signal) => go(thread, Some(signal)),
             status @ (WaitStatus::Exited(who, _) | WaitStatus::Signaled(who, _, _)) if who == process => return status,
@@ -201,7 +201,7 @@ fn trace(command: &mut Command, started: &mpsc::Sender<Pid>, mut decide: impl Fn
     }
 }
 
-/// Becomes the program, with a tracer.
+/// Becomes the traced program.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     ptrace::traceme().unwrap();
     raise(Signal::SIGSTOP).unwrap();

@@ -1,4 +1,4 @@
-//! Agents of other builds and other layouts, and programs that the kernel refuses.
+//! Agents of other builds and other layouts, and programs that the kernel rejects.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ pub(crate) fn upgrade_in_place(world: &mut World) {
     world.kill_agent();
     world.start_agent(&["--debug-log"]);
     let after = (kernel::pinned(&world.pins()), world.status());
-    // The same maps and links, other programs.
+    // The same maps and links, but other programs.
     for (path, old) in &before.0 {
         let new = &after.0[path];
         assert_eq!(new.id, old.id, "{path:?}");
@@ -45,7 +45,7 @@ pub(crate) fn upgrade_in_place(world: &mut World) {
     assert_eq!(after.0.len(), before.0.len());
     assert_eq!(after.1.pods, before.1.pods);
     assert_ne!(after.1.programs, before.1.programs);
-    // Connections of before, their names, and the rules.
+    // Older connections, their names, and the rules.
     app.ok("ping");
     client.ok("ping");
     assert_eq!(app.answer("open 10.99.0.2:8080").field("peername"), "10.99.0.2:8080");
@@ -58,11 +58,12 @@ pub(crate) fn refused_program(world: &mut World) {
     let before = kernel::pinned(&world.pins());
     world.kill_agent();
     let load = Load::start(world);
-    // The last to be attached and the pods' own, whose refusal comes when it is easiest to have replaced others already.
+    // The program that is attached last, and the pods' program: they are rejected when others are most likely replaced
+    // already.
     for name in ["weft_connect6", "weft_sk_lookup"] {
         let (arguments, log) = (world.agent_arguments(&world.pins(), &["--debug-log"]), world.next_log());
         let agent = Traced::start(AGENT, arguments, log, move |call| {
-            // The kernel keeps fifteen letters.
+            // The kernel keeps fifteen letters of the name.
             if call.loads().is_some_and(|loaded| name.starts_with(&loaded) && !loaded.is_empty()) {
                 call.spoil();
             }
@@ -78,7 +79,7 @@ pub(crate) fn refused_program(world: &mut World) {
     load.goes_on(world);
     load.all_well();
     mesh.is_meshed(world);
-    // The same agent with its programs as they were compiled is let in.
+    // The same agent with its unchanged programs is accepted.
     world.start_agent(&["--debug-log"]);
     assert_ne!(kernel::pinned(&world.pins()), before);
     mesh.is_meshed(world);
@@ -106,7 +107,7 @@ pub(crate) fn newer_layout_is_left_alone(world: &mut World) {
     assert_eq!(kernel::pinned(&world.pins()), before);
     mesh.is_meshed(world);
 
-    // The newer one's directory beside this one's own.
+    // The newer layout's directory beside this one's own.
     let siblings = world.directory().join("bpffs/node");
     std::fs::create_dir(&siblings).unwrap();
     std::fs::rename(world.pins(), siblings.join(format!("v{newer}"))).unwrap();
@@ -117,7 +118,7 @@ pub(crate) fn newer_layout_is_left_alone(world: &mut World) {
     assert!(world.agent_log().contains(&says), "{}", world.agent_log());
     assert!(!own.exists());
     mesh.is_meshed(world);
-    // The opposite: the same directories, and nobody is newer.
+    // The opposite: the same directories, but no newer agent.
     let newer = siblings.join(format!("v{newer}"));
     std::fs::remove_file(newer.join("layout")).unwrap();
     std::os::unix::fs::symlink(LAYOUT.to_string(), newer.join("layout")).unwrap();
