@@ -1,8 +1,9 @@
-//! Drives an echo server in one protocol and counts what came back. Workers share a budget of requests; each keeps one
-//! session (a connection with its protocol state), and opens a new one after a failure, or for every request if told so.
+//! Sends requests to an echo server in one protocol and counts the results. Workers share a budget of requests; each
+//! keeps one session (a connection with its protocol state), and opens a new one after a failure, or for every request
+//! if configured.
 //!
-//! A request counts as failed for any answer that is not the application's own: refused, reset, closed, timed out, or an
-//! HTTP or gRPC status that says no.
+//! A request counts as failed unless the application itself answered with success: refused, reset, closed, timed out,
+//! or an HTTP or gRPC error status.
 
 mod session;
 
@@ -27,12 +28,12 @@ use tokio_util::sync::CancellationToken;
 use crate::server::Seen;
 use session::Session;
 
-/// How many distinct error texts a report keeps; the rest is counted under `other`.
+/// Maximum number of distinct error texts in a report; others are counted under `other`.
 const ERROR_KINDS: usize = 32;
-/// The longest latency that is told from a longer one: an hour, microseconds.
+/// Upper bound of recorded latencies: an hour, in microseconds.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// What a client can speak.
+/// Protocols of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 with keep-alive.
@@ -60,7 +61,7 @@ impl Protocol {
     }
 }
 
-/// What to send where.
+/// Parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The protocol to speak.
@@ -87,39 +88,39 @@ pub struct Load {
     pub mapped: bool,
 }
 
-/// What came back.
+/// Results of a load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The protocol's label.
     pub protocol: String,
-    /// As given.
+    /// The target, as given.
     pub target: String,
     /// Requests sent.
     pub requests: u64,
     /// Requests without the application's own answer.
     pub failures: u64,
-    /// Failures by what happened.
+    /// Failures by error text.
     pub errors: BTreeMap<String, u64>,
     /// Answers by the pod that gave them.
     pub by_backend: BTreeMap<String, u64>,
-    /// Answers by the client identity that the server's proxy vouched for (`l5d-client-id`); unmeshed: absent.
+    /// Answers by the client identity that the server's proxy reported (`l5d-client-id`); unmeshed: absent.
     pub by_client_id: BTreeMap<String, u64>,
     /// Connections opened.
     pub connections: u64,
     /// Whether `getpeername` was the dialled address on every connection.
     pub peer_addr_ok: bool,
-    /// The client's own addresses as `getsockname` told them.
+    /// The client's own addresses, from `getsockname`.
     pub local_ips: Vec<String>,
-    /// The clients' addresses as the server's `getpeername` told them.
+    /// The clients' addresses, from the server's `getpeername`.
     pub seen_peer_ips: Vec<String>,
-    /// Time of successful requests.
+    /// Latency of successful requests.
     pub latency_ms: Latency,
     /// From the first request to the last answer.
     pub elapsed_ms: u64,
 }
 
 impl Report {
-    /// Adds what another load to the same target counted. Latencies are those of the slower one.
+    /// Adds the counts of another load to the same target. Latencies are those of the slower one.
     pub fn absorb(&mut self, other: &Self) {
         self.requests += other.requests;
         self.failures += other.failures;
@@ -178,7 +179,7 @@ struct Shared {
     report: Report,
 }
 
-/// Sends the load and reports when it is done.
+/// Sends the load and returns its report.
 pub async fn drive(load: Load) -> Report {
     let report = Report {
         protocol: load.protocol.label().to_owned(),
@@ -197,7 +198,7 @@ pub async fn drive(load: Load) -> Report {
     }));
     let workers = (0..concurrency).map(|_| tokio::spawn(work(Arc::clone(&shared)))).collect::<Vec<_>>();
     for worker in workers {
-        // A worker has nothing that could panic; were it to, its requests are missing from the count.
+        // A worker has nothing that could panic; if it did, the count would lack its requests.
         let _ = worker.await;
     }
     let mut shared = shared.lock().await;
@@ -281,7 +282,7 @@ impl Shared {
 
     fn record_connection(&mut self, stream: &TcpStream, dialled: SocketAddr) {
         self.report.connections += 1;
-        // Connections that broke meanwhile cannot tell any more; their requests fail by themselves.
+        // Connections that broke in the meantime have no addresses any more; their requests fail separately.
         if let Ok(peer) = stream.peer_addr()
             && peer != dialled
         {
@@ -327,7 +328,7 @@ fn as_mapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// What a process can learn about one of its connections from the kernel.
+/// The kernel's information about one connection of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Probe {
     /// The address given to `connect`.
@@ -342,7 +343,7 @@ pub struct Probe {
     pub original_dst_v6: Result<String, i32>,
 }
 
-/// Opens one connection and asks the kernel about it.
+/// Opens one connection and queries the kernel about it.
 ///
 /// # Errors
 /// As [`dial`].

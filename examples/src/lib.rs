@@ -1,8 +1,8 @@
-//! Small applications that the demo, the tests and the benches run inside pods, as ordinary programs that know
+//! Small applications that the demo, the tests and the benches run inside pods. They are ordinary programs that know
 //! nothing of the mesh:
 //!
-//! - [`server`]: one port that speaks HTTP/1.1, HTTP/2, gRPC and WebSocket, and one whose protocol begins with the server,
-//! - [`client`]: drives a server in one of these protocols and counts what came back,
+//! - [`server`]: one port for HTTP/1.1, HTTP/2, gRPC and WebSocket, one for a server-speaks-first protocol,
+//! - [`client`]: sends requests to a server in one of these protocols and counts the results,
 //! - [`rawtcp`]: plain TCP for measuring the cost of connections, round trips and bulk transfer.
 //!
 //! Nothing here is part of the product: no other package may depend on it at run time.

@@ -11,8 +11,8 @@ use tokio::net::TcpListener;
 /// Connections the kernel may queue before they are accepted; Linux caps it at `net.core.somaxconn` (4096).
 const BACKLOG: i32 = 4096;
 
-/// Listens on every address of the port: a dual-stack socket, or IPv4 alone where the host has no IPv6.
-/// Port 0 picks a free one.
+/// Listens on every address at this port: a dual-stack socket, or IPv4 only where the host has no IPv6. Port 0 picks a
+/// free one.
 ///
 /// # Errors
 /// The port is taken, or the process may not listen there.

@@ -1,6 +1,6 @@
-//! Plain TCP for measuring what interception costs, and nothing else: the server's answers are as short as they can be.
+//! Plain TCP for measuring the cost of interception only: the server's answers are as short as possible.
 //!
-//! The client's first byte names what it wants:
+//! The client's first byte selects the operation:
 //!
 //! ```text
 //! C  connect    the server answers one byte and closes
@@ -28,16 +28,16 @@ use tokio::{
 
 /// Size of a ping-pong message in bytes, as in the issue that asks for the number.
 pub const PING_BYTES: usize = 64;
-/// Size of one bulk write in bytes: what common servers hand to the kernel at once.
+/// Size of one bulk write in bytes: what common servers pass to the kernel at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// The longest time any single operation of a measurement may take.
 const OPERATION_LIMIT: Duration = Duration::from_secs(5);
 /// Histogram precision: three significant digits.
 const DIGITS: u8 = 3;
-/// The longest time the histograms can tell from a longer one: twice the operation limit, nanoseconds.
+/// Upper bound of the histograms: twice the operation limit, in nanoseconds.
 const LONGEST_NS: u64 = 10_000_000_000;
 
-/// How much to measure. Each phase ends when its count or the time limit is reached, whatever comes first.
+/// Amount to measure. Each phase ends when its count or the time limit is reached, whichever comes first.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Connections to open one after the other, for their latency.
@@ -54,14 +54,14 @@ pub struct Plan {
     pub limit: Duration,
 }
 
-/// What was measured, from the client's side.
+/// Measurements from the client's side.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Measured {
     /// Connections opened in all phases.
     pub connections: u64,
     /// Time of `connect` alone, microseconds.
     pub connect_us: Quantiles,
-    /// Time from `connect` to the first byte of the server, microseconds: the whole path is there.
+    /// Time from `connect` to the first byte of the server, microseconds: the whole path is established.
     pub first_byte_us: Quantiles,
     /// New connections per second in the burst, each with one byte back from the server.
     pub connections_per_second: f64,
@@ -88,7 +88,7 @@ pub async fn serve(listener: TcpListener) {
             continue;
         };
         tokio::spawn(async move {
-            // The client went away: nobody to tell.
+            // The client disconnected, which is not an error.
             let _ = serve_connection(stream).await;
         });
     }

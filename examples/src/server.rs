@@ -1,8 +1,8 @@
-//! The echo server: answers every request with what it saw of it (who answered, from which address the client came,
-//! in which protocol, with which headers), so that a test can tell what happened on the way.
+//! The echo server: answers every request with what it observed (which pod answered, the client's address, the
+//! protocol, the headers), so that a test can see what happened on the way.
 //!
-//! With an upstream it asks that for every plain HTTP request, and its answer has the upstream's in it: services that call
-//! services.
+//! With an upstream, it sends a request to the upstream for every plain HTTP request, and its answer contains the
+//! upstream's, so that services can call services.
 //!
 //! ```text
 //! HTTP port    HTTP/1.1 and HTTP/2 by prior knowledge: JSON; `application/grpc`: the Echo service; `/ws`: WebSocket
@@ -43,45 +43,45 @@ use crate::echo::{
 
 pub use upstream::Upstream;
 
-/// The path of probes, which ask about this server and not about its upstream.
+/// The path of probes, which concern this server and not its upstream.
 const PROBE_PATH: &str = "/healthz";
-/// How long to wait before accepting again when the process ran out of file descriptors.
+/// Delay before accepting again when the process ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the server saw of one request or connection.
+/// The server's observations of one request or connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     /// The pod that answered.
     pub pod: String,
     /// `HTTP/1.1`, `HTTP/2.0`, `gRPC`, `WebSocket` or `banner`.
     pub protocol: String,
-    /// The client's address as `getpeername` tells it.
+    /// The client's address, from `getpeername`.
     pub peer: String,
-    /// The server's own address of this connection as `getsockname` tells it.
+    /// The server's own address of this connection, from `getsockname`.
     pub local: String,
     /// Method of the request; empty without HTTP.
     pub method: String,
     /// Path and query of the request; empty without HTTP.
     pub path: String,
-    /// Headers of the request, the last one where a name repeats.
+    /// Headers of the request; of repeated names, the last one.
     pub headers: BTreeMap<String, String>,
     /// Bytes in the request's body.
     pub body_bytes: usize,
-    /// What the upstream answered.
+    /// The upstream's answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Box<Seen>>,
 }
 
-/// What both ports of a server need to know.
+/// Parameters of both ports of a server.
 #[derive(Clone, Debug)]
 pub struct EchoApp {
-    /// The name answers are signed with: the pod's.
+    /// The name in answers: the pod's.
     pub pod: Arc<str>,
-    /// Whom to ask before answering HTTP requests.
+    /// The upstream, called before an HTTP request is answered.
     pub upstream: Option<Upstream>,
 }
 
-/// One connection's addresses, as the server's socket tells them.
+/// One connection's addresses, from the server's socket.
 #[derive(Clone, Copy, Debug)]
 struct Ends {
     peer: SocketAddr,
@@ -91,7 +91,7 @@ struct Ends {
 impl EchoApp {
     /// Serves HTTP/1.1, HTTP/2, gRPC and WebSocket until `stop`, then finishes the requests in flight.
     pub async fn serve_http(self, listener: TcpListener, stop: impl Future<Output = ()>) {
-        // Connections close when this sender is gone.
+        // Connections close when this sender is dropped.
         let (open, closing) = watch::channel(());
         let mut connections = JoinSet::new();
         let mut stop = pin!(stop);
@@ -116,7 +116,7 @@ impl EchoApp {
         });
         let builder = auto::Builder::new(TokioExecutor::new());
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        // The client went away or broke the protocol: nobody to tell.
+        // The client disconnected or broke the protocol, which is not an error.
         tokio::select! {
             _ = connection.as_mut() => {}
             _ = closing.changed() => {
@@ -134,7 +134,7 @@ impl EchoApp {
             };
             let app = self.clone();
             tokio::spawn(async move {
-                // The client went away: nobody to tell.
+                // The client disconnected, which is not an error.
                 let _ = app.greet(stream, ends).await;
             });
         }
@@ -223,7 +223,7 @@ impl EchoApp {
     }
 }
 
-/// The gRPC service of one request: it knows the connection that the request came on.
+/// The gRPC service of one request: it knows the request's connection.
 struct Say {
     seen: Seen,
 }
@@ -241,7 +241,8 @@ impl Echo for Say {
     }
 }
 
-/// Answers each text message with what the server saw of the handshake, as one JSON message, until the client closes.
+/// Answers each text message with the server's observations of the handshake, as one JSON message, until the client
+/// closes.
 async fn converse(mut socket: WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>, mut seen: Seen) {
     while let Some(Ok(message)) = socket.next().await {
         let Message::Text(text) = message else { continue };
@@ -258,7 +259,7 @@ async fn accept(listener: &TcpListener) -> Option<(TcpStream, Ends)> {
         tokio::time::sleep(ACCEPT_PAUSE).await;
         return None;
     };
-    // A connection that broke meanwhile has no address left.
+    // A connection that broke in the meantime has no address.
     let local = stream.local_addr().ok()?;
     stream.set_nodelay(true).ok()?;
     Some((stream, Ends { peer, local }))

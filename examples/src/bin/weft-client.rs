@@ -1,4 +1,4 @@
-//! `weft-client`: the example client. Prints what came back, and exits 1 when a request failed.
+//! `weft-client`: the example client. Prints the result, and exits with 1 when a request failed.
 
 #![expect(clippy::print_stdout, reason = "its output is its result")]
 
@@ -164,9 +164,9 @@ async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
     let stop = CancellationToken::new();
     if args.until_eof {
         let stop = stop.clone();
-        // A thread of its own, because the process must end while standard input is open.
+        // A separate thread, because the process must be able to end while standard input is open.
         std::thread::spawn(move || {
-            // What cannot be read has ended.
+            // A read error counts as the end of input.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             stop.cancel();
         });

@@ -1,4 +1,4 @@
-//! `weft-echo`: the example server. Runs until it is told to stop, and finishes what it has begun.
+//! `weft-echo`: the example server. Runs until it is stopped, and finishes requests in flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use weft_examples::{
     server::{EchoApp, Upstream},
 };
 
-/// How long requests in flight may take at the end: less than the 30 s that Kubernetes gives a pod.
+/// Time limit for requests in flight at shutdown: less than the 30 s that Kubernetes gives a pod.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// An example server: answers with what it saw of the request
@@ -54,7 +54,7 @@ async fn main() -> anyhow::Result<()> {
     let (running, stop) = watch::channel(());
     let stopped = || {
         let mut stop = stop.clone();
-        // The sender never sends: it is dropped.
+        // Nothing is ever sent: the sender is dropped.
         async move { drop(stop.changed().await) }
     };
     let mut tasks = JoinSet::new();
@@ -77,7 +77,7 @@ async fn main() -> anyhow::Result<()> {
         _ = tasks.join_next() => anyhow::bail!("a listener ended"),
     }
     drop(running);
-    // What takes longer is cut off.
+    // Requests that take longer are aborted.
     let _ = timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! One connection and its protocol's state: opens it over a stream, sends a request, reads the answer.
-//! Failures are texts that group well (`status 403`, `closed`), because that is what a report counts.
+//! One connection and its protocol's state: opens it over a stream, sends a request, reads the answer. Failures are
+//! short texts (`status 403`, `closed`), because a report counts them by text.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
     server::Seen,
 };
 
-/// The text of every message that has one.
+/// The text of every message that contains one.
 const MESSAGE: &str = "hello";
 
 pub(super) enum Session {
@@ -39,7 +39,7 @@ impl Session {
         match load.protocol {
             Protocol::Http1 => {
                 let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(hyper_failure)?;
-                // Ends with the session; what goes wrong shows at the request.
+                // Ends with the session; errors are reported by the request.
                 tokio::spawn(connection);
                 Ok(Self::Http1(sender))
             }
@@ -107,7 +107,7 @@ impl Session {
     }
 }
 
-/// A gRPC channel over exactly this stream: when it breaks, the channel is broken.
+/// A gRPC channel over exactly this stream: it does not reconnect.
 async fn channel(target: &str, stream: TcpStream) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{target}")).map_err(|error| error.to_string())?;
     let once = Arc::new(Mutex::new(Some(stream)));
@@ -160,7 +160,7 @@ fn io_failure(error: std::io::Error) -> String {
     error.kind().to_string()
 }
 
-/// hyper's own text says little; the innermost cause says what happened.
+/// hyper's own text is too general; the innermost error names the cause.
 fn hyper_failure(error: hyper::Error) -> String {
     let mut cause: &dyn std::error::Error = &error;
     while let Some(inner) = cause.source() {

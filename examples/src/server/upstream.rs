@@ -1,4 +1,4 @@
-//! The service that a server asks before it answers: another echo server.
+//! The upstream of a server: another echo server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,20 +23,20 @@ pub struct Upstream {
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug)]
 pub(super) enum AskError {
-    /// The path of the request, behind the target, is no address.
+    /// The path of the request, appended to the target, is not a valid address.
     Address(String, http::uri::InvalidUri),
-    /// No answer in time.
+    /// Timeout.
     Timeout(Arc<str>),
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     Send(Arc<str>, hyper_util::client::legacy::Error),
-    /// The answer broke off.
+    /// The answer ended early.
     Read(Arc<str>, hyper::Error),
-    /// It said no.
+    /// The upstream returned an error status.
     Refused(Arc<str>, StatusCode),
-    /// It is not an echo server.
+    /// The upstream is not an echo server.
     Decode(Arc<str>, serde_json::Error),
 }
 
