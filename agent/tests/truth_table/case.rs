@@ -1,5 +1,5 @@
-//! What a case of the truth table is: data alone. A case says what is dialled, how, by whom and in which surroundings,
-//! and what comes of it behind linkerd-init's rules and behind Weft. Refuses to know how any of it is brought about.
+//! Data of the truth table's cases. A case says what is dialled, how, by which process and in which setup, and the
+//! outcome behind linkerd-init's rules and behind Weft. Refuses to know how a case is run.
 //!
 //! ```text
 //!   mate (meshed) ──10.98.0.0/24, fd98::/64── pod (meshed) ──10.99.0.0/24, fd99::/64── peer (not meshed)
@@ -17,11 +17,11 @@ pub(crate) const NESTED: &str = "nested";
 pub(crate) const PROXY_UID: u32 = 2102;
 pub(crate) const OUTBOUND_PORT: u16 = 4140;
 pub(crate) const INBOUND_PORT: u16 = 4143;
-/// What the proxy serves beside them: tap, which Weft skips inbound while the proxy listens there, and its admin port.
+/// Further ports of the proxy: tap, which Weft skips inbound while the proxy listens there, and its admin port.
 pub(crate) const CONTROL_PORT: u16 = 4190;
 pub(crate) const SKIPPED_INBOUND: [u16; 3] = [4191, 4567, 4568];
 pub(crate) const SKIPPED_OUTBOUND: [u16; 2] = [4567, 4568];
-/// Networks from which connections come in directly; the peer's second addresses are in them.
+/// Networks whose inbound connections are skipped; the peer's second addresses are in them.
 pub(crate) const SKIPPED_SUBNETS: [&str; 2] = ["10.99.0.64/27", "fd99::77/128"];
 /// The pod's own addresses, the first of each family being its primary one.
 pub(crate) const OWN: [&str; 6] = ["10.99.0.2", "fd99::2", "10.99.0.22", "fd99::22", "10.98.0.2", "fd98::2"];
@@ -31,22 +31,22 @@ pub(crate) const PROXY_GID: u32 = 2103;
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
-    /// The rows that it proves: O and I of Linkerd's own table, W of Weft's, K kinds of sockets, S socket options, B
-    /// load balancers, N what is switched off. The first one names it.
+    /// The rows that it covers: O and I of Linkerd's own table, W of Weft's, K kinds of sockets, S socket options, B
+    /// load balancers, N bypasses. The first one names it.
     pub(crate) ids: &'static [&'static str],
     /// The traffic, for people.
     pub(crate) what: &'static str,
-    /// What is not as usual.
+    /// Deviations from the usual setup.
     pub(crate) given: &'static [Given],
     pub(crate) by: Caller,
     pub(crate) act: Act,
-    /// Dialled one after the other, as `ip:port` or `[ip]:port`; `%device` stands for its number.
+    /// Dialled one after the other, as `ip:port` or `[ip]:port`; `%device` stands for the device's number.
     pub(crate) to: &'static [&'static str],
-    /// Behind linkerd-init's rules, and behind Weft if it does not differ.
+    /// The outcome behind linkerd-init's rules, and behind Weft unless it differs.
     pub(crate) outcome: Outcome,
-    /// What is otherwise behind Weft. There is no difference without a reason.
+    /// The different outcome behind Weft. Every difference has a reason.
     pub(crate) differs: Option<Difference>,
-    /// What Weft's counters say of each connection: direction and verdict; no others may move.
+    /// Weft's counters of each connection: direction and verdict; no other counter may change.
     pub(crate) verdicts: &'static [&'static str],
 }
 
@@ -71,11 +71,11 @@ pub(crate) struct Caller {
 pub(crate) enum Place {
     /// That of an application in a pod.
     Pod,
-    /// That of the pod's proxy.
+    /// The cgroup of the pod's proxy.
     Proxy,
-    /// Outside of all pods, as processes of the host are.
+    /// Outside of all pods, like processes of the host.
     Host,
-    /// In a user namespace of its own, whose users are the host's from [`SHIFT`] on.
+    /// In its own user namespace, whose users are the host's from [`SHIFT`] on.
     UserNamespace,
 }
 
@@ -87,7 +87,7 @@ pub(crate) const ROOT: Caller = Caller { uid: 0, gid: 0, ..APP };
 pub(crate) const PROXY: Caller = Caller { uid: PROXY_UID, gid: PROXY_UID, place: Place::Proxy, ..APP };
 pub(crate) const STRANGER: Caller = Caller { netns: PEER, ..APP };
 
-/// What differs from a meshed pod with Linkerd's defaults and a running proxy.
+/// Deviations from a meshed pod with Linkerd's defaults and a running proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     /// Neither rules nor enrolment.
@@ -102,15 +102,15 @@ pub(crate) enum Given {
     ProxyUser(u32),
     /// Only the cgroup of the proxy is exempt, whatever its user. Linkerd has no such mode.
     Strict,
-    /// Inbound redirection of these ports alone (`--ports-to-redirect`); Weft is told to skip all others.
+    /// Inbound redirection of these ports only (`--ports-to-redirect`); Weft gets all other ports as skipped.
     OnlyPort(u16),
     /// The pod's redirection is switched off; behind iptables: the rules are removed.
     Bypassed,
     /// The node's redirection is switched off; behind iptables: the rules are removed.
     NodeBypassed,
-    /// The pod has linkerd-init's rules beside Weft's.
+    /// The pod has linkerd-init's rules in addition to Weft's.
     InitRules,
-    /// A firewall rule that keeps connection tracking busy.
+    /// A firewall rule that activates connection tracking.
     Tracking,
     /// A sysctl of the pod's network namespace: path below /proc/sys, value.
     Sysctl(&'static str, &'static str),
@@ -120,22 +120,22 @@ pub(crate) enum Given {
     BalancerBelow,
 }
 
-/// What the load balancer turns into what.
+/// The address that the load balancer replaces, and the replacement.
 pub(crate) const BALANCED: (&str, &str) = ("10.96.0.10:80", "10.99.0.3:8080");
 
-/// What is done.
+/// The action of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
-    /// A connection is made and used.
+    /// A connection is opened and used.
     Dial(How),
-    /// It is made before the rules are in force, and used afterwards.
+    /// It is opened before the rules are in force, and used afterwards.
     ConnectEarly,
-    /// The socket is made before the rules are in force, and connected afterwards.
+    /// The socket is created before the rules are in force, and connected afterwards.
     CreateEarly,
-    /// Another process makes the socket and passes it (SCM_RIGHTS).
+    /// Another process creates the socket and passes it (SCM_RIGHTS).
     Borrow(Caller),
-    /// A connection to this address is cancelled by a signal while the proxy's queue is full; then the same source port is
-    /// used for another.
+    /// A connection to this address is cancelled by a signal while the proxy's queue is full; then the same source port
+    /// is used for another connection.
     Cancel(&'static str),
     /// All targets are dialled at once while the proxy does not accept and its queue has room for two.
     Overflow,
@@ -160,7 +160,7 @@ pub(crate) enum How {
     Device(&'static str),
     /// bind(2) to an address first.
     From(&'static str),
-    /// bind(2) to an address and a port that stays free otherwise.
+    /// bind(2) to an address and a port that is not used otherwise.
     FromPort(&'static str),
     /// connect(2) to this first, then to AF_UNSPEC.
     After(&'static str),
@@ -176,11 +176,11 @@ pub(crate) enum How {
     Icmp,
     /// A TCP socket with an IPv6 routing header, whose packets go to this address first.
     Via(&'static str),
-    /// A SYN of the process's own making on a raw socket, and who answers it.
+    /// A SYN that the process itself builds and sends on a raw socket; the result is the address that answers.
     RawSyn,
 }
 
-/// Where a connection ends, and what is seen of it at both of its ends.
+/// Where a connection ends, and what is observed at both of its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) reach: Reach,
@@ -190,15 +190,15 @@ pub(crate) struct Outcome {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// The proxy's outbound listener, which learns the address that was dialled.
+    /// The proxy's outbound listener, which gets the address that was dialled.
     Outbound,
-    /// The proxy's inbound listener, which learns the address that was dialled.
+    /// The proxy's inbound listener, which gets the address that was dialled.
     Inbound,
-    /// Whoever listens at the address that was dialled.
+    /// The listener at the address that was dialled.
     Direct,
-    /// Whatever `but` says.
+    /// Only what `but` lists.
     Seen,
-    /// Nobody: the call fails with this.
+    /// No listener: the call fails with this error.
     Fails(&'static str),
 }
 
@@ -212,7 +212,7 @@ impl Outcome {
     }
 }
 
-/// Only observations.
+/// An outcome with observations only.
 pub(crate) const fn seen(but: &'static [(&'static str, &'static str)]) -> Outcome {
     Outcome { reach: Reach::Seen, but }
 }
@@ -225,7 +225,7 @@ pub(crate) const fn differs(weft: Outcome, reason: &'static str) -> Option<Diffe
     Some(Difference { weft, reason })
 }
 
-/// An application's connection that goes to the proxy.
+/// A connection of the application that goes to the proxy.
 pub(crate) const REDIRECTED: Case = Case {
     ids: &[],
     what: "",
@@ -241,14 +241,14 @@ pub(crate) const REDIRECTED: Case = Case {
 /// A connection from outside that goes to the proxy.
 pub(crate) const STEERED: Case = Case { by: STRANGER, outcome: INBOUND, verdicts: &["inbound redirect"], ..REDIRECTED };
 
-/// A connection that goes where it was meant to go, and of which Weft is not asked.
+/// A connection that goes to the address that was dialled, and for which Weft is not queried.
 pub(crate) const UNTOUCHED: Case = Case { outcome: DIRECT, verdicts: &[], ..REDIRECTED };
 
-/// A row that another test proves, or that cannot have one.
+/// A row that another test covers, or that cannot have a test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Elsewhere {
     pub(crate) ids: &'static [&'static str],
     pub(crate) what: &'static str,
-    /// Where it is proven, or why it cannot be.
+    /// The test that covers it, or the reason why there is none.
     pub(crate) where_: &'static str,
 }

@@ -1,5 +1,5 @@
-//! The table: every case, and the rows that are no case here. A row of the tables that Weft is held against must be in
-//! one or the other, which a test checks.
+//! The table: every case, and the rows that are not cases here. Each row of the reference tables must be in exactly one
+//! of the two, which a test checks.
 
 mod balancer;
 mod bypass;
@@ -10,14 +10,14 @@ mod sockets;
 
 use crate::case::{Case, Elsewhere};
 
-/// All, in the order in which they are findings and shown.
+/// All cases, in the order in which they are run and shown.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     [outbound::CASES, inbound::CASES, sockets::CASES, options::CASES, balancer::CASES, bypass::CASES]
         .into_iter()
         .flatten()
 }
 
-/// The rows that are proven by another test, or cannot have one.
+/// The rows that are covered by another test, or cannot have one.
 pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     Elsewhere {
         ids: &["O25"],

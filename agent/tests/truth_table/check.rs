@@ -1,4 +1,4 @@
-//! Judges what came of a case. Observations have names:
+//! Compares the outcome of a case with the expected one. Observations have names:
 //!
 //! | Name | What |
 //! |---|---|
@@ -29,10 +29,10 @@ use crate::{
     trace,
 };
 
-/// What every connection of a case shows.
+/// Observations that every connection of a case has.
 type Observations = BTreeMap<String, String>;
 
-/// Compares what came of a case with what it expects; the error lists every observation that differs.
+/// Compares the outcome of a case with the expected one; the error lists every observation that differs.
 pub(crate) fn check(case: &Case, column: Column, findings: &Findings) -> Result<(), String> {
     let outcome = outcome(case, column);
     let mut complaints = String::new();
@@ -81,8 +81,8 @@ fn check_verdicts(case: &Case, findings: &Findings, complaints: &mut String) {
     }
 }
 
-/// Whether each target stands for one connection and one lookup. Behind SYN cookies the handshake's last segment is looked
-/// up like the first.
+/// Whether each target stands for one connection and one lookup. With SYN cookies, the last segment of the handshake is
+/// looked up like the first.
 fn counts_exactly(case: &Case) -> bool {
     if case.given.iter().any(|given| matches!(given, Given::Sysctl(..))) {
         return false;
@@ -120,7 +120,7 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
     let mut expect = |name: &str, value: String| {
         expected.insert(name.to_owned(), value);
     };
-    // Only the observations in `but` may have a target that is none, such as one with a device's name.
+    // Only the observations in `but` may have a target that is not an address, such as one with a device's name.
     let address: Option<SocketAddr> = target.parse().ok();
     if let Some(address) = address {
         let dialled = canonical(address);
@@ -133,7 +133,7 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
         };
         if let Some(port) = port {
             expect("listener", port.to_string());
-            // Connection tracking takes another port where two redirected connections, this one and any of the last minutes,
+            // Connection tracking changes the port if two redirected connections, this one and any of the last minutes,
             // would have the same reply.
             if column == Column::Weft || outcome.reach == Reach::Direct {
                 expect("same-source", true.to_string());
@@ -177,20 +177,20 @@ fn expected(case: &Case, outcome: &Outcome, column: Column, target: &str) -> Obs
     expected
 }
 
-/// Whether anything intercepts.
+/// Whether interception is in force in a case.
 fn in_force(case: &Case) -> bool {
     !case.given.iter().any(|given| matches!(given, Given::NoRules | Given::Bypassed | Given::NodeBypassed))
 }
 
-/// Whether a client's own socket tells where it was going, in both columns: not where nobody watches, not the proxy's (row
-/// S9), and not an MPTCP socket (row K5).
+/// Whether a client's own socket returns the original destination, in both columns: not without interception, not the
+/// proxy's (row S9), and not an MPTCP socket (row K5).
 fn tells_own(case: &Case) -> bool {
     let of_proxy = case.verdicts.iter().any(|verdict| verdict.starts_with("outbound pass_proxy"));
     let watched = case.by.netns == POD && case.by.place != Place::Host && case.act != Act::ConnectEarly;
     in_force(case) && watched && !of_proxy && case.act != Act::Dial(How::Multipath)
 }
 
-/// The address from which a namespace's routes reach most others.
+/// The source address of most routes of a namespace.
 pub(crate) fn primary(netns: &str, target: IpAddr) -> &'static str {
     match (netns, target.is_ipv4()) {
         (POD, true) => "10.99.0.2",
@@ -204,8 +204,8 @@ pub(crate) fn primary(netns: &str, target: IpAddr) -> &'static str {
     }
 }
 
-/// The new destination that REDIRECT gives to connections to an address: of the interface at which they come in the
-/// first IPv4 address, or the IPv6 address that was added last.
+/// The destination to which REDIRECT changes connections to an address: the first IPv4 address of the interface at
+/// which they arrive, or the IPv6 address that was added last.
 fn interface(target: IpAddr) -> IpAddr {
     let text = target.to_string();
     let primary = match text.as_str() {

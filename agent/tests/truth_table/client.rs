@@ -1,5 +1,5 @@
-//! A process that connects in every way there is, and tells what it sees. One command in, one line of `name=value` words
-//! out. Refuses to judge.
+//! A process that connects in every possible way, and reports what it sees. One command in, one line of `name=value`
+//! words out. Refuses to judge.
 
 use std::{
     fs,
@@ -30,15 +30,15 @@ use crate::{
     server::{asked, canonical, echo, failure, listen, original, serve},
 };
 
-/// Longer than any retransmission that a case waits for.
+/// Longer than any retransmission that a case needs.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often connections take turns on one source port.
+/// Number of connections that alternate on one source port.
 const TURNS: usize = 16;
 /// TCP_INFO's `tcpi_options` (include/uapi/linux/tcp.h).
 const TCPI_OPTIONS: usize = 5;
 const TCPI_OPT_SYN_DATA: u8 = 32;
 
-/// What a process keeps between commands.
+/// State of a process between commands.
 #[derive(Default)]
 pub(crate) struct Client {
     halted: Vec<TcpListener>,
@@ -47,7 +47,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Answers a command; `None` if it is not one of these.
+    /// Answers a command; `None` if it is not one of this file.
     pub(crate) fn answer(&mut self, words: &[&str]) -> Option<String> {
         let done = |result: io::Result<()>| result.map(|()| "ok".to_owned());
         let result = match *words {
@@ -206,7 +206,7 @@ fn dial(target: SocketAddr, how: &[&str]) -> io::Result<String> {
     }
 }
 
-/// The address from which the kernel's routes would reach a target; datagrams are never redirected.
+/// The source address of the kernel's route to a target; datagrams are never redirected.
 fn source_for(target: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind(if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(target)?;
@@ -252,11 +252,11 @@ fn finish(socket: Socket) -> io::Result<String> {
     describe(socket)
 }
 
-/// A connect that a signal ends. Answers the source from which it was made.
+/// A connect that a signal interrupts. Returns its source.
 fn cancel(target: SocketAddr) -> io::Result<SocketAddr> {
     let ip = source_for(target)?;
     let source = SocketAddr::new(ip, free_port(ip)?);
-    // Not limited: nothing but the signal ends it.
+    // Without a timeout: only the signal ends it.
     let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.bind(&source.into())?;
@@ -267,7 +267,7 @@ fn cancel(target: SocketAddr) -> io::Result<SocketAddr> {
     }
 }
 
-/// Waits for somebody who asks at `path`, and passes a fresh socket.
+/// Waits for a process that connects to `path`, and passes it a new socket.
 fn lend(path: &str, target: SocketAddr) -> io::Result<()> {
     let socket = tcp(target)?;
     let listener = UnixListener::bind(path)?;
@@ -279,7 +279,7 @@ fn lend(path: &str, target: SocketAddr) -> io::Result<()> {
         let sockets = [socket.as_fd()];
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&sockets)));
         rustix::net::sendmsg(&stream, &[IoSlice::new(b"s")], &mut ancillary, SendFlags::empty())?;
-        // The lender keeps the socket for as long as the borrower keeps the stream.
+        // The lender keeps the socket as long as the borrower keeps the stream.
         let _ = io::copy(&mut &stream, &mut io::sink());
         Ok(())
     });
@@ -328,8 +328,8 @@ fn ping(target: SocketAddr) -> io::Result<String> {
     packet[..length].get(20).map(|kind| format!("icmp-type={kind}")).ok_or(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// A segment routing header (RFC 8754, section 2) with one segment before the destination, for which the kernel fills in
-/// the last one.
+/// A segment routing header (RFC 8754, section 2) with one segment before the destination, for which the kernel fills
+/// in the last one.
 fn segments(first: Ipv6Addr) -> Vec<u8> {
     // Next header, length beyond the first 8 bytes in units of 8, type 4, segments left, last entry, flags, tag.
     let mut header = vec![0, 4, 4, 1, 1, 0, 0, 0];
@@ -338,7 +338,7 @@ fn segments(first: Ipv6Addr) -> Vec<u8> {
     header
 }
 
-/// Sends a SYN past the kernel's TCP and tells who answers it.
+/// Sends a SYN that bypasses the kernel's TCP and reports which address answers.
 fn raw_syn(target: SocketAddr) -> io::Result<String> {
     const SYN: u8 = 2;
     const SYN_AND_ACK: u8 = 0x12;
@@ -347,7 +347,7 @@ fn raw_syn(target: SocketAddr) -> io::Result<String> {
     };
     let port = free_port(source.into())?;
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP))?;
-    // Short of the retransmissions that nobody makes here.
+    // Shorter than a retransmission timeout: nothing here retransmits.
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut segment = [0; 20];
     segment[..2].copy_from_slice(&port.to_be_bytes());
@@ -384,8 +384,8 @@ fn own(stream: &TcpStream) -> io::Result<String> {
 
 /// Both ends' view of a connection.
 fn describe(socket: Socket) -> io::Result<String> {
-    // Closed with a reset, the last segment there is. A connection that ends as usual may on a busy machine have its end
-    // acknowledged twice, and the kernel looks for a listener for what comes when the other end is gone.
+    // Closed with a reset, so that no segment follows. After a normal close on a busy machine, the end may be
+    // acknowledged twice, and the kernel looks up a listener for segments that arrive after the other end is gone.
     socket.set_linger(Some(Duration::ZERO))?;
     let stream = TcpStream::from(socket);
     let banner = read_line(&stream)?;

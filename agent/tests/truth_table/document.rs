@@ -1,4 +1,4 @@
-//! The table as people read it: rendered from the cases into the page about interception, between two comments.
+//! The table in the documentation: rendered from the cases into the page about interception, between two comments.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs};
 
@@ -14,7 +14,7 @@ const END: &str = "<!-- end truth table -->";
 
 const PAGE: &str = "../docs/interception.md";
 
-/// Compares the page with the cases. The error says what is wrong.
+/// Compares the page with the cases. The error names the first difference.
 pub(crate) fn check() -> Result<(), String> {
     let (page, table) = (Page::read()?, table());
     if page.table == table { Ok(()) } else { Err(first_difference(&page.table, &table)) }
@@ -42,7 +42,7 @@ impl Page {
     }
 }
 
-/// Every row of Linkerd's and of Weft's tables must be a case or stand among the others, and in one only.
+/// Every row of Linkerd's and of Weft's tables must be a case or listed as covered elsewhere, but not both.
 pub(crate) fn missing_rows() -> Vec<String> {
     let cases: BTreeSet<&str> = cases::all().flat_map(|case| case.ids).copied().collect();
     let elsewhere: BTreeSet<&str> = cases::ELSEWHERE.iter().flat_map(|row| row.ids).copied().collect();
@@ -81,7 +81,7 @@ fn table() -> String {
     text
 }
 
-/// `outbound redirect` as the direction and the verdict's word.
+/// Renders `outbound redirect` as the direction and the verdict's label.
 fn code_of(verdict: &str) -> String {
     let (direction, label) = verdict.split_once(' ').unwrap_or(("", verdict));
     format!("{direction} `{label}`")
@@ -92,7 +92,7 @@ fn words(outcome: &Outcome, case: &Case) -> String {
         Reach::Outbound => "proxy".into(),
         Reach::Inbound => "proxy, inbound".into(),
         Reach::Direct => "direct".into(),
-        // What has no server to be reached only asks.
+        // A case without a server only queries its own socket.
         Reach::Seen if matches!(case.act, Act::Dial(How::Fresh)) || case.ids == ["S8"] => "netfilter's error".into(),
         Reach::Seen => "direct".into(),
         Reach::Fails(errno) => format!("`{errno}`"),

@@ -1,5 +1,5 @@
-//! Where the cases of one column are findings: the pods, their servers, and the rules in force. Brings about what a case
-//! describes and puts everything back. Refuses to judge.
+//! The fixture for the cases of one column: the pods, their servers, and the rules in force. Sets up what a case
+//! describes, runs it and restores the state. Refuses to judge.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use weft_test_kit::{
 
 use crate::{AGENT, case::*, linkerd_init, raw::Balancer, trace};
 
-/// What intercepts.
+/// The kind of interception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Column {
     Iptables,
@@ -36,7 +36,7 @@ impl Column {
         }
     }
 
-    /// What its node is for.
+    /// The purpose of its node.
     const fn purpose(self) -> &'static str {
         match self {
             Self::Iptables => "truth-iptables",
@@ -45,7 +45,7 @@ impl Column {
     }
 }
 
-/// What is in force for the pod.
+/// The rules in force for the pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) proxy_uid: u32,
@@ -62,29 +62,29 @@ const USUAL: Rules =
 /// Verdict counters by `direction verdict`.
 pub(crate) type Counts = BTreeMap<String, u64>;
 
-/// What came of a case.
+/// The outcome of a case.
 #[derive(Debug)]
 pub(crate) struct Findings {
     /// One per target.
     pub(crate) answers: Vec<Answer>,
-    /// By how much the agent's counters moved.
+    /// The changes of the agent's counters.
     pub(crate) verdicts: Counts,
-    /// What was traced: direction and verdict, and the destination that was dialled.
+    /// The traced events: direction and verdict, and the destination that was dialled.
     pub(crate) traced: Vec<(String, String)>,
-    /// By target, what could rightly be explained beforehand, and what was.
+    /// By target, the explanations that would be right, and the actual one.
     pub(crate) explained: Vec<(&'static str, BTreeSet<String>, String)>,
-    /// By how much the pod's own network counters moved (`TcpExt` of /proc/net/netstat).
+    /// The changes of the pod's own network counters (`TcpExt` of /proc/net/netstat).
     pub(crate) kernel: Counts,
 }
 
 pub(crate) struct Fixture {
     column: Column,
-    // Before the node, whose drop removes their cgroups.
+    // Dropped before the node, whose drop removes their cgroups.
     balancer: Option<Balancer>,
     proxy: Option<Pod>,
     _servers: Vec<Pod>,
     sysctls: Vec<(&'static str, String)>,
-    /// Behind Weft alone.
+    /// With Weft only.
     watch: Option<Watch>,
     node: Node,
 }
@@ -104,7 +104,7 @@ impl Fixture {
             node.join(one, other, device[2..].parse().unwrap());
         }
         let addresses = [
-            // The pod's second ones, its own link-local one, and those that the peer has in a skipped network.
+            // The pod's second addresses, its own link-local one, and those of the peer in a skipped network.
             (POD, "10.99.0.22/24", "to99"),
             (POD, "fd99::22/64", "to99"),
             (POD, "fe80::2/64", "to99"),
@@ -152,7 +152,7 @@ impl Fixture {
         fixture
     }
 
-    /// Runs a case and puts everything back.
+    /// Runs a case and restores the state.
     pub(crate) fn run(&mut self, case: &Case) -> Findings {
         let rules = self.prepare(case.given);
         let explained = if self.column == Column::Weft { self.explained(case) } else { Vec::new() };
@@ -169,7 +169,7 @@ impl Fixture {
         findings
     }
 
-    /// Asks what would become of a case's connections.
+    /// Requests explanations of a case's connections.
     fn explained(&self, case: &Case) -> Vec<(&'static str, BTreeSet<String>, String)> {
         let ask = |target: &&'static str| {
             let (request, right) = trace::question(case, target)?;
@@ -310,7 +310,7 @@ impl Fixture {
         }
     }
 
-    /// A proxy in place of the usual one, with room for two connections and accepting none.
+    /// A proxy that replaces the usual one, with room for two connections, and that accepts none.
     fn halt_proxy(&mut self) -> Pod {
         self.proxy = None;
         self.start_proxy(POD, "halt")
@@ -356,7 +356,7 @@ impl Fixture {
         }
     }
 
-    /// Takes the pod's rules out of force.
+    /// Removes the pod's rules.
     fn lift(&self) {
         match self.column {
             Column::Iptables => linkerd_init::flush(&self.node.netns(POD)),
@@ -409,7 +409,7 @@ impl Fixture {
         names.split(' ').map(str::to_owned).zip(values).collect()
     }
 
-    /// Writes a sysctl of the pod and answers what it was.
+    /// Writes a sysctl of the pod and returns its old value.
     fn write_sysctl(&self, path: &str, value: &str) -> String {
         let path = format!("/proc/sys/{path}");
         self.inside(|| {
@@ -419,7 +419,7 @@ impl Fixture {
         })
     }
 
-    /// Does something in the pod's network namespace, on a thread that is thrown away.
+    /// Runs a function in the pod's network namespace, on a thread that ends with it.
     fn inside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let netns = fs::File::open(self.node.netns(POD)).unwrap();
         thread::scope(|scope| {
@@ -432,7 +432,7 @@ impl Fixture {
     }
 }
 
-/// By how much counters moved, where they did.
+/// The changes of counters that changed.
 fn moved(after: Counts, before: &Counts) -> Counts {
     let moves = after.into_iter().map(|(name, count)| {
         let by = count - before.get(&name).copied().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! linkerd-init's interception: its chains and rules, in its order (linkerd2-proxy-init, pkg/iptables/iptables.go), by the
-//! nft variant of iptables, which it prefers.
+//! linkerd-init's interception: its chains and rules, in its order (linkerd2-proxy-init, pkg/iptables/iptables.go), by
+//! the nft variant of iptables, which it prefers.
 
 use std::{
     fmt::Write as _,
@@ -16,7 +16,7 @@ use crate::{
 const V4: &str = "iptables-nft-restore";
 const V6: &str = "ip6tables-nft-restore";
 
-/// Puts the rules in force in place of all others.
+/// Installs the rules in place of all others.
 pub(crate) fn install(netns: &Path, rules: &Rules) {
     restore(netns, V4, &table(rules, false));
     let v6 = if rules.ipv6 { table(rules, true) } else { String::new() };
@@ -28,7 +28,7 @@ pub(crate) fn flush(netns: &Path) {
     [V4, V6].iter().for_each(|restorer| restore(netns, restorer, ""));
 }
 
-/// Puts rules in force, or out of it, that need connection tracking and let everything pass.
+/// Installs or removes rules that require connection tracking and accept everything.
 pub(crate) fn track(netns: &Path, on: bool) {
     let rules = if on { "-A INPUT -m conntrack --ctstate NEW,ESTABLISHED -j ACCEPT\n" } else { "" };
     for restorer in [V4, V6] {

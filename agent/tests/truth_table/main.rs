@@ -1,9 +1,9 @@
 //! The truth table of interception: one table of cases, each run behind linkerd-init's iptables rules and behind the
-//! agent, with the real kernel. A test is a cell of the table: `O7 connect to 0.0.0.0 [iptables]`. The cells of a column
-//! share a fixture and run one after the other, the two columns beside each other.
+//! agent, with the real kernel. A test is a cell of the table: `O7 connect to 0.0.0.0 [iptables]`. The cells of a
+//! column share a fixture and run one after the other, the two columns beside each other.
 //!
-//! Needs root, cgroup2, iproute2, iptables and nsenter, and fails without them. `WEFT_BLESS=1` writes the table into the
-//! page about interception, if all of it holds.
+//! Needs root, cgroup2, iproute2, iptables and nsenter, and fails without them. `WEFT_BLESS=1` writes the table into
+//! the page about interception, if all of it holds.
 
 #![expect(clippy::print_stderr, reason = "a test program without libtest reports by itself")]
 #![expect(clippy::unwrap_used, reason = "a test ends where its expectation does")]
@@ -39,7 +39,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 #[derive(Default)]
 struct Shared {
     fixture: Option<Fixture>,
-    /// Why there can be none; asking again would only take time.
+    /// The reason why it cannot be created; another attempt would only take time.
     broken: Option<String>,
 }
 
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let test_threads = arguments.test_threads.map_or(Column::ALL.len(), |threads| threads.min(Column::ALL.len()));
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(test_threads), ..arguments }, trials);
-    // Namespaces and the like go before the process does.
+    // Namespaces and the like are removed before the process ends.
     drop(columns);
     if bless && conclusion.num_passed == all {
         if let Err(error) = document::write() {
@@ -92,7 +92,7 @@ fn trial(columns: &Columns, column: Column, case: &'static Case) -> Trial {
 }
 
 impl Shared {
-    /// Runs a case and checks what came of it.
+    /// Runs a case and checks its outcome.
     fn run(&mut self, column: Column, case: &'static Case) -> Result<(), String> {
         if let Some(reason) = &self.broken {
             return Err(reason.clone());
@@ -109,7 +109,7 @@ impl Shared {
             Ok(outcome) => outcome,
             Err(panic) => {
                 let log = fixture.agent_log();
-                // Whatever state it is in, the next cell gets a new one.
+                // Its state is unknown, so the next cell gets a new one.
                 self.fixture = None;
                 Err(format!("{panic}\nthe agent's log:\n{log}"))
             }

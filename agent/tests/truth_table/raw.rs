@@ -1,6 +1,6 @@
-//! The system calls for which no crate in the tree has a safe function: socket options of any length, io_uring, a signal
-//! that interrupts, and a program of a few instructions. Owns all `unsafe` of the truth table, and refuses to know
-//! what any of it is for.
+//! The system calls for which no crate in the tree has a safe function: socket options of any length, io_uring, a
+//! signal that interrupts, and a short BPF program. Owns all `unsafe` of the truth table, and refuses to know its
+//! purpose.
 
 #![expect(unsafe_code, reason = "system calls of kinds of sockets that no safe crate offers")]
 
@@ -16,7 +16,7 @@ use io_uring::{IoUring, opcode, types};
 use nix::errno::Errno;
 use socket2::{SockAddr, Socket};
 
-/// Asks a socket for an option with room for so many bytes; answers the bytes that the kernel says it wrote.
+/// Reads a socket option into a buffer of this size; returns the bytes that the kernel says it wrote.
 pub(crate) fn option(socket: &impl AsRawFd, level: i32, name: i32, room: usize) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0u8; room];
     let mut length = libc::socklen_t::try_from(room).unwrap();
@@ -28,7 +28,7 @@ pub(crate) fn option(socket: &impl AsRawFd, level: i32, name: i32, room: usize) 
     Ok(bytes)
 }
 
-/// Sets an option that is a number.
+/// Sets an option with an integer value.
 pub(crate) fn set_option(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     set_bytes(socket, level, name, &value.to_ne_bytes())
 }
@@ -41,7 +41,7 @@ pub(crate) fn set_bytes(socket: &impl AsRawFd, level: i32, name: i32, value: &[u
     Ok(Errno::result(result).map(drop)?)
 }
 
-/// Connects by a submission queue entry in place of connect(2).
+/// Connects with a submission queue entry in place of connect(2).
 pub(crate) fn connect_by_ring(socket: &Socket, target: &SockAddr) -> io::Result<()> {
     let mut ring = IoUring::new(2)?;
     let entry = opcode::Connect::new(types::Fd(socket.as_raw_fd()), target.as_ptr().cast(), target.len()).build();
@@ -52,7 +52,7 @@ pub(crate) fn connect_by_ring(socket: &Socket, target: &SockAddr) -> io::Result<
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// Calls `block` and disturbs it with a signal until it returns.
+/// Calls `block` and interrupts it with signals until it returns.
 pub(crate) fn interrupted<T>(block: impl FnOnce() -> T) -> T {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: an action without flags and with a handler that does nothing; all zero is a valid `sigaction`.
@@ -62,7 +62,7 @@ pub(crate) fn interrupted<T>(block: impl FnOnce() -> T) -> T {
         libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
     }
     let returned = AtomicBool::new(false);
-    // SAFETY: asks for the calling thread's own handle.
+    // SAFETY: returns the calling thread's own handle.
     let blocked = unsafe { libc::pthread_self() };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -78,8 +78,8 @@ pub(crate) fn interrupted<T>(block: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A socket-level load balancer: connections below a cgroup that go to one address and port go to another instead. In
-/// force until it is dropped.
+/// A socket-level load balancer: connections below a cgroup to one address and port are changed to another. In force
+/// until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Balancer {
     _link: OwnedFd,
@@ -101,7 +101,7 @@ struct Instruction {
     immediate: i32,
 }
 
-/// The head of `union bpf_attr` for BPF_PROG_LOAD; the kernel takes what is left out for zero.
+/// The head of `union bpf_attr` for BPF_PROG_LOAD; the kernel treats omitted fields as zero.
 #[repr(C)]
 struct LoadAttr {
     prog_type: u32,
@@ -127,7 +127,7 @@ struct LinkAttr {
 }
 
 impl Balancer {
-    /// Attaches one to a cgroup.
+    /// Attaches a load balancer to a cgroup.
     pub(crate) fn attach(cgroup: &impl AsRawFd, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> io::Result<Self> {
         const LOAD: u8 = 0x61; // BPF_LDX | BPF_MEM | BPF_W
         const STORE: u8 = 0x63; // BPF_STX | BPF_MEM | BPF_W

@@ -1,5 +1,5 @@
-//! Both ends' view of a connection, and the servers that tell their clients theirs: one line of `name=value` words as
-//! soon as they accept, then an echo. Refuses to know which server is a proxy.
+//! Both ends' view of a connection, and servers that send their view to their clients: one line of `name=value` words
+//! as soon as they accept, then an echo. Refuses to know which server is a proxy.
 
 use std::{
     fmt::Write as _,
@@ -34,13 +34,13 @@ pub(crate) fn listen(address: SocketAddr, backlog: i32) -> io::Result<TcpListene
     Ok(socket.into())
 }
 
-/// Accepts for good.
+/// Accepts forever.
 pub(crate) fn serve(listener: TcpListener) {
     thread::spawn(move || {
         let port = listener.local_addr().unwrap().port();
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
-            // A client that is gone already is nobody to talk to.
+            // The client is gone already.
             thread::spawn(move || greet(&stream, port));
         }
     });
@@ -74,7 +74,7 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// What linkerd's proxy would learn: the level follows the peer's family.
+/// The address that linkerd's proxy would get: the level follows the peer's family.
 pub(crate) fn original(socket: &impl AsRawFd, peer: IpAddr) -> String {
     let ((_, level), room) = if peer.to_canonical().is_ipv4() { (IP, 16) } else { (IPV6, 28) };
     match raw::option(socket, level, SO_ORIGINAL_DST, room) {

@@ -1,5 +1,5 @@
-//! What traces and explanations say about a case, held against its verdicts: every verdict that the agent counts is
-//! traced with the destination that was dialled, and what is explained beforehand is what happens.
+//! Compares traces and explanations of a case with its verdicts: every counted verdict is traced with the destination
+//! that was dialled, and an explanation before a connection matches its verdict.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,13 +23,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between the last event of one case and the first of the next.
 const QUIET: Duration = Duration::from_millis(10);
 
-/// Leaves events of earlier cases behind.
+/// Discards events of earlier cases.
 pub(crate) fn skip_old(watch: &mut Watch) {
     while watch.try_next(QUIET).is_some() {}
 }
 
-/// A case's events, verdict and destination that was dialled, until there are as many as were counted, or for as long as
-/// one may wait.
+/// A case's events, as verdict and dialled destination, until there are as many as were counted, or until the timeout.
 pub(crate) fn traced(watch: &mut Watch, case: &Case, counted: &Counts) -> Vec<(String, String)> {
     let (mut traced, begin) = (Vec::new(), Instant::now());
     while !unmatched(case, counted, &traced).is_empty() && begin.elapsed() < PATIENCE {
@@ -40,9 +39,9 @@ pub(crate) fn traced(watch: &mut Watch, case: &Case, counted: &Counts) -> Vec<(S
     traced
 }
 
-/// The verdicts that are traced less often than counted: how often they are, and should be.
+/// The verdicts that are traced less often than counted: how often they are, and how often they should be.
 fn unmatched<'a>(case: &Case, counted: &'a Counts, traced: &[(String, String)]) -> BTreeMap<&'a str, (u64, u64)> {
-    // Redirected connections are traced when they have a source port.
+    // Redirected connections are traced once they have a source port.
     let never = outcome(case, Column::Weft).reach == Reach::Fails("EADDRNOTAVAIL");
     let portless = if never { case.to.len() as u64 } else { 0 };
     let all = counted.iter().map(|(verdict, count)| {
@@ -53,14 +52,14 @@ fn unmatched<'a>(case: &Case, counted: &'a Counts, traced: &[(String, String)]) 
     all.filter(|(_, (times, expected))| times < expected).collect()
 }
 
-/// What a verdict is called in the table.
+/// The label of a verdict in the table.
 pub(crate) fn label(direction: Direction, verdict: &str) -> String {
     format!("{} {verdict}", if direction == Direction::Inbound { "inbound" } else { "outbound" })
 }
 
-/// Adds a line to `complaints` for whatever is not as it should be.
+/// Adds a line to `complaints` for every mismatch.
 pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, String)], complaints: &mut String) {
-    // Where a balancer or netfilter comes first, what was dialled is hidden; that is the point of the row.
+    // If a load balancer or netfilter comes first, the dialled address is hidden; that is what the row shows.
     let hidden = case.given.iter().any(|given| matches!(given, Given::BalancerBelow | Given::InitRules));
     let first = match case.act {
         Act::Dial(How::After(first) | How::Alternating(first) | How::Beside(first)) | Act::Cancel(first) => Some(first),
@@ -80,8 +79,8 @@ pub(crate) fn check_trace(case: &Case, counted: &Counts, traced: &[(String, Stri
     }
 }
 
-/// The question about one of a case's connections, and the answers that would be right. None where there is none to ask:
-/// about processes outside of pods, passed sockets, or connections that are there already.
+/// The query about one of a case's connections, and the answers that would be right. None if no query is possible:
+/// about processes outside of pods, passed sockets, or existing connections.
 pub(crate) fn question(case: &Case, target: &str) -> Option<(ExplainRequest, BTreeSet<String>)> {
     let address = target.parse::<SocketAddr>().ok()?;
     let how = match case.act {
@@ -125,7 +124,7 @@ pub(crate) fn question(case: &Case, target: &str) -> Option<(ExplainRequest, BTr
     Some((request, right))
 }
 
-/// Where a connection from outside comes from.
+/// The source of a connection from outside.
 fn source(case: &Case, how: How, target: IpAddr) -> IpAddr {
     let chosen = match how {
         How::From(end) | How::FromPort(end) => end.parse::<SocketAddr>().ok().map(|end| end.ip()),

@@ -1,4 +1,4 @@
-//! What is switched off: connections go where they were meant to go, and the verdicts say so.
+//! Bypasses: connections go to the address that was dialled, and the verdicts say so.
 
 use crate::case::*;
 

@@ -49,7 +49,7 @@ pub(crate) const CASES: &[Case] = &[
         what: "IPv6 where only IPv4 has rules (`--ipv6=false`)",
         given: &[Given::Ipv4Only],
         to: &["[fd99::2]:8080"],
-        // Connection tracking does not watch a family without rules.
+        // Connection tracking is inactive for a family without rules.
         outcome: DIRECT.but(&[("orig", "ENOENT")]),
         differs: differs(INBOUND, "a pod that is meshed is meshed in both families: there is no switch"),
         ..STEERED

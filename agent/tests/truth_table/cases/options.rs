@@ -1,4 +1,4 @@
-//! SO_ORIGINAL_DST: all sizes of buffers at both levels, all kinds of sockets, beside netfilter's own answers.
+//! SO_ORIGINAL_DST: all sizes of buffers at both levels, all kinds of sockets, alongside netfilter's own answers.
 
 use crate::case::*;
 
@@ -7,7 +7,7 @@ type Seen = &'static [(&'static str, &'static str)];
 /// The one deliberate difference.
 const LENGTH: &str = "netfilter leaves the length as the caller gave it, Weft answers that of the address";
 
-/// Netfilter needs room for the address and leaves the length as it was.
+/// Netfilter requires room for the address and leaves the length unchanged.
 const ASKED_V4: Seen = &[
     ("ask:IP/0", "EINVAL"),
     ("ask:IP/8", "EINVAL"),
@@ -60,7 +60,7 @@ const ASKED_V6_WEFT: Seen = &[
     ("ask:IP/16", "ENOENT"),
     ("ask:IP/8192", "ENOENT"),
 ];
-/// On the dual-stack listener of 4143, asked at both levels.
+/// On the dual-stack listener of 4143, queried at both levels.
 const DUAL_V4: Seen = &[
     ("ask:IP/15", "EINVAL"),
     ("ask:IP/16", "16:10.99.0.2:8080"),

@@ -47,7 +47,7 @@ pub(crate) const CASES: &[Case] = &[
         what: "IPv6 where only IPv4 has rules (`--ipv6=false`)",
         given: &[Given::Ipv4Only],
         to: &["[fd99::3]:8080"],
-        // Connection tracking does not watch a family without rules.
+        // Connection tracking is inactive for a family without rules.
         outcome: DIRECT.but(&[("own-orig", "ENOENT")]),
         differs: differs(OUTBOUND, "a pod that is meshed is meshed in both families: there is no switch"),
         ..REDIRECTED
@@ -291,7 +291,7 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// linkerd-init never meets such a connection, but a rule that is installed again may.
+/// linkerd-init never sees such a connection, but a rule that is installed again may.
 pub(super) const EARLY: &str =
     "connection tracking takes the first packet that it sees for the first one there is, and redirects the connection";
 

@@ -1,4 +1,4 @@
-//! Kinds of sockets and ways to use them, where the address alone does not decide.
+//! Kinds of sockets and ways to use them, for which the address alone does not decide.
 
 use crate::case::*;
 
@@ -174,7 +174,7 @@ pub(crate) const CASES: &[Case] = &[
         what: "one source port for two destinations at once (SO_REUSEADDR)",
         act: Act::Dial(How::Beside("10.99.0.3:8080")),
         to: &["192.0.2.7:443"],
-        // Connection tracking gives the second one another port on its way.
+        // Connection tracking changes the port of the second one.
         outcome: OUTBOUND.but(&[("same-source", "false")]),
         differs: differs(
             fails("EADDRNOTAVAIL"),
@@ -306,7 +306,7 @@ pub(crate) const CASES: &[Case] = &[
 const DIALLED_BY_OTHERS: &[&str] = &["10.99.0.3:8080", "10.96.0.10:80"];
 /// Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
 const FAST_OPEN: Given = Given::Sysctl("net/ipv4/tcp_fastopen", "1543");
-/// With cookies a server that speaks first is never heard when its queue was full, whoever intercepts.
+/// With cookies, the greeting of a server that speaks first is lost if its queue was full, with either interception.
 const NO_COOKIES: Given = Given::Sysctl("net/ipv4/tcp_syncookies", "0");
 /// Always, not only when the queue is full.
 const COOKIES: Given = Given::Sysctl("net/ipv4/tcp_syncookies", "2");
