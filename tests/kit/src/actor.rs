@@ -1,7 +1,7 @@
-//! A process that does what it is told: one line of JSON in, one line of JSON out.
+//! A process that carries out orders: one line of JSON in, one line of JSON out.
 //!
-//! [`Actor`] is the handle. The process is the running program, started again: its `main` asks [`requested`] before
-//! anything else, and if this process is to be an actor it calls [`run`]. What orders and replies are is up to the program.
+//! [`Actor`] is the handle. The process is the running program, started again: its `main` calls [`requested`] first,
+//! and if this process is to be an actor it calls [`run`]. The program defines the orders and replies.
 
 use std::{
     fs::{self, File},
@@ -23,12 +23,12 @@ use tokio::{
 
 use crate::wait::patience;
 
-/// The first argument of a process that is to be an actor; its [`Place`] is the second.
+/// The first argument of an actor process; its [`Place`] is the second.
 const ARGUMENT: &str = "weft-actor";
-/// An order may take so many times as long as what should come at once.
+/// Timeout of an order, in multiples of `patience`.
 const PATIENCE_FACTOR: u32 = 12;
 
-/// Where a process is, and as whom it runs.
+/// Network namespace, cgroup and user of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The network namespace.
@@ -41,7 +41,7 @@ pub struct Place {
     pub gid: u32,
 }
 
-/// A running process, killed when it is dropped.
+/// A running process, killed on drop.
 #[derive(Debug)]
 pub struct Actor {
     child: Child,
@@ -55,8 +55,8 @@ impl Place {
         Self { netns: netns.into(), cgroup: cgroup.into(), uid: 0, gid: 0 }
     }
 
-    /// Moves the calling process into the cgroup and the calling thread into the network namespace: sockets made from now
-    /// on belong there, those made before stay where they are.
+    /// Moves the calling process into the cgroup and the calling thread into the network namespace: sockets that are
+    /// created later belong there, earlier ones stay in the old namespace.
     ///
     /// # Errors
     /// There is no such place.
@@ -72,7 +72,7 @@ impl Actor {
     /// Starts a process. Needs a tokio runtime.
     ///
     /// # Errors
-    /// This program cannot be started again.
+    /// The program cannot be started again.
     pub async fn start(place: &Place) -> anyhow::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(ARGUMENT)
@@ -87,10 +87,10 @@ impl Actor {
         Ok(Self { child, input, output })
     }
 
-    /// Gives an order and waits for the reply.
+    /// Sends an order and waits for the reply.
     ///
     /// # Errors
-    /// What the process says went wrong, or that it ended or is silent.
+    /// The process's own error; or the process ended or did not reply.
     pub async fn tell<R: DeserializeOwned>(&mut self, order: &impl Serialize) -> anyhow::Result<R> {
         let mut line = serde_json::to_string(order)?;
         let exchange = async {
@@ -105,12 +105,12 @@ impl Actor {
         reply.map_err(|error| anyhow::anyhow!("{line}: {error}"))
     }
 
-    /// The process's number, while it runs.
+    /// The process id, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Lets the process end by itself, and with it what it runs.
+    /// Lets the process and its children end by themselves.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -129,7 +129,7 @@ impl Actor {
     }
 }
 
-/// Where this process is to be an actor, if it is to be one. Asked before a program reads its arguments.
+/// The place of this process if it is to be an actor. Called before a program reads its arguments.
 ///
 /// # Panics
 /// When the argument is not a place: [`Actor`] wrote it.
@@ -140,10 +140,10 @@ pub fn requested() -> Option<Place> {
     Some(place.unwrap_or_else(|| panic!("{ARGUMENT} takes a place")))
 }
 
-/// The process: enters its place and follows orders until its input ends.
+/// The actor process: enters its place and carries out orders until its input ends.
 ///
 /// # Errors
-/// The place cannot be entered, or the other side is gone.
+/// The place cannot be entered, or the other side has ended.
 pub fn run<O: DeserializeOwned, R: Serialize>(
     place: &Place,
     mut follow: impl FnMut(O) -> anyhow::Result<R>,

@@ -1,4 +1,4 @@
-//! Asks a node agent what it counts and what the kernel decides, and tells it of pods, through the agent's own API.
+//! Queries a node agent's counters and the kernel's verdicts, and enrols pods, through the agent's own API.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use weft_proto::agent::{
     trace_client::TraceClient,
 };
 
-/// The label of the verdict that sends a connection to the proxy.
+/// The label of the verdict that redirects a connection to the proxy.
 pub const REDIRECT: &str = "redirect";
 
-/// A connection to one agent process. Every question fails as the agent answers, or with `UNAVAILABLE` when it died.
+/// A connection to one agent process. Every call fails with the agent's error, or with `UNAVAILABLE` when it died.
 #[derive(Clone, Debug)]
 pub struct Agent {
     channel: Channel,
@@ -47,7 +47,7 @@ impl Agent {
         Ok(TraceClient::new(self.channel.clone()).watch(request).await?.into_inner())
     }
 
-    /// What would become of a connection, and why.
+    /// The kernel's decision about a hypothetical connection, with its reason.
     ///
     /// # Errors
     /// See [`Agent`].
@@ -55,7 +55,7 @@ impl Agent {
         Ok(TraceClient::new(self.channel.clone()).explain(request).await?.into_inner())
     }
 
-    /// Has a pod meshed; returns when both directions are in force.
+    /// Enrols a pod; returns when both directions are in force.
     ///
     /// # Errors
     /// See [`Agent`].
@@ -63,7 +63,7 @@ impl Agent {
         Ok(PodsClient::new(self.channel.clone()).enrol(request).await?.into_inner())
     }
 
-    /// Ends that.
+    /// Withdraws a pod.
     ///
     /// # Errors
     /// See [`Agent`].
@@ -72,7 +72,7 @@ impl Agent {
     }
 }
 
-/// How often the kernel gave this verdict in this direction.
+/// The count of this verdict in this direction.
 pub fn verdicts(status: &StatusResponse, direction: Direction, verdict: &str) -> u64 {
     status
         .verdicts

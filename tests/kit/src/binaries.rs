@@ -1,5 +1,4 @@
-//! Where the programs under test are: beside the running one, in the directory that cargo builds into, or wherever
-//! `WEFT_BIN_DIR` says.
+//! Finds the programs under test: beside the running one, in cargo's build directory, or in `WEFT_BIN_DIR`.
 
 use std::{
     env, io,
@@ -27,7 +26,7 @@ pub fn directory() -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Test programs are one directory below the others.
+/// Test programs are in a subdirectory of the directory of the others.
 fn beside(program: &Path) -> PathBuf {
     let directory = program.parent().unwrap_or(Path::new("."));
     match directory.file_name() {

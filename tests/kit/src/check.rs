@@ -1,5 +1,5 @@
-//! Programs of tests that bring a `main` of their own, because they start themselves again as other processes. The tests
-//! are run by libtest-mimic, so that filters, `--list` and the output are those of libtest.
+//! For test programs with a `main` of their own, because they start themselves again as other processes. libtest-mimic
+//! runs the tests, so that filters, `--list` and the output are those of libtest.
 
 use std::{
     cell::RefCell,
@@ -8,15 +8,15 @@ use std::{
 };
 
 thread_local! {
-    /// Where this thread's panic is noted while it is in [`catch`].
+    /// The location of this thread's panic inside [`catch`].
     static NOTED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs something that may panic and returns what the panic said and where, in place of printing it: whoever runs the check
-/// reports it, once, with what else is known.
+/// Runs a function that may panic and returns the panic's message and location instead of printing them: the caller
+/// reports them, once, with its own information.
 ///
 /// # Errors
-/// The panic's message and place.
+/// The panic's message and location.
 pub fn catch<T>(act: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

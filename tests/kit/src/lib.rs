@@ -1,5 +1,5 @@
-//! The one test harness: what tests, benches and the demo share. It uses the product as a user does: its binaries, its
-//! manifests, its APIs; nothing here knows the inside of an application.
+//! The one test harness, shared by tests, benches and the demo. It uses the product as a user does: its binaries, its
+//! manifests, its APIs; nothing here uses the internals of an application.
 //!
 //! | To have | take |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The example mesh's manifests in a directory of their own, to be edited while a mesh runs from it.
+//! A copy of the example mesh's manifests, to be edited while a mesh runs from it.
 
 use std::{
     fs, io,
@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// The files of `examples/mesh`, as they were when this program was built.
+/// The files of `examples/mesh`, embedded when this program was built.
 const EXAMPLE: [(&str, &str); 5] = [
     ("namespaces.yaml", include_str!("../../../examples/mesh/namespaces.yaml")),
     ("web.yaml", include_str!("../../../examples/mesh/web.yaml")),
@@ -16,7 +16,7 @@ const EXAMPLE: [(&str, &str); 5] = [
     ("clients.yaml", include_str!("../../../examples/mesh/clients.yaml")),
 ];
 
-/// A directory of manifests that vanishes when dropped.
+/// A directory of manifests that is removed on drop.
 #[derive(Debug)]
 pub struct Manifests {
     directory: TempDir,
@@ -48,12 +48,12 @@ impl Manifests {
         self.directory.path()
     }
 
-    /// Leaves the directory behind and says where.
+    /// Keeps the directory and returns its path.
     pub fn keep(self) -> PathBuf {
         self.directory.keep()
     }
 
-    /// Writes or replaces a file in one step, so that no reader sees half of it.
+    /// Writes or replaces a file atomically, so that no reader sees half of it.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -63,10 +63,10 @@ impl Manifests {
         fs::rename(new, self.directory.path().join(file))
     }
 
-    /// Replaces `from`, which must be there, by `to` in a file, in one step.
+    /// Replaces `from`, which must be there, by `to` in a file, atomically.
     ///
     /// # Errors
-    /// The file cannot be read or written, or does not contain `from`: the edit would do nothing.
+    /// The file cannot be read or written, or does not contain `from`, so that the edit would do nothing.
     pub fn edit(&self, file: &str, from: &str, to: &str) -> io::Result<()> {
         let text = fs::read_to_string(self.directory.path().join(file))?;
         if !text.contains(from) {

@@ -1,7 +1,7 @@
 //! A running sandbox with its manifests, and requests from inside its pods.
 //!
-//! A [`Mesh`] is stopped by whoever started it; one that is dropped instead, because a test failed or was killed, is
-//! cleaned up by the sandbox itself.
+//! The code that starts a [`Mesh`] stops it; if it is dropped instead, because a test failed or was killed, the sandbox
+//! cleans up after itself.
 
 mod guard;
 mod http;
@@ -28,12 +28,12 @@ use crate::{agent::Agent, binaries, manifests::Manifests, metrics::Metrics};
 use guard::Guard;
 pub use shared::Shared;
 
-/// Every pod of the example is ready within this, also on a slow and busy machine.
+/// Time limit for every pod of the example to become ready, on a slow and busy machine too.
 const READY_WITHIN: Duration = Duration::from_secs(90);
 /// The proxy's admin port in every pod.
 const ADMIN_PORT: u16 = 4191;
 
-/// What may differ between meshes.
+/// Options of a mesh.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The sandbox's name; see [`unique_name`].
@@ -57,7 +57,7 @@ impl Default for Options {
     }
 }
 
-/// A pod as tests see it.
+/// A pod of the mesh.
 #[derive(Clone, Debug)]
 pub struct Pod {
     /// Its namespace.
@@ -72,7 +72,7 @@ pub struct Pod {
     pub netns: PathBuf,
     /// Whether it has a proxy.
     pub meshed: bool,
-    /// From the decision to run it to its proxy being ready, milliseconds.
+    /// Time from the decision to run it until its proxy is ready, milliseconds.
     pub ready_ms: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ pub struct Mesh {
     guard: Guard,
 }
 
-/// A name that no other run on this host has: a prefix, this process and this moment.
+/// A name that no other run on this host uses: a prefix, the process id and the time.
 pub fn unique_name(prefix: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{prefix}-{:x}-{:x}", std::process::id(), now.subsec_micros())
@@ -95,7 +95,8 @@ impl Mesh {
     /// Starts a sandbox from these manifests and waits until every pod is ready.
     ///
     /// # Errors
-    /// A program is missing, the sandbox does not start, or a pod does not become ready; says which and why.
+    /// A program is missing, the sandbox does not start, or a pod does not become ready; the error names it and the
+    /// reason.
     pub async fn start(manifests: Manifests, options: Options) -> anyhow::Result<Self> {
         let mut config = Config::new(&options.name, manifests.path(), binaries::directory()?)?;
         config.interception = options.interception;
@@ -123,7 +124,7 @@ impl Mesh {
         &self.manifests
     }
 
-    /// Stops it and removes everything it made.
+    /// Stops it and removes everything that it created.
     ///
     /// # Errors
     /// Something could not be removed.
@@ -133,7 +134,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Kills the sandbox's daemon as a crash would; what it made is removed by its janitor.
+    /// Kills the sandbox's daemon, as a crash would; its janitor removes what it created.
     ///
     /// # Errors
     /// There is no daemon.
@@ -143,7 +144,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Lets it run on without this process, and says where its manifests are.
+    /// Keeps it running without this process, and returns the directory of its manifests.
     pub fn keep(self) -> PathBuf {
         self.guard.dismiss();
         self.manifests.keep()
@@ -204,8 +205,8 @@ impl Mesh {
         })
     }
 
-    /// Repeats a load until so many pods have answered, or `within` has passed, and adds the reports up. A balancer that
-    /// prefers fast replicas leaves one that was slow once alone for a while, so that no number of requests is enough.
+    /// Repeats a load until this many pods have answered, or `within` has passed, and adds the reports up. A balancer
+    /// that prefers fast replicas avoids one for a while after a slow answer, so no number of requests would be enough.
     ///
     /// # Errors
     /// As [`Mesh::load`].
@@ -234,7 +235,7 @@ impl Mesh {
         Agent::connect(&socket).await.with_context(|| format!("connect to the agent at {}", socket.display()))
     }
 
-    /// Kills the agent with SIGKILL and says which process it was.
+    /// Kills the agent with SIGKILL and returns its process id.
     ///
     /// # Errors
     /// There is none, or it cannot be killed.
@@ -258,7 +259,7 @@ impl Mesh {
         Ok(pid)
     }
 
-    /// What a pod's proxy counts.
+    /// The metrics of a pod's proxy.
     ///
     /// # Errors
     /// The pod has no proxy, or it does not answer.
@@ -266,7 +267,7 @@ impl Mesh {
         Ok(Metrics::parse(&self.admin(namespace, pod, "/metrics").await?))
     }
 
-    /// What the proxies of all pods of an app count, together.
+    /// The metrics of the proxies of all pods of an app, together.
     ///
     /// # Errors
     /// As [`Mesh::metrics`].
@@ -300,7 +301,7 @@ impl Mesh {
         Ok(self.state()?.services.iter().filter_map(|service| Some(service.cluster_ip?.to_string())).collect())
     }
 
-    /// What the sandbox has to say about its manifests, one line per mistake.
+    /// The sandbox's errors about its manifests, one line each.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -308,7 +309,7 @@ impl Mesh {
         Ok(self.state()?.manifest_errors)
     }
 
-    /// What is there, as the sandbox itself tells it.
+    /// The status of the sandbox.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -338,7 +339,7 @@ impl Pod {
     }
 }
 
-/// The last line of each container's log: where a pod says why it is not ready.
+/// The last line of each container's log: the reason why a pod is not ready.
 fn log_tail(pod: &PodState) -> String {
     let last = |path: &Path| -> io::Result<Option<String>> {
         Ok(fs::read_to_string(path)?.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned))

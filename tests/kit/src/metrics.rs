@@ -1,4 +1,4 @@
-//! Reads the Prometheus text that proxies answer, to count what they say they did.
+//! Parses the Prometheus text of proxies, to check what they count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub struct Between {
 pub struct Metrics(Vec<Sample>);
 
 impl Metrics {
-    /// Reads an exposition; comments and lines that are no samples are left out.
+    /// Parses an exposition; comments and lines that are not samples are skipped.
     pub fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(parse_line).collect())
     }
@@ -53,7 +53,7 @@ impl Metrics {
         between
     }
 
-    /// The addresses that applications dialled, as their proxy learned them from the kernel.
+    /// The addresses that applications dialled, as their proxy got them from the kernel.
     pub fn original_destinations(&self) -> BTreeSet<String> {
         let accepted = self.matching("tcp_open_total", &[("direction", "outbound"), ("peer", "src")]);
         accepted.filter_map(|sample| sample.labels.get("target_ip").cloned()).collect()
@@ -81,7 +81,7 @@ fn parse_line(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value: first_number(value)? })
 }
 
-/// Labels up to the closing brace, and what follows it.
+/// Labels up to the closing brace, and the rest of the line.
 fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

@@ -1,8 +1,9 @@
-//! A node by itself: cgroups, network namespaces, a bpffs and the real agent. No sandbox, no containers: what runs in the
-//! pods are processes of the test ([`crate::pod`]).
+//! A node by itself: cgroups, network namespaces, a bpffs and the real agent. No sandbox and no containers: the pods
+//! run processes of the test ([`crate::pod`]).
 //!
-//! Everything carries one unique name and is removed when the node is dropped, or by the next node for the same purpose
-//! when its process was killed. Its methods block and must not be called from asynchronous code, except where they say so.
+//! Everything has one unique name and is removed when the node is dropped, or by the next node for the same purpose if
+//! its process was killed. Its methods block and must not be called from asynchronous code, unless their documentation
+//! says so.
 
 use std::{
     ffi::OsString,
@@ -37,7 +38,8 @@ use crate::{
 
 /// The namespace of the pods that [`Node`] names.
 const POD_NAMESPACE: &str = "test";
-/// What the agent programs of [`Node::start_agent`] are told besides, and what that leads to: as on an older Linux.
+/// Environment variable with the Linux version for the agents of [`Node::start_agent`]: they behave as on that older
+/// Linux.
 const AS_ON_LINUX: &str = "WEFT_TEST_AS_ON_LINUX";
 
 /// A running node.
@@ -46,9 +48,9 @@ pub struct Node {
     layout: Layout,
     cgroup: PathBuf,
     agent: Option<Child>,
-    /// Agents so far; each has a log of its own.
+    /// Number of agents so far; each has its own log.
     agents: u32,
-    // Dropped last: with the lock held nobody else removes the node.
+    // Dropped last: while the lock is held, no other run removes the node.
     _lock: Lock,
 }
 
@@ -58,19 +60,19 @@ pub struct Watch {
     stream: Streaming<Event>,
 }
 
-/// Which Linux the agents of this run are to take for the node's, older than the real one: `--as-on-linux VERSION`, or
-/// nothing.
+/// Arguments that make the agents of this run use only features of a Linux older than the real one: `--as-on-linux
+/// VERSION`, or nothing.
 pub fn as_on_linux() -> impl Iterator<Item = OsString> {
     let version = std::env::var_os(AS_ON_LINUX).filter(|version| !version.is_empty());
     version.into_iter().flat_map(|version| ["--as-on-linux".into(), version])
 }
 
-/// A name that nobody has, and the lock of it.
+/// A unique name, and its lock.
 fn claim(purpose: &str) -> Result<(Layout, Lock), HostError> {
     loop {
         let name = unique_name(purpose);
         match cleanup::lock(&name) {
-            // Another run found the name before it was locked, and looks whether a crash left it behind.
+            // Another run found the name before it was locked, and checks whether a crash left it behind.
             Err(HostError::AlreadyRuns { .. }) => {}
             lock => return Ok((Layout::of(&name), lock?)),
         }
@@ -78,7 +80,7 @@ fn claim(purpose: &str) -> Result<(Layout, Lock), HostError> {
 }
 
 impl Node {
-    /// A node without pods, whose agent is this program and does not run yet. May be called from asynchronous code.
+    /// A node without pods. Its agent is this program, and is not started yet. May be called from asynchronous code.
     ///
     /// # Errors
     /// The process is not root, or the host lacks cgroup2 or bpffs.
@@ -87,24 +89,24 @@ impl Node {
         remove_abandoned(purpose);
         let (layout, lock) = claim(purpose)?;
         let cgroup = cgroup::mount_point()?.join(layout.cgroup());
-        // From here on drop removes what is there.
+        // From here on, drop removes what exists.
         let node = Self { program: program.into(), cgroup, agent: None, agents: 0, layout, _lock: lock };
         cgroup::create(&node.cgroup())?;
         mount_bpffs(&node.layout.bpffs())?;
         Ok(node)
     }
 
-    /// Its names and places.
+    /// Its names and paths.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// A directory of its own.
+    /// Its own directory.
     pub fn directory(&self) -> PathBuf {
         self.layout.run_dir()
     }
 
-    /// The cgroup that all others of the node are below.
+    /// The parent of all other cgroups of the node.
     pub fn root_cgroup(&self) -> &Path {
         &self.cgroup
     }
@@ -114,7 +116,7 @@ impl Node {
         self.cgroup.join("kubepods")
     }
 
-    /// The id of a cgroup below that of the pods, which is made if it is not there.
+    /// The id of a cgroup below the pods' cgroup; the cgroup is created if missing.
     pub fn cgroup_id(&self, name: &str) -> u64 {
         let path = self.cgroup().join(name);
         cgroup::create(&path).unwrap();
@@ -122,7 +124,7 @@ impl Node {
         fs::metadata(path).unwrap().ino()
     }
 
-    /// Makes a network namespace with loopback up.
+    /// Creates a network namespace with loopback up.
     pub fn add_netns(&self, name: &str) {
         netns::create(&self.netns_name(name)).unwrap();
     }
@@ -153,12 +155,12 @@ impl Node {
         run(&format!("ip -n {} {arguments}", self.netns_name(netns)));
     }
 
-    /// Starts a process in a network namespace and the cgroup that all such processes share.
+    /// Starts a process in a network namespace and in the cgroup that all such processes share.
     pub fn pod(&self, netns: &str, uid: u32) -> Pod {
         self.pod_at(self.cgroup(), netns, uid, uid)
     }
 
-    /// Starts a process in a network namespace and a cgroup of its own.
+    /// Starts a process in a network namespace and in its own cgroup.
     pub fn pod_in(&self, cgroup: &str, netns: &str, uid: u32) -> Pod {
         self.cgroup_id(cgroup);
         self.pod_at(self.cgroup().join(cgroup), netns, uid, uid)
@@ -169,14 +171,14 @@ impl Node {
         Pod::start(&Place { netns: self.netns(netns), cgroup, uid, gid })
     }
 
-    /// Starts a process whose servers answer on the proxy's three addresses.
+    /// Starts a process with servers on the proxy's three addresses.
     pub fn proxy(&self, netns: &str) -> Pod {
         let mut proxy = self.pod(netns, PROXY_UID);
         proxy.ok("proxy");
         proxy
     }
 
-    /// Waits until there is an answer, and fails the test with the agent's log if none comes.
+    /// Waits until the answer is there, and fails the test with the agent's log if it does not come.
     pub fn eventually<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
         let answer = until(patience(), || ask(self).ok_or(()));
         answer.unwrap_or_else(|()| panic!("{what} did not come within {:?}: {}", patience(), self.agent_log()))
@@ -190,7 +192,7 @@ impl Node {
         self.start_agent_at(&self.pins(), flags);
     }
 
-    /// Starts an agent that pins elsewhere, and waits until it serves.
+    /// Starts an agent with another pin directory, and waits until it serves.
     pub fn start_agent_at(&mut self, pin_dir: &Path, flags: &[&str]) {
         let mut command = Command::new(&self.program);
         command.args(self.agent_arguments(pin_dir, flags));
@@ -198,7 +200,7 @@ impl Node {
         self.wait_for_agent();
     }
 
-    /// The arguments of an agent that pins in this directory.
+    /// The arguments of an agent with this pin directory.
     pub fn agent_arguments(&self, pin_dir: &Path, flags: &[&str]) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["run".into(), "--socket".into(), self.layout.agent_socket().into()];
         arguments.extend(["--pin-dir".into(), pin_dir.into(), "--cgroup".into(), self.cgroup().into()]);
@@ -207,7 +209,7 @@ impl Node {
         arguments
     }
 
-    /// Starts a program in the agent's place, without waiting for it. May be called from asynchronous code.
+    /// Starts a program in place of the agent, without waiting for it. May be called from asynchronous code.
     pub fn spawn_agent(&mut self, command: &mut Command) {
         let log = self.next_log();
         let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
@@ -246,18 +248,18 @@ impl Node {
         agent.wait().unwrap();
     }
 
-    /// Waits until the agent ends by itself; true if it says that it succeeded.
+    /// Waits until the agent ends by itself; true if it exits with success.
     pub fn agent_ended(&mut self) -> bool {
         let mut agent = self.take_agent();
         self.eventually("the agent's end", |_| agent.try_wait().unwrap()).success()
     }
 
-    /// Hands the agent's process over to the caller, who ends it.
+    /// Hands the agent's process over to the caller, who has to end it.
     pub fn take_agent(&mut self) -> Child {
         self.agent.take().unwrap()
     }
 
-    /// The agent's process number.
+    /// The agent's process id.
     pub fn agent_pid(&self) -> Pid {
         Pid::from_raw(self.agent.as_ref().unwrap().id().cast_signed())
     }
@@ -268,17 +270,17 @@ impl Node {
         run(&format!("{program} {} --pin-dir {}", arguments.join(" "), pins.display()));
     }
 
-    /// Takes the programs out of force and removes all pins.
+    /// Detaches the programs and removes all pins.
     pub fn unload(&self) {
         self.run_agent(&["unload"]);
     }
 
-    /// Switches the node's redirection off (`on`) or on again (`off`), as a person would.
+    /// Switches the node's bypass on or off, as a person would.
     pub fn bypass(&self, state: &str) {
         self.run_agent(&["bypass", state]);
     }
 
-    /// Where agents pin unless they are started elsewhere.
+    /// The default pin directory of agents.
     pub fn pins(&self) -> PathBuf {
         self.layout.pin_dir()
     }
@@ -290,7 +292,7 @@ impl Node {
 
     /// Removes all pins, as another program would.
     pub fn remove_pins(&self) {
-        // The agent may make some of them again while others are being removed.
+        // The agent may recreate some of them while others are being removed.
         self.eventually("the end of the pins", |node| fs::remove_dir_all(node.pins()).ok());
     }
 }
@@ -301,25 +303,25 @@ impl Node {
         block_on(Agent::connect(&self.layout.agent_socket())).ok()
     }
 
-    /// One that died may be asked, too, and answers as a connection that breaks does.
+    /// A dead agent may be called too; the call fails like one on a broken connection.
     fn agent(&self) -> Result<Agent, Status> {
         self.try_agent().ok_or_else(|| Status::unavailable("no agent runs"))
     }
 
-    /// How a pod of the node is called in requests.
+    /// The name of a pod of the node in requests.
     pub fn pod_ref(name: &str) -> PodRef {
         PodRef { namespace: POD_NAMESPACE.to_owned(), name: name.to_owned() }
     }
 
-    /// Has a pod meshed.
+    /// Enrols a pod.
     ///
     /// # Errors
-    /// As the agent answers, or `UNAVAILABLE` when none runs.
+    /// The agent's error, or `UNAVAILABLE` when none runs.
     pub fn enrol(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
         block_on(self.agent()?.enrol(request))
     }
 
-    /// Ends that.
+    /// Withdraws a pod.
     pub fn withdraw(&self, name: &str) {
         block_on(self.agent().unwrap().withdraw(Self::pod_ref(name))).unwrap();
     }
@@ -329,10 +331,10 @@ impl Node {
         block_on(self.agent().unwrap().status()).unwrap()
     }
 
-    /// What would become of a connection.
+    /// The kernel's decision about a hypothetical connection.
     ///
     /// # Errors
-    /// As the agent answers.
+    /// The agent's error.
     pub fn explain(&self, request: ExplainRequest) -> Result<ExplainResponse, Status> {
         block_on(self.agent()?.explain(request))
     }
@@ -345,7 +347,7 @@ impl Node {
     /// Events from now on.
     ///
     /// # Errors
-    /// As the agent answers.
+    /// The agent's error.
     pub fn try_watch(&self, request: WatchRequest) -> Result<Watch, Status> {
         Ok(Watch { stream: block_on(self.agent()?.watch(request))? })
     }
@@ -358,7 +360,7 @@ impl Watch {
         block_on(next).ok().and_then(Result::unwrap)
     }
 
-    /// The next event of which this is true; others are left out.
+    /// The next event that satisfies this condition; others are discarded.
     pub fn find(&mut self, wanted: impl Fn(&Event) -> bool) -> Event {
         let mut seen = Vec::new();
         while let Some(event) = self.try_next(patience()) {
@@ -388,14 +390,14 @@ fn remove_abandoned(purpose: &str) {
     let names = fs::read_dir(RUN_DIR).into_iter().flatten().flatten();
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
         let is_ours = name.strip_prefix(purpose).is_some_and(|rest| rest.starts_with('-') && !rest.contains('.'));
-        // Whoever lives holds the lock.
+        // A live process holds the lock.
         if is_ours && let Ok(_lock) = cleanup::lock(&name) {
             let _ = cleanup::remove_everything(&Layout::of(&name));
         }
     }
 }
 
-/// Runs a program; its arguments are separated by blanks.
+/// Runs a program; its arguments are separated by spaces.
 fn run(command: &str) {
     let words: Vec<&str> = command.split_whitespace().collect();
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|error| panic!("{command}: {error}"));

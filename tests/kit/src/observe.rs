@@ -1,4 +1,4 @@
-//! Looks at the host and into pods from outside the mesh: what no part of the mesh could get right by miscounting itself.
+//! Inspects the host and pods from outside the mesh, so that no part of the mesh can hide its own miscounts.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use weft_sandbox::{
     host::mounts,
 };
 
-/// What a pod's network namespace holds.
+/// The netfilter state of a pod's network namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Netfilter {
     /// Rules of iptables, ip6tables and nftables in every table and chain.
@@ -24,19 +24,19 @@ pub struct Netfilter {
 /// Counts the netfilter state of a network namespace.
 ///
 /// # Errors
-/// `nsenter`, `nft` or `iptables-legacy-save` is missing or fails: nothing is known then, which is not zero.
+/// `nsenter`, `nft` or `iptables-legacy-save` is missing or fails: the state is then unknown, not zero.
 pub fn netfilter(netns: &Path) -> io::Result<Netfilter> {
     let nft = inside(netns, &["nft", "--json", "list", "ruleset"])?;
     let ruleset: serde_json::Value = serde_json::from_str(&nft).map_err(io::Error::other)?;
     let mut rules = count_nft_rules(&ruleset);
-    // Tables of the old interface do not show in nftables; its -save commands print nothing where the kernel has none.
+    // Tables of the old interface are not visible in nftables; its -save commands print nothing if the kernel has none.
     for program in ["iptables-legacy-save", "ip6tables-legacy-save"] {
         rules += count_legacy_rules(&inside(netns, &[program])?);
     }
     let count = inside(netns, &["cat", "/proc/sys/net/netfilter/nf_conntrack_count"]);
     let conntrack = match count {
         Ok(text) => text.trim().parse().map_err(io::Error::other)?,
-        // A kernel that never loaded connection tracking tracks nothing.
+        // A kernel without connection tracking tracks nothing.
         Err(_) if !Path::new("/proc/sys/net/netfilter/nf_conntrack_max").exists() => 0,
         Err(error) => return Err(error),
     };
@@ -61,8 +61,8 @@ fn inside(netns: &Path, command: &[&str]) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Everything on this host that carries a sandbox's name: namespaces, links, cgroups, files, mounts, processes.
-/// A sandbox that cleaned up leaves this empty.
+/// Everything on this host that has a sandbox's name: namespaces, links, cgroups, files, mounts, processes. Empty after
+/// a sandbox has cleaned up.
 ///
 /// # Errors
 /// The host's own tables cannot be read.
@@ -92,10 +92,10 @@ pub fn leftovers(sandbox: &str) -> io::Result<BTreeSet<String>> {
         }
     }
     for process in entries(Path::new("/proc"))? {
-        // Processes come and go while the table is read.
+        // Processes start and end while the table is read.
         let Ok(command) = fs::read(process.join("cmdline")) else { continue };
         if command.is_empty() {
-            // Dead already, and waiting for its parent to ask: it holds nothing any more.
+            // A zombie: dead already, and without resources.
             continue;
         }
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

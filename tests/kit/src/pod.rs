@@ -1,7 +1,7 @@
-//! A process in a pod, and the handle by which a test commands it: an [`Actor`] whose orders are words.
+//! A process in a pod, and the handle with which a test controls it: an [`Actor`] whose orders are words.
 //!
-//! The words that most tests need are here: [`serve`] for servers, [`connect`] for clients, [`kept`] for what a process
-//! keeps from one order to the next. A test program may add words of its own. The answer is `ok`, `NAME=VALUE` words, or
+//! The words that most tests need are here: [`serve`] for servers, [`connect`] for clients, [`kept`] for state that a
+//! process keeps between orders. A test program may add its own words. The answer is `ok`, `NAME=VALUE` words, or
 //! `error KIND` with an [`std::io::ErrorKind`].
 
 pub mod connect;
@@ -20,17 +20,17 @@ pub const APPLICATION_UID: u32 = 1000;
 /// The proxies' user.
 pub const PROXY_UID: u32 = 2102;
 
-/// A running process, killed when it is dropped.
+/// A running process, killed on drop.
 pub struct Pod {
     actor: Actor,
 }
 
-/// What a server said about a connection, and what the client saw of it.
+/// The server's observations of a connection, and the client's.
 #[derive(Debug)]
 pub struct Answer(pub BTreeMap<String, String>);
 
 impl Answer {
-    /// A field, which must be there.
+    /// The value of a field, which must exist.
     pub fn field(&self, name: &str) -> &str {
         self.0.get(name).map_or_else(|| panic!("no {name} in {self:?}"), String::as_str)
     }
@@ -57,17 +57,17 @@ impl Pod {
         Self { actor: block_on(Actor::start(place)).unwrap() }
     }
 
-    /// Gives an order and returns the answer.
+    /// Sends an order and returns the answer.
     pub fn say(&mut self, order: &str) -> String {
         block_on(self.actor.tell(&order)).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// Gives an order whose answer is `ok`.
+    /// Sends an order whose answer must be `ok`.
     pub fn ok(&mut self, order: &str) {
         assert_eq!(self.say(order), "ok", "{order}");
     }
 
-    /// Gives an order whose answer has fields.
+    /// Sends an order whose answer has fields.
     pub fn answer(&mut self, order: &str) -> Answer {
         let line = self.say(order);
         let fields: BTreeMap<_, _> = line
@@ -78,7 +78,7 @@ impl Pod {
         Answer(fields)
     }
 
-    /// The process's number.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.actor.id().unwrap()
     }
@@ -96,13 +96,13 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // One that is gone already cannot be killed.
+        // A process that has ended cannot be killed.
         let _ = block_on(self.actor.kill());
     }
 }
 
-/// Becomes such a process, if this one was started to be one: a test program calls this before anything else. `special`
-/// answers the words of one program, and `None` for all others.
+/// Becomes such a process, if this one was started as one: a test program calls this first. `special` answers the words
+/// of one program, and `None` for all others.
 pub fn run_if_requested(mut special: impl FnMut(&[&str]) -> Option<String>) -> Option<ExitCode> {
     if let Some(target) = kept::child_target() {
         return Some(kept::dial_inherited(&target));

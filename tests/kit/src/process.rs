@@ -1,4 +1,4 @@
-//! A process of the product, and what it prints.
+//! A process of the product, and its output.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -15,7 +15,7 @@ use nix::{
 
 use crate::wait::eventually;
 
-/// A process; killed when it is dropped. A test that fails shows what it printed.
+/// A process; killed on drop. If the test fails, its output is printed.
 pub struct Process {
     child: Mutex<Child>,
     output: Arc<Mutex<Vec<String>>>,
@@ -24,7 +24,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process whose answers are awaited for so long.
+    /// Starts a process; waits for its output have this timeout.
     pub fn start(command: &mut Command, patience: Duration) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -42,17 +42,17 @@ impl Process {
         Self { child: Mutex::new(child), output, readers: Mutex::new(readers.into()), patience }
     }
 
-    /// All that it printed so far.
+    /// Its output so far.
     pub fn output(&self) -> String {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// The lines with this in them.
+    /// The output lines that contain this text.
     pub fn lines(&self, part: &str) -> Vec<String> {
         self.output.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
     }
 
-    /// Waits for a line with this in it.
+    /// Waits for an output line that contains this text.
     pub async fn says(&self, part: &str) {
         let said = async || if self.lines(part).is_empty() { Err("no such line") } else { Ok(()) };
         eventually(part, self.patience, said).await;
@@ -64,13 +64,13 @@ impl Process {
         kill(Pid::from_raw(pid.cast_signed()), signal).unwrap();
     }
 
-    /// Sends it a signal that ends it, and waits until it has ended.
+    /// Sends it a signal that ends it, and waits for its end.
     pub async fn end(&self, signal: Signal) {
         self.signal(signal);
         self.ended().await;
     }
 
-    /// Waits for its end. Returns its exit code and all that it printed.
+    /// Waits for its end. Returns its exit code and its output.
     pub async fn ended(&self) -> (Option<i32>, String) {
         let ended = async || self.child.lock().unwrap().try_wait().unwrap().ok_or("it runs");
         let status = eventually("the end of the process", self.patience, ended).await;

@@ -1,7 +1,7 @@
-//! Waiting for something to become true, with a deadline, in place of sleeping and hoping.
+//! Waits for a condition with a deadline, instead of sleeping.
 //!
-//! [`eventually`] and [`until`] are for asynchronous callers, [`blocking`] has the same for the others. The first questions
-//! follow each other within milliseconds, later ones less often: what comes soon is seen soon, and waiting costs little.
+//! [`eventually`] and [`until`] are for asynchronous callers, [`blocking`] has the same for the others. The first polls
+//! are milliseconds apart, later ones further: early results are seen early, and waiting costs little.
 
 use std::{
     fmt::Display,
@@ -11,9 +11,9 @@ use std::{
 
 use tokio::runtime::Runtime;
 
-/// After the first question.
+/// Pause after the first poll.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-/// Short against anything a person would notice, long against the cost of asking.
+/// Short for a person, long compared with the cost of a poll.
 const LONGEST_PAUSE: Duration = Duration::from_millis(25);
 
 static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
@@ -21,26 +21,26 @@ static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     Duration::from_secs(seconds.unwrap_or(10))
 });
 
-/// For callers without a runtime of their own. Lives as long as the process, so that nothing on it ends early.
+/// For callers without their own runtime. Lives as long as the process, so that no task on it ends early.
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("no runtime for the tests: {error}")));
 
-/// Waits for something asynchronous on a thread that may block.
+/// Waits for a future on a thread that may block.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.block_on(future)
 }
 
-/// How long to wait for what should come at once: ten seconds, or `WEFT_TEST_PATIENCE_SECONDS` on an emulated machine,
-/// where the kernel's verifier alone may take a minute.
+/// The timeout for anything that should happen at once: ten seconds, or `WEFT_TEST_PATIENCE_SECONDS` on an emulated
+/// machine, where the kernel's verifier alone may take a minute.
 pub fn patience() -> Duration {
     *PATIENCE
 }
 
-/// Asks until the answer is `Ok` and returns it. The last question is asked after the deadline, so that a slow question is
-/// not cut short.
+/// Polls until the answer is `Ok` and returns it. The last poll starts after the deadline, so that a slow poll is not
+/// cut short.
 ///
 /// # Panics
-/// When the deadline passes, with `what` was waited for and the last `Err`: this is the assertion of a test.
+/// After the deadline, with `what` and the last `Err`: this is the assertion of a test.
 pub async fn eventually<T, E: Display>(what: &str, within: Duration, mut ask: impl AsyncFnMut() -> Result<T, E>) -> T {
     until(within, &mut ask).await.unwrap_or_else(|error| panic!("{what}: not within {within:?}: {error}"))
 }
@@ -48,7 +48,7 @@ pub async fn eventually<T, E: Display>(what: &str, within: Duration, mut ask: im
 /// As [`eventually`], for programs: the last `Err` is returned.
 ///
 /// # Errors
-/// The last answer, when the deadline has passed.
+/// The last error, after the deadline.
 pub async fn until<T, E>(within: Duration, mut ask: impl AsyncFnMut() -> Result<T, E>) -> Result<T, E> {
     let mut pauses = Pauses::new(within);
     loop {
@@ -90,7 +90,7 @@ pub mod blocking {
     }
 }
 
-/// The pauses between questions, each twice as long as the one before, up to a limit; none once the time is up.
+/// The pauses between polls, each twice as long as the one before, up to a limit; none after the deadline.
 struct Pauses {
     started: Instant,
     within: Duration,

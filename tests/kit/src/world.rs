@@ -1,4 +1,4 @@
-//! A node with three network namespaces in a row and a running agent: what most tests of the agent need.
+//! A node with three network namespaces in a row and a running agent: the fixture of most tests of the agent.
 //!
 //! ```text
 //!   a ───10.99.0.0/24, fd99::/64─── b ───10.98.0.0/24, fd98::/64─── c
@@ -19,13 +19,13 @@ use crate::{
     pod::{APPLICATION_UID, PROXY_UID, Pod},
 };
 
-/// See above.
+/// See the module's documentation.
 pub struct World {
     node: Node,
 }
 
 impl World {
-    /// An agent that enrolled none of the three. The program is the agent's.
+    /// Starts this program as agent, which has enrolled none of the three yet.
     pub fn new(purpose: &str, agent: impl Into<PathBuf>) -> Self {
         let mut node = Node::new(purpose, agent).unwrap();
         for name in ["a", "b", "c"] {
@@ -33,7 +33,7 @@ impl World {
         }
         node.join(("a", 1), ("b", 2), 99);
         node.join(("c", 3), ("b", 2), 98);
-        // Second addresses, which are no connection's source unless it asks for them.
+        // Second addresses; a connection has to bind one of them to use it as source.
         for address in ["10.98.0.77/24", "fd98::77/64"] {
             node.ip("c", &format!("addr add {address} dev to98 nodad preferred_lft 0"));
         }
@@ -42,7 +42,7 @@ impl World {
         Self { node }
     }
 
-    /// A test with a world of its own, whose failure is told with the agent's log.
+    /// A test with its own world; a failure is reported with the agent's log.
     pub fn trial(purpose: &'static str, agent: &'static str, name: &str, check: fn(&mut Self)) -> Trial {
         Trial::test(name, move || {
             let mut world = catch(|| Self::new(purpose, agent))?;
@@ -51,7 +51,7 @@ impl World {
         })
     }
 
-    /// An enrolment of one of the three, as a sandbox would ask for it.
+    /// A request to enrol one of the three, as a sandbox would send it.
     pub fn request(&self, name: &str) -> EnrolRequest {
         let ips = match name {
             "a" => vec!["10.99.0.1", "fd99::1"],
@@ -88,12 +88,13 @@ impl World {
         servers
     }
 
-    /// Waits until there is an answer, and fails the test with the agent's log if none comes.
+    /// Waits until the answer is there, and fails the test with the agent's log if it does not come.
     pub fn eventually<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
         self.node.eventually(what, |_| ask(self))
     }
 
-    /// How many programs an agent has to attach to the cgroup: one more as on Linux 5.10, where sockets carry cookies.
+    /// The number of programs that an agent attaches to the cgroup: one more as on Linux 5.10, where sockets store
+    /// cookies.
     pub fn cgroup_programs() -> usize {
         8 + usize::from(as_on_linux().next().is_some())
     }
@@ -114,7 +115,7 @@ impl DerefMut for World {
 }
 
 /// Processes in two meshed pods, a and b: their proxies, and an application in b that serves 8080, 8081, 9090 and 9095.
-/// Dropping them ends them.
+/// Dropping this ends them.
 pub struct Mesh {
     /// The proxy of a.
     pub a: Pod,
@@ -140,7 +141,7 @@ impl Mesh {
         Self { a: world.proxy("a"), b: world.proxy("b"), servers }
     }
 
-    /// Both directions work, and attest it.
+    /// Asserts that both directions are redirected and attested.
     pub fn is_meshed(&self, world: &World) {
         let mut app = world.pod("a", APPLICATION_UID);
         assert!(app.say("attest").starts_with("flags=3 "), "{}", app.say("attest"));
@@ -156,7 +157,7 @@ impl Mesh {
         assert_eq!(answer.field("orig"), "10.98.0.2:8080");
     }
 
-    /// Connections get around the proxies: the opposite, for tests that would pass without any mesh.
+    /// Asserts that connections bypass the proxies: the opposite, for tests that would pass without any mesh.
     pub fn is_open(world: &World) {
         let mut app = world.pod("a", APPLICATION_UID);
         app.connect("10.99.0.2:8080").reached(8080);

@@ -1,4 +1,4 @@
-//! Stops a sandbox when this process is gone, however it went: a sandbox's daemon outlives whoever started it.
+//! Stops a sandbox when this process ends in any way: a sandbox's daemon outlives the process that started it.
 
 use std::{
     io::{self, Write as _},
@@ -9,8 +9,9 @@ use std::{
 
 use weft_sandbox::config::Layout;
 
-/// Reads a line from the harness: "done" when the harness has taken care, the end of the stream when it died. A sandbox
-/// that has just been started cannot be stopped yet, so that is tried for some seconds; one that failed leaves its log. The manifests were the harness's own.
+/// Reads a line from the harness: "done" when the harness has cleaned up, end of file when it died. A sandbox that has
+/// just been started cannot be stopped yet, so this retries for some seconds; a failed sandbox leaves its log. The
+/// manifests belong to the harness.
 const SCRIPT: &str = r#"
 read -r word
 [ "$word" = done ] && exit
@@ -35,15 +36,15 @@ impl Guard {
     pub(super) fn watch(weft: &Path, layout: &Layout, sandbox: &str, manifests: &Path) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT]).arg(weft).arg(sandbox).arg(layout.daemon_log()).arg(manifests);
-        // A group of its own: Ctrl-C in the terminal is for the harness alone.
+        // Its own process group: Ctrl-C in the terminal is for the harness only.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         Ok(Self { process: command.spawn()? })
     }
 
-    /// Lets go: the sandbox is stopped already, or shall go on.
+    /// Ends the guard: the sandbox is stopped already, or is to keep running.
     pub(super) fn dismiss(mut self) {
         if let Some(mut words) = self.process.stdin.take() {
-            // A guard that is gone needs no word.
+            // The guard may have ended already.
             let _ = words.write_all(b"done\n");
         }
         let _ = self.process.wait();

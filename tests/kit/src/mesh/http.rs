@@ -1,4 +1,4 @@
-//! One HTTP request from inside a network namespace, for the admin port that a pod serves on loopback too.
+//! One HTTP request from inside a network namespace, for the admin port that a pod also serves on loopback.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// The namespace is gone, nobody listens, or the answer is another status.
 pub(super) fn get(netns: &Path, port: u16, path: &str) -> io::Result<String> {
     let namespace = File::open(netns)?;
-    // A thread's namespace stays with it: one that ends takes it along.
+    // On its own thread: the change of namespace lasts until the thread ends.
     thread::scope(|scope| {
         let request = scope.spawn(|| {
             setns(&namespace, CloneFlags::CLONE_NEWNET)?;
@@ -34,7 +34,7 @@ pub(super) fn get(netns: &Path, port: u16, path: &str) -> io::Result<String> {
 fn request(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
-    // In one piece: a server that answers before it has read everything resets the connection when it closes.
+    // In one write: a server that answers before it has read everything resets the connection when it closes.
     stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -1,4 +1,4 @@
-//! One mesh for all tests of a file: started by the first that asks, stopped by the last that lets go.
+//! One mesh for all tests of a file: started by the first test, stopped when the last one has finished.
 
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
@@ -7,13 +7,13 @@ use tokio::runtime::Runtime;
 use super::{Mesh, Options, unique_name};
 use crate::manifests::Manifests;
 
-/// A mesh outlives the test that started it, so it runs on a runtime that outlives all of them.
+/// A mesh outlives the test that started it, so it uses a runtime that outlives all tests.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.unwrap_or_else(|error| panic!("no runtime for the tests: {error}"))
 });
 
-/// A mesh that tests share. Tests that change it need one of their own.
+/// A mesh that tests share. Tests that change the mesh need their own.
 pub struct Shared {
     running: Mutex<Weak<Running>>,
     start: fn() -> (Manifests, Options),
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     fn acquire(&self) -> Arc<Running> {
-        // A test that failed to start the mesh leaves the lock poisoned; the next one tries again.
+        // A test that could not start the mesh leaves the lock poisoned; the next test tries again.
         let mut slot = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = slot.upgrade() {
             return running;

@@ -1,4 +1,4 @@
-//! Clients, each a single connection that ends with the answer, and what the kernel says to the question for attestation.
+//! Clients, each a single connection that ends with the answer, and the attestation query.
 
 use std::{
     collections::BTreeMap,
@@ -12,11 +12,12 @@ use nix::{getsockopt_impl, sockopt_impl, sys::socket::getsockopt};
 use socket2::{Domain, Socket, Type};
 use weft_ebpf_abi::socket::attest;
 
-/// Longest wait for the other side.
+/// Timeout for the other side.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 sockopt_impl!(
-    /// The private option by which a proxy asks what is in force: flags, generation, and the netns cookie in two halves.
+    /// The private option with which a proxy queries what is in force: flags, generation, and the netns cookie in two
+    /// halves.
     Attestation,
     GetOnly,
     attest::LEVEL,
@@ -24,7 +25,7 @@ sockopt_impl!(
     [u32; 4]
 );
 
-/// What the kernel answers to a proxy that asks what is in force: flags, generation and netns cookie.
+/// The kernel's answer to a proxy's attestation query: flags, generation and netns cookie.
 ///
 /// # Errors
 /// ENOPROTOOPT or EOPNOTSUPP, by kernel version, where nothing is enrolled.
@@ -60,7 +61,7 @@ pub(super) fn connect_by(device: &str, target: &str) -> io::Result<String> {
     describe(socket)
 }
 
-/// Connects from a port, as often as one likes.
+/// Connects from a given port; may be repeated.
 pub(super) fn connect_port(port: u16, target: &str) -> io::Result<String> {
     let target: SocketAddr = target.parse().unwrap();
     let begin = Instant::now();
@@ -69,7 +70,7 @@ pub(super) fn connect_port(port: u16, target: &str) -> io::Result<String> {
         socket.set_reuse_address(true)?;
         socket.bind(&SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port).into())?;
         match dial(&socket, target) {
-            // The last connection's end may not have been acknowledged yet.
+            // The end of the previous connection may not be acknowledged yet.
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable && begin.elapsed() < PATIENCE => {}
             Err(error) => return Err(error),
             Ok(()) => return describe(socket),
@@ -87,7 +88,7 @@ pub(super) fn reuse(first: &str, second: &str) -> io::Result<String> {
     describe(socket)
 }
 
-/// Connects again and again; counts the listeners that answered and the failures.
+/// Connects repeatedly; counts the listeners that answered and the failures.
 pub(super) fn load(target: &str, count: u32) -> io::Result<String> {
     let mut answers = BTreeMap::<String, usize>::new();
     for _ in 0..count {
@@ -110,7 +111,7 @@ pub(super) fn dial(socket: &Socket, target: SocketAddr) -> io::Result<()> {
     socket.set_read_timeout(Some(PATIENCE))
 }
 
-/// Both ends' view of a connection: the client's, and what the server says up to the end.
+/// Both ends' view of a connection: the client's, and the server's output until the end.
 pub(super) fn describe(socket: Socket) -> io::Result<String> {
     let mut stream = TcpStream::from(socket);
     let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);

@@ -1,4 +1,4 @@
-//! What a process keeps from one order to the next: sockets, connections, listeners.
+//! State that a process keeps between orders: sockets, connections, listeners.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -22,12 +22,12 @@ use super::{
     serve::{listener, serve},
 };
 
-/// The first argument of a process that is to dial with the socket that is its standard input.
+/// The first argument of a process that connects the socket that is its standard input.
 const CHILD: &str = "weft-actor-child";
-/// The first of the users of [`Kept::fill_users`].
+/// The first user id of [`Kept::fill_users`].
 const FIRST_USER: u32 = 5000;
 
-/// See above.
+/// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Kept {
     stream: Option<BufReader<TcpStream>>,
@@ -45,13 +45,13 @@ impl Kept {
         Ok("ok".into())
     }
 
-    /// Accepts with the listeners that were halted.
+    /// Accepts with the halted listeners.
     pub(super) fn resume(&mut self) -> io::Result<String> {
         self.halted.drain(..).for_each(|(port, socket)| serve(port, socket));
         Ok("ok".into())
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(super) fn start(&mut self, target: &str) -> io::Result<String> {
         let target: SocketAddr = target.parse().unwrap();
         let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
@@ -65,7 +65,7 @@ impl Kept {
         Ok("ok".into())
     }
 
-    /// Waits for the oldest connection that was begun.
+    /// Waits for the oldest connection that was started.
     pub(super) fn finish(&mut self) -> io::Result<String> {
         let (socket, begin) = (self.started.remove(0), Instant::now());
         while socket.peer_addr().is_err() && begin.elapsed() < PATIENCE {
@@ -88,7 +88,7 @@ impl Kept {
         Ok(format!("peername={peer} sockname={local} {}", line.trim_end()))
     }
 
-    /// Uses the connection that is kept, in both directions.
+    /// Uses the kept connection in both directions.
     pub(super) fn ping(&mut self) -> io::Result<String> {
         let stream = self.stream.as_mut().unwrap();
         stream.get_mut().write_all(b"ping\n")?;
@@ -97,22 +97,22 @@ impl Kept {
         Ok(if line == "ping\n" { "ok".into() } else { format!("got {line:?}") })
     }
 
-    /// Makes an IPv4 socket and keeps it, without using it.
+    /// Creates an IPv4 socket and keeps it, unused.
     pub(super) fn create(&mut self) -> io::Result<String> {
         self.socket = Some(Socket::new(Domain::IPV4, Type::STREAM, None)?);
         Ok("ok".into())
     }
 
-    /// Has a child process, another program, connect the socket that is kept.
+    /// Starts a child process, another program, that connects the kept socket.
     pub(super) fn dial_in_child(&mut self, target: &str) -> io::Result<String> {
         let socket = self.socket.take().unwrap();
-        // By its path an unprivileged user may not reach it.
+        // An unprivileged user may not be able to open it by its path.
         let output =
             Command::new("/proc/self/exe").args([CHILD, target]).stdin(Stdio::from(OwnedFd::from(socket))).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
-    /// Makes network namespaces, in each of which a proxy seems to bind its ports.
+    /// Creates network namespaces, in each of which a simulated proxy binds its ports.
     pub(super) fn fill_namespaces(&mut self, count: u32) -> io::Result<String> {
         let [root, proxy] = [0, PROXY_UID].map(Uid::from_raw);
         for _ in 0..count {
@@ -128,11 +128,11 @@ impl Kept {
         Ok("ok".into())
     }
 
-    /// Listens on a proxy's inbound port as many users, in groups as large as are recorded.
+    /// Listens on a proxy's inbound port as many users, in groups as large as the recorded maximum.
     pub(super) fn fill_users(&mut self, count: u32) -> io::Result<String> {
         let root = Uid::from_raw(0);
         for uid in FIRST_USER..FIRST_USER + count {
-            // The effective user decides who may join a group, the real one is who binds.
+            // The effective user decides whether a socket may join a group; the real user counts as the one that binds.
             setresuid(Uid::from_raw(uid), root, root)?;
             for _ in 0..8 {
                 self.listeners.push(listener("0.0.0.0:4143".parse().unwrap(), true, 1)?);
@@ -142,7 +142,7 @@ impl Kept {
     }
 }
 
-/// Where this process is to dial, if it is such a child.
+/// The target of this process, if it is such a child.
 pub(super) fn child_target() -> Option<String> {
     let mut arguments = std::env::args().skip(1);
     arguments.next().filter(|first| first == CHILD)?;

@@ -1,4 +1,4 @@
-//! Servers that tell their clients what the accepted socket knows.
+//! Servers that send the accepted socket's observations to their clients.
 
 use std::{
     io::{self, Write as _},
@@ -13,27 +13,27 @@ use std::{
 use nix::errno::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// Connections that a server's queue has room for.
+/// Backlog of a server's queue.
 const BACKLOG: i32 = 64;
 
-/// How many connections each listener of this process accepted, with its port.
+/// The number of connections that each listener of this process accepted, with its port.
 static ACCEPTED: Mutex<Vec<(u16, Arc<AtomicUsize>)>> = Mutex::new(Vec::new());
 
-/// Listens where a proxy does.
+/// Listens on a proxy's addresses.
 pub(super) fn proxy() -> io::Result<String> {
     listen("127.0.0.1:4140", true)?;
     listen("[::1]:4140", true)?;
     listen("[::]:4143", true)
 }
 
-/// A proxy whose connections last.
+/// A proxy with long-lived connections.
 pub(super) fn echo_proxy() -> io::Result<String> {
     echo("127.0.0.1:4140")?;
     echo("[::1]:4140")?;
     echo("[::]:4143")
 }
 
-/// How many connections each listener on a port accepted.
+/// The number of connections that each listener on a port accepted.
 pub(super) fn accepted(port: u16) -> String {
     let listeners = ACCEPTED.lock().unwrap();
     let counts = listeners.iter().filter(|(own, _)| *own == port).map(|(_, count)| count.load(Ordering::Relaxed));
@@ -60,7 +60,7 @@ pub(super) fn listener(address: SocketAddr, group: bool, backlog: i32) -> io::Re
     Ok(socket)
 }
 
-/// Accepts in a thread, and tells each client what the accepted socket knows.
+/// Accepts in a thread, and sends each client the accepted socket's observations.
 pub(super) fn serve(port: u16, socket: Socket) {
     let listener = TcpListener::from(socket);
     let accepted = Arc::new(AtomicUsize::new(0));
@@ -69,7 +69,7 @@ pub(super) fn serve(port: u16, socket: Socket) {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             accepted.fetch_add(1, Ordering::Relaxed);
-            // A client that is gone again has no address any more.
+            // A client that has disconnected has no address.
             let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { continue };
             let (local, peer) = (canonical(local), canonical(peer));
             let socket = SockRef::from(&stream);
@@ -87,7 +87,7 @@ pub(super) fn serve(port: u16, socket: Socket) {
     });
 }
 
-/// Serves an address in threads: tells each client where it wanted to go, then repeats what it says.
+/// Serves an address in threads: sends each client its original destination, then echoes.
 pub(super) fn echo(address: &str) -> io::Result<String> {
     let address: SocketAddr = address.parse().unwrap();
     let listener = TcpListener::from(listener(address, false, BACKLOG)?);
