@@ -1,5 +1,5 @@
-//! Point 5 and the counters: no netfilter state in any pod, the proxies' view of connections and original destinations,
-//! and the kernel's own counts.
+//! Point 5 and the counters: no netfilter state in any pod, the proxies' records of connections and original
+//! destinations, and the kernel's own counters.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl Stage<'_> {
         let mut originals = BTreeSet::new();
         for pod in pods.iter().filter(|pod| pod.meshed) {
             let metrics = self.mesh.metrics(&pod.namespace, &pod.name).await?;
-            // What a pod sends itself stays on its loopback and needs no TLS.
+            // Connections of a pod to itself stay on its loopback and need no TLS.
             let others = meshed.iter().filter(|ip| !pod.has(ip)).cloned().collect();
             let between = metrics.connections_to(&others);
             self.summary.mtls_connections += between.mtls;

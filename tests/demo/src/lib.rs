@@ -1,5 +1,5 @@
 //! The demo: starts a mesh from `examples/mesh`, sends real traffic through it, kills the agent under load, and counts
-//! what happened. It says what it does while it does it, and judges the counts at the end.
+//! the results. It prints each step, and checks the counts at the end.
 //!
 //! ```text
 //! start -> traffic (1, 3) -> policy (2) -> agent restart (4) -> inspection (5) -> clean-up -> judgement
@@ -26,7 +26,7 @@ use weft_test_kit::{
 use summary::{ReadyMs, Summary};
 use trace::Trace;
 
-/// What the demo works with, step by step.
+/// State of the demo, passed from step to step.
 struct Stage<'a> {
     mesh: &'a Mesh,
     /// The meshed client that every policy allows.
@@ -41,13 +41,13 @@ struct Stage<'a> {
 /// Starts the example mesh.
 ///
 /// # Errors
-/// What the mesh lacks to start, in one line.
+/// One line with what is missing to start the mesh.
 pub async fn start(options: Options) -> anyhow::Result<Mesh> {
     let manifests = Manifests::example().context("write the example manifests")?;
     Mesh::start(manifests, options).await
 }
 
-/// Runs every step against a started mesh, and counts.
+/// Runs every step against a started mesh, and counts the results.
 ///
 /// # Errors
 /// A step could not be carried out at all; requests that fail are counted instead.
@@ -76,7 +76,7 @@ pub async fn run(mesh: &Mesh) -> anyhow::Result<Summary> {
     Ok(stage.summary)
 }
 
-/// Stops the mesh, looks for anything that stayed behind, and judges.
+/// Stops the mesh, and counts what it leaves behind.
 ///
 /// # Errors
 /// The host's own tables cannot be read.
@@ -90,7 +90,7 @@ pub async fn finish(mesh: Mesh, summary: &mut Summary) -> anyhow::Result<()> {
 }
 
 impl Stage<'_> {
-    /// Counts a load that policy allows, and says how it went.
+    /// Runs and counts a load that policy allows, and prints the result.
     fn allow(&mut self, what: &str, report: &Report) {
         self.summary.requests += report.requests;
         self.summary.failures += report.failures;
@@ -107,7 +107,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Counts a load that policy refuses, and says how it went.
+    /// Runs and counts a load that policy refuses, and prints the result.
     fn refuse(&mut self, what: &str, report: &Report) {
         self.summary.denied += report.failures;
         self.summary.wrongly_allowed += report.requests - report.failures;

@@ -1,4 +1,4 @@
-//! Point 4: the agent is killed with SIGKILL and comes back while requests run, each on a connection of its own.
+//! Point 4: the agent is killed with SIGKILL and restarts while requests run, each on a new connection.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use weft_test_kit::{agent, wait::until};
 
 use super::Stage;
 
-/// How long requests run; the agent dies a third into it, and is back long before the end.
+/// Duration of the requests; the agent is killed after a third of it, and is back long before the end.
 const LOAD: &str = "6s";
 const BEFORE_THE_KILL: Duration = Duration::from_secs(2);
-/// The sandbox restarts an agent at once; loading its programs takes a moment.
+/// Maximum time until the agent serves again: the sandbox restarts it at once, and loading its programs takes a moment.
 const BACK_WITHIN: Duration = Duration::from_secs(20);
 
 impl Stage<'_> {
@@ -39,7 +39,7 @@ impl Stage<'_> {
             self.summary.agent_restart_requests += report.requests;
             self.summary.agent_restart_failures += report.failures;
             connections += report.connections;
-            // A connection around the proxies would arrive at the server from the client itself.
+            // A connection that bypasses the proxies would reach the server from the client's own address.
             if report.seen_peer_ips.contains(&client_ip) {
                 self.summary.agent_restart_unredirected += 1;
             }

@@ -1,4 +1,4 @@
-//! What the demo measured, as one JSON object and as a table, and whether it kept the mesh's promises.
+//! The demo's measurements, as one JSON object and as a table, and whether the mesh kept its promises.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,24 @@ use serde::Serialize;
 /// The protocols that the demo speaks, as keys of the object's `protocols`.
 pub const PROTOCOLS: [&str; 5] = ["http1", "http2", "grpc", "websocket", "tcp_server_first"];
 
-/// Everything the demo measured. Each field is counted while it runs; none is assumed.
+/// All measurements of the demo. Each field is counted while the demo runs; none is assumed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     /// Requests that policy allows.
     pub requests: u64,
-    /// Those of them without the application's own answer.
+    /// Those of them that the application did not answer.
     pub failures: u64,
     /// Connections between meshed pods with mutual TLS, as the clients' proxies counted them.
     pub mtls_connections: u64,
     /// Connections between meshed pods without.
     pub plaintext_connections: u64,
-    /// Requests that policy refused, as their clients saw it.
+    /// Requests that policy refused, as their clients observed it.
     pub denied: u64,
     /// Requests that policy should have refused and did not.
     pub wrongly_allowed: u64,
-    /// Connections that the kernel took to a proxy's outbound listener.
+    /// Connections that the kernel redirected to a proxy's outbound listener.
     pub redirected_outbound: u64,
-    /// Connections that the kernel took to a proxy's inbound listener.
+    /// Connections that the kernel steered to a proxy's inbound listener.
     pub redirected_inbound: u64,
     /// Netfilter rules in all pods.
     pub iptables_rules: u64,
@@ -33,15 +33,15 @@ pub struct Summary {
     pub conntrack_entries: u64,
     /// Requests that failed while the agent was killed and restarted.
     pub agent_restart_failures: u64,
-    /// Requests sent meanwhile, each on a new connection.
+    /// Requests sent during that time, each on a new connection.
     pub agent_restart_requests: u64,
-    /// Connections that were not redirected meanwhile.
+    /// Connections that were not redirected during that time.
     pub agent_restart_unredirected: u64,
-    /// Connections on a proxy's outbound listener whose original destination nobody knew.
+    /// Connections on a proxy's outbound listener without a known original destination.
     pub flow_misses: u64,
     /// Kernel verdicts seen on the trace while requests ran.
     pub trace_events: u64,
-    /// Connections on which an application saw another peer than it dialled.
+    /// Connections on which the application's peer address was not the one that it dialled.
     pub peer_mismatches: u64,
     /// Original destinations (Service addresses) that client proxies reported.
     pub original_destinations: u64,
@@ -51,9 +51,9 @@ pub struct Summary {
     pub protocols: BTreeMap<&'static str, u64>,
     /// Pods that answered, by Service.
     pub backends: BTreeMap<String, usize>,
-    /// What stayed behind after the clean-up.
+    /// Leftovers after the clean-up.
     pub left_behind: Vec<String>,
-    /// Promises that were not kept, in words; empty when all were.
+    /// Broken promises, in words; empty if all were kept.
     pub broken_promises: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ impl ReadyMs {
 }
 
 impl Summary {
-    /// Compares the numbers with what the mesh promises and remembers what is broken.
+    /// Compares the numbers with the mesh's promises and records the broken ones.
     pub fn judge(&mut self) {
         let zero = [
             ("requests failed", self.failures),
@@ -116,7 +116,7 @@ impl Summary {
         self.broken_promises = broken;
     }
 
-    /// The numbers as people read them.
+    /// The numbers as a table for people.
     pub fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING);

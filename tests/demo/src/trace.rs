@@ -1,4 +1,4 @@
-//! Shows the kernel's verdicts while requests run, straight from the agent's trace.
+//! Prints the kernel's verdicts while requests run, from the agent's trace.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 use weft_proto::agent::{Direction, Event, WatchRequest};
 use weft_test_kit::agent::Agent;
 
-/// How many verdicts of one step are shown; all are counted.
+/// Maximum number of verdicts printed per step; all are counted.
 const SHOWN_PER_STEP: u64 = 6;
 
 /// A running trace.
@@ -33,7 +33,7 @@ impl Trace {
         let task: JoinHandle<()> = tokio::spawn({
             let counts = Arc::clone(&counts);
             async move {
-                // The stream ends with the agent; a trace is for looking at, nothing depends on it.
+                // The stream ends with the agent; the trace is only printed, and nothing depends on it.
                 while let Ok(Some(event)) = events.message().await {
                     counts.all.fetch_add(1, Ordering::Relaxed);
                     if counts.step.fetch_add(1, Ordering::Relaxed) < SHOWN_PER_STEP {
@@ -45,7 +45,7 @@ impl Trace {
         Ok(Self { counts, _task: AbortOnDropHandle::new(task) })
     }
 
-    /// Ends a step: says how many verdicts were not shown, and shows the next step's first ones again.
+    /// Ends a step: prints how many verdicts were not shown, and shows the first ones of the next step again.
     pub(super) fn end_step(&self) {
         let seen = self.counts.step.swap(0, Ordering::Relaxed);
         if seen > SHOWN_PER_STEP {
@@ -59,7 +59,7 @@ impl Trace {
     }
 }
 
-/// One verdict as a person reads it: pod, command, where the connection was going, where it goes, why.
+/// One verdict in readable form: pod, command, original destination, new destination, reason.
 fn line(event: &Event) -> String {
     let pod = event.pod.clone().unwrap_or_default();
     let (direction, command) = match event.direction() {

@@ -1,4 +1,4 @@
-//! Points 1 to 3: every protocol through the mesh, policy for those outside it, and the kernel's trace meanwhile.
+//! Points 1 to 3: every protocol through the mesh, policy for clients without permission, and the kernel's trace.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ struct Conversation {
     target: &'static str,
     /// How many pods are behind the target.
     replicas: usize,
-    /// Connection-wise protocols are balanced by connection, so they need several.
+    /// Protocols that are balanced by connection need several connections.
     fresh: bool,
 }
 
@@ -31,9 +31,9 @@ const LEDGER: &str = "payments.shop:9000";
 
 /// Requests by protocol, at least.
 const REQUESTS: &str = "60";
-/// Every replica answers within this: a balancer leaves one that was slow once alone for some seconds.
+/// Every replica answers within this: after one slow answer, a balancer avoids a replica for some seconds.
 const ALL_ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// Requests of each policy question.
+/// Number of requests for each policy check.
 const QUESTIONS: &str = "10";
 
 impl Stage<'_> {
@@ -60,7 +60,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Point 2: who may talk to whom, with the opposite of each.
+    /// Point 2: allowed and refused clients, each with its opposite.
     pub(super) async fn policy(&mut self, trace: &Trace) -> anyhow::Result<()> {
         println!("\n2. policy: payments wants the identity of `client`, web lets everybody in");
         let (client, stranger, legacy) = (self.client.clone(), self.stranger.clone(), self.legacy.clone());

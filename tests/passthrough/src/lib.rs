@@ -1,12 +1,13 @@
-//! A proxy that copies bytes and decides nothing: it asks the kernel where a connection was going and takes it there.
-//! Behind iptables and behind eBPF it is the same program, so what differs between two measurements is the interception.
+//! A proxy that copies bytes and decides nothing: it gets a connection's original destination from the kernel and
+//! connects to it. The same program runs behind iptables and behind eBPF, so two measurements differ only in the
+//! interception.
 //!
 //! ```text
 //! outbound 127.0.0.1:4140, [::1]:4140   inbound 0.0.0.0:4143   admin :4191 (/ready, /live, /connections)
 //! ```
 //!
-//! It honours the part of the `LINKERD2_PROXY_*` contract that says where to listen, and refuses connections whose
-//! original destination is unknown or is its own listener: it would call itself for ever.
+//! It implements the part of the `LINKERD2_PROXY_*` contract that sets the listeners, and refuses connections whose
+//! original destination is unknown or is its own listener, which would be an endless loop.
 
 use std::{
     collections::VecDeque,
@@ -25,10 +26,10 @@ use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 
-/// How many of the latest connections `/connections` remembers.
+/// Number of recent connections in `/connections`.
 const REMEMBERED: usize = 1024;
 
-/// Which of the two listeners accepted a connection.
+/// The listener that accepted a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -38,7 +39,7 @@ pub enum Direction {
     Inbound,
 }
 
-/// What the proxy saw of one connection.
+/// The proxy's observations of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// The listener that accepted it.
@@ -51,7 +52,7 @@ pub struct Connection {
     pub original: Result<String, String>,
 }
 
-/// The proxy's memory, shared by its listeners.
+/// The proxy's state, shared by its listeners.
 #[derive(Clone, Debug, Default)]
 pub struct Passthrough {
     seen: Arc<Mutex<VecDeque<Connection>>>,
@@ -67,7 +68,7 @@ impl Passthrough {
             };
             let proxy = self.clone();
             tokio::spawn(async move {
-                // Either side went away: closing both is all there is to do.
+                // One side disconnected: closing both is all that is left to do.
                 let _ = proxy.forward(stream, direction).await;
             });
         }
@@ -138,12 +139,12 @@ impl Passthrough {
     }
 }
 
-/// A connection that goes back to the listener it came from would be accepted again, and so on.
+/// A connection to the listener that accepted it would be accepted again, endlessly.
 fn is_own_listener(original: SocketAddr, local: SocketAddr, direction: Direction) -> bool {
     match direction {
-        // The listener's own address is the local one: REDIRECT and the eBPF rewrite both end there.
+        // The listener's own address is the local address: REDIRECT and the eBPF rewrite both end there.
         Direction::Outbound => original == local,
-        // Steering keeps the local address, so only the port tells.
+        // Steering keeps the local address, so only the port can be compared.
         Direction::Inbound => original.port() == INBOUND_PORT,
     }
 }
@@ -153,11 +154,11 @@ pub const INBOUND_PORT: u16 = 4143;
 /// The outbound port every mesh of the Linkerd family uses.
 pub const OUTBOUND_PORT: u16 = 4140;
 
-/// Asks the kernel where the connection was going before it was redirected: by the IPv6 level on an IPv6 socket, unless
-/// its addresses are IPv4 in disguise.
+/// Gets the connection's destination before redirection from the kernel: with the IPv6 level on an IPv6 socket, unless
+/// its addresses are IPv4-mapped.
 ///
 /// # Errors
-/// The kernel's own, e.g. `ENOENT` or `ENOPROTOOPT` where nobody redirected anything.
+/// The kernel's own, for example `ENOENT` or `ENOPROTOOPT` for a connection that was not redirected.
 pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
     let socket = SockRef::from(stream);
     let native_v6 = match stream.local_addr()? {
@@ -190,7 +191,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
-        // With connection tracking active on the host the kernel knows the connection and answers its address.
+        // With connection tracking active on the host, the kernel knows the connection and returns its address.
         match original_destination(&accepted) {
             Err(error) => assert!(matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOPROTOOPT))),
             Ok(original) => assert_eq!(original, accepted.local_addr().unwrap()),

@@ -1,4 +1,4 @@
-//! `weft-passthrough`: a proxy that copies bytes, for measuring interception by itself. Runs until it is told to stop.
+//! `weft-passthrough`: a proxy that copies bytes, for measuring interception by itself. Runs until it is stopped.
 
 use std::net::SocketAddr;
 
@@ -38,7 +38,7 @@ async fn main() -> anyhow::Result<()> {
     for address in args.outbound {
         match listen::listen(address) {
             Ok(listener) => drop(tasks.spawn(proxy.clone().serve(listener, Direction::Outbound))),
-            // A host without IPv6 has no [::1]: nothing can arrive there either.
+            // A host without IPv6 has no [::1], and no connection arrives there.
             Err(_) if address.is_ipv6() => {}
             Err(error) => return Err(error).with_context(|| format!("listen on {address}")),
         }
