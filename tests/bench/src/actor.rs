@@ -1,7 +1,7 @@
-//! A process in a pod and what it measures there: the orders and replies of the bench over the kit's actors.
+//! A process in a pod and its measurements: the bench's orders and replies, over the kit's actors.
 //!
-//! [`Actor`] is the handle, [`run`] the process. The process is single-threaded wherever it measures: client and server
-//! are the same thread, so that no wake-up of another thread is in a number.
+//! [`Actor`] is the handle, [`run`] the process. The process is single-threaded while it measures: client and server
+//! are the same thread, so that no number includes the wake-up of another thread.
 
 mod measure;
 mod program;
@@ -32,14 +32,14 @@ pub use measure::{Connected, Flooded, Nanoseconds};
 pub use program::now;
 pub use talk::{Answered, Heard, Hearing};
 
-/// How often a proxy asks whether both directions are in force: as ours does.
+/// The proxy's polling interval of attestation.
 const ASKS_EVERY: Duration = Duration::from_millis(5);
 
 const ATTEST_LEVEL: libc::c_int = weft_ebpf_abi::socket::attest::LEVEL;
 const ATTEST_OPTION: libc::c_int = weft_ebpf_abi::socket::attest::OPTION;
 const ATTEST_BOTH: u32 = weft_ebpf_abi::socket::attest::OUTBOUND | weft_ebpf_abi::socket::attest::INBOUND;
 sockopt_impl!(
-    /// The private option by which a proxy asks what is in force.
+    /// The private option with which a proxy queries what is in force.
     Attestation,
     GetOnly,
     ATTEST_LEVEL,
@@ -47,63 +47,63 @@ sockopt_impl!(
     [u32; 4]
 );
 
-/// What a process may be told.
+/// Orders to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Nothing: whoever answers runs.
+    /// No operation: an answer shows that the process runs.
     Rest,
-    /// Move: sockets made from now on belong there, those made before stay where they are.
+    /// Enter a place: sockets that are created later belong there, earlier ones stay in the old namespace.
     Enter(Place),
     /// Run on one processor.
     Pin,
-    /// Become a user, for good.
+    /// Change to a user, permanently.
     Become(u32),
     /// Listen as this user on these addresses.
     Listen(u32, Vec<SocketAddr>),
     /// Connect one after the other; accept each with the listener on this port.
     Connect {
-        /// Whom to dial.
+        /// The address to dial.
         target: SocketAddr,
-        /// Whose queue the connections end in.
+        /// The port of the listener that gets the connections.
         port: u16,
-        /// How many.
+        /// Number of connections.
         count: u32,
         /// Whether to ask the accepted socket for its original destination, which must be the target.
         original: bool,
     },
     /// As `Connect`, as fast as possible, for some milliseconds.
     Flood {
-        /// Whom to dial.
+        /// The address to dial.
         target: SocketAddr,
-        /// Whose queue the connections end in.
+        /// The port of the listener that gets the connections.
         port: u16,
-        /// How long.
+        /// Duration.
         milliseconds: u64,
     },
-    /// Ask a TCP socket for its type, in so many blocks of 64.
+    /// Read a TCP socket's type, in this many blocks of 64.
     Options(u32),
-    /// Ask until both directions are in force, and tell how long that took.
+    /// Poll until both directions are in force, and report the time.
     Attest(u64),
-    /// Answer whoever connects to the listeners with this byte, and count what they send.
+    /// Answer each connection to the listeners with this byte, and count the received bytes.
     Serve(u8),
-    /// Dial this address again and again, send something, and count who answers.
+    /// Dial this address repeatedly, send something, and count the answers by server.
     Dial(SocketAddr),
     /// Run a program as a user with this environment.
     Run(PathBuf, u32, BTreeMap<String, String>),
-    /// Wait until the program logs a line with this text, and tell when that was.
+    /// Wait until the program logs a line with this text, and report the time.
     Says(String),
-    /// Ask the program's HTTP server on loopback.
+    /// Send a request to the program's HTTP server on loopback.
     Get(u16, String),
-    /// What was heard by the listeners since they serve.
+    /// Counts of the listeners since they serve.
     Hear,
-    /// Who answered since dialling began; goes on.
+    /// Counts of the answers since dialling began; dialling continues.
     Answers,
 }
 
-/// What a process says.
+/// Replies of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// Nothing to tell.
+    /// No result.
     Done,
     /// Of [`Order::Connect`].
     Connected(Connected),
@@ -111,11 +111,11 @@ pub enum Reply {
     Flooded(Flooded),
     /// Of [`Order::Options`].
     Timed(Nanoseconds),
-    /// Of [`Order::Attest`], microseconds; nothing if the time was up.
+    /// Of [`Order::Attest`], microseconds; none after the timeout.
     Attested(Option<u64>),
     /// Of [`Order::Says`]: the time as of [`now`].
     Said(u64),
-    /// Of [`Order::Get`]: all of the answer; nothing while it does not listen.
+    /// Of [`Order::Get`]: the whole answer; none while it does not listen.
     Got(Option<String>),
     /// Of [`Order::Hear`].
     Heard(Heard),
@@ -123,7 +123,7 @@ pub enum Reply {
     Answered(Answered),
 }
 
-/// The handle of a running process, which ends with it: the kit's, with the bench's orders and replies.
+/// The handle of a running process: the kit's, with the bench's orders and replies. The process ends with it.
 #[derive(Debug)]
 pub struct Actor(actor::Actor);
 
@@ -136,10 +136,10 @@ impl Actor {
         Ok(Self(actor::Actor::start(place).await?))
     }
 
-    /// Gives an order and waits for the reply.
+    /// Sends an order and waits for the reply.
     ///
     /// # Errors
-    /// What the process says went wrong, or that it ended or is silent.
+    /// The process's own error; or the process ended or did not reply.
     pub async fn tell(&mut self, order: &Order) -> anyhow::Result<Reply> {
         self.0.tell(order).await
     }
@@ -152,7 +152,7 @@ impl Actor {
         self.tell(order).await.map(drop)
     }
 
-    /// Lets the process end by itself, and with it what it runs.
+    /// Lets the process and its children end by themselves.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -169,16 +169,16 @@ impl Actor {
     }
 }
 
-/// The process. Returns when its input ends.
+/// The actor process. Returns when its input ends.
 ///
 /// # Errors
-/// The place cannot be entered, or the other side is gone.
+/// The place cannot be entered, or the other side has ended.
 pub fn run(place: &Place) -> anyhow::Result<()> {
     let mut process = Process::default();
     actor::run(place, |order| process.follow(order))
 }
 
-/// What the process has.
+/// State of the process.
 #[derive(Debug, Default)]
 struct Process {
     listeners: Vec<TcpListener>,
@@ -231,7 +231,7 @@ impl Process {
     }
 
     fn listen(&mut self, uid: u32, addresses: &[SocketAddr]) -> anyhow::Result<()> {
-        // The real user is what the kernel's programs see; the saved one is the way back.
+        // The kernel programs see the real user; the saved one allows the change back.
         let root = Uid::from_raw(0);
         let back = nix::unistd::getuid();
         if uid != back.as_raw() {
@@ -262,7 +262,7 @@ fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
-        // Beside a listener for IPv4, as proxies have it.
+        // In addition to a listener for IPv4, as in proxies.
         socket.set_only_v6(true)?;
     }
     socket.bind(&address.into())?;
@@ -270,7 +270,7 @@ fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The last processor: interrupts prefer the first.
+/// The last processor: interrupts mostly use the first.
 fn pin() -> nix::Result<()> {
     let last = std::thread::available_parallelism().map_or(1, usize::from) - 1;
     let mut cpus = CpuSet::new();
@@ -285,7 +285,7 @@ fn attest(since: Instant, within: Duration) -> anyhow::Result<Option<u64>> {
             Ok([flags, ..]) if flags & ATTEST_BOTH == ATTEST_BOTH => {
                 return Ok(Some(u64::try_from(since.elapsed().as_micros())?));
             }
-            // By kernel version, where nothing is enrolled.
+            // Depends on the kernel version, if nothing is enrolled.
             Ok(_) | Err(Errno::ENOPROTOOPT | Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error).context("ask what is in force"),
         }

@@ -1,16 +1,16 @@
-//! Pods that come and go: does a byte ever get past the proxy, and does anything stay behind?
+//! Pods that start and stop: whether a byte ever bypasses the proxy, and whether anything is left behind.
 //!
-//! Every pod is a network namespace with a proxy, an application that dials out from its first instant and listens, and a
-//! client elsewhere that dials the application from the moment the pod has an address. As with a kubelet, the application
-//! starts when the proxy says that both directions are attested. The proxy forwards nothing: whatever the server elsewhere
-//! or the application hears came around it.
+//! Every pod is a network namespace with a proxy, an application that dials out from its first instant and listens, and
+//! a client elsewhere that dials the application as soon as the pod has an address. As with a kubelet, the application
+//! starts when the proxy reports that both directions are attested. The proxy forwards nothing, so any byte that the
+//! server elsewhere or the application receives has bypassed it.
 //!
 //! ```text
 //! application ──> elsewhere:9000   must end at the pod's proxy (P), never at the server (S)
 //! elsewhere ──> application:8080   must end at the pod's proxy (P), never at the application (A)
 //! ```
 //!
-//! A control, the same without enrolment, has to hear something: else the silence means nothing.
+//! A control, the same without enrolment, has to receive bytes: otherwise receiving none would prove nothing.
 
 use std::{
     collections::BTreeMap,
@@ -36,16 +36,16 @@ const APPLICATION_PORT: u16 = 8080;
 const ATTESTED_WITHIN_MS: u64 = 60_000;
 /// Attempts of each side before a pod is stopped.
 const ATTEMPTS: u64 = 5;
-/// How long they may take.
+/// Timeout of these attempts.
 const TALKS_WITHIN: Duration = Duration::from_secs(20);
-/// How often they are counted meanwhile.
+/// Polling interval of their count.
 const ASKS_EVERY: Duration = Duration::from_millis(10);
-/// The agent looks for pods that are gone every few seconds; memory is given back later still.
+/// The agent removes pods that are gone every few seconds; the kernel frees memory later still.
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
-/// More than this for every pod, and something is kept of each.
+/// More growth per pod than this means a leak.
 const GROWTH_BYTES_PER_POD: f64 = 4096.0;
 
-/// How much to do.
+/// Amount of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Pods in total.
@@ -59,32 +59,32 @@ pub struct Effort {
 /// How a pod ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The application, the proxy, then the agent is told.
+    /// The application ends, then the proxy, then the agent is notified.
     Orderly,
-    /// The proxy is killed while the application goes on; then as above.
+    /// The proxy is killed while the application runs; then as above.
     ProxyFirst,
-    /// The namespace is taken away, and the agent has to find out.
+    /// The namespace is removed, and the agent has to detect it.
     Unannounced,
 }
 
-/// What all pods of one kind came to.
+/// Totals of all pods of one kind.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Traffic {
-    /// Pods that came and went.
+    /// Pods that started and stopped.
     pub pods: u32,
-    /// What the server elsewhere heard: must be nothing.
+    /// Counts of the server elsewhere: must be zero.
     pub server: Heard,
-    /// What applications heard: must be nothing.
+    /// Counts of the applications: must be zero.
     pub applications: Heard,
-    /// Who answered applications.
+    /// Answers to applications.
     pub out: Answered,
-    /// Who answered the clients elsewhere.
+    /// Answers to the clients elsewhere.
     pub inward: Answered,
-    /// From the proxy's listening to both directions attested, milliseconds, the longest.
+    /// Longest time from the proxy's listen to the attestation of both directions, milliseconds.
     pub attested_ms_max: f64,
 }
 
-/// What was there at one moment.
+/// Resources at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct State {
     /// In the kernel.
@@ -95,10 +95,10 @@ pub struct State {
     pub map_bytes: u64,
 }
 
-/// Everything that one run found.
+/// Results of one run.
 #[derive(Debug, Serialize)]
 pub struct Churn {
-    /// Where.
+    /// The machine of the run.
     pub machine: Machine,
     /// Without enrolment.
     pub control: Traffic,
@@ -106,13 +106,13 @@ pub struct Churn {
     pub meshed: Traffic,
     /// Before the first pod.
     pub before: State,
-    /// After the first tenth, for memory: what every agent needs once is there.
+    /// After the first tenth, for memory: one-time allocations of the agent are complete.
     pub warm: State,
-    /// When all is over.
+    /// At the end.
     pub after: State,
-    /// How long it took, seconds.
+    /// Duration, seconds.
     pub seconds: f64,
-    /// What is not as it must be; empty when all is well.
+    /// Violations; empty if there are none.
     pub faults: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ struct Elsewhere {
 /// Runs the control, then the pods.
 ///
 /// # Errors
-/// A process fails or a pod is not attested in time; what is found wrong is in the result instead.
+/// A process fails or a pod is not attested in time; violations are in the result instead.
 pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
     let started = Instant::now();
     node.at_rest().await?;
@@ -134,7 +134,7 @@ pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
     let mut control = Traffic::default();
     batch(node, &mut elsewhere, effort.control, false, &mut control).await?;
     control.server = elsewhere.heard().await?;
-    // The server's count starts again with the process.
+    // A new process, so the server's count starts at zero.
     elsewhere.server.kill().await?;
     let mut elsewhere = Elsewhere::start(node).await?;
 
@@ -155,7 +155,7 @@ pub async fn run(node: &mut Node, effort: Effort) -> anyhow::Result<Churn> {
         }
     }
     meshed.server = elsewhere.heard().await?;
-    // Whatever is to go goes within the deadline; what is still there then is the finding.
+    // Everything is to be removed within the deadline; what is left then is a violation.
     let clean = until(CLEAN_WITHIN, async || {
         let after = State::of(node).await.map_err(|error| (State::default(), error.to_string()))?;
         if after.holdings == before.holdings && after.agent.descriptors <= before.agent.descriptors {
@@ -197,7 +197,7 @@ impl Elsewhere {
     }
 }
 
-/// So many pods from their first to their last moment, all at once.
+/// This many pods, from start to end, all at once.
 async fn batch(
     node: &mut Node,
     elsewhere: &mut Elsewhere,
@@ -236,7 +236,7 @@ struct Life {
     end: End,
 }
 
-/// What one pod came to.
+/// Results of one pod.
 struct Lived {
     application: Heard,
     out: Answered,
@@ -257,7 +257,7 @@ impl Life {
             let Reply::Attested(Some(microseconds)) = attested? else { bail!("the proxy was never attested") };
             attested_ms = microseconds as f64 / 1e3;
         }
-        // In this order: the first thing that the application does is to dial.
+        // In this order, so that the application dials first.
         application.order(&Order::Become(APPLICATION_UID)).await?;
         application.order(&Order::Dial(self.server)).await?;
         let listen = vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, APPLICATION_PORT))];
@@ -267,7 +267,7 @@ impl Life {
         attempts(&mut client, ATTEMPTS).await?;
         if self.end == End::ProxyFirst {
             proxy.kill().await?;
-            // Both go on against a pod whose proxy is dead.
+            // Both continue against a pod whose proxy is dead.
             attempts(&mut application, ATTEMPTS).await?;
             attempts(&mut client, ATTEMPTS).await?;
         }
@@ -282,7 +282,7 @@ impl Life {
     }
 }
 
-/// Waits until so many more attempts have ended.
+/// Waits until this many more attempts have ended.
 async fn attempts(actor: &mut Actor, count: u64) -> anyhow::Result<()> {
     let before = answered(actor).await?.attempts;
     let started = Instant::now();
@@ -320,7 +320,7 @@ impl Traffic {
         self.attested_ms_max = self.attested_ms_max.max(lived.attested_ms);
     }
 
-    /// Answers of somebody, out and in.
+    /// Number of answers from one server, out and in.
     fn answers(&self, who: char) -> u64 {
         [&self.out, &self.inward].into_iter().filter_map(|answered| answered.by.get(&who)).sum()
     }
@@ -339,7 +339,7 @@ fn sum(total: &mut Answered, one: &Answered) {
 
 impl State {
     async fn of(node: &Node) -> anyhow::Result<Self> {
-        // One answer of the agent first: it has whatever a question takes.
+        // One call to the agent first, so that it has allocated what a call needs.
         node.status().await?;
         let pinned = node.pinned();
         let map_bytes = pinned.maps()?.values().map(|map| map.bytes).sum();
@@ -392,7 +392,7 @@ impl Churn {
         (is as f64 - was as f64) / f64::from(pods)
     }
 
-    /// What was found, as people read it.
+    /// The results as a table for people.
     #[must_use]
     pub fn summary(&self) -> String {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);

@@ -1,4 +1,4 @@
-//! How long pods wait for their enrolment when many start at once, and what many pods take of the node's memory.
+//! How long pods wait for their enrolment when many start at once, and how much of the node's memory many pods take.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +17,19 @@ use super::{
     target::Target,
 };
 
-/// The longest that a proxy waits for both directions.
+/// Timeout of a proxy's wait for both directions.
 const ATTESTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// One burst of starting pods.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Burst {
-    /// From the proxy's listening to both directions attested, milliseconds.
+    /// From the proxy's listen to the attestation of both directions, milliseconds.
     pub attested_ms: Quantiles,
-    /// The agent's answer to an enrolment, milliseconds.
+    /// Time of the agent's answer to an enrolment, milliseconds.
     pub enrolled_ms: Quantiles,
 }
 
-/// Two points of a distribution, and its end.
+/// Two points of a distribution, and its maximum.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Quantiles {
     /// The median.
@@ -40,7 +40,7 @@ pub struct Quantiles {
     pub max: f64,
 }
 
-/// What so many pods take.
+/// Resources of this many pods.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
     /// Enrolled pods.
@@ -63,7 +63,7 @@ pub fn proxy_addresses() -> Vec<SocketAddr> {
     ]
 }
 
-/// Starts so many pods at once: every proxy listens and asks, and the agent is told of every pod.
+/// Starts this many pods at once: every proxy listens and polls, and the agent is notified of every pod.
 ///
 /// # Errors
 /// A pod is not attested within a minute.
@@ -74,7 +74,7 @@ pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Burst> {
         let actor = node.meshed_actor(&pod).await?;
         starting.push((pod, actor));
     }
-    // Each has answered once before it counts: a process that is being started is another measurement.
+    // Each has answered once before the measurement, which excludes the start of processes.
     for (_, actor) in &mut starting {
         actor.order(&Order::Rest).await?;
     }
@@ -119,7 +119,7 @@ async fn listen_and_ask(mut actor: Actor) -> anyhow::Result<(f64, Actor)> {
     }
 }
 
-/// What the agent and the kernel take without pods, then with so many.
+/// Resources of the agent and the kernel without pods, then with this many.
 ///
 /// # Errors
 /// A pod cannot be enrolled.
@@ -153,14 +153,14 @@ impl Memory {
     }
 }
 
-/// The promises about starting pods.
+/// The targets for starting pods.
 #[must_use]
 pub fn burst_targets(bursts: &[Burst]) -> Vec<Target> {
     let of = |value: fn(&Burst) -> f64| bursts.iter().map(value).collect();
     vec![Target::at_most("listening to attested p99, pods at once", "ms", 20.0, of(|burst| burst.attested_ms.p99))]
 }
 
-/// The promises about memory.
+/// The targets for memory.
 #[must_use]
 pub fn memory_targets([none, many]: &[Memory; 2]) -> Vec<Target> {
     let mib = |bytes: u64| vec![bytes as f64 / f64::from(1 << 20)];

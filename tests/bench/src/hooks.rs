@@ -1,6 +1,6 @@
-//! What the programs cost, hook by hook: the same system calls in pods that differ in nothing but the interception.
+//! The cost of the programs, hook by hook: the same system calls in pods that differ only in the interception.
 //!
-//! Four pods stand side by side on one node and take turns in every repetition:
+//! Four pods on one node take turns in every repetition:
 //!
 //! ```text
 //! direct     no program runs, no rule is there     dials the listener itself
@@ -9,7 +9,7 @@
 //! unmeshed   not enrolled, but below the programs  dials the listener itself
 //! ```
 //!
-//! All connections end at a listener in the pod, so that their way is equally long.
+//! All connections end at a listener in the pod, so that their paths are equally long.
 
 use std::{
     collections::BTreeMap,
@@ -31,33 +31,33 @@ use super::{
     target::{Target, number},
 };
 
-/// An address that nobody has (RFC 5737): whatever answers was put in its place.
+/// An unused address (RFC 5737): an answer shows that the destination was replaced.
 const ELSEWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 80);
 const OUTBOUND_PORT: u16 = 4140;
 const INBOUND_PORT: u16 = 4143;
-/// An application's port, on which nobody listens.
+/// An application's port, without a listener.
 const APPLICATION_PORT: u16 = 8080;
 /// Pods that are flooded at once.
 const FLOODED_PODS: usize = 2;
 
-/// How much to measure.
+/// Amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// How often each way has its turn.
+    /// Number of turns of each way.
     pub rounds: u32,
     /// Connections per turn and direction.
     pub connects: u32,
     /// Blocks of 64 socket options read per turn.
     pub blocks: u32,
-    /// How long connections are opened as fast as possible, milliseconds.
+    /// Duration of the flood of connections, milliseconds.
     pub flood_ms: u64,
 }
 
-/// What connections meet.
+/// The kind of interception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// Nothing.
+    /// None.
     Direct,
     /// linkerd-init's rules.
     Iptables,
@@ -78,7 +78,7 @@ pub struct Turn {
     pub option: Nanoseconds,
 }
 
-/// What the kernel says that a program cost.
+/// The cost of a program according to the kernel.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
     /// Runs per connection, or per system call.
@@ -90,24 +90,24 @@ pub struct Cost {
 /// Connections opened as fast as possible.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Flood {
-    /// Of all pods together.
+    /// Rate of all pods together.
     pub connections_per_second: f64,
     /// Connections.
     pub connections: u64,
-    /// Connections whose accepted socket named another destination than the one that was dialled.
+    /// Connections whose accepted socket returned a destination other than the dialled one.
     pub wrong: u64,
-    /// By how much the agent's counter of flow misses grew.
+    /// Increase of the agent's counter of flow misses.
     pub flow_misses: u64,
-    /// By how much its counter of redirected connections grew.
+    /// Increase of its counter of redirected connections.
     pub redirected: u64,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Serialize)]
 pub struct Hooks {
     /// Every turn, by way, in order.
     pub turns: BTreeMap<Way, Vec<Turn>>,
-    /// The kernel's own account, by what was done and program.
+    /// The kernel's run statistics, by operation and program.
     pub programs: BTreeMap<&'static str, BTreeMap<String, Cost>>,
     /// The flood.
     pub flood: Flood,
@@ -136,10 +136,10 @@ const ROWS: [(&str, Value); 9] = [
     ("getsockopt p99, us", |turn| turn.option.p99 / 1e3),
 ];
 
-/// Measures on this node, whose agent runs.
+/// Measures on this node, on which the agent runs.
 ///
 /// # Errors
-/// A connection fails or goes another way than it should: its time would mean something else.
+/// A connection fails or takes another path than expected, so that its time would mean something else.
 pub async fn measure(node: &mut Node, effort: Effort) -> anyhow::Result<Hooks> {
     let mut probes = Vec::new();
     for way in Way::ALL {
@@ -151,7 +151,7 @@ pub async fn measure(node: &mut Node, effort: Effort) -> anyhow::Result<Hooks> {
     for round in 0..=effort.rounds {
         for probe in &mut probes {
             let turn = probe.turn(effort).await?;
-            // The first fills caches and tables.
+            // The first turn fills caches and tables.
             if round > 0 {
                 turns.entry(probe.way).or_default().push(turn);
             }
@@ -165,7 +165,7 @@ pub async fn measure(node: &mut Node, effort: Effort) -> anyhow::Result<Hooks> {
 }
 
 impl Way {
-    /// All, in the order of the table.
+    /// All ways, in the order of the table.
     pub const ALL: [Self; 4] = [Self::Direct, Self::Iptables, Self::Ebpf, Self::Unmeshed];
 
     fn label(self) -> &'static str {
@@ -194,7 +194,7 @@ impl Probe {
         let start = async || if below_programs { node.meshed_actor(&pod).await } else { node.plain_actor(&pod).await };
         let (mut outbound, mut inbound) = (start().await?, start().await?);
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        // A pod without a mesh has no process that could be taken for its proxy.
+        // A pod outside the mesh has no process that could be taken for its proxy.
         let listener = if way.is_redirected() { PROXY_UID } else { APPLICATION_UID };
         outbound.order(&Order::Listen(listener, vec![loopback(OUTBOUND_PORT)])).await?;
         outbound.order(&Order::Pin).await?;
@@ -202,7 +202,7 @@ impl Probe {
         let anywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, INBOUND_PORT));
         inbound.order(&Order::Listen(listener, vec![anywhere])).await?;
         inbound.order(&Order::Pin).await?;
-        // The client is elsewhere, and nothing is to be measured but the way in.
+        // The client is elsewhere, so that only the inbound path is measured.
         inbound.order(&Order::Enter(node.plain_place(&client))).await?;
         let (outbound_target, inbound_port) =
             if way.is_redirected() { (ELSEWHERE, APPLICATION_PORT) } else { (loopback(OUTBOUND_PORT), INBOUND_PORT) };
@@ -245,7 +245,7 @@ fn connected(reply: Reply) -> anyhow::Result<Connected> {
     }
 }
 
-/// The kernel's own account, after the measurements: keeping it costs time too.
+/// The kernel's run statistics, after the measurements, because collecting them takes time too.
 async fn account(
     node: &Node,
     probes: &mut [Probe],
@@ -317,7 +317,7 @@ async fn flood(node: &mut Node, effort: Effort) -> anyhow::Result<Flood> {
         flow_misses: after.flow_misses - before.flow_misses,
         redirected: redirected(&after) - redirected(&before),
     };
-    // A counter that misses the connections would miss their misses too.
+    // A counter that misses connections would miss their flow misses too.
     ensure!(
         flood.redirected == flood.connections,
         "{} connections, {} redirected",
@@ -328,7 +328,7 @@ async fn flood(node: &mut Node, effort: Effort) -> anyhow::Result<Flood> {
 }
 
 impl Hooks {
-    /// The promises that these numbers are about.
+    /// The targets of these numbers.
     #[must_use]
     pub fn targets(&self) -> Vec<Target> {
         let pairs = |one: Way, other: Way, value: Value, combine: fn(f64, f64) -> f64| -> Vec<f64> {
@@ -370,7 +370,7 @@ impl Hooks {
         ]
     }
 
-    /// The rows by way, as people read them: median and spread.
+    /// The rows by way, as a table for people: median and spread.
     #[must_use]
     pub fn table(&self) -> String {
         let mut table = Table::new();
@@ -380,7 +380,7 @@ impl Hooks {
             let cells = Way::ALL.map(|way| {
                 let values: Vec<f64> = self.turns.get(&way).into_iter().flatten().map(value).collect();
                 let middle = median(values.clone());
-                // What was not asked there.
+                // Not measured for this way.
                 if middle == 0.0 { String::new() } else { format!("{} ± {}", number(middle), number(spread(values))) }
             });
             table.add_row(std::iter::once(name.to_owned()).chain(cells));
@@ -388,7 +388,7 @@ impl Hooks {
         table.to_string()
     }
 
-    /// The kernel's own account, as people read it.
+    /// The kernel's run statistics as a table for people.
     #[must_use]
     pub fn account_table(&self) -> String {
         let mut table = Table::new();

@@ -1,5 +1,5 @@
-//! What the kernel holds of one agent: programs and what running them costs, maps with their entries and memory, links,
-//! pins. Read through the pins alone, so that another agent's on the same host does not count.
+//! The kernel state of one agent: programs and their run times, maps with their entries and memory, links, pins. Read
+//! through the pins only, so that another agent's state on the same host does not count.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,19 +24,19 @@ use weft_ebpf_abi::{
     socket::{Flow, FlowKey, ListenerKey, ProxyKey},
 };
 
-/// What all pods' steering programs are called together.
+/// The common name of all pods' steering programs.
 pub const STEERING: &str = "sk_lookup";
 
 /// The pins of one agent.
 #[derive(Clone, Debug)]
 pub struct Pinned(PathBuf);
 
-/// What running a program came to while the kernel kept statistics.
+/// Run statistics of a program while the kernel collected them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Runs {
-    /// How often it ran.
+    /// Number of runs.
     pub count: u64,
-    /// How long it ran in total, nanoseconds.
+    /// Total run time, nanoseconds.
     pub time_ns: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct Runs {
 pub struct MapUse {
     /// The kernel's memory for it, bytes.
     pub bytes: u64,
-    /// Its entries; none for maps that have a fixed number.
+    /// Its entries; none for maps with a fixed number.
     pub entries: Option<u64>,
 }
 
@@ -68,8 +68,8 @@ impl Pinned {
         Self(pin_dir.to_owned())
     }
 
-    /// Run statistics by program, under the names of their pins; the kernel counts only while [`aya::sys::enable_stats`]
-    /// is in force.
+    /// Run statistics by program, under the names of their pins; the kernel collects them only while
+    /// [`aya::sys::enable_stats`] is in force.
     ///
     /// # Errors
     /// The pins cannot be read.
@@ -104,7 +104,7 @@ impl Pinned {
     /// Memory of the programs that use the pinned maps, bytes.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn program_bytes(&self) -> anyhow::Result<u64> {
         let mut bytes = 0;
         for program in self.programs()? {
@@ -113,7 +113,7 @@ impl Pinned {
         Ok(bytes)
     }
 
-    /// What pods could leave behind.
+    /// State that pods could leave behind.
     ///
     /// # Errors
     /// The pins cannot be read.
@@ -128,7 +128,7 @@ impl Pinned {
         Ok(Holdings { entries, programs: programs.len() as u64, links, pins: count_files(&self.0)? })
     }
 
-    /// The loaded programs that use the map of pods, whether or not anything pins them.
+    /// The loaded programs that use the map of pods, pinned or not.
     fn programs(&self) -> anyhow::Result<Vec<ProgramInfo>> {
         let pods = MapInfo::from_pin(self.0.join("maps").join(map::PODS)).context("open the map of pods")?.id();
         let mut programs = Vec::new();
@@ -142,7 +142,7 @@ impl Pinned {
         Ok(programs)
     }
 
-    /// Programs by their number in the kernel.
+    /// Programs by their id in the kernel.
     fn program_names(&self) -> anyhow::Result<BTreeMap<u32, String>> {
         let mut names = BTreeMap::new();
         for entry in fs::read_dir(self.0.join("links")).context("read the pinned links")? {
@@ -160,7 +160,7 @@ impl Pinned {
 }
 
 impl Runs {
-    /// What came since an earlier reading.
+    /// The difference to an earlier reading.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { count: self.count - before.count, time_ns: self.time_ns - before.time_ns }
@@ -172,7 +172,7 @@ fn program_of(link: &Path) -> anyhow::Result<u32> {
     Ok(FdLink::from(pinned).info().with_context(|| format!("ask {}", link.display()))?.program_id())
 }
 
-/// Something that went away between being listed and being asked is none of the answer.
+/// Anything that is removed between the listing and the query is left out.
 fn unless_gone<T>(found: io::Result<T>) -> anyhow::Result<Option<T>> {
     fn is_gone(error: &(dyn std::error::Error + 'static)) -> bool {
         let own = error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -186,7 +186,7 @@ fn unless_gone<T>(found: io::Result<T>) -> anyhow::Result<Option<T>> {
     }
 }
 
-/// The kernel's own account of a map's memory (exact since Linux 6.4).
+/// The kernel's own figure for a map's memory (exact since Linux 6.4).
 fn memory(pin: &Path) -> anyhow::Result<u64> {
     let fd = MapInfo::from_pin(pin)?.fd()?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd()))?;
@@ -200,7 +200,7 @@ fn entries(pin: &Path, name: &str) -> Result<Option<u64>, MapError> {
     }
     let data = || MapData::from_pin(pin);
     fn count<K>(keys: impl Iterator<Item = Result<K, MapError>>) -> u64 {
-        // A key that is removed meanwhile ends nothing but itself.
+        // A key that is removed during the iteration only skips itself.
         keys.filter(Result::is_ok).count() as u64
     }
     Ok(match name {
@@ -240,7 +240,7 @@ fn count_files(directory: &Path) -> io::Result<u64> {
         let entry = entry?;
         count += 1;
         if entry.file_type()?.is_dir() {
-            // A pod may leave between the two.
+            // A pod may leave between listing and reading.
             count += match count_files(&entry.path()) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
                 counted => counted?,

@@ -1,8 +1,9 @@
-//! The measurements of `weft-bench`. This file has what interception costs from end to end: direct connections, linkerd-init's iptables rules and eBPF side by side in one run, with the
-//! same copy-only proxy behind both, so that what differs is the interception alone.
+//! The measurements of `weft-bench`. This file has the end-to-end cost of interception: direct connections,
+//! linkerd-init's iptables rules and eBPF side by side in one run, with the same copy-only proxy behind both, so that
+//! only the interception differs.
 //!
-//! Three sandboxes run at once and are measured in turn, in another order each time, so that a machine that changes its
-//! pace meanwhile does so for all of them. The result is the median of the repetitions.
+//! Three sandboxes run at once and are measured in turn, in a different order each time, so that a change of the
+//! machine's speed affects all of them. The result is the median of the repetitions.
 
 #![expect(clippy::print_stdout, reason = "benches say what they do on standard output")]
 
@@ -43,12 +44,12 @@ const MANIFEST: &str = include_str!("pods.yaml");
 const NAMESPACE: &str = "bench";
 /// The server's port for plain TCP.
 const PORT: u16 = 9100;
-/// Connections whose tracking entries are counted.
+/// Number of connections whose conntrack entries are counted.
 const COUNTED_CONNECTIONS: u64 = 200;
-/// How long a started pod may take until it serves.
+/// Timeout for a started pod to serve.
 const SERVES_WITHIN: Duration = Duration::from_secs(20);
 
-/// How much one repetition measures.
+/// Amount of measurements of one repetition.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Connections opened one after the other.
@@ -59,7 +60,7 @@ pub struct Effort {
     pub pings: u64,
     /// Bytes of the bulk stream.
     pub bulk_bytes: u64,
-    /// The longest time for each of these, seconds.
+    /// Time limit of each of these, seconds.
     pub limit_seconds: u64,
 }
 
@@ -75,10 +76,10 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// Starts a sandbox for this mode and checks that its connections take the way they should.
+    /// Starts a sandbox for this mode and checks that its connections take the expected path.
     ///
     /// # Errors
-    /// The sandbox does not start, or connections go another way: its numbers would mean something else.
+    /// The sandbox does not start, or connections take another path, so that its numbers would mean something else.
     pub async fn start(mode: Mode) -> anyhow::Result<Self> {
         let manifests = Manifests::empty()?;
         let inject = if mode == Mode::Direct { "disabled" } else { "enabled" };
@@ -90,7 +91,7 @@ impl Contender {
                 Mode::Iptables => Interception::Iptables,
                 Mode::Ebpf => Interception::Ebpf,
             },
-            // The copy-only proxy needs neither identity nor discovery.
+            // The copy-only proxy needs no identity and no discovery.
             control_plane: ControlPlane::None,
             proxy: (mode != Mode::Direct).then_some(binaries::directory()?.join("weft-passthrough")),
         };
@@ -161,7 +162,7 @@ impl Contender {
         self.mesh.stop().await
     }
 
-    /// Which way this one's connections go.
+    /// The path of this sandbox's connections.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -174,8 +175,8 @@ impl Contender {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Counted once, before anything else fills the tables: entries outlive their connections by minutes, so that later
-    /// counts would mix those that expire with those that come.
+    /// Counted once, before anything else fills the tables: entries outlive their connections by minutes, so later
+    /// counts would mix expiring and new entries.
     async fn count_tracked(&self) -> anyhow::Result<f64> {
         let before = self.tracked()?;
         let connects = COUNTED_CONNECTIONS.to_string();
@@ -188,7 +189,7 @@ impl Contender {
         Ok((client.conntrack + server.conntrack) as u64)
     }
 
-    /// The proxies themselves say which connections they copied.
+    /// The proxies report which connections they copied.
     async fn check_path(&self) -> anyhow::Result<()> {
         let rules = observe::netfilter(&self.client_netns)?.rules + observe::netfilter(&self.server_netns)?.rules;
         anyhow::ensure!(

@@ -1,4 +1,4 @@
-//! The machine that numbers were measured on: without it they mean nothing.
+//! The machine of the measurements, which are meaningless without it.
 
 use std::fs;
 
@@ -15,12 +15,12 @@ pub struct Machine {
     pub model: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Load average over a minute when the run began: other work on the machine.
+    /// Load average over a minute at the start of the run: other work on the machine.
     pub load_average: String,
 }
 
 impl Machine {
-    /// This one; what the host does not tell is empty or zero.
+    /// This host; unknown facts are empty or zero.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {

@@ -109,7 +109,7 @@ enum Part {
     Memory,
 }
 
-/// All that one run measured.
+/// All measurements of one run.
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
@@ -138,7 +138,7 @@ impl std::fmt::Display for Part {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // Before any other thread: it changes namespace and user.
+    // Before any other thread starts, because it changes namespace and user.
     if let Some(place) = requested() {
         return actor::run(&place).map(|()| ExitCode::SUCCESS);
     }
@@ -288,7 +288,7 @@ fn print_memory(memory: &Memory) {
     }
 }
 
-/// Does something on a node with an agent and takes the node away in any case; nothing if it was told to stop.
+/// Runs a function on a node with an agent, and removes the node in any case. `None` if the run was interrupted.
 async fn on_node<T>(
     purpose: &str,
     flags: &[String],

@@ -1,7 +1,7 @@
-//! A node by itself: a network with pods, a cgroup for those that are meshed and one for those that are not, and the real
-//! agent. No sandbox, no containers: what runs in the pods are [`Actor`]s, so that only the interception is measured.
+//! A node by itself: a network with pods, a cgroup for meshed pods and one for others, and the real agent. No sandbox
+//! and no containers: the pods run [`Actor`]s, so that only the interception is measured.
 //!
-//! Everything carries one unique name and is removed by [`Node::remove`], or by the sandbox's janitor after a crash.
+//! Everything has one unique name and is removed by [`Node::remove`], or by the sandbox's janitor after a crash.
 
 use std::{
     fs,
@@ -33,10 +33,10 @@ use super::{actor::Actor, kernel::Pinned};
 pub const PROXY_UID: u32 = 2102;
 /// The applications' user.
 pub const APPLICATION_UID: u32 = 1000;
-/// The first addresses of the pods' network are the node's own.
+/// The first addresses of the pods' network belong to the node.
 const FIRST_POD: u32 = 16;
 const AGENT_SERVES_WITHIN: Duration = Duration::from_secs(20);
-/// An agent that changed nothing for so long rests.
+/// An agent whose state is unchanged for this long counts as idle.
 const REST: Duration = Duration::from_secs(2);
 const RESTS_WITHIN: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "bench";
@@ -48,12 +48,12 @@ pub struct Node {
     agent: Option<Child>,
     channel: Option<Channel>,
     next: u32,
-    // Dropped last and in this order: with the lock held nobody cleans up.
+    // Dropped last and in this order: while the lock is held, no other run cleans up.
     lock: Lock,
     janitor: Janitor,
 }
 
-/// The agent's ear for pods.
+/// Client of the agent's API for pods.
 #[derive(Clone, Debug)]
 pub struct Pods(Channel);
 
@@ -68,12 +68,12 @@ pub struct Pod {
     pub netns: PathBuf,
 }
 
-/// What the agent's process takes.
+/// Resources of the agent's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Footprint {
     /// Resident memory, bytes.
     pub resident_bytes: u64,
-    /// The part of it that is no file's: heap, stacks.
+    /// The part of it that is not backed by files: heap, stacks.
     pub anonymous_bytes: u64,
     /// Open file descriptors.
     pub descriptors: u64,
@@ -82,7 +82,7 @@ pub struct Footprint {
 }
 
 impl Node {
-    /// Makes a node without pods; the agent is started by [`Self::start_agent`].
+    /// Creates a node without pods; [`Self::start_agent`] starts the agent.
     ///
     /// # Errors
     /// Root, cgroup2, a BPF file system or a binary is missing.
@@ -104,7 +104,7 @@ impl Node {
     /// Starts the agent and waits until it serves.
     ///
     /// # Errors
-    /// It ends or does not serve in time; with the end of its log.
+    /// It ends or does not serve in time; the error contains the end of its log.
     pub async fn start_agent(&mut self, flags: &[String]) -> anyhow::Result<()> {
         let log = fs::File::create(self.layout.agent_log())?;
         let mut child = Command::new(binaries::directory()?.join("weft-agent"))
@@ -145,7 +145,7 @@ impl Node {
         Ok(())
     }
 
-    /// Makes a pod's network.
+    /// Creates a pod's network.
     ///
     /// # Errors
     /// The kernel refuses a part.
@@ -168,7 +168,7 @@ impl Node {
         Ok(network::detach_pod(&self.layout, pod.number).await?)
     }
 
-    /// Puts linkerd-init's rules in force in a pod.
+    /// Installs linkerd-init's rules in a pod.
     ///
     /// # Errors
     /// iptables is missing or refuses.
@@ -185,7 +185,7 @@ impl Node {
         Ok(iptables::install(&pod.netns, &rules).await?)
     }
 
-    /// Where pods are announced.
+    /// The API at which pods are enrolled.
     ///
     /// # Errors
     /// The agent does not run.
@@ -193,7 +193,7 @@ impl Node {
         self.channel.clone().map(Pods).context("the agent does not run")
     }
 
-    /// The agent's own view.
+    /// The agent's own status.
     ///
     /// # Errors
     /// It does not answer.
@@ -201,15 +201,15 @@ impl Node {
         Ok(agent::Agent::connect(&self.layout.agent_socket()).await?.status().await?)
     }
 
-    /// What the agent holds in the kernel.
+    /// The agent's state in the kernel.
     pub fn pinned(&self) -> Pinned {
         Pinned::new(&self.layout.pin_dir())
     }
 
-    /// Waits until the agent has done what it does after a start or a burst of pods: nothing of its changes any more.
+    /// Waits until the agent is idle after a start or a burst of pods: its resources no longer change.
     ///
     /// # Errors
-    /// It does not come to rest.
+    /// It does not become idle.
     pub async fn at_rest(&self) -> anyhow::Result<()> {
         let look = || -> anyhow::Result<_> { Ok((self.pinned().holdings()?, self.footprint()?.descriptors)) };
         let deadline = Instant::now() + RESTS_WITHIN;
@@ -225,7 +225,7 @@ impl Node {
         }
     }
 
-    /// What the agent's process takes.
+    /// Resources of the agent's process.
     ///
     /// # Errors
     /// It does not run.
@@ -234,7 +234,7 @@ impl Node {
         Footprint::of(pid)
     }
 
-    /// A process in a pod and below the agent's programs.
+    /// Starts a process in a pod, below the agent's programs.
     ///
     /// # Errors
     /// It does not start.
@@ -244,7 +244,7 @@ impl Node {
         Actor::start(&Place::of_root(&pod.netns, cgroup)).await
     }
 
-    /// A process in a pod where no program runs.
+    /// Starts a process in a pod without programs.
     ///
     /// # Errors
     /// It does not start.
@@ -252,15 +252,15 @@ impl Node {
         Actor::start(&self.plain_place(pod)).await
     }
 
-    /// Where no program runs.
+    /// The cgroup without programs.
     pub fn plain_place(&self, pod: &Pod) -> Place {
         Place::of_root(&pod.netns, self.cgroup.join("plain"))
     }
 
-    /// Stops the agent and takes everything away.
+    /// Stops the agent and removes everything.
     ///
     /// # Errors
-    /// Something stays.
+    /// Something is left.
     pub async fn remove(mut self) -> anyhow::Result<()> {
         if let Some(mut agent) = self.agent.take() {
             agent.kill().await.context("kill weft-agent")?;
@@ -283,8 +283,7 @@ impl Node {
 }
 
 impl Pods {
-    /// Tells the agent that a pod is meshed; returns when both directions are in force. The rules are those of
-    /// [`Node::install_iptables`].
+    /// Enrols a pod; returns when both directions are in force. The rules are those of [`Node::install_iptables`].
     ///
     /// # Errors
     /// The agent refuses.
@@ -305,7 +304,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Tells the agent that a pod is gone.
+    /// Withdraws a pod.
     ///
     /// # Errors
     /// The agent refuses.
@@ -323,7 +322,7 @@ impl Pod {
 }
 
 impl Footprint {
-    /// What a process takes, as /proc tells.
+    /// Resources of a process, from /proc.
     ///
     /// # Errors
     /// There is no such process.

@@ -1,8 +1,9 @@
-//! How long real proxies wait for their pods' enrolment when many pods start at once: from the agent being told of a pod to
-//! the gate of the proxy's `/ready`.
+//! How long real proxies wait for their pods' enrolment when many pods start at once: from the request to the agent
+//! until the proxy opens the gate of its `/ready`.
 //!
-//! The proxies run and listen before any pod is enrolled, because a hundred processes that start are another measurement.
-//! They have no identity service, so `/ready` stays shut for that alone; each is asked for that, too.
+//! The proxies run and listen before any pod is enrolled, because the start of a hundred processes is another
+//! measurement. They have no identity service, and only for that reason `/ready` stays unready, which is checked for
+//! each.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -21,23 +22,23 @@ use super::{
 
 const PROXY_STARTS_WITHIN: Duration = Duration::from_secs(60);
 const ADMIN_PORT: u16 = 4191;
-/// What the proxy logs when it opens the gate.
+/// The proxy's log message when it opens the gate.
 const ATTESTED: &str = "kernel redirects both directions";
 
-/// Starts so many pods with a real proxy each, then has all of them enrolled at once. Milliseconds from the enrolment's
-/// request to the open gate.
+/// Starts this many pods with a real proxy each, then enrols all of them at once. Returns milliseconds from the
+/// enrolment's request to the open gate.
 ///
 /// # Errors
-/// A proxy does not start or does not come to be attested, or `/ready` says otherwise.
+/// A proxy does not start or is not attested, or `/ready` does not say what it should.
 pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Quantiles> {
     let files = tempfile::tempdir().context("make a directory")?;
     let mut environment = environment(&files)?;
-    // Where the proxy's user may look, too.
+    // A directory that the proxy's user may read, too.
     let program = files.path().join("weft-proxy");
     fs::copy(binaries::directory()?.join("weft-proxy"), &program).context("copy weft-proxy")?;
     let mut starting = Vec::new();
     for number in 0..pods {
-        // Each has a key of its own.
+        // Each has its own key.
         let identity = files.path().join(format!("identity-{number}"));
         fs::create_dir(&identity)?;
         fs::set_permissions(&identity, fs::Permissions::from_mode(0o777))?;
@@ -48,7 +49,7 @@ pub async fn burst(node: &mut Node, pods: u32) -> anyhow::Result<Quantiles> {
         starting.push((pod, actor));
     }
     for (_, actor) in &mut starting {
-        // One that ended says why only once.
+        // A proxy that ended reports the reason only once.
         let started = until(PROXY_STARTS_WITHIN, async || match ready(actor).await {
             Ok(None) => Err(anyhow!("a proxy does not start")),
             answer => Ok(answer),
@@ -95,7 +96,7 @@ async fn ready(actor: &mut Actor) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// A proxy's settings in a pod without a control plane, all but its directory for keys.
+/// A proxy's settings in a pod without a control plane, except its directory for keys.
 fn environment(files: &TempDir) -> anyhow::Result<BTreeMap<String, String>> {
     let token = files.path().join("token");
     fs::write(&token, "a token")?;
@@ -120,7 +121,7 @@ fn environment(files: &TempDir) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// The promise about starting pods, kept to the proxies themselves.
+/// The target for starting pods, applied to the proxies themselves.
 #[must_use]
 pub fn targets(bursts: &[Quantiles]) -> Vec<Target> {
     let p99 = bursts.iter().map(|burst| burst.p99).collect();

@@ -8,7 +8,7 @@ use weft_examples::rawtcp::Quantiles;
 
 use super::machine::Machine;
 
-/// How connections get from the client to the server.
+/// The path of connections from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -21,10 +21,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All, in the order of the table.
+    /// All modes, in the order of the table.
     pub const ALL: [Self; 3] = [Self::Direct, Self::Iptables, Self::Ebpf];
 
-    /// The word in names and tables.
+    /// The label in names and tables.
     pub fn label(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -34,7 +34,7 @@ impl Mode {
     }
 }
 
-/// What one repetition measured.
+/// Measurements of one repetition.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sample {
     /// Time of `connect` alone, microseconds.
@@ -49,7 +49,7 @@ pub struct Sample {
     pub bulk_gbit_per_second: f64,
     /// CPU time of all processes in both pods, kernel included, microseconds per connection.
     pub cpu_us_per_connection: f64,
-    /// Entries that connection tracking gained in both pods, per connection.
+    /// New conntrack entries in both pods, per connection.
     pub conntrack_entries_per_connection: f64,
 }
 
@@ -78,20 +78,20 @@ const ROWS: [Row; 10] = [
     },
 ];
 
-/// Everything one run measured.
+/// All measurements of one run.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// Where.
+    /// The machine of the run.
     pub machine: Machine,
-    /// How often each mode was measured.
+    /// Number of repetitions of each mode.
     pub repetitions: usize,
     /// The median of each number, by mode.
     pub medians: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
-    /// How far repetitions of one mode lie apart: half the distance between the quartiles of each number, by mode.
+    /// The spread of a mode's repetitions: half the distance between the quartiles of each number, by mode.
     pub spreads: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
     /// Rows in which eBPF's median is worse than iptables' by more than the larger of the two spreads.
     pub ebpf_worse_than_iptables: Vec<&'static str>,
-    /// Rows in which it is worse by less: the run cannot tell the two apart.
+    /// Rows in which it is worse by less: the run cannot decide.
     pub undecided: Vec<&'static str>,
     /// Every repetition, by mode, in order.
     pub samples: BTreeMap<&'static str, Vec<Sample>>,
@@ -133,7 +133,7 @@ impl Comparison {
         }
     }
 
-    /// The comparison as people read it.
+    /// The comparison as a table for people.
     pub fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(NOTHING);
@@ -150,7 +150,7 @@ impl Comparison {
     }
 }
 
-/// The middle value, the mean of both for an even number; zero of none.
+/// The middle value, the mean of both for an even number of values; zero if there are none.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -161,7 +161,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Half the distance between the quartiles; zero of fewer than four values, which have none.
+/// Half the distance between the quartiles; zero for fewer than four values, which have none.
 pub(super) fn spread(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let half = values.len() / 2;

@@ -1,11 +1,11 @@
-//! What was promised, what was measured, and whether the one holds for the other.
+//! The targets, the measurements, and whether a target is met.
 
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
 use super::result::{median, spread};
 
-/// Whether a promise is kept.
+/// Whether a target is met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -13,37 +13,37 @@ pub enum Outcome {
     Met,
     /// By more than the repetitions' spread.
     Missed,
-    /// The limit is within the spread: this run cannot tell.
+    /// The limit is within the spread: this run cannot decide.
     Undecided,
 }
 
-/// One promise.
+/// One target.
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
-    /// What is measured.
+    /// Name of the measurement.
     pub name: &'static str,
-    /// In what.
+    /// Unit of the measurement.
     pub unit: &'static str,
-    /// What must not be exceeded, or what must be reached.
+    /// The maximum or minimum.
     pub limit: f64,
-    /// Whether the limit is to be reached.
+    /// Whether the limit is a minimum.
     pub at_least: bool,
     /// The median of the repetitions.
     pub measured: f64,
-    /// How far the repetitions lie apart: half the distance between their quartiles.
+    /// The spread of the repetitions: half the distance between their quartiles.
     pub spread: f64,
-    /// Whether it holds.
+    /// Whether it is met.
     pub outcome: Outcome,
 }
 
 impl Target {
-    /// What must not exceed `limit`.
+    /// A target with `limit` as maximum.
     #[must_use]
     pub fn at_most(name: &'static str, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
         Self::new(name, unit, limit, false, repetitions)
     }
 
-    /// What must reach `limit`.
+    /// A target with `limit` as minimum.
     #[must_use]
     pub fn at_least(name: &'static str, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
         Self::new(name, unit, limit, true, repetitions)
@@ -53,7 +53,7 @@ impl Target {
         let (measured, spread) = (median(repetitions.clone()), spread(repetitions));
         let room = if at_least { measured - limit } else { limit - measured };
         let outcome = match room {
-            // Nothing measured is nothing kept.
+            // Without a measurement the target is missed.
             room if room.is_nan() => Outcome::Missed,
             room if room.abs() < spread => Outcome::Undecided,
             room if room < 0.0 => Outcome::Missed,
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-/// The targets as people read them.
+/// The targets as a table for people.
 #[must_use]
 pub fn table(targets: &[Target]) -> String {
     let mut table = Table::new();
@@ -90,7 +90,7 @@ pub fn table(targets: &[Target]) -> String {
     table.to_string()
 }
 
-/// With as many digits as mean something.
+/// With the significant digits only.
 #[must_use]
 pub fn number(value: f64) -> String {
     match value.abs() {

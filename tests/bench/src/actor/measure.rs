@@ -1,4 +1,4 @@
-//! The measurements: what one system call takes, with client and server in one thread.
+//! The measurements: the time of one system call, with client and server in one thread.
 
 use std::{
     io,
@@ -10,9 +10,9 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// The longest time of one connect: longer means that it is lost.
+/// Timeout of one connect: a longer one counts as lost.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
-/// System calls that are timed together, because one takes little more than reading the clock.
+/// System calls that are timed together, because one takes little longer than reading the clock.
 const BLOCK: u32 = 64;
 
 /// Two points of a distribution, nanoseconds.
@@ -24,23 +24,23 @@ pub struct Nanoseconds {
     pub p99: f64,
 }
 
-/// What connections took.
+/// Times of connections.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Connected {
     /// The client's `connect`.
     pub connect: Nanoseconds,
-    /// `SO_ORIGINAL_DST` of the accepted socket, if that was asked for.
+    /// `SO_ORIGINAL_DST` of the accepted socket, if requested.
     pub original: Nanoseconds,
 }
 
-/// What a flood came to.
+/// Result of a flood.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Flooded {
     /// Connections accepted.
     pub connections: u64,
-    /// Those whose original destination was not the one that was dialled.
+    /// Those whose original destination was not the dialled address.
     pub wrong: u64,
-    /// How long it took, seconds.
+    /// Duration, seconds.
     pub seconds: f64,
 }
 
@@ -107,11 +107,11 @@ pub(super) fn options(blocks: u32) -> anyhow::Result<Nanoseconds> {
     Ok(Nanoseconds::of(times))
 }
 
-/// A socket that is reset when it is closed: it leaves no state by which the next ones would be slower.
+/// A socket that is reset when it is closed, so that no state remains that would slow down the next ones.
 fn client(target: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
     socket.set_linger(Some(Duration::ZERO))?;
-    // Bounds `connect` without the system calls of a non-blocking one.
+    // Limits `connect` without the system calls of a non-blocking one.
     socket.set_write_timeout(Some(CONNECTS_WITHIN))?;
     Ok(socket)
 }

@@ -1,4 +1,4 @@
-//! A program that an actor runs where it is, and what that program logs.
+//! A program that an actor runs in its place, and the program's log.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +13,10 @@ use std::{
 use anyhow::Context as _;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A server on loopback answers within this.
+/// Timeout of a server on loopback.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A running program, killed when it is dropped.
+/// A running program, killed on drop.
 #[derive(Debug)]
 pub(super) struct Program {
     process: Child,
@@ -24,7 +24,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts a program as a user, with nothing but this environment.
+    /// Starts a program as a user, with only this environment.
     ///
     /// # Errors
     /// There is no such program.
@@ -40,7 +40,7 @@ impl Program {
     /// Waits until it logs a line with this text. Returns the time: [`now`].
     ///
     /// # Errors
-    /// It ends before that; with what it said.
+    /// It ends before that; the error contains its output.
     pub(super) fn says(&mut self, text: &str) -> anyhow::Result<u64> {
         let (mut said, mut line) = (String::new(), String::new());
         loop {
@@ -55,10 +55,10 @@ impl Program {
         }
     }
 
-    /// What an HTTP server of its on loopback answers, headers and all; nothing while it does not listen.
+    /// The answer of its HTTP server on loopback, with headers; none while it does not listen.
     ///
     /// # Errors
-    /// It does not answer, or has ended; with what it said.
+    /// It does not answer, or has ended; the error contains its output.
     pub(super) fn get(&mut self, port: u16, path: &str) -> anyhow::Result<Option<String>> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let mut stream = match TcpStream::connect(address) {
@@ -85,7 +85,7 @@ impl Drop for Program {
     }
 }
 
-/// The time by the clock that all processes share and nobody sets, microseconds.
+/// The time of the clock that all processes share and that cannot be set, microseconds.
 #[must_use]
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);

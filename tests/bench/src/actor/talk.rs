@@ -1,4 +1,4 @@
-//! Talking and listening in threads, and counting who was reached: every server answers with a byte of its own.
+//! Clients and servers in threads, with counts of which server was reached: every server answers with its own byte.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-/// What clients send: long enough to be noticed, short enough to be one segment.
+/// Data of clients: long enough to be detected, short enough for one segment.
 const MESSAGE: &[u8; 64] = b"these bytes must not arrive anywhere but at the pod's own proxy.";
-/// How long one attempt may take.
+/// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What a server heard.
+/// Counts of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heard {
     /// Connections accepted.
@@ -28,7 +28,7 @@ pub struct Heard {
     pub bytes: u64,
 }
 
-/// Who answered a client.
+/// Counts of a client's answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
     /// Attempts that have ended.
@@ -43,20 +43,20 @@ pub struct Answered {
 #[derive(Clone, Debug, Default)]
 pub struct Hearing(Arc<Mutex<Heard>>);
 
-/// A client in a thread; it goes on until the process ends.
+/// A client in a thread; it runs until the process ends.
 #[derive(Debug)]
 pub(super) struct Dialling(Arc<Mutex<Answered>>);
 
 impl Hearing {
     pub(super) fn serve(&self, listener: TcpListener, byte: u8) -> io::Result<()> {
         let heard = Arc::clone(&self.0);
-        // Those that measure accept by themselves.
+        // Measuring processes accept by themselves.
         listener.set_nonblocking(false)?;
         thread::Builder::new().spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { continue };
                 let mut buffer = [0; MESSAGE.len()];
-                // A client that does not speak must not keep the others waiting.
+                // A silent client must not delay the others.
                 let _ = stream.set_read_timeout(Some(PATIENCE));
                 let count = stream.read(&mut buffer).unwrap_or(0);
                 {
@@ -103,7 +103,7 @@ impl Dialling {
 
 fn dial(target: SocketAddr) -> io::Result<u8> {
     let mut socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
-    // Thousands of connections must not leave thousands of states behind.
+    // Thousands of connections must not leave thousands of TIME_WAIT sockets.
     socket.set_linger(Some(Duration::ZERO))?;
     socket.connect_timeout(&target.into(), PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
