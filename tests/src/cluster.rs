@@ -1,7 +1,7 @@
-//! A Kubernetes cluster as a user sees it: through kubectl, as `KUBECONFIG` says which.
+//! A Kubernetes cluster as a user sees it: through kubectl, with the cluster in `KUBECONFIG`.
 //!
-//! Whoever runs the tests has the cluster ready (`cargo xtask test cluster` brings one up, or takes the one that
-//! `KUBECONFIG` names). What only the host of a local cluster can see, such as its audit log, is optional here.
+//! The cluster has to be ready before the tests run (`cargo xtask test cluster` creates one, or uses the one in
+//! `KUBECONFIG`). What is only visible on the host of a local cluster, such as its audit log, is optional here.
 
 use std::{
     env,
@@ -17,7 +17,7 @@ use serde_json::Value;
 use weft_examples::client::Report;
 use weft_test_kit::{binaries, wait};
 
-/// Longest time that a rollout may take on a small and busy machine.
+/// Time limit of a rollout on a small and busy machine.
 const ROLLOUT: &str = "180s";
 
 /// A cluster to test.
@@ -27,14 +27,14 @@ pub struct Cluster {
     audit_log: Option<PathBuf>,
 }
 
-/// A load that runs in a pod until it is asked for its report.
+/// A load that runs in a pod until its report is read.
 #[derive(Debug)]
 pub struct Load {
     child: Option<Child>,
 }
 
 impl Cluster {
-    /// The cluster that the environment names.
+    /// The cluster in the environment.
     ///
     /// # Errors
     /// When there is none, or it does not answer.
@@ -59,23 +59,23 @@ impl Cluster {
         self.path.to_string_lossy().into_owned()
     }
 
-    /// A program in this cluster's environment.
+    /// A command with this cluster's environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path).stdin(Stdio::null());
         command
     }
 
-    /// What kubectl prints.
+    /// The output of kubectl.
     ///
     /// # Errors
-    /// When it fails; its own message is part of the error.
+    /// When it fails; the error contains its message.
     pub fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command("kubectl").args(arguments).output().context("start kubectl")?;
         stdout(&output).with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// What kubectl prints with `-o json`.
+    /// The output of kubectl with `-o json`.
     ///
     /// # Errors
     /// As [`Self::kubectl`].
@@ -87,7 +87,7 @@ impl Cluster {
     /// Applies a manifest.
     ///
     /// # Errors
-    /// What the API server refuses, in its words.
+    /// The API server's error, unchanged.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<String> {
         use io::Write as _;
         let mut file = tempfile::NamedTempFile::new()?;
@@ -96,15 +96,15 @@ impl Cluster {
         self.kubectl(&["apply", "-f", &path])
     }
 
-    /// Waits until a workload such as `deploy/web` has rolled out.
+    /// Waits until a workload such as `deploy/web` is rolled out.
     ///
     /// # Errors
-    /// When it has not in time.
+    /// When it is not in time.
     pub fn rolled_out(&self, namespace: &str, workload: &str) -> anyhow::Result<()> {
         self.kubectl(&["-n", namespace, "rollout", "status", workload, "--timeout", ROLLOUT]).map(drop)
     }
 
-    /// Names of the pods that a label selector finds, those that are going away left out.
+    /// Names of the pods that match a label selector, without terminating ones.
     ///
     /// # Errors
     /// As [`Self::kubectl`].
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(staying.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// The one pod that a label selector finds.
+    /// The only pod that matches a label selector.
     ///
     /// # Errors
     /// When there is none or there are several.
@@ -130,12 +130,12 @@ impl Cluster {
     /// Runs `weft-client` in a workload's pod to its end and returns its report.
     ///
     /// # Errors
-    /// When it printed none.
+    /// When it printed no report.
     pub fn client(&self, namespace: &str, pod: &str, arguments: &[&str]) -> anyhow::Result<Report> {
         self.start_client(namespace, pod, arguments)?.report()
     }
 
-    /// Starts `weft-client` in a pod, to look at its report later. With `--until-eof` it goes on until then.
+    /// Starts `weft-client` in a pod, to read its report later. With `--until-eof` it runs until then.
     ///
     /// # Errors
     /// When kubectl cannot be started.
@@ -154,40 +154,40 @@ impl Cluster {
         Ok(Load { child: Some(child) })
     }
 
-    /// The audit log's entries so far, where the cluster has one on this host.
+    /// The audit log's entries so far, if the cluster has a log on this host.
     ///
     /// # Errors
     /// When it cannot be read.
     pub fn audit(&self) -> anyhow::Result<Option<Vec<Value>>> {
         let Some(log) = &self.audit_log else { return Ok(None) };
         let text = std::fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
-        // The last line may be half written.
+        // The last line may be incomplete.
         Ok(Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
     }
 
-    /// Waits until the question has an answer.
+    /// Waits until the function succeeds.
     ///
     /// # Errors
-    /// The last refusal.
+    /// The function's last error.
     pub fn until<T>(&self, within: Duration, mut ask: impl FnMut(&Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         wait::blocking::until(within, || ask(self))
     }
 
-    /// The repository's root, where tutorials are run: seen from the package, where cargo runs its tests.
+    /// The repository's root, where tutorials are run, relative to the package, where cargo runs its tests.
     pub fn repository() -> &'static Path {
         Path::new("..")
     }
 }
 
 impl Load {
-    /// Ends the client's standard input, waits for the client and returns what it counted.
+    /// Ends the client's standard input, waits for the client and returns its report.
     ///
     /// # Errors
     /// When it printed no report.
     pub fn report(mut self) -> anyhow::Result<Report> {
         let output = self.child.take().context("asked once")?.wait_with_output()?;
         let text = String::from_utf8_lossy(&output.stdout);
-        // A failed request makes the client fail; it reports all the same.
+        // A failed request makes the client exit with an error; it still prints a report.
         text.lines()
             .rev()
             .find_map(|line| serde_json::from_str(line).ok())

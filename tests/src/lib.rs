@@ -1,7 +1,7 @@
-//! What the tests with a Kubernetes cluster share. All other shared parts are in `weft-test-kit`.
+//! Shared code of the tests with a Kubernetes cluster. All other shared code is in `weft-test-kit`.
 //!
 //! - [`cluster`]: a cluster with Weft in it, seen through kubectl,
-//! - [`tutorial`]: the documents that say how Weft gets there, run as written.
+//! - [`tutorial`]: the documents that describe the installation, run as written.
 
 #![expect(clippy::print_stdout, reason = "a tutorial shows what its commands print")]
 

@@ -1,7 +1,7 @@
 //! A tutorial as a test: the shell blocks of a Markdown file, run as written, in order, in one shell.
 //!
-//! Blocks fenced as `sh` are run; every other block is for the eye. A block that ends with a failure ends the tutorial,
-//! so what a tutorial promises it states as a command that fails when the promise is broken.
+//! Blocks fenced as `sh` are run; all other blocks are only shown. A block that fails ends the tutorial, so a tutorial
+//! states its promises as commands that fail if a promise is broken.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -14,11 +14,11 @@ use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Parser, Tag, TagEnd};
 /// One block that is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The `##` heading that it stands under.
+    /// The `##` heading above it.
     pub section: String,
     /// Line of the fence, from 1.
     pub line: usize,
-    /// What the shell gets.
+    /// The shell's input.
     pub code: String,
 }
 
@@ -51,7 +51,7 @@ pub fn blocks(markdown: &str) -> Vec<Block> {
     found
 }
 
-/// A shell that keeps its variables from block to block, as a reader's terminal does.
+/// A shell that keeps its variables between blocks, as a reader's terminal does.
 #[derive(Debug)]
 pub struct Shell {
     child: Child,
@@ -75,19 +75,19 @@ impl Shell {
         let (stdin, output) = (child.stdin.take(), child.stdout.take());
         let output = output.ok_or_else(|| io::Error::other("bash has no standard output"))?;
         let mut shell = Self { child, stdin, output: BufReader::new(output) };
-        // Both streams come back in one, in the order in which they were written.
+        // Both streams are merged into one, in the order in which they were written.
         shell.send("exec 2>&1\n")?;
         Ok(shell)
     }
 
-    /// Runs a block and returns what it printed, which is shown meanwhile.
+    /// Runs a block and returns its output, which is also printed while it runs.
     ///
     /// # Errors
-    /// A command of the block failed; the message has its line in the file and the block's output.
+    /// A command of the block failed; the message contains its line in the file and the block's output.
     pub fn run(&mut self, block: &Block) -> anyhow::Result<String> {
         println!("  line {}: {}", block.line, block.code.trim_end().replace('\n', "\n    "));
         let marker = format!("--- the block of line {} is done ---", block.line);
-        // Read as a whole before it begins, so that a command that reads standard input does not swallow the next one.
+        // Read completely before it is run, so that a command that reads standard input does not consume the next one.
         self.send(&format!("{{\n{}\n}} </dev/null\necho '{marker}'\n", block.code))?;
         let mut printed = String::new();
         loop {
@@ -114,7 +114,7 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // End of input ends an idle shell; one that hangs in a command is ended.
+        // End of input ends an idle shell; one that hangs in a command is killed.
         drop(self.stdin.take());
         let _ = self.child.kill();
         let _ = self.child.wait();

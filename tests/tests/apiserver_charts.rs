@@ -1,5 +1,6 @@
-//! The charts, by the real helm, against a real API server: what they refuse, what the server says to what they render, what
-//! the accounts may do, and that the control plane's own proxy is the one that the injector adds to everybody's pods.
+//! The charts, rendered by the real helm, against a real API server: what they refuse, whether the server accepts the
+//! output, the accounts' permissions, and that the control plane's own proxy equals the one that the injector adds to
+//! other pods.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +23,7 @@ const CONTROL_PLANE: &str = "charts/weft-control-plane";
 const CRDS: &str = "charts/weft-crds";
 const MESH: &str = "linkerd";
 
-/// Certificates in files, as `--set-file` wants them.
+/// Certificates in files, for `--set-file`.
 struct Certificates(tempfile::TempDir);
 
 impl Certificates {
@@ -46,7 +47,7 @@ impl Certificates {
         ["--set-file".to_owned(), format!("{value}={}", self.path(file))]
     }
 
-    /// All that the chart requires.
+    /// All values that the chart requires.
     fn all(&self) -> Vec<String> {
         [
             self.set("identityTrustAnchorsPEM", "ca.crt"),
@@ -138,7 +139,7 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
     }
 }
 
-/// Files that people bring from Linkerd; the images in them are Linkerd's.
+/// Values files of Linkerd's users; the images in them are Linkerd's.
 #[test]
 fn linkerds_own_values_are_understood() {
     let certificates = Certificates::generate();
@@ -167,7 +168,7 @@ fn linkerds_own_values_are_understood() {
 fn rendering_twice_is_rendering_once() {
     let certificates = Certificates::generate();
     let values = certificates.all();
-    // Generated certificates would differ each time, and every upgrade would restart everything.
+    // Generated certificates would differ each time, so every upgrade would restart everything.
     assert_eq!(render(&values), render(&values));
 }
 
@@ -182,7 +183,7 @@ fn the_issuers_key_is_in_its_secret_only() {
     assert!(holders.is_empty(), "{holders:?}");
     let secret = object(&rendered, "Secret", "linkerd-identity-issuer");
     assert!(secret["data"]["key.pem"].is_string());
-    // What the control plane fills must not be emptied by an upgrade.
+    // An upgrade must not empty what the control plane fills.
     for name in ["linkerd-proxy-injector-k8s-tls", "linkerd-sp-validator-k8s-tls", "linkerd-policy-validator-k8s-tls"] {
         assert!(object(&rendered, "Secret", name)["data"].is_null(), "{name}");
     }
@@ -235,7 +236,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
     let injected = serde_json::to_value(&pod).unwrap();
     let comparable = |pod: &Value| {
         let mut proxy = pod["spec"]["initContainers"][0].clone();
-        // From the ConfigMap there, in the environment itself here.
+        // From the ConfigMap there, inlined in the environment here.
         let environment = proxy["env"].as_array().unwrap().iter();
         let others = environment.filter(|variable| variable["name"] != "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS");
         proxy["env"] = others.cloned().collect();
@@ -252,7 +253,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
     }
 }
 
-/// Its pod has the node's network: whatever listens there, every process of the node can reach.
+/// Its pod uses the node's network: any process of the node can reach its listeners.
 #[test]
 fn the_agents_api_is_on_no_network() {
     let cluster = Cluster::from_env().unwrap();
@@ -265,7 +266,7 @@ fn the_agents_api_is_on_no_network() {
     assert_eq!(ports.iter().map(|port| &port["name"]).collect::<Vec<_>>(), ["agent-admin"]);
 }
 
-/// One installation, because its objects are the cluster's.
+/// One installation, because its objects are cluster-wide.
 #[test]
 fn an_installation_has_what_it_needs_and_leaves_nothing() {
     let cluster = Cluster::from_env().unwrap();
@@ -277,7 +278,7 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
         fs::write(&file, yaml).unwrap();
         cluster.kubectl(&[&["apply", "-f", file.to_str().unwrap()], how].concat())
     };
-    // Other tests may have brought definitions of their own.
+    // Other tests may have installed their own definitions.
     let force = ["--server-side", "--force-conflicts"];
     apply(&manifest(&[CRDS], &strings(&["--set", "installGatewayAPI=true"])), &force).unwrap();
 
@@ -349,7 +350,7 @@ fn destination_writes_its_own_slices_only(cluster: &Cluster) {
     };
     let account = format!("--as=system:serviceaccount:{MESH}:linkerd-destination");
     let destination = [account.as_str()];
-    // The API server takes a moment to put a new policy in force.
+    // The API server takes a moment to enforce a new policy.
     let refused = cluster.until(Duration::from_secs(30), |_| {
         let foreign = slice("weft-test-foreign", OTHER);
         match write("create", &foreign, &destination) {

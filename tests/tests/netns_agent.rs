@@ -1,4 +1,4 @@
-//! The agent dies and comes back while requests run. It has a mesh of its own: other tests would not expect this.
+//! The agent is killed and restarts while requests run. Its mesh is not shared: other tests do not expect this.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
     let arguments =
         ["http1", "--target", "web.shop:80", "--duration", "6s", "--concurrency", "4", "--pause", "2ms", "--fresh"];
     let kill = async {
-        // The load is under way once the kernel redirects.
+        // The load has started once the kernel redirects.
         eventually("load", Duration::from_secs(10), async || {
             let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
             let status = status.map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! A sandbox leaves nothing behind: neither when it is stopped nor when it, or the program that started it, is killed.
+//! A sandbox leaves nothing behind: not when it is stopped, and not when it, or the program that started it, is killed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ use weft_test_kit::{
     wait::eventually,
 };
 
-/// The janitor notices at once; processes get their grace period.
+/// The janitor reacts at once; processes get their grace period.
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
 
 async fn eventually_clean(name: &str, temporary: Option<&TempDir>) {
@@ -32,7 +32,7 @@ async fn eventually_clean(name: &str, temporary: Option<&TempDir>) {
     .await;
 }
 
-/// A demo with a directory of its own for temporary files.
+/// A demo with its own directory for temporary files.
 fn demo(name: &str, temporary: &TempDir) -> Child {
     let mut demo = Command::new(binaries::directory().unwrap().join("weft-demo"));
     demo.args(["--name", name])
@@ -65,7 +65,7 @@ async fn a_killed_sandbox_leaves_nothing() {
     eventually_clean(&name, None).await;
 }
 
-/// Ctrl-C at the worst moments: before there is anything to stop, and half-way through the start.
+/// Ctrl-C at the worst moments: before anything has started, and in the middle of the start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_demo_interrupted_while_it_starts_leaves_nothing() {
     for (moment, file) in [("early", ".log"), ("late", "/state.json")] {

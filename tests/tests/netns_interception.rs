@@ -1,4 +1,4 @@
-//! Interception by itself, with a copy-only program in the proxy's place: what SO_ORIGINAL_DST answers, and the same
+//! Interception by itself, with a copy-only program in place of the proxy: the answers of SO_ORIGINAL_DST, and the same
 //! program behind linkerd-init's rules and behind the agent's programs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,7 +15,7 @@ use weft_test_kit::{
     wait::eventually,
 };
 
-/// How long a started application may take to listen.
+/// Time limit for a started application to listen.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
 
 static EBPF: Shared = Shared::with(|| passthrough("t-ebpf", Interception::Ebpf));
@@ -64,7 +64,7 @@ fn passthrough(name: &str, interception: Interception) -> (Manifests, Options) {
     (manifests, options)
 }
 
-/// Sends requests that must be answered by an application that sees nothing of the proxies on the client's side.
+/// Sends requests that an application must answer without seeing the client's proxy.
 async fn answered(mesh: &Mesh, arguments: &[&str]) -> Report {
     let report = mesh.load("shop", "client", arguments).await.unwrap();
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
@@ -72,7 +72,7 @@ async fn answered(mesh: &Mesh, arguments: &[&str]) -> Report {
     report
 }
 
-/// What a pod's proxy saw of connections to an address.
+/// The records of a pod's proxy about connections to an address.
 async fn seen(mesh: &Mesh, pod: &str, direction: Direction, original: &str) -> Vec<Connection> {
     let json = mesh.admin("shop", pod, "/connections").await.unwrap();
     let all: Vec<Connection> = serde_json::from_str(&json).unwrap();
@@ -82,7 +82,7 @@ async fn seen(mesh: &Mesh, pod: &str, direction: Direction, original: &str) -> V
     all.into_iter().filter(matching).collect()
 }
 
-/// Both pods, once the application answers: nothing probes it here, so its pod is ready when its process has started.
+/// Both pods, once the application answers: without probes, its pod is ready when its process has started.
 async fn pods(mesh: &Mesh) -> (Pod, Pod) {
     let (client, web) = (mesh.pod("shop", "client").await.unwrap(), mesh.pod("shop", "web").await.unwrap());
     for (protocol, port) in [("http1", 8080), ("banner", 9000)] {
@@ -96,7 +96,7 @@ async fn pods(mesh: &Mesh) -> (Pod, Pod) {
     (client, web)
 }
 
-/// Both proxies know where an IPv4 connection was going, and from whom it came.
+/// Both proxies get the original destination and the source of an IPv4 connection.
 async fn check_v4(mesh: &Mesh, arguments: &[&str], port: u16) {
     let (client, web) = pods(mesh).await;
     let target = format!("{}:{port}", web.ip);
@@ -132,7 +132,7 @@ fn iptables_answers_the_original_destination_of_ipv4_through_an_ipv6_socket() {
     IPTABLES.test(async |mesh| check_v4(mesh, &["banner", "--mapped"], 9000).await);
 }
 
-/// The proxy that dials an IPv6 destination is reached over IPv6 again.
+/// A connection to an IPv6 destination reaches the proxy over IPv6.
 #[test]
 fn ebpf_answers_the_original_ipv6_destination() {
     EBPF.test(async |mesh| {
@@ -157,7 +157,7 @@ fn ebpf_leaves_no_netfilter_state_in_pods() {
     });
 }
 
-/// The opposite: the same look at the same pods finds what iptables interception needs.
+/// The opposite: the same inspection of the same pods finds the netfilter state that iptables interception needs.
 #[test]
 fn iptables_leaves_rules_and_tracked_connections_in_pods() {
     IPTABLES.test(async |mesh| {

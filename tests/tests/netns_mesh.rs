@@ -1,6 +1,6 @@
-//! The example mesh as it runs: every protocol over mutual TLS, policy with its opposites, the kernel's trace, no
-//! netfilter state, and a pod outside the mesh that notices nothing. One mesh serves all tests of this file; each only
-//! looks or sends requests.
+//! The running example mesh: every protocol over mutual TLS, policy with its opposites, the kernel's trace, no
+//! netfilter state, and an unaffected pod outside the mesh. All tests of this file share one mesh; they only inspect it
+//! or send requests.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ async fn load(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Re
     mesh.load(namespace, &pod, arguments).await.unwrap()
 }
 
-/// Sends requests that must all be answered, and says by whom.
+/// Sends requests that must all be answered, and returns the pods that answered.
 async fn answered(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
     let report = load(mesh, namespace, app, arguments).await;
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
@@ -45,7 +45,7 @@ async fn answered_by_all(mesh: &Mesh, arguments: &[&str], replicas: usize) -> Re
     report
 }
 
-/// Sends requests that must all be refused, and says how.
+/// Sends requests that must all be refused, and returns the errors.
 async fn refused(mesh: &Mesh, namespace: &str, app: &str, arguments: &[&str]) -> Report {
     let report = load(mesh, namespace, app, arguments).await;
     assert!(report.requests > 0 && report.failures == report.requests, "{report:?}");
@@ -219,7 +219,8 @@ fn the_trace_tells_who_was_redirected_from_where_to_where() {
             WatchRequest { namespace: "shop".to_owned(), pod: client.clone(), port: 80, ..WatchRequest::default() };
         let mut events = mesh.agent().await.unwrap().watch(request).await.unwrap();
         let services = mesh.service_ips().await.unwrap();
-        // A stream is open once the agent answered; the kernel's switch follows at once, so requests go on meanwhile.
+        // A stream is open once the agent has answered; the kernel's switch follows at once, so requests go on until
+        // then.
         let requests = async {
             eventually("an answer", Duration::from_secs(10), async || {
                 answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "3", "--fresh"]).await;
@@ -316,15 +317,15 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
         assert!(probe.local.starts_with(&format!("{}:", legacy.ip)), "{probe:?}");
         for answer in [&probe.original_dst_v4, &probe.original_dst_v6] {
             let error = answer.as_ref().expect_err("only the kernel's own error is an answer here");
-            // Not tracked; no such option; no such option of the other family.
+            // Not tracked; no such option; no such option for the other family.
             assert!(matches!(*error, libc::ENOENT | libc::ENOPROTOOPT | libc::EOPNOTSUPP), "errno {error}");
         }
 
         let status = mesh.agent().await.unwrap().status().await.unwrap();
         let known: Vec<_> = status.pods.iter().filter_map(|pod| pod.pod.as_ref()).collect();
         assert!(known.iter().all(|pod| pod.namespace != "legacy"), "{known:?}");
-        // Whatever the kernel decided meanwhile, it decided nothing about this pod: a meshed pod's connection afterwards
-        // ends the search.
+        // Whatever the kernel decided in between, it decided nothing about this pod: a connection of a meshed pod
+        // afterwards ends the search.
         answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "1"]).await;
         loop {
             let event = events.message().await.unwrap().expect("the trace goes on");

@@ -1,4 +1,4 @@
-//! The mesh behind linkerd-init's rules in place of the agent's programs: the same proxies, the same result, for
+//! The mesh behind linkerd-init's rules in place of the agent's programs: the same proxies and the same result, for
 //! comparison and for hosts where the agent cannot run.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

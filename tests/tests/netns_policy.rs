@@ -1,4 +1,4 @@
-//! Manifests change while the mesh runs: policy follows, and a malformed file harms nobody else.
+//! Manifests change while the mesh runs: policy follows, and a malformed file affects no other file.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use weft_test_kit::{
     wait::eventually,
 };
 
-/// A change of a file reaches the proxies within this: the watcher's delay, the index, the stream.
+/// Time limit for a file's change to reach the proxies: the watcher's delay, the index, the stream.
 const FOLLOWS_WITHIN: Duration = Duration::from_secs(15);
 const PAYMENTS: &str = "payments.shop:80";
 
@@ -66,7 +66,7 @@ async fn a_malformed_manifest_is_named_and_the_rest_goes_on() {
             "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: broken\n  namespace: shop\nspec:\n  replicas: two\n",
         )
         .unwrap();
-    // Another file written after the broken one still takes effect.
+    // Another file that is written after the broken one still takes effect.
     mesh.manifests().edit("payments.yaml", "name: client\n", "name: stranger\n").unwrap();
     eventually_allowed(&mesh, "shop", "stranger", PAYMENTS).await;
     eventually_denied(&mesh, "shop", "client", PAYMENTS).await;

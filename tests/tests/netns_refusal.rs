@@ -1,5 +1,5 @@
-//! A proxy that cannot prove who it is does not serve: it names what is broken and exits with 64, whatever is broken, and
-//! never opens its inbound listener to plaintext instead.
+//! A proxy that cannot prove its identity does not serve: it names the broken setting and exits with 64, whichever
+//! setting it is, and never falls back to a plaintext inbound listener.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,12 +15,12 @@ use tokio::{process::Command, time::timeout};
 use weft_test_kit::binaries;
 use weft_tls::ca::Root;
 
-/// A proxy that is going to refuse does so at once; one that still runs after this serves.
+/// A proxy that refuses its settings exits at once; one that still runs after this serves.
 const REFUSES_WITHIN: Duration = Duration::from_secs(10);
 /// sysexits.h: EX_USAGE.
 const EXIT_USAGE: i32 = 64;
 
-/// A proxy's settings and files, all of them good until a test breaks one. Port 0: nobody dials it here.
+/// A proxy's settings and files, all valid until a test breaks one. Port 0, because nothing connects to it.
 struct Setup {
     variables: Vec<(&'static str, String)>,
     files: TempDir,
@@ -60,7 +60,7 @@ impl Setup {
         self
     }
 
-    /// The proxy's end, or none when it goes on.
+    /// The proxy's exit, or none if it keeps running.
     async fn run(&self) -> Option<Output> {
         let mut proxy = Command::new(binaries::directory().unwrap().join("weft-proxy"));
         proxy.env_clear().envs(self.variables.iter().map(|(name, value)| (name, value)));

@@ -1,4 +1,4 @@
-//! What is wrong is told: which object, which field, and what to do.
+//! Invalid input is reported: which object, which field, and what to do.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ pub(super) fn missing_crds(world: &mut World) {
     let (installed, said) = world.helm(&[&install[..], &values.arguments()].concat());
     assert!(!installed, "{said}");
     assert!(said.contains("weft-crds") && said.contains("helm install"), "{said}");
-    // Nothing of it stays, or the tutorial would stumble over it.
+    // Nothing of it may remain, or the tutorial would fail.
     world.cluster.kubectl(&["delete", "namespace", MESH, "--ignore-not-found"]).unwrap();
 }
 
@@ -46,7 +46,7 @@ pub(super) fn mismatched_certificates(world: &mut World) {
     let (upgraded, said) = world.helm(&[&upgrade[..], &values.arguments()].concat());
     assert!(upgraded, "{said}");
 
-    // Rolled back in any case, lest the checks that follow find a foreign issuer.
+    // Rolled back in any case, so that later checks do not find a foreign issuer.
     let told = panic::catch_unwind(AssertUnwindSafe(|| foreign_issuer_is_told(world)));
     let (rolled_back, said) = world.helm(&["rollback", &release, "--namespace", MESH]);
     if let Err(failure) = told {
@@ -56,7 +56,7 @@ pub(super) fn mismatched_certificates(world: &mut World) {
     world.cluster.rolled_out(MESH, "deploy/linkerd-identity").unwrap();
 }
 
-/// The new identity pod does not become ready, says why, and the old one goes on.
+/// The new identity pod does not become ready and reports why, and the old one keeps running.
 fn foreign_issuer_is_told(world: &mut World) {
     world.event(MESH, "Deployment/linkerd-identity", &["linkerd-identity-issuer", "trust anchor"]);
     let logged = world.cluster.until(Duration::from_secs(60), |cluster| {
@@ -73,7 +73,7 @@ fn foreign_issuer_is_told(world: &mut World) {
     assert_eq!(report.failures, 0, "{report:?}");
 }
 
-/// Certificates in files, as `helm --set-file` wants them.
+/// Certificates in files, for `helm --set-file`.
 struct Values {
     directory: tempfile::TempDir,
     anchors: bool,
@@ -137,7 +137,7 @@ spec:
     world.cluster.kubectl(&["-n", SHOP, "delete", "deploy/unreadable"]).unwrap();
 }
 
-/// A pod that was injected already and whose annotation is broken later: its redirection stays as it was.
+/// A pod that was injected already and whose annotation becomes invalid later: its redirection does not change.
 pub(super) fn annotation_broken_later(world: &mut World) {
     let pod = world.client(SHOP);
     let annotate = |value: &str| {
@@ -161,7 +161,7 @@ pub(super) fn refused_by_admission(world: &mut World) {
                    spec: {networks: [{cidr: 10.0.0.0/8, except: [192.168.0.0/16]}]}\n";
     let refusal = format!("{:#}", world.cluster.apply(network).unwrap_err());
     assert!(refusal.contains("linkerd-policy-validator") && refusal.contains("192.168.0.0/16"), "{refusal}");
-    // Their good relatives are taken.
+    // Valid variants of them are accepted.
     let good = profile.replace("soon", "300ms");
     world.cluster.apply(&good).unwrap();
     world.cluster.kubectl(&["-n", SHOP, "delete", "serviceprofile", "web.shop.svc.cluster.local"]).unwrap();
@@ -186,7 +186,7 @@ pub(super) fn lost_webhook_certificate(world: &mut World) {
         Ok(())
     });
     back.unwrap();
-    // And it works: a pod that is created now is injected.
+    // And it works: a new pod is injected.
     world.cluster.kubectl(&["-n", SHOP, "rollout", "restart", "deploy/client"]).unwrap();
     world.cluster.rolled_out(SHOP, "deploy/client").unwrap();
     let injected = world.cluster.until(Duration::from_secs(60), |cluster| cluster.pod(SHOP, "app=client")).unwrap();

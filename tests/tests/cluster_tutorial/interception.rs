@@ -1,4 +1,4 @@
-//! What the node's kernel does for pods, seen from the cluster: explained, strict, switched off, and without an agent.
+//! The kernel's redirection of pods, seen from the cluster: explained, strict, bypassed, and without an agent.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use weft_examples::client::Report;
 
 use crate::world::{MESH, SHOP, World};
 
-/// Who the client is to the servers when its proxy speaks for it.
+/// The client's identity, as the servers see it through its proxy.
 const CLIENT_ID: &str = "client.shop.serviceaccount.identity.linkerd.cluster.local";
-/// What lets the agents run on no node.
+/// Prevents the agents from running on any node.
 const NOWHERE: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":"true"}}}}}"#;
 const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":null}}}}}"#;
-/// The longest until a container has started and ended, on a slow machine.
+/// Time limit for a container to start and end, on a slow machine.
 const CONTAINER: Duration = Duration::from_secs(90);
 
 pub(super) fn explained(world: &mut World) {
@@ -57,7 +57,7 @@ pub(super) fn strict(world: &mut World) {
     world.cluster.kubectl(&["-n", SHOP, "delete", "deploy", name, "--wait=false"]).unwrap();
 }
 
-/// Redirection that is switched off lets connections pass at once, and everybody is told.
+/// A bypass lets connections pass at once, and is reported everywhere.
 pub(super) fn bypassed(world: &mut World) {
     let client = world.client(SHOP);
     let object = format!("Pod/{client}");
@@ -74,8 +74,8 @@ pub(super) fn bypassed(world: &mut World) {
     }
 }
 
-/// With no agent on the node a meshed pod's application is not started, whatever else runs in the pod gets nowhere but
-/// through the proxy, and pods that run do not notice.
+/// With no agent on the node, a meshed pod's application is not started, other containers of the pod connect only
+/// through the proxy, and running pods are unaffected.
 pub(super) fn waits_for_the_agent(world: &mut World) {
     world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", NOWHERE]).unwrap();
     let gone = world.cluster.until(Duration::from_secs(60), |cluster| {
@@ -102,7 +102,7 @@ pub(super) fn waits_for_the_agent(world: &mut World) {
         Ok(held["metadata"]["name"].as_str().context("a name")?.to_owned())
     });
     let held = held.unwrap();
-    // It has no agent and no application, but one may look into it.
+    // It has no agent and no application, but a debug container can be added.
     let from_inside = look(world, &held, &["http1", "--target", "web.shop:80", "--count", "5", "--timeout", "20s"]);
     let from_inside: Report = serde_json::from_str(&from_inside).unwrap();
     let store = "store.shop.serviceaccount.identity.linkerd.cluster.local";
@@ -119,7 +119,7 @@ pub(super) fn waits_for_the_agent(world: &mut World) {
     world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
 }
 
-/// Runs `weft-client` in a container that is added to a pod for it, and returns its report.
+/// Runs `weft-client` in a container that is added to a pod, and returns its report.
 fn look(world: &World, pod: &str, arguments: &[&str]) -> String {
     const LOOK: &str = "look";
     let debug = ["-n", SHOP, "debug", pod, "--quiet", "--container", LOOK, "--profile", "restricted"];
@@ -138,7 +138,7 @@ fn look(world: &World, pod: &str, arguments: &[&str]) -> String {
     world.cluster.kubectl(&["-n", SHOP, "logs", pod, "-c", LOOK]).unwrap()
 }
 
-/// Connections that the kernel decides about one by one.
+/// Connections with a separate kernel decision each.
 fn requests(world: &World, pod: &str) -> anyhow::Result<Report> {
     world.cluster.client(SHOP, pod, &["http1", "--target", "web.shop:80", "--count", "10", "--fresh"])
 }

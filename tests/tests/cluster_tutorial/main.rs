@@ -1,9 +1,9 @@
-//! Weft in a real cluster: the tutorial as its readers run it, and what must hold of the mesh that it makes.
+//! Weft in a real cluster: the tutorial as its readers run it, and checks of the mesh that it installs.
 //!
-//! The checks share one installation, because making one takes minutes: the tutorial is followed up to its last section,
-//! the mesh is put to the test, and then the tutorial's end must leave nothing. They run in the order of [`CHECKS`], and a
-//! check that is run alone, by a filter, first has done what it [`Needs`]. Needs `KUBECONFIG`, the images of `cargo xtask
-//! dist` in the cluster, and helm, kubectl and step in PATH: `cargo xtask test cluster`.
+//! The checks share one installation, because an installation takes minutes: the tutorial runs up to its last section,
+//! then the checks of the mesh, and then the tutorial's last section must leave nothing behind. They run in the order
+//! of [`CHECKS`], and a check that is run alone, with a filter, first does what it [`Needs`]. Needs `KUBECONFIG`, the
+//! images of `cargo xtask dist` in the cluster, and helm, kubectl and step in PATH: `cargo xtask test cluster`.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "tests report on the standard streams")]
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
@@ -25,14 +25,14 @@ use serde_json::Value;
 use weft_test_kit::check::catch;
 use world::{LEASE, MESH, SHOP, World};
 
-/// What a check finds in the cluster.
+/// The state of the cluster that a check requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     /// No mesh yet.
     Cluster,
     /// The mesh of the tutorial.
     Mesh,
-    /// What is left when the tutorial has removed the mesh.
+    /// The state after the tutorial has removed the mesh.
     Removal,
 }
 
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let trials = CHECKS.iter().map(|check| trial(&world, check)).collect();
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..Arguments::from_args() }, trials);
     let world = world.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // A filter may leave out the checks that remove the mesh. After a failure it stays, to be looked at.
+    // A filter may exclude the checks that remove the mesh. After a failure it stays, for inspection.
     if let Some(mut world) = world.filter(|_| !conclusion.has_failed())
         && let Err(error) = catch(|| world.remove())
     {
@@ -144,7 +144,7 @@ fn watches_and_does_not_poll(world: &mut World) {
     for resource in ["services", "endpointslices", "pods", "servers", "nodes", "replicasets"] {
         assert!(watched.contains(resource), "{resource} is not watched by {account}: {watched:?}");
     }
-    // What a quiet minute looks like: the lease is renewed, watches may end and begin again, and nothing is listed.
+    // An idle minute: the lease is renewed, watches may end and restart, and nothing is listed.
     let quiet = Duration::from_secs(30);
     std::thread::sleep(quiet);
     let after = world.cluster.audit().unwrap().unwrap();
@@ -172,7 +172,7 @@ fn lease_is_renewed(world: &mut World) {
     assert_ne!(renewed(world), before, "the lease was not renewed within 5 s");
 }
 
-/// What promtool says of a name that Linkerd's dashboards know.
+/// promtool's complaint about a name that Linkerd's dashboards use.
 const LINKERDS_NAME: &str = "response_latency_ms metric names should not contain abbreviated units";
 
 fn metrics_are_clean(world: &mut World) {
@@ -222,7 +222,7 @@ fn pods_have_no_privileges(world: &mut World) {
 
 fn requests_are_encrypted(world: &mut World) {
     let client = world.client(SHOP);
-    // Long enough for the balancer to forget how slow a replica's first answer was.
+    // Long enough for the balancer to forget a replica's slow first answer.
     let load = ["http1", "--target", "web.shop:80", "--duration", "15s", "--pause", "20ms"];
     let report = world.cluster.client(SHOP, &client, &load).unwrap();
     assert!(report.requests >= 200 && report.failures == 0, "{report:?}");
@@ -233,7 +233,7 @@ fn requests_are_encrypted(world: &mut World) {
     let metrics = world.proxy_metrics(SHOP, &client);
     assert!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "true")]) >= 200.0);
     assert_eq!(metrics.sum("response_total", &[("direction", "outbound"), ("tls", "no_identity")]), 0.0);
-    // The same request from outside the mesh is answered, too, in plain text; policy decides elsewhere.
+    // The same request from outside the mesh is answered too, in plain text; policy is tested elsewhere.
     let outside = world.client("outside");
     let report =
         world.cluster.client("outside", &outside, &["http1", "--target", "web.shop:80", "--count", "10"]).unwrap();

@@ -1,4 +1,4 @@
-//! What may happen to a cluster while requests run, without one of them failing.
+//! Changes of a cluster while requests run, none of which may fail.
 
 use std::{
     process::Stdio,
@@ -10,10 +10,10 @@ use weft_tests::cluster::Load;
 
 use crate::world::{MESH, SHOP, World};
 
-/// How long before something happens, and after it is over: longer than any cache or balancer remembers.
+/// Duration of the load before a change, and after it: longer than any cache or balancer remembers.
 const AROUND: Duration = Duration::from_secs(3);
 
-/// The longest that anything may take; a slow machine takes minutes for a rollout.
+/// Time limit of a change; a slow machine takes minutes for a rollout.
 const AT_MOST: &str = "15m";
 
 /// Runs requests through all three services while `happens` happens; none may fail.
@@ -24,7 +24,7 @@ fn under_load(world: &mut World, happens: impl FnOnce(&mut World)) {
         let gently = ["--concurrency", "2", "--pause", "5ms"];
         world.cluster.start_client(SHOP, &client, &[&arguments[..], &gently, more].concat()).unwrap()
     };
-    // Connections that last, and a new one for every request, which the kernel has to redirect each time.
+    // Long-lived connections, and a new one for every request, which the kernel has to redirect each time.
     let loads = [start(world, &[]), start(world, &["--fresh"])];
     let started = Instant::now();
     thread::sleep(AROUND);
@@ -65,7 +65,7 @@ pub(super) fn leader_deleted_by_force(world: &mut World) {
         let wanted = replicas.to_string();
         world.cluster.kubectl(&["-n", MESH, "scale", "deploy/linkerd-destination", "--replicas", &wanted]).unwrap();
         world.cluster.rolled_out(MESH, "deploy/linkerd-destination").unwrap();
-        // A rollout does not wait for those that go; they, too, may still take a lease and release it.
+        // A rollout does not wait for terminating pods, which may still take a lease and release it.
         let settled = world.cluster.until(Duration::from_secs(60), |cluster| {
             let selector = "linkerd.io/control-plane-component=destination";
             let names = cluster.kubectl(&["-n", MESH, "get", "pods", "-l", selector, "-o", "name"])?;
@@ -78,8 +78,9 @@ pub(super) fn leader_deleted_by_force(world: &mut World) {
     under_load(world, |world| {
         let before = world.lease_holder().unwrap();
         world.cluster.kubectl(&["-n", MESH, "delete", "pod", &before, "--grace-period=0", "--force"]).unwrap();
-        // The kubelet still asks it to end, and kills it 2 s later, but its token went with its pod. As long as the API
-        // server remembers the token it may release the lease, else that runs out 30 s after its last renewal.
+        // The kubelet still sends SIGTERM, and kills it 2 s later, but its token was deleted with its pod. While the
+        // API server caches the token, the pod may release the lease; otherwise the lease expires 30 s after its last
+        // renewal.
         let moved = world.cluster.until(Duration::from_secs(50), |_| match world.lease_holder()? {
             holder if holder != before => Ok(holder),
             _ => anyhow::bail!("{before} still holds the lease"),

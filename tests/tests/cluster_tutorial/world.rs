@@ -1,4 +1,4 @@
-//! The cluster, the tutorial in its shell, and questions that several checks ask.
+//! The cluster, the tutorial in its shell, and queries that several checks share.
 
 use std::{collections::BTreeSet, io::Write as _, process::Stdio, time::Duration};
 
@@ -16,18 +16,18 @@ use crate::kernel;
 pub(super) const MESH: &str = "linkerd";
 /// The application's namespace.
 pub(super) const SHOP: &str = "shop";
-/// Whose holder writes EndpointSlices.
+/// The lease whose holder writes EndpointSlices.
 pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
-/// The section with which the tutorial undoes what it did.
+/// The section in which the tutorial removes its installation.
 const END: &str = "Uninstall";
 
 pub(super) struct World {
     pub(super) cluster: Cluster,
     shell: Shell,
     blocks: Vec<Block>,
-    /// Whether the tutorial was followed up to its last section, or why that failed.
+    /// Whether the tutorial ran up to its last section, or its error.
     installed: Option<Result<(), String>>,
     is_removed: bool,
     /// The agents' maps of pods, where agents run on this host.
@@ -53,7 +53,7 @@ impl World {
         section == END
     }
 
-    /// Follows the tutorial up to its last section, unless that is done. The error of the first time stays.
+    /// Runs the tutorial up to its last section, unless that is done. The error of the first run is kept.
     pub(super) fn install(&mut self) -> Result<(), String> {
         if self.installed.is_none() {
             let outcome = catch(|| self.follow_tutorial(|section| !Self::is_end(section)));
@@ -63,7 +63,7 @@ impl World {
         self.installed.clone().unwrap_or(Ok(()))
     }
 
-    /// Follows the last section of the tutorial, if there is a mesh.
+    /// Runs the last section of the tutorial, if there is a mesh.
     pub(super) fn remove(&mut self) {
         if self.installed.is_some() && !self.is_removed {
             self.remember_agents();
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// What a person would look at when something failed.
+    /// Information for a person after a failure.
     pub(super) fn explain(&self) {
         for arguments in [
             &["get", "pods", "-A", "-o", "wide"][..],
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// What `weft` prints.
+    /// The output of `weft`.
     pub(super) fn weft(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.cluster.command("weft").args(arguments).output().context("start weft")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -104,14 +104,14 @@ impl World {
         Ok(text)
     }
 
-    /// What helm prints, standard error included, and whether it was content.
+    /// The output of helm, standard error included, and whether it succeeded.
     pub(super) fn helm(&self, arguments: &[&str]) -> (bool, String) {
         let output = self.cluster.command("helm").args(arguments).current_dir(Cluster::repository()).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// What `promtool check metrics` finds wrong with an exposition.
+    /// The findings of `promtool check metrics` about an exposition.
     pub(super) fn promtool(&self, exposition: &str) -> Vec<String> {
         let mut check = self.cluster.command("promtool");
         check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -135,7 +135,7 @@ impl World {
         holder.map(str::to_owned).with_context(|| format!("nobody holds the lease: {lease:#}"))
     }
 
-    /// The pod from which requests are sent.
+    /// The pod that sends the requests.
     pub(super) fn client(&self, namespace: &str) -> String {
         self.cluster.pod(namespace, "app=client").unwrap()
     }
@@ -146,9 +146,9 @@ impl World {
         Metrics::parse(&self.cluster.kubectl(&["get", "--raw", &path]).unwrap())
     }
 
-    /// Waits until a message stands in the events about an object.
+    /// Waits until the events about an object contain a message.
     pub(super) fn event(&self, namespace: &str, object: &str, words: &[&str]) {
-        // A kubelet brings a changed Secret into a running pod within its sync period and cache, some two minutes.
+        // A kubelet updates a changed Secret in a running pod within its sync period and cache TTL, some two minutes.
         let found = self.cluster.until(Duration::from_secs(180), |cluster| {
             let list = cluster.get(&["-n", namespace, "events"])?;
             let events: Vec<_> = list["items"].as_array().into_iter().flatten().map(event_text).collect();
