@@ -20,7 +20,7 @@ linkerd.io/control-plane-component: {{ .component }}
 linkerd.io/control-plane-ns: {{ .root.Release.Namespace }}
 {{- end }}
 
-{{/* What a Deployment selects its pods by; arguments: root, component. */}}
+{{/* The labels by which a Deployment selects its pods; arguments: root, component. */}}
 {{- define "weft.selector" -}}
 {{ include "weft.componentLabels" . }}
 linkerd.io/proxy-deployment: linkerd-{{ .component }}
@@ -61,7 +61,7 @@ config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toSt
 {{- end }}
 {{- end }}
 
-{{/* An image by its name and tag, or by its digest, which either of them may have; arguments: root, name, version. */}}
+{{/* An image by its name and tag, or by its digest, which may be in either of them; arguments: root, name, version. */}}
 {{- define "weft.image" -}}
 {{- $version := .version | default .root.Chart.AppVersion -}}
 {{- if contains "@" .name -}}
@@ -78,13 +78,13 @@ config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toSt
 {{ include "weft.image" (dict "root" . "name" .Values.controllerImage "version" .Values.controllerImageVersion) }}
 {{- end }}
 
-{{/* A log level; Linkerd's that Weft does not have are the nearest ones. */}}
+{{/* A log level; levels that only Linkerd has become the nearest one. */}}
 {{- define "weft.logLevel" -}}
 {{ get (dict "panic" "error" "fatal" "error" "warning" "warn") . | default . }}
 {{- end }}
 
 {{/*
-A Kubernetes ResourceRequirements, from one or from Linkerd's {cpu: {limit, request}, memory: {...}}; nothing where nothing
+A Kubernetes ResourceRequirements, from one or from Linkerd's {cpu: {limit, request}, memory: {...}}; empty if nothing
 is set.
 */}}
 {{- define "weft.resources" -}}
@@ -108,7 +108,7 @@ is set.
 {{- end -}}
 {{- end }}
 
-{{/* What every Deployment of the control plane has in common. */}}
+{{/* Common part of every Deployment of the control plane. */}}
 {{- define "weft.deployment" -}}
 replicas: {{ int .Values.controllerReplicas }}
 revisionHistoryLimit: {{ int .Values.revisionHistoryLimit }}
@@ -118,7 +118,7 @@ strategy:
 {{- end }}
 {{- end }}
 
-{{/* What every pod of a control plane Deployment has in common; arguments: root, component. */}}
+{{/* Common part of every pod of a control plane Deployment; arguments: root, component. */}}
 {{- define "weft.podSpec" -}}
 {{- $v := .root.Values -}}
 {{- with $v.imagePullSecrets }}
@@ -150,7 +150,7 @@ affinity:
   podAntiAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
       - topologyKey: kubernetes.io/hostname
-        # Pods of another revision do not count: with as many replicas as nodes, a new pod would find no node otherwise.
+        # Only pods of the same revision count: with as many replicas as nodes, a new pod would find no node otherwise.
         matchLabelKeys: [pod-template-hash]
         labelSelector:
           matchLabels:
@@ -204,7 +204,7 @@ serves one).
     - {{ . | quote }}
     {{- end }}
   env:
-    # Who holds a lease, and whom an Event is about.
+    # Identity of the lease holder, and subject of Events.
     - name: HOSTNAME
       valueFrom:
         fieldRef:
@@ -250,7 +250,7 @@ serves one).
 - --log-format={{ .Values.controllerLogFormat }}
 {{- end }}
 
-{{/* Flags of the parts that have to know the mesh; argument: the root. */}}
+{{/* Flags of the parts that need the mesh settings; argument: the root. */}}
 {{- define "weft.clusterArgs" -}}
 {{ include "weft.commonArgs" . }}
 - --trust-domain={{ include "weft.trustDomain" . }}
@@ -272,7 +272,7 @@ The values as the injector, the agent and the CLI read them: complete, and witho
 {{- $_ := set . "version" (.version | default $.Chart.AppVersion) -}}
 {{- $_ := set . "pullPolicy" (.pullPolicy | default $values.imagePullPolicy) -}}
 {{- end -}}
-{{- /* A list given as one number, such as --set proxyInit.ignoreInboundPorts=4567, is a string all the same. */ -}}
+{{- /* A list given as one number, such as --set proxyInit.ignoreInboundPorts=4567, must be a string too. */ -}}
 {{- range $key := list "ignoreInboundPorts" "ignoreOutboundPorts" "kubeAPIServerPorts" -}}
 {{- $_ := set $values.proxyInit $key (get $values.proxyInit $key | toString) -}}
 {{- end -}}

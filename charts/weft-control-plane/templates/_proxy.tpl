@@ -1,12 +1,12 @@
 {{/*
-The proxy in the control plane's own pods, which start before there is an injector. What is here is what the injector
-gives every other pod (k8s-api/src/inject), apart from where the control plane is found; arguments:
+The proxy in the control plane's own pods, which start before there is an injector. It equals the proxy that the injector
+adds to every other pod (k8s-api/src/inject), except for the addresses of the control plane; arguments:
 
   root          the root
   native        whether it is a native sidecar, which the containers behind it wait for
   local         names of the services that run in this pod, found on loopback in plain text: destination, policy, identity
   inboundPorts  the pod's ports
-  opaquePorts   of these, the ones whose protocol is not to be detected
+  opaquePorts   of these, the ones without protocol detection
 */}}
 {{- define "weft.proxy" -}}
 {{- $v := .root.Values -}}
@@ -38,7 +38,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
       value: linkerd-proxy
     - name: LINKERD2_PROXY_SHUTDOWN_ENDPOINT_ENABLED
       value: "false"
-    # Headers may carry secrets, so their spans stay off whatever the level.
+    # Headers may contain secrets, so their spans stay off at every level.
     - name: LINKERD2_PROXY_LOG
       value: {{ printf "%s,[{headers}]=off,[{request}]=off" $proxy.logLevel | quote }}
     - name: LINKERD2_PROXY_LOG_FORMAT
@@ -54,7 +54,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
     - name: LINKERD2_PROXY_INBOUND_DEFAULT_POLICY
       value: all-unauthenticated
     {{- if has "identity" .local }}
-    # The policy controller's proxy gets its certificate through this one, so that waiting for its answers would only delay both.
+    # The policy controller's proxy gets its certificate through this one, so waiting for its answers would delay both.
     - name: WEFT_PROXY_INBOUND_POLICY_TIMEOUT
       value: "0"
     {{- end }}
@@ -155,7 +155,7 @@ gives every other pod (k8s-api/src/inject), apart from where the control plane i
       port: {{ int $proxy.ports.admin }}
     initialDelaySeconds: 2
     {{- if not .native }}
-    # Nothing else notices that it is up, and everybody waits for it.
+    # No other probe shows that it is up, and the other containers wait for it.
     periodSeconds: 2
     failureThreshold: 7
     {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-What has to be true before anything is installed. Each message names the value and the cure.
+Checks before anything is installed. Each message names the value and the remedy.
 */}}
 {{- define "weft.require" -}}
 {{- include "weft.requireTrustAnchors" . -}}
@@ -19,8 +19,8 @@ What has to be true before anything is installed. Each message names the value a
 {{- end }}
 
 {{/*
-Values of Linkerd that are set to something else than Linkerd's default and have no effect here, a YAML list of texts; arguments:
-root, and supported: true for those that have no meaning, false for those that are not supported yet.
+Values of Linkerd that differ from Linkerd's default and have no effect here, a YAML list of texts; arguments: root, and
+supported: true for those that have no meaning, false for those that are not supported yet.
 */}}
 {{- define "weft.differs" -}}
 {{- $root := .root -}}
@@ -81,9 +81,9 @@ root, and supported: true for those that have no meaning, false for those that a
 {{- end }}
 
 {{/*
-What only a cluster can answer. `helm template` and a client's dry run have none: every lookup is empty there, also that
-of a namespace which every cluster has, and then nothing is demanded. The version is asked for here and not in Chart.yaml,
-because offline it is whatever helm was built with.
+Checks that need a cluster. `helm template` and a client's dry run have none: there every lookup is empty, even that of a
+namespace which every cluster has, and these checks are skipped. The version is checked here and not in Chart.yaml, because
+offline it is the version that helm was built with.
 */}}
 {{- define "weft.requireCluster" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" -}}
