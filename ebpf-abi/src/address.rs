@@ -15,6 +15,8 @@ const MAPPED_BE: u32 = 0x0000_ffffu32.to_be();
 impl Address {
     /// `::`, which also stands for "none".
     pub const UNSPECIFIED: Self = Self { words: [0; 4] };
+    /// `0.0.0.0`.
+    pub const UNSPECIFIED_V4: Self = Self::v4(0);
     /// `::1`.
     pub const LOCALHOST_V6: Self = Self { words: [0, 0, 0, 1u32.to_be()] };
     /// `127.0.0.1`.

@@ -38,8 +38,6 @@ pub struct Connect {
 /// Inputs of a decision about a connection that arrives in a pod, besides the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival<'a> {
-    /// Redirection is switched off on the whole node.
-    pub node_bypassed: bool,
     /// The client's address.
     pub client: &'a Address,
     /// The address that the client dialled.
@@ -142,18 +140,20 @@ pub fn decide_connect(
 
 /// Decides about a new TCP connection that arrives in the network namespace of a pod, whose entry may be gone.
 ///
-/// `listens` says whether the proxy has a listener on a port, `skips_port` whether the local port is skipped,
+/// `node_bypassed` says whether redirection is switched off on the whole node, `listens` whether the proxy has a listener
+/// on a port,
 /// `skips_subnet` whether the client is.
 #[inline(always)]
 #[must_use]
 pub fn decide_inbound(
     pod: Option<&Pod>,
     arrival: &Arrival<'_>,
+    node_bypassed: impl FnOnce() -> bool,
     listens: impl FnOnce(u16) -> bool,
     skips_port: impl FnOnce() -> bool,
     skips_subnet: impl FnOnce() -> bool,
 ) -> Decision {
-    let Arrival { node_bypassed, client, local, port } = *arrival;
+    let Arrival { client, local, port } = *arrival;
     let Some(pod) = pod else { return Decision::of(Verdict::DenyUnknownPod) };
     // A loopback client with another local address: a late segment of a connection between a redirected application and
     // its proxy, after the application's end is gone.
@@ -167,7 +167,7 @@ pub fn decide_inbound(
     if client == local || pod.owns(client) {
         return Decision::of(Verdict::PassOwnAddress);
     }
-    if let Some(verdict) = bypass(pod, node_bypassed) {
+    if let Some(verdict) = bypass(pod, node_bypassed()) {
         return Decision::of(verdict);
     }
     // Only for the proxy: an application could otherwise serve on this port around the proxy.

@@ -4,7 +4,10 @@
 //! accesses. And a branch between two fields becomes arithmetic on the pointer, which it rejects, so all fields are
 //! read before any branch.
 
-use core::ptr::{read_volatile, write_volatile};
+use core::{
+    hint::black_box,
+    ptr::{read_volatile, write_volatile},
+};
 
 use aya_ebpf::bindings::{bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops};
 use weft_ebpf_abi::address::Address;
@@ -152,16 +155,17 @@ pub(crate) fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
     }
 }
 
-/// The client's and the local end of an incoming connection.
+/// The client's and the local end of an incoming connection. Without a branch: the verifier follows each branch through
+/// all that comes after it, loops included.
 #[inline(always)]
 pub(crate) fn arrival(context: *mut bpf_sk_lookup) -> (End, End) {
-    // SAFETY: as in `is_tcp`.
+    // SAFETY: as in `is_tcp`. The kernel gives zeros for addresses of the other family.
     unsafe {
         let client_port = u16::from_be(read_volatile(&raw const (*context).remote_port));
         let local_port = read_volatile(&raw const (*context).local_port) as u16;
         let family = read_volatile(&raw const (*context).family);
-        let client_v4 = Address::v4(read_volatile(&raw const (*context).remote_ip4));
-        let local_v4 = Address::v4(read_volatile(&raw const (*context).local_ip4));
+        let client_v4 = read_volatile(&raw const (*context).remote_ip4);
+        let local_v4 = read_volatile(&raw const (*context).local_ip4);
         let client_v6 = [
             read_volatile(&raw const (*context).remote_ip6[0]),
             read_volatile(&raw const (*context).remote_ip6[1]),
@@ -174,11 +178,14 @@ pub(crate) fn arrival(context: *mut bpf_sk_lookup) -> (End, End) {
             read_volatile(&raw const (*context).local_ip6[2]),
             read_volatile(&raw const (*context).local_ip6[3]),
         ];
-        let (client, local) = if family == AF_INET {
-            (client_v4, local_v4)
-        } else {
-            (Address { words: client_v6 }, Address { words: local_v6 })
+        // All ones for AF_INET (2), zero for AF_INET6 (10).
+        let is_v4 = black_box(family >> 3 & 1).wrapping_sub(1);
+        let address = |v4: u32, [a, b, c, d]: [u32; 4]| Address {
+            words: [a, b, c | is_v4 & Address::UNSPECIFIED_V4.words[2], d | v4],
         };
-        (End { address: client, port: client_port }, End { address: local, port: local_port })
+        (
+            End { address: address(client_v4, client_v6), port: client_port },
+            End { address: address(local_v4, local_v6), port: local_port },
+        )
     }
 }

@@ -16,8 +16,7 @@ use weft_ebpf_abi::{
     counter,
     event::RING_BYTES,
     pod::{
-        self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey,
-        SHARED_CGROUP, Subnet,
+        self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey, SHARED_CGROUP, Subnet,
     },
     socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MIN_FLOWS, ProxyKey, Slots, SocketState},
     switch,

@@ -13,7 +13,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    context::{self, End, IPPROTO_TCP},
+    context::{self, AF_INET, End, IPPROTO_TCP},
     maps,
     trace::{self, Process},
 };
@@ -37,20 +37,16 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
     let netns_cookie = NETNS_COOKIE.load();
     let (client, local) = context::arrival(context);
     let pod = maps::pod(netns_cookie);
-    let arrival = Arrival {
-        node_bypassed: maps::switch(switch::BYPASS) != 0,
-        client: &client.address,
-        local: &local.address,
-        port: local.port,
-    };
+    let arrival = Arrival { client: &client.address, local: &local.address, port: local.port };
     let decision = decide_inbound(
         pod,
         &arrival,
+        || maps::switch(switch::BYPASS) != 0,
         |port| pod.is_some_and(|pod| maps::listens(netns_cookie, pod, port)),
         || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Inbound, local.port)),
         || pod.is_some_and(|pod| maps::skips_subnet(pod, netns_cookie, &client.address)),
     );
-    let verdict = steer(&ctx, netns_cookie, pod, decision, &client, &local);
+    let verdict = steer(&ctx, netns_cookie, pod, decision, &client);
     if verdict == Verdict::PassLoopback || verdict == Verdict::PassOwnAddress {
         // The connect program has reported the other end.
         return sk_action::SK_PASS;
@@ -70,14 +66,7 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
 
 /// Assigns the connection to a listener of the proxy if the decision requires it. Returns the final decision.
 #[inline(always)]
-fn steer(
-    ctx: &SkLookupContext,
-    netns_cookie: u64,
-    pod: Option<&Pod>,
-    decision: Decision,
-    client: &End,
-    local: &End,
-) -> Verdict {
+fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: Option<&Pod>, decision: Decision, client: &End) -> Verdict {
     let (Some(pod), Some(port)) = (pod, decision.steer_to) else { return decision.verdict };
     // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of the same user join an
     // SO_REUSEPORT group: so this program chooses among the recorded listeners.
@@ -89,27 +78,19 @@ fn steer(
         (0, BPF_SK_LOOKUP_F_REPLACE)
     };
     let key = ListenerKey { netns_cookie, owner: pod.proxy(), port, family: 6, slot: 0, pad: 0 };
-    if assign(ctx, key, local.address.is_v4(), first, flags) { decision.verdict } else { Verdict::DenyNoListener }
+    // SAFETY: as above.
+    let is_v4 = unsafe { read_volatile(&raw const (*ctx.lookup).family) } == AF_INET;
+    if assign(ctx, key, is_v4, first, flags) { decision.verdict } else { Verdict::DenyNoListener }
 }
 
-/// One of the taken slots, by a number that differs between clients.
+/// One of the taken slots, by a number that differs between clients. The lowest slots are taken first; where one in
+/// between is empty, the next one is used.
 #[inline(always)]
 fn choose(slots: Slots, spread: u32) -> u8 {
     let taken = slots.count_ones();
     // Multiplication by a large odd constant moves every bit into the upper half (Knuth, TAOCP 3, 6.4).
     let hash = spread.wrapping_mul(0x9e37_79b1) >> 16;
-    let mut left = if taken == 0 { 0 } else { hash % taken };
-    let (mut slot, end) = (0, black_box(LISTENER_SLOTS));
-    while slot < LISTENER_SLOTS && slot < end {
-        if slots >> slot & 1 == 1 {
-            if left == 0 {
-                return slot;
-            }
-            left -= 1;
-        }
-        slot += 1;
-    }
-    0
+    if taken == 0 { 0 } else { (hash % taken) as u8 }
 }
 
 /// Tries all slots, starting at one: slots of closed listeners are empty. A dual-stack listener serves IPv4 too, so its

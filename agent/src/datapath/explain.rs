@@ -95,8 +95,9 @@ fn inbound_verdict(
     let skips_port = datapath.maps().skips_port(cookie, entry, Direction::Inbound, port)?;
     let skips_subnet = datapath.maps().skips_subnet(cookie, entry, &client)?;
     let controls = datapath.listens(cookie, entry, entry.control_port)?;
-    let arrival = Arrival { node_bypassed: datapath.maps().bypassed()?, client: &client, local: &local, port };
-    let decision = decide_inbound(Some(entry), &arrival, |_| controls, || skips_port, || skips_subnet);
+    let bypassed = datapath.maps().bypassed()?;
+    let arrival = Arrival { client: &client, local: &local, port };
+    let decision = decide_inbound(Some(entry), &arrival, || bypassed, |_| controls, || skips_port, || skips_subnet);
     match decision.steer_to {
         Some(port) if !datapath.listens(cookie, entry, port)? => Ok(Verdict::DenyNoListener),
         _ => Ok(decision.verdict),

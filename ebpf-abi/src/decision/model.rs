@@ -208,10 +208,11 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
                 let flags = flags(&[(true, OUTBOUND | INBOUND), (pod_bypassed, BYPASSED), (is_strict, EXEMPTS_CGROUP)]);
                 let pod = Pod { flags, ..plain_pod() };
                 let (client, local) = (address(client), address(local));
-                let arrival = Arrival { node_bypassed, client: &client, local: &local, port };
+                let arrival = Arrival { client: &client, local: &local, port };
                 let listens = |asked: u16| asked == 4190 && control_listens;
                 let entry = has_entry.then_some(&pod);
-                let decision = decide_inbound(entry, &arrival, listens, || skips_port, || skips_subnet);
+                let decision =
+                    decide_inbound(entry, &arrival, || node_bypassed, listens, || skips_port, || skips_subnet);
                 let packet = Incoming {
                     has_entry,
                     over_lo,
@@ -241,6 +242,6 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
     // A pod without a control port has no port 0 to skip.
     let pod = Pod { control_port: 0, ..plain_pod() };
     let (client, local) = (address("10.244.0.9"), address("10.244.0.5"));
-    let arrival = Arrival { node_bypassed: false, client: &client, local: &local, port: 0 };
-    assert_eq!(decide_inbound(Some(&pod), &arrival, |_| true, || false, || false).verdict, Redirect);
+    let arrival = Arrival { client: &client, local: &local, port: 0 };
+    assert_eq!(decide_inbound(Some(&pod), &arrival, || false, |_| true, || false, || false).verdict, Redirect);
 }

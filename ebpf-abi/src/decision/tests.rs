@@ -67,9 +67,9 @@ fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
     let skipped = [4191, 4567, 4568];
     let (client, local) = (address(client), address(local));
     let from_skipped_subnet = client == address("10.9.0.7") || client == address("fd99::7");
-    let arrival = Arrival { node_bypassed: false, client: &client, local: &local, port };
+    let arrival = Arrival { client: &client, local: &local, port };
     let skips_port = || skipped.contains(&port);
-    let decision = decide_inbound(Some(&pod()), &arrival, |_| listening, skips_port, || from_skipped_subnet);
+    let decision = decide_inbound(Some(&pod()), &arrival, || false, |_| listening, skips_port, || from_skipped_subnet);
     if decision.steer_to.is_some() && !listening { DenyNoListener } else { decision.verdict }
 }
 
@@ -196,8 +196,8 @@ fn bypass_is_told_apart_and_leaves_loopback_its_word_inbound() {
     assert_eq!(out(&bypassed, true), PassNodeBypassed);
     let arriving = |pod: &Pod, node: bool, client: &str| {
         let (client, local) = (address(client), address("10.244.0.5"));
-        let arrival = Arrival { node_bypassed: node, client: &client, local: &local, port: 8080 };
-        decide_inbound(Some(pod), &arrival, |_| false, || false, || false).verdict
+        let arrival = Arrival { client: &client, local: &local, port: 8080 };
+        decide_inbound(Some(pod), &arrival, || node, |_| false, || false, || false).verdict
     };
     assert_eq!(arriving(&pod(), false, "10.244.0.9"), Redirect);
     assert_eq!(arriving(&bypassed, false, "10.244.0.9"), PassPodBypassed);
