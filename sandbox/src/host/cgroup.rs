@@ -1,7 +1,8 @@
 //! cgroup2 directories: finding, creating, emptying, removing them. Version 1 hierarchies are never touched.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -37,7 +38,9 @@ pub fn create(dir: &Path) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn kill(dir: &Path) -> Result<()> {
-    match fs::write(dir.join("cgroup.kill"), "1") {
+    // Before Linux 5.14 there is no such file. Where it might be created, opening fails with EACCES instead.
+    let file = fs::OpenOptions::new().write(true).open(dir.join("cgroup.kill"));
+    match file.and_then(|mut file| file.write_all(b"1")) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => kill_one_by_one(dir),
         Err(source) => Err(HostError::KillCgroup { path: dir.to_owned(), source }),
