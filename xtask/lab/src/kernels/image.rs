@@ -86,7 +86,7 @@ fn script(programs: &Programs, modules: usize, full: bool) -> String {
     let (agent, test) = (programs.agent.display(), programs.test.display());
     let (_, line) = programs.processor.lines();
     let insmod: String = (0..modules).map(|index| format!("insmod /modules/{index}.ko\n")).collect();
-    let datapath = if full { format!("run {DATAPATH} {test}\n") } else { String::new() };
+    let datapath = if full { format!("run {DATAPATH} {test} --color never\n") } else { String::new() };
     format!(
         "#!/busybox/busybox sh
 /busybox/busybox --install -s /busybox
@@ -239,7 +239,7 @@ mod tests {
     fn an_old_kernel_is_not_given_the_datapath_test() {
         let programs =
             Programs { processor: Processor::Aarch64, agent: "/a/weft-agent".into(), test: "/a/datapath".into() };
-        assert!(script(&programs, 1, true).contains("run datapath /a/datapath\n"));
+        assert!(script(&programs, 1, true).contains("run datapath /a/datapath --color never\n"));
         assert!(!script(&programs, 1, false).contains("/a/datapath"));
         assert!(script(&programs, 2, false).contains("insmod /modules/1.ko\n"));
         assert!(script(&programs, 2, false).contains("exec >/dev/ttyAMA0 2>&1\n"));
