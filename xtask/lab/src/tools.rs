@@ -71,6 +71,9 @@ const STAGING: [&str; 33] = [
 const PROGRAMS: [&str; 6] =
     ["kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubectl"];
 
+/// What `kube/coredns.yaml` configures.
+const COREDNS_PLUGINS: [&str; 5] = ["errors", "health", "kubernetes", "ready", "template"];
+
 /// Holds a pod's namespaces open and reaps orphans of its containers.
 const PAUSE_SOURCE: &str = "\
 #include <signal.h>
@@ -96,7 +99,7 @@ const TOOLS: [Tool; 7] = [
     Tool { name: "helm", version: HELM, minutes: "2 minutes", build: helm },
     Tool { name: "step", version: STEP, minutes: "2 minutes", build: smallstep },
     Tool { name: "promtool", version: PROMTOOL, minutes: "seconds", build: promtool },
-    Tool { name: "coredns", version: COREDNS, minutes: "3 minutes", build: coredns },
+    Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
 ];
 
 /// The directories of the tools.
@@ -212,8 +215,26 @@ fn smallstep(into: &Path) -> Result<()> {
     install(&go::find_or_install()?, into, &format!("github.com/smallstep/cli/cmd/step@{STEP}"))
 }
 
+/// With the plugins of our Corefile alone: all of them bring the clients of three clouds, and take minutes
+/// (coredns.io/2017/07/25/compile-time-enabling-or-disabling-plugins).
 fn coredns(into: &Path) -> Result<()> {
-    install(&go::find_or_install()?, into, &format!("github.com/coredns/coredns@{COREDNS}"))
+    let module = into.join("module");
+    fs::create_dir(&module).context("create the module")?;
+    let text = format!("module weft.example/coredns\n\ngo 1.26.0\n\nrequire github.com/coredns/coredns {COREDNS}\n");
+    fs::write(module.join("go.mod"), text).context("write go.mod")?;
+    fs::write(module.join("main.go"), coredns_main()).context("write main.go")?;
+    let mut build = go::find_or_install()?.command();
+    build.current_dir(&module).env("GOFLAGS", "-mod=mod");
+    command::run(build.args(["build", "-trimpath", "-ldflags=-s -w", "-o", "../coredns", "."]))?;
+    fs::remove_dir_all(&module).context("remove the module")
+}
+
+fn coredns_main() -> String {
+    let plugins: String =
+        COREDNS_PLUGINS.iter().map(|name| format!("\t_ \"github.com/coredns/coredns/plugin/{name}\"\n")).collect();
+    format!(
+        "package main\n\nimport (\n{plugins}\t\"github.com/coredns/coredns/coremain\"\n)\n\nfunc main() {{\n\tcoremain.Run()\n}}\n"
+    )
 }
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
@@ -255,6 +276,8 @@ fn etcd(into: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -262,6 +285,17 @@ mod tests {
         let text = go_mod("v1.36.3");
         assert!(text.contains("require k8s.io/kubernetes v1.36.3\n"), "{text}");
         assert!(text.contains("\tk8s.io/client-go => k8s.io/client-go v0.36.3\n"), "{text}");
+    }
+
+    #[test]
+    fn coredns_has_the_plugins_of_its_configuration() {
+        let text = include_str!("kube/coredns.yaml");
+        let (_, corefile) = text.split_once("Corefile: |").expect("a Corefile");
+        let (corefile, _) = corefile.split_once("---").expect("an end");
+        let directives = corefile.lines().filter_map(|line| line.strip_prefix("        "));
+        let directives = directives.filter(|line| !line.starts_with(' ') && *line != "}");
+        let names: BTreeSet<_> = directives.filter_map(|line| line.split_whitespace().next()).collect();
+        assert!(names.iter().eq(&COREDNS_PLUGINS), "{names:?}");
     }
 
     #[test]
