@@ -186,7 +186,8 @@ fn doc(workspace: &Workspace) -> Result<()> {
     let mut cargo = command::cargo();
     // Naming the examples makes cargo choose clippy's features, so that dependencies are checked once. Documentation
     // of private items is included: its readers are developers.
-    cargo.args(["doc", "--workspace", "--no-deps", "--lib", "--bins", "--examples", "--document-private-items"]);
+    cargo.args(["doc", "--workspace", "--no-deps", "--lib", "--examples", "--document-private-items"]);
+    cargo.args(workspace.programs_without_library().iter().flat_map(|name| ["--bin", name]));
     cargo.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
     command::run(cargo.current_dir(&workspace.root))
 }

@@ -55,6 +55,12 @@ impl Workspace {
         self.targets("bin").map(|(_, name)| name).filter(|name| name != "weft-xtask").collect()
     }
 
+    /// The names of our binaries beside which there is no library of the same name: rustdoc would write both to one file.
+    pub(crate) fn programs_without_library(&self) -> Vec<String> {
+        let libraries: Vec<_> = self.targets("lib").map(|(_, name)| name.replace('_', "-")).collect();
+        self.binary_names().into_iter().filter(|name| !libraries.contains(name)).collect()
+    }
+
     /// The integration tests as (package, test).
     pub(crate) fn integration_tests(&self) -> Vec<(String, String)> {
         self.targets("test").collect()
