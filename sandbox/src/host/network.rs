@@ -19,6 +19,7 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
+        address::{AddressAttribute, AddressFlags},
         link::{InfoData, InfoVeth},
         neighbour::NeighbourState,
         route::RouteScope,
@@ -188,7 +189,13 @@ async fn pod_end(handle: &Handle, ips: &[IpAddr]) -> Result<()> {
 
 async fn add_address(handle: &Handle, index: u32, address: IpAddr) -> Result<()> {
     let bits = if address.is_ipv4() { 32 } else { 128 };
-    handle.address().add(index, address, bits).execute().await.map_err(refused(|| format!("add address {address}")))
+    let mut request = handle.address().add(index, address, bits);
+    // Even where duplicates are not looked for (accept_dad), an IPv6 address is tentative until the kernel's worker has run,
+    // and a route with a tentative source is refused with EINVAL.
+    if address.is_ipv6() {
+        request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    request.execute().await.map_err(refused(|| format!("add address {address}")))
 }
 
 async fn add_neighbour(handle: &Handle, index: u32, address: IpAddr, mac: [u8; 6]) -> Result<()> {
