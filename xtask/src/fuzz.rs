@@ -24,8 +24,8 @@ use crate::{
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// The number of targets that run at a time.
-const AT_ONCE: usize = 2;
+/// The number of targets that run at a time, each for its seconds by the clock.
+const AT_ONCE: usize = 4;
 /// Memory limit of a parser in megabytes; exceeding it means a leak or an allocation that an input chose.
 const MEGABYTES: u32 = 1024;
 /// Time limit of one input in seconds: for an input without an end, as there may be little processor time for this.
@@ -33,7 +33,7 @@ const SLOWEST: u32 = 60;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask fuzz                          every target, a minute each, two at a time
+  cargo xtask fuzz                          every target, a minute each, four at a time
   cargo xtask fuzz manifest --seconds 600   one of them for longer
   cargo xtask fuzz --list                   their names
   cargo xtask fuzz ports --input FILE       one input again")]
