@@ -77,7 +77,7 @@ pub(crate) struct Wanted {
     pub(crate) bypass: bool,
     pub(crate) outbound_port: u16,
     pub(crate) inbound_port: u16,
-    /// Where the proxy serves its metrics and probes.
+    /// Where the proxy may serve tap; 0 for none.
     pub(crate) control_port: u16,
     pub(crate) skip_outbound_ports: Vec<RangeInclusive<u16>>,
     pub(crate) skip_inbound_ports: Vec<RangeInclusive<u16>>,

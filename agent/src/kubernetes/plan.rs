@@ -51,7 +51,7 @@ struct Tracked {
     under_way: bool,
     delay: Duration,
     attempted: bool,
-    /// Whether its owner was told that the pod is bypassed.
+    /// Whether the pod has an Event that says that it is bypassed.
     bypassed: bool,
     problem: Option<Problem>,
 }
