@@ -196,30 +196,30 @@ impl Handle {
             };
             match begun {
                 Begun::Done(enrolment) => return Ok(enrolment),
-                Begun::Search(search) => {
-                    found = Some(self.find_listeners(&netns, search, |search| async { Ok(Some(search)) }).await?);
-                }
+                Begun::Search(search) => found = Some(self.find_listeners(&netns, search, false).await?),
                 Begun::Pending(pending) => {
-                    let cookie = netns.cookie;
-                    // A proxy that has begun to listen since the rules are in force is recorded by the programs.
-                    let again = |_| self.call(move |kernel| kernel.search_again(cookie));
-                    let listeners = self.find_listeners(&netns, pending.search.clone(), again).await?;
+                    let listeners = self.find_listeners(&netns, pending.search.clone(), true).await?;
                     return self.call(move |kernel| kernel.complete_enrolment(pending, &listeners)).await;
                 }
             }
         }
     }
 
-    /// Finds a proxy's listeners. `again` says what is still to be taken after some have been seen.
-    async fn find_listeners<A: Future<Output = Result<Option<Search>, DatapathError>>>(
+    /// Finds a proxy's listeners. With the rules in force (`in_force`), the programs record a proxy that begins to listen
+    /// meanwhile: then there is less to take, or nothing.
+    async fn find_listeners(
         &self,
         netns: &Arc<Netns>,
-        search: Search,
-        again: impl FnOnce(Search) -> A,
+        mut search: Search,
+        in_force: bool,
     ) -> Result<Vec<TakenListener>, DatapathError> {
-        let turn = self.turns.take(netns.cookie)?;
+        let (cookie, turn) = (netns.cookie, self.turns.take(netns.cookie)?);
         let Some(wanted) = takeover::look(Arc::clone(netns), search.clone()).await? else { return Ok(Vec::new()) };
-        let Some(search) = again(search).await? else { return Ok(Vec::new()) };
+        if in_force {
+            let again = self.call(move |kernel| kernel.search_again(cookie)).await?;
+            let Some(again) = again else { return Ok(Vec::new()) };
+            search = again;
+        }
         Ok(takeover::take(wanted, &search, turn).await?)
     }
 
