@@ -182,19 +182,26 @@ impl Tools {
 }
 
 fn kubernetes(into: &Path) -> Result<()> {
-    let module = into.join("module");
-    fs::create_dir(&module).context("create the module")?;
-    fs::write(module.join("go.mod"), go_mod(KUBERNETES)).context("write go.mod")?;
     let base = "k8s.io/component-base/version";
     let flags = format!(
         "-s -w -X {base}.gitVersion={KUBERNETES} -X {base}.gitMajor=1 -X {base}.gitMinor=36 -X {base}.gitTreeState=clean \
          -X {base}.gitCommit=0000000 -X {base}.buildDate=1970-01-01T00:00:00Z \
          -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
     );
+    let packages = PROGRAMS.map(|program| format!("k8s.io/kubernetes/cmd/{program}"));
+    build_module(into, &[("go.mod", go_mod(KUBERNETES))], &flags, "..", &packages)
+}
+
+/// Builds packages of a module that consists of these files.
+fn build_module(into: &Path, files: &[(&str, String)], flags: &str, output: &str, packages: &[String]) -> Result<()> {
+    let module = into.join("module");
+    fs::create_dir(&module).context("create the module")?;
+    for (name, text) in files {
+        fs::write(module.join(name), text).with_context(|| format!("write {name}"))?;
+    }
     let mut build = go::find_or_install()?.command();
-    build.current_dir(&module).env("GOFLAGS", "-mod=mod").args(["build", "-trimpath", "-ldflags", &flags, "-o", ".."]);
-    build.args(PROGRAMS.map(|program| format!("k8s.io/kubernetes/cmd/{program}")));
-    command::run(&mut build)?;
+    build.current_dir(&module).env("GOFLAGS", "-mod=mod").args(["build", "-trimpath", "-ldflags", flags, "-o", output]);
+    command::run(build.args(packages))?;
     fs::remove_dir_all(&module).context("remove the module")
 }
 
@@ -218,15 +225,9 @@ fn smallstep(into: &Path) -> Result<()> {
 /// With the plugins of our Corefile alone: all of them bring the clients of three clouds, and take minutes
 /// (coredns.io/2017/07/25/compile-time-enabling-or-disabling-plugins).
 fn coredns(into: &Path) -> Result<()> {
-    let module = into.join("module");
-    fs::create_dir(&module).context("create the module")?;
-    let text = format!("module weft.example/coredns\n\ngo 1.26.0\n\nrequire github.com/coredns/coredns {COREDNS}\n");
-    fs::write(module.join("go.mod"), text).context("write go.mod")?;
-    fs::write(module.join("main.go"), coredns_main()).context("write main.go")?;
-    let mut build = go::find_or_install()?.command();
-    build.current_dir(&module).env("GOFLAGS", "-mod=mod");
-    command::run(build.args(["build", "-trimpath", "-ldflags=-s -w", "-o", "../coredns", "."]))?;
-    fs::remove_dir_all(&module).context("remove the module")
+    let module = format!("module weft.example/coredns\n\ngo 1.26.0\n\nrequire github.com/coredns/coredns {COREDNS}\n");
+    let files = [("go.mod", module), ("main.go", coredns_main())];
+    build_module(into, &files, "-s -w", "../coredns", &[".".to_owned()])
 }
 
 fn coredns_main() -> String {
