@@ -21,6 +21,7 @@ use tokio::{
 };
 use tonic::service::Routes;
 use tower::Service;
+use weft_index::{Event, Problem, SharedIndex};
 use weft_k8s_api::labels;
 use weft_proto::linkerd::{
     destination::destination_server::DestinationServer, identity::identity_server::IdentityServer,
@@ -51,13 +52,11 @@ use crate::{
         issuer::{self, Place},
         review::Reviewer,
     },
-    index::{Problem, SharedIndex},
     lease::{self, LeaseConfig},
     metrics::{GrpcMetrics, IneffectivePolicies, IssuerTtl},
     policy::{InboundPolicies, OutboundPolicies},
     slices::SliceWriter,
     source::{
-        Event,
         file::FileSource,
         kube::{Interest, KubeSource},
     },

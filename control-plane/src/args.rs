@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use weft_k8s_api::{inject, policy::DefaultPolicy, ports};
 use weft_runtime::telemetry::LogFormat;
 
-use crate::index::{Cluster, TransportMode};
+use weft_index::{Cluster, TransportMode};
 
 /// Weft's control plane: certificates, service discovery and policy for the proxies of a mesh.
 #[derive(Debug, Parser)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::index::Key;
+use weft_index::Key;
 
 /// Port of an authority without one.
 const DEFAULT_PORT: u16 = 80;

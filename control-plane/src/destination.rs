@@ -14,12 +14,12 @@ mod token;
 use std::{net::SocketAddr, sync::Arc};
 
 use tonic::{Request, Response, Status};
+use weft_index::{AmbiguousAddress, EndpointProfile, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex};
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, Update, destination_server};
 use weft_runtime::drain;
 
 use crate::{
     authority::{self, Authority, Host},
-    index::{AmbiguousAddress, EndpointProfile, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex},
     metrics::{Call, GrpcMetrics, Method},
     stream::{self, Messages, Step},
 };

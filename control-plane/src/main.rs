@@ -10,7 +10,6 @@ mod args;
 mod authority;
 mod destination;
 mod identity;
-mod index;
 mod lease;
 mod metrics;
 mod policy;

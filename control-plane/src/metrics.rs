@@ -16,7 +16,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::index::SharedIndex;
+use weft_index::SharedIndex;
 
 /// Buckets of Linkerd's `grpc_server_handling_seconds`: streams live long.
 const HANDLING_BUCKETS: [f64; 4] = [0.1, 1.0, 300.0, 3600.0];

@@ -13,7 +13,9 @@ mod plan;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use crate::{api::explain, index::Key, source::Event};
+use weft_index::{Event, Key};
+
+use crate::api::explain;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     Api, Client,

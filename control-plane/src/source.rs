@@ -1,4 +1,4 @@
-//! Where objects come from: one closed event type, and the sources that produce it.
+//! Where objects come from: the sources of the index's events.
 //!
 //! A source sends batches; a batch holds what the source learned at once, and the index publishes its consequences at
 //! once. After everything that existed at the start a source sends [`Event::Synced`], once. Sources never interpret
@@ -6,16 +6,3 @@
 
 pub(crate) mod file;
 pub(crate) mod kube;
-
-use weft_k8s_api::manifest::{Object, ObjectRef};
-
-/// A change of the objects that the control plane knows.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event {
-    /// An object was created or changed.
-    Apply(Box<Object>),
-    /// An object was deleted.
-    Delete(ObjectRef),
-    /// Everything that existed at start has been sent.
-    Synced,
-}

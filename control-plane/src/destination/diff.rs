@@ -5,7 +5,7 @@ use std::sync::Arc;
 use weft_proto::linkerd::destination::{AddrSet, Update, WeightedAddrSet, update};
 
 use super::message;
-use crate::index::Endpoints;
+use weft_index::Endpoints;
 
 /// The snapshot that the client has.
 ///
@@ -39,7 +39,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::index::Endpoint;
+    use weft_index::Endpoint;
 
     fn snapshot(endpoints: &[(&str, bool)]) -> Arc<Endpoints> {
         let by_addr = endpoints.iter().map(|(addr, opaque)| {

@@ -15,7 +15,7 @@ use weft_proto::linkerd::{
 };
 
 use super::routes;
-use crate::index::{Endpoint, EndpointProfile, Hint, Key, PeerIdentity, ServiceProfile};
+use weft_index::{Endpoint, EndpointProfile, Hint, Key, PeerIdentity, ServiceProfile};
 
 /// Weight of every endpoint; proxies ignore it, Linkerd sends this.
 const WEIGHT: u32 = 10_000;

@@ -12,11 +12,11 @@ use weft_proto::linkerd::{
     http_types::{HttpMethod, http_method},
 };
 
-use crate::index::{self, DstOverride, duration};
+use weft_index::{DstOverride, duration};
 
 /// Linkerd's default: a fifth of the requests, at least 10 a second, counted over 10 s.
-const DEFAULT_RETRY_BUDGET: index::RetryBudget =
-    index::RetryBudget { ratio: 0.2, min_per_second: 10, ttl: Duration::from_secs(10) };
+const DEFAULT_RETRY_BUDGET: weft_index::RetryBudget =
+    weft_index::RetryBudget { ratio: 0.2, min_per_second: 10, ttl: Duration::from_secs(10) };
 
 /// The message of a route.
 pub(super) fn route(route: &profile::Route) -> Route {
@@ -34,7 +34,7 @@ pub(super) fn route(route: &profile::Route) -> Route {
 }
 
 /// The message of a retry budget.
-pub(super) fn retry_budget(budget: index::RetryBudget) -> RetryBudget {
+pub(super) fn retry_budget(budget: weft_index::RetryBudget) -> RetryBudget {
     RetryBudget {
         retry_ratio: budget.ratio,
         min_retries_per_second: budget.min_per_second,
@@ -133,7 +133,8 @@ mod tests {
         for unset in ["", "soon", "-1s"] {
             assert_eq!(read(unset).timeout, None, "{unset:?}");
         }
-        let budget = retry_budget(index::RetryBudget { ratio: 0.5, min_per_second: 3, ttl: Duration::from_secs(20) });
+        let budget =
+            retry_budget(weft_index::RetryBudget { ratio: 0.5, min_per_second: 3, ttl: Duration::from_secs(20) });
         assert_eq!((budget.ttl.unwrap().seconds, budget.min_retries_per_second), (20, 3));
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
+use weft_index::{InboundServer, SharedIndex};
 use weft_proto::linkerd::inbound::{PortSpec, Server, inbound_server_policies_server};
 use weft_runtime::drain;
 
@@ -12,7 +13,6 @@ use super::{
     workload::{self, Workload},
 };
 use crate::{
-    index::{InboundServer, SharedIndex},
     metrics::{GrpcMetrics, Method},
     stream::{self, Messages, Step},
 };

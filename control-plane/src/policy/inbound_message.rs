@@ -17,7 +17,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{DETECT_TIMEOUT, default_metadata, labels, resource_metadata};
-use crate::index::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
+use weft_index::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 
 /// API group of Server and AuthorizationPolicy in labels.
 const GROUP: &str = weft_k8s_api::policy::GROUP;

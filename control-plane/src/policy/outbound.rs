@@ -4,13 +4,13 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
+use weft_index::{OutboundPolicy, SharedIndex};
 use weft_proto::linkerd::outbound::{self, TrafficSpec, outbound_policies_server, traffic_spec::Target};
 use weft_runtime::drain;
 
 use super::{outbound_message, workload};
 use crate::{
     authority::{self, Authority, Host},
-    index::{OutboundPolicy, SharedIndex},
     metrics::{GrpcMetrics, Method},
     stream::{self, Messages, Step},
 };

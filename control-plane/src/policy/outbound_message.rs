@@ -16,7 +16,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{DETECT_TIMEOUT, default_metadata, resource_metadata};
-use crate::index::{Key, OutboundPolicy, OutboundProtocol};
+use weft_index::{Key, OutboundPolicy, OutboundProtocol};
 
 /// Linkerd's constants: capacity of a balancer's queue, and how long it waits for an endpoint.
 const QUEUE_CAPACITY: u32 = 100;

@@ -3,7 +3,9 @@
 use serde::Deserialize;
 use tonic::Status;
 
-use crate::{authority, index::Key};
+use weft_index::Key;
+
+use crate::authority;
 
 /// A workload.
 #[derive(Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use weft_k8s_api::{
 };
 
 use super::endpoints::{self, Group};
-use crate::index::Key;
+use weft_index::Key;
 
 /// The most endpoints in a slice, Kubernetes' own default.
 const MAX_ENDPOINTS: usize = 100;

@@ -17,9 +17,9 @@ use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-use super::Event;
 use plan::Plan;
 use scan::Scanner;
+use weft_index::Event;
 
 /// Writers replace files one by one; a scan waits until the directory has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(20);

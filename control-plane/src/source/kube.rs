@@ -17,10 +17,10 @@ use kube::Client;
 use tokio::sync::mpsc;
 use weft_runtime::readiness::Gate;
 
-use super::Event;
 use crate::api::events::Events;
 use caches::Caches;
 pub(crate) use kinds::Interest;
+use weft_index::Event;
 
 /// Updates that may wait to be merged into a batch; beyond that, the watches wait.
 const UPDATES: usize = 512;

@@ -21,11 +21,13 @@ struct Row {
     never: &'static [&'static str],
 }
 
-const TABLE: [Row; 18] = [
+const TABLE: [Row; 19] = [
     // aya only behind a feature: `OPTIONAL`.
     Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
     Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
     Row { package: "weft-k8s-api", ours: &[], never: &["tonic", "aya"] },
+    // The state of the control plane knows Kubernetes' types, and neither gRPC nor watches.
+    Row { package: "weft-index", ours: &["weft-k8s-api"], never: &["tonic", "aya"] },
     Row { package: "weft-runtime", ours: &[], never: &["kube", "aya"] },
     Row { package: "weft-tls", ours: &[], never: &["kube", "aya"] },
     Row {
@@ -40,7 +42,7 @@ const TABLE: [Row; 18] = [
     },
     Row {
         package: "weft-control-plane",
-        ours: &["weft-proto", "weft-k8s-api", "weft-runtime", "weft-tls"],
+        ours: &["weft-index", "weft-proto", "weft-k8s-api", "weft-runtime", "weft-tls"],
         never: &["aya", "weft-agent", "weft-proxy"],
     },
     Row {

@@ -9,7 +9,7 @@ use std::{
 use weft_k8s_api::manifest::{Object, ObjectRef};
 
 use super::scan::Files;
-use crate::source::Event;
+use weft_index::Event;
 
 /// The state that was last applied.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use super::{
     follow::{Read, Trouble, Update},
     kinds::Watched,
 };
-use crate::source::Event;
+use weft_index::Event;
 
 /// The objects that were sent, by kind.
 pub(super) struct Caches {

@@ -10,7 +10,7 @@ use super::{
 
 /// The policy towards one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum OutboundPolicy {
+pub enum OutboundPolicy {
     /// A Service's declared port.
     Service {
         /// The Service.
@@ -38,7 +38,7 @@ pub(crate) enum OutboundPolicy {
 
 /// The protocol of clients of a Service's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutboundProtocol {
+pub enum OutboundProtocol {
     /// Detected by the proxy.
     Detect,
     /// TCP.

@@ -30,22 +30,22 @@ use super::{
 
 /// The policy of one port.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct InboundServer {
+pub struct InboundServer {
     /// The Server or the default policy that defines it.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
     /// The protocol of clients.
-    pub(crate) protocol: ServerProtocol,
+    pub protocol: ServerProtocol,
     /// A client must satisfy one of these.
-    pub(crate) authorizations: Vec<Authorization>,
+    pub authorizations: Vec<Authorization>,
     /// Paths of probes, open to `probe_networks`.
-    pub(crate) probe_paths: Vec<String>,
+    pub probe_paths: Vec<String>,
     /// Networks from which probes come.
-    pub(crate) probe_networks: Vec<IpNet>,
+    pub probe_networks: Vec<IpNet>,
 }
 
 /// The resource or the default that a rule comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// A default, by name.
     Default(&'static str),
     /// A Server.
@@ -58,7 +58,7 @@ pub(crate) enum Origin {
 
 /// The protocol of clients on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServerProtocol {
+pub enum ServerProtocol {
     /// Detected by the proxy.
     Detect,
     /// HTTP/1.
@@ -75,19 +75,19 @@ pub(crate) enum ServerProtocol {
 
 /// One set of clients that may connect.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Authorization {
+pub struct Authorization {
     /// The resource or default that grants this.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
     /// A client must come from one of these networks; never empty: stock proxies refuse a whole Server that
     /// has an authorization without networks.
-    pub(crate) networks: Vec<Network>,
+    pub networks: Vec<Network>,
     /// The client must also satisfy this.
-    pub(crate) authentication: Authentication,
+    pub authentication: Authentication,
 }
 
 /// The identity that a client must prove.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Authentication {
+pub enum Authentication {
     /// None.
     Unauthenticated,
     /// Mesh TLS, with any identity or without one.

@@ -17,7 +17,7 @@ use super::records::{
 
 /// Several objects claim one address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AmbiguousAddress {
+pub enum AmbiguousAddress {
     /// Services.
     #[error("services {0} share the cluster address {1}")]
     Services(String, IpAddr),

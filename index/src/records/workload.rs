@@ -17,20 +17,20 @@ use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, sin
 /// An ExternalWorkload.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ExternalWorkloadRecord {
-    pub(crate) key: Key,
-    pub(crate) ips: Vec<IpAddr>,
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) identity: String,
-    pub(crate) server_name: String,
+    pub key: Key,
+    pub ips: Vec<IpAddr>,
+    pub labels: BTreeMap<String, String>,
+    pub owner: Option<Owner>,
+    pub identity: String,
+    pub server_name: String,
     /// Port of its proxy.
-    pub(crate) inbound_port: u16,
+    pub inbound_port: u16,
     /// Ports of the application.
-    pub(crate) ports: Vec<u16>,
-    pub(crate) require_identity: PortSet,
-    pub(crate) default_policy: DefaultPolicyAnnotation,
+    pub ports: Vec<u16>,
+    pub require_identity: PortSet,
+    pub default_policy: DefaultPolicyAnnotation,
     /// Parts that cannot be read.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, u16>,
 }

@@ -18,29 +18,30 @@ use weft_k8s_api::{
 };
 
 pub(crate) use pod::{Lifecycle, PodRecord};
-pub(crate) use profile::{DstOverride, ProfileRecord, RetryBudget, duration};
+pub(crate) use profile::ProfileRecord;
+pub use profile::{DstOverride, RetryBudget, duration};
 pub(crate) use service::ServiceRecord;
-pub(super) use service::{SliceEndpoint, SliceRecord, Target};
+pub(crate) use service::{SliceEndpoint, SliceRecord, Target};
 pub(crate) use workload::ExternalWorkloadRecord;
 
 /// Namespace and name of an object whose kind is known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
+pub struct Key {
     /// Namespace.
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// Name.
-    pub(crate) name: String,
+    pub name: String,
 }
 
 impl Key {
     /// The key of an object.
-    pub(crate) fn of(metadata: &ObjectMeta) -> Self {
+    pub fn of(metadata: &ObjectMeta) -> Self {
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         Self { namespace: part(&metadata.namespace), name: part(&metadata.name) }
     }
 
     /// A key from its parts.
-    pub(crate) fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 }
@@ -65,8 +66,8 @@ pub(crate) enum DefaultPolicyAnnotation {
 /// The owner of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
-    pub(crate) kind: String,
-    pub(crate) name: String,
+    pub kind: String,
+    pub name: String,
 }
 
 /// A MeshTLSAuthentication.

@@ -9,33 +9,33 @@ use super::Key;
 
 /// A ServiceProfile.
 #[derive(Debug, PartialEq)]
-pub(crate) struct ProfileRecord {
-    pub(crate) key: Key,
+pub struct ProfileRecord {
+    pub key: Key,
     /// Routes, unparsed.
-    pub(crate) routes: Vec<Route>,
-    pub(crate) retry_budget: Option<RetryBudget>,
+    pub routes: Vec<Route>,
+    pub retry_budget: Option<RetryBudget>,
     /// Destinations that requests go to instead.
-    pub(crate) overrides: Vec<DstOverride>,
+    pub overrides: Vec<DstOverride>,
 }
 
 /// Limit on retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct RetryBudget {
+pub struct RetryBudget {
     /// Retries per request.
-    pub(crate) ratio: f32,
+    pub ratio: f32,
     /// Retries per second that are always allowed.
-    pub(crate) min_per_second: u32,
+    pub min_per_second: u32,
     /// The window over which requests are counted.
-    pub(crate) ttl: Duration,
+    pub ttl: Duration,
 }
 
 /// An alternate destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DstOverride {
+pub struct DstOverride {
     /// Host, or host and port.
-    pub(crate) authority: String,
+    pub authority: String,
     /// Weight in ten thousandths.
-    pub(crate) weight: u32,
+    pub weight: u32,
 }
 
 impl ProfileRecord {
@@ -43,7 +43,7 @@ impl ProfileRecord {
     ///
     /// # Errors
     /// When a weight or the retry budget cannot be read; as in Linkerd, the last state then stays in force.
-    pub(crate) fn new(profile: ServiceProfile) -> Result<Self, String> {
+    pub fn new(profile: ServiceProfile) -> Result<Self, String> {
         let spec = profile.spec;
         let overrides = spec.dst_overrides.iter().flatten().enumerate().map(|(index, destination)| {
             let weight = weight(&destination.weight).ok_or_else(|| {
@@ -71,7 +71,7 @@ fn retry_budget(budget: &profile::RetryBudget) -> Result<RetryBudget, String> {
 }
 
 /// Parses a Go duration, such as `300ms` or `1m30s`; `None` if the text is empty, negative or invalid.
-pub(crate) fn duration(text: &str) -> Option<Duration> {
+pub fn duration(text: &str) -> Option<Duration> {
     weft_k8s_api::duration::parse(text)
 }
 

@@ -15,51 +15,51 @@ use super::{Key, optional};
 
 /// A Service.
 #[derive(Debug, PartialEq)]
-pub(crate) struct ServiceRecord {
-    pub(crate) key: Key,
-    pub(crate) cluster_ips: Vec<IpAddr>,
-    pub(crate) ports: Vec<ServicePort>,
-    pub(crate) external: bool,
+pub struct ServiceRecord {
+    pub key: Key,
+    pub cluster_ips: Vec<IpAddr>,
+    pub ports: Vec<ServicePort>,
+    pub external: bool,
     /// Whether only endpoints on the client's node serve it.
-    pub(crate) local: bool,
+    pub local: bool,
     /// Parts that cannot be read.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
     opaque_ports: Option<PortList>,
 }
 
 /// A port of a Service.
 #[derive(Debug, PartialEq)]
-pub(crate) struct ServicePort {
-    pub(crate) port: u16,
-    pub(crate) name: String,
-    pub(crate) app_protocol: Option<String>,
+pub struct ServicePort {
+    pub port: u16,
+    pub name: String,
+    pub app_protocol: Option<String>,
 }
 
 /// An EndpointSlice.
 #[derive(Debug, PartialEq)]
-pub(in crate::index) struct SliceRecord {
-    pub(crate) service: Key,
+pub(crate) struct SliceRecord {
+    pub service: Key,
     /// Ports by name; an unnamed one has the empty name.
-    pub(crate) ports: HashMap<String, u16>,
-    pub(crate) endpoints: Vec<SliceEndpoint>,
+    pub ports: HashMap<String, u16>,
+    pub endpoints: Vec<SliceEndpoint>,
     /// Parts that cannot be used.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 /// A ready endpoint of a slice.
 #[derive(Debug, PartialEq)]
-pub(in crate::index) struct SliceEndpoint {
-    pub(crate) addresses: Vec<IpAddr>,
-    pub(crate) hostname: Option<String>,
-    pub(crate) node: Option<String>,
-    pub(crate) zone: Option<String>,
-    pub(crate) for_zones: Vec<String>,
-    pub(crate) target: Target,
+pub(crate) struct SliceEndpoint {
+    pub addresses: Vec<IpAddr>,
+    pub hostname: Option<String>,
+    pub node: Option<String>,
+    pub zone: Option<String>,
+    pub for_zones: Vec<String>,
+    pub target: Target,
 }
 
 /// The object that an endpoint refers to.
 #[derive(Debug, PartialEq)]
-pub(in crate::index) enum Target {
+pub(crate) enum Target {
     Pod(Key),
     External(Key),
     /// A bare address.
@@ -67,7 +67,7 @@ pub(in crate::index) enum Target {
 }
 
 impl ServiceRecord {
-    pub(crate) fn new(service: &Service) -> Self {
+    pub fn new(service: &Service) -> Self {
         let mut problems = Vec::new();
         let spec = service.spec.clone().unwrap_or_default();
         let listed = spec.cluster_ips.unwrap_or_default();
@@ -96,12 +96,12 @@ impl ServiceRecord {
     }
 
     /// The port with this number.
-    pub(crate) fn port(&self, number: u16) -> Option<&ServicePort> {
+    pub fn port(&self, number: u16) -> Option<&ServicePort> {
         self.ports.iter().find(|port| port.port == number)
     }
 
     /// Whether the annotation, or else the default list, makes the port opaque.
-    pub(crate) fn is_opaque(&self, number: u16, default: &PortSet) -> bool {
+    pub fn is_opaque(&self, number: u16, default: &PortSet) -> bool {
         let name = self.port(number).map(|port| port.name.as_str());
         self.opaque_ports.as_ref().map_or_else(|| default.contains(number), |list| list.covers(number, name))
     }

@@ -1,4 +1,4 @@
-//! The control plane's state, and the subscriptions to parts of it.
+//! The state of the control plane: objects in, answers for proxies out, and the subscriptions to them.
 //!
 //! ```text
 //! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per subscription
@@ -7,12 +7,13 @@
 //! Everything here is synchronous. A lookup touches only what matches: pods by address, services by cluster
 //! address, slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest
 //! snapshot, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the index
-//! does not know gRPC.
+//! does not know gRPC, and objects reach it as [`Event`]s, wherever they come from.
 
 mod apply;
 mod cluster;
 mod endpoint;
 mod endpoints;
+mod event;
 mod inbound;
 mod outbound;
 mod profile;
@@ -35,41 +36,41 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-pub(crate) use cluster::{Cluster, TransportMode};
-pub(crate) use endpoint::{Endpoint, Hint, PeerIdentity};
-pub(crate) use endpoints::{Endpoints, EndpointsKey};
-pub(crate) use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
-pub(crate) use outbound::{OutboundPolicy, OutboundProtocol};
-pub(crate) use profile::{EndpointProfile, ProfileKey, ServiceProfile};
-pub(crate) use records::{DstOverride, Key, RetryBudget, duration};
-pub(crate) use store::AmbiguousAddress;
+pub use cluster::{Cluster, TransportMode};
+pub use endpoint::{Endpoint, Hint, PeerIdentity};
+pub use endpoints::{Endpoints, EndpointsKey};
+pub use event::Event;
+pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
+pub use outbound::{OutboundPolicy, OutboundProtocol};
+pub use profile::{EndpointProfile, ProfileKey, ServiceProfile};
+pub use records::{DstOverride, Key, RetryBudget, duration};
+pub use store::AmbiguousAddress;
 
-use crate::source::Event;
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
 use store::Store;
 use watches::Watches;
 
 /// The result of a batch, besides new snapshots.
 #[derive(Debug, Default)]
-pub(crate) struct Applied {
+pub struct Applied {
     /// Whether the batch completed the initial state.
-    pub(crate) synced: bool,
+    pub synced: bool,
     /// Problems of objects that are new with this batch.
-    pub(crate) problems: Vec<Problem>,
+    pub problems: Vec<Problem>,
 }
 
 /// A part of an object that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// Kind, namespace and name.
-    pub(crate) object: String,
+    pub object: String,
     /// The problem, and its consequence.
-    pub(crate) problem: String,
+    pub problem: String,
 }
 
 /// The index, shared by the gRPC services. Every call locks for a moment and never waits.
 #[derive(Clone)]
-pub(crate) struct SharedIndex(Arc<Mutex<Index>>);
+pub struct SharedIndex(Arc<Mutex<Index>>);
 
 /// Store, subscriptions, and what to recompute.
 struct Index {
@@ -103,7 +104,7 @@ struct Dirty {
 
 impl SharedIndex {
     /// An empty index.
-    pub(crate) fn new(cluster: Cluster) -> Self {
+    pub fn new(cluster: Cluster) -> Self {
         Self(Arc::new(Mutex::new(Index {
             cluster: Arc::new(cluster),
             store: Store::default(),
@@ -122,7 +123,7 @@ impl SharedIndex {
     }
 
     /// Applies a batch and then publishes what it changed.
-    pub(crate) fn apply(&self, batch: Vec<Event>) -> Applied {
+    pub fn apply(&self, batch: Vec<Event>) -> Applied {
         let mut index = self.0.lock();
         let mut synced = false;
         for event in batch {
@@ -138,17 +139,17 @@ impl SharedIndex {
     }
 
     /// Number of AuthorizationPolicies that grant nothing.
-    pub(crate) fn ineffective_policies(&self) -> usize {
+    pub fn ineffective_policies(&self) -> usize {
         self.0.lock().ineffective.values().map(BTreeMap::len).sum()
     }
 
     /// Settings of the mesh, which never change.
-    pub(crate) fn cluster(&self) -> Arc<Cluster> {
+    pub fn cluster(&self) -> Arc<Cluster> {
         self.0.lock().cluster.clone()
     }
 
     /// The Service with this name, if there is one.
-    pub(crate) fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {
+    pub fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {
         self.0.lock().store.service(key)
     }
 
@@ -156,24 +157,24 @@ impl SharedIndex {
     ///
     /// # Errors
     /// When there are several.
-    pub(crate) fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AmbiguousAddress> {
+    pub fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AmbiguousAddress> {
         self.0.lock().store.service_by_ip(ip)
     }
 
     /// The address of a Service's endpoint with this hostname.
-    pub(crate) fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
+    pub fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
         self.0.lock().store.pod_of_service(service, hostname)
     }
 
     /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service.
-    pub(crate) fn watch_endpoints(&self, service: &Key, key: EndpointsKey) -> watch::Receiver<Arc<Endpoints>> {
+    pub fn watch_endpoints(&self, service: &Key, key: EndpointsKey) -> watch::Receiver<Arc<Endpoints>> {
         let mut index = self.0.lock();
         let Index { endpoints, store, cluster, .. } = &mut *index;
         endpoints.subscribe(service, key, |key| Arc::new(endpoints::compute(store, cluster, service, key)))
     }
 
     /// The profile of a Service's port.
-    pub(crate) fn watch_service_profile(&self, service: &Key, key: ProfileKey) -> watch::Receiver<Arc<ServiceProfile>> {
+    pub fn watch_service_profile(&self, service: &Key, key: ProfileKey) -> watch::Receiver<Arc<ServiceProfile>> {
         let mut index = self.0.lock();
         let Index { service_profiles, store, cluster, .. } = &mut *index;
         service_profiles.subscribe(service, key, |key| Arc::new(profile::service(store, cluster, service, key)))
@@ -184,7 +185,7 @@ impl SharedIndex {
     ///
     /// # Errors
     /// When several pods or ExternalWorkloads have the address.
-    pub(crate) fn watch_endpoint_profile(
+    pub fn watch_endpoint_profile(
         &self,
         addr: SocketAddr,
     ) -> Result<watch::Receiver<Option<Arc<EndpointProfile>>>, AmbiguousAddress> {
@@ -201,7 +202,7 @@ impl SharedIndex {
 
     /// The policy of a pod's port. `None` if the pod does not exist; the snapshot becomes `None` when the pod
     /// is deleted.
-    pub(crate) fn watch_inbound(&self, pod: &Key, port: u16) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
+    pub fn watch_inbound(&self, pod: &Key, port: u16) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
         let mut index = self.0.lock();
         let Index { inbound, store, cluster, .. } = &mut *index;
         inbound.subscribe_known(pod, port, |port| inbound::compute(store, cluster, pod, *port))
@@ -209,7 +210,7 @@ impl SharedIndex {
 
     /// The policy of an ExternalWorkload's port. `None` if the workload does not exist; the snapshot becomes
     /// `None` when it is deleted.
-    pub(crate) fn watch_inbound_external(
+    pub fn watch_inbound_external(
         &self,
         workload: &Key,
         port: u16,
@@ -222,7 +223,7 @@ impl SharedIndex {
 
     /// The policy towards an address. `None` if the address is unknown; the snapshot becomes `None` when that
     /// is so.
-    pub(crate) fn watch_outbound(&self, addr: SocketAddr) -> Option<watch::Receiver<Option<Arc<OutboundPolicy>>>> {
+    pub fn watch_outbound(&self, addr: SocketAddr) -> Option<watch::Receiver<Option<Arc<OutboundPolicy>>>> {
         let mut index = self.0.lock();
         let Index { outbound, store, cluster, .. } = &mut *index;
         let ip = addr.ip();
@@ -232,7 +233,7 @@ impl SharedIndex {
     }
 
     /// The policy towards a Service by its name, which need not exist yet.
-    pub(crate) fn watch_outbound_name(&self, service: &Key, port: u16) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
+    pub fn watch_outbound_name(&self, service: &Key, port: u16) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
         let mut index = self.0.lock();
         let Index { outbound_names, store, cluster, .. } = &mut *index;
         outbound_names

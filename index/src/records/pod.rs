@@ -19,21 +19,21 @@ use super::{DefaultPolicyAnnotation, Key, Owner, optional, require_identity, sin
 /// A Pod.
 #[derive(Debug, PartialEq)]
 pub(crate) struct PodRecord {
-    pub(crate) key: Key,
-    pub(crate) ips: Vec<IpAddr>,
-    pub(crate) host_ports: Vec<HostPort>,
-    pub(crate) host_network: bool,
-    pub(crate) lifecycle: Lifecycle,
-    pub(crate) node: Option<String>,
-    pub(crate) service_account: String,
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) skip_inbound: PortSet,
-    pub(crate) require_identity: PortSet,
-    pub(crate) default_policy: DefaultPolicyAnnotation,
-    pub(crate) proxy: Option<ProxyPorts>,
+    pub key: Key,
+    pub ips: Vec<IpAddr>,
+    pub host_ports: Vec<HostPort>,
+    pub host_network: bool,
+    pub lifecycle: Lifecycle,
+    pub node: Option<String>,
+    pub service_account: String,
+    pub labels: BTreeMap<String, String>,
+    pub owner: Option<Owner>,
+    pub skip_inbound: PortSet,
+    pub require_identity: PortSet,
+    pub default_policy: DefaultPolicyAnnotation,
+    pub proxy: Option<ProxyPorts>,
     /// Parts that cannot be read.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
     opaque_ports: Option<PortList>,
     named_ports: HashMap<String, Vec<u16>>,
     probes: Vec<HttpProbe>,
@@ -42,9 +42,9 @@ pub(crate) struct PodRecord {
 /// An address on the node that leads to a port of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostPort {
-    pub(crate) addr: SocketAddr,
+    pub addr: SocketAddr,
     /// The port in the pod.
-    pub(crate) port: u16,
+    pub port: u16,
 }
 
 /// Whether a pod still owns its addresses.
@@ -68,9 +68,9 @@ struct HttpProbe {
 /// Ports of a pod's proxy, read from the environment of its container as Linkerd does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProxyPorts {
-    pub(crate) inbound: u16,
-    pub(crate) admin: u16,
-    pub(crate) control: u16,
+    pub inbound: u16,
+    pub admin: u16,
+    pub control: u16,
 }
 
 impl PodRecord {

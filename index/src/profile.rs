@@ -12,17 +12,17 @@ use super::{
 
 /// The port of a Service and the client of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ProfileKey {
+pub struct ProfileKey {
     /// The Service's port.
-    pub(crate) port: u16,
+    pub port: u16,
     /// The client's namespace, if it is known: a ServiceProfile there takes precedence over the one in the
     /// Service's.
-    pub(crate) namespace: Option<String>,
+    pub namespace: Option<String>,
 }
 
 /// What proxies should know about a Service's port before they connect.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ServiceProfile {
+pub enum ServiceProfile {
     /// The Service declares the port, or the Service does not exist (any more), in which case clients keep
     /// its name.
     Declared {
@@ -43,11 +43,11 @@ pub(crate) enum ServiceProfile {
 
 /// What proxies should know about an address that belongs to no Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EndpointProfile {
+pub struct EndpointProfile {
     /// The endpoint.
-    pub(crate) endpoint: Endpoint,
+    pub endpoint: Endpoint,
     /// Whether its port is opaque.
-    pub(crate) opaque: bool,
+    pub opaque: bool,
 }
 
 pub(super) fn service(store: &Store, cluster: &Cluster, service: &Key, key: &ProfileKey) -> ServiceProfile {

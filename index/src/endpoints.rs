@@ -15,22 +15,22 @@ use super::{
 
 /// The port and the client of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct EndpointsKey {
+pub struct EndpointsKey {
     /// The Service's port.
-    pub(crate) port: u16,
+    pub port: u16,
     /// The client's node, if it is known.
-    pub(crate) node: Option<String>,
+    pub node: Option<String>,
     /// Restricts the answer to the endpoint with this hostname.
-    pub(crate) hostname: Option<String>,
+    pub hostname: Option<String>,
 }
 
 /// All endpoints of a Service's port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Endpoints {
+pub struct Endpoints {
     /// Endpoints by address.
-    pub(crate) by_addr: BTreeMap<SocketAddr, Endpoint>,
+    pub by_addr: BTreeMap<SocketAddr, Endpoint>,
     /// Labels that all of them share.
-    pub(crate) labels: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
 }
 
 /// Computes the endpoints; empty if the Service does not exist.

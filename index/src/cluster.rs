@@ -9,7 +9,7 @@ use super::records::Key;
 
 /// How proxies reach meshed endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransportMode {
+pub enum TransportMode {
     /// Connect to the inbound port and send a transport header (Linkerd's chart default since 2.18).
     TransportHeader,
     /// Connect to the application's port, except where it is opaque.
@@ -18,52 +18,52 @@ pub(crate) enum TransportMode {
 
 /// Settings of the mesh.
 #[derive(Clone, Debug)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     /// Namespace of the control plane.
-    pub(crate) control_namespace: String,
+    pub control_namespace: String,
     /// Domain of DNS names.
-    pub(crate) cluster_domain: String,
+    pub cluster_domain: String,
     /// Trust domain of identities.
-    pub(crate) trust_domain: String,
+    pub trust_domain: String,
     /// The cluster's networks.
-    pub(crate) networks: Vec<IpNet>,
+    pub networks: Vec<IpNet>,
     /// Networks from which probes come.
-    pub(crate) probe_networks: Vec<IpNet>,
+    pub probe_networks: Vec<IpNet>,
     /// Policy of ports that no Server selects.
-    pub(crate) default_policy: DefaultPolicy,
+    pub default_policy: DefaultPolicy,
     /// Ports that are opaque unless an annotation says otherwise.
-    pub(crate) default_opaque_ports: PortSet,
+    pub default_opaque_ports: PortSet,
     /// How proxies reach meshed endpoints.
-    pub(crate) transport_mode: TransportMode,
+    pub transport_mode: TransportMode,
     /// Whether IPv6 endpoints are announced.
-    pub(crate) ipv6: bool,
+    pub ipv6: bool,
 }
 
 impl Cluster {
     /// Whether an address belongs to the cluster.
-    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+    pub fn contains(&self, ip: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&ip))
     }
 
     /// The mesh identity of a service account.
-    pub(crate) fn identity(&self, account: &str, namespace: &str) -> String {
+    pub fn identity(&self, account: &str, namespace: &str) -> String {
         format!("{account}.{}", self.namespace_suffix(namespace))
     }
 
     /// The common suffix of all identities of a namespace.
-    pub(crate) fn namespace_suffix(&self, namespace: &str) -> String {
+    pub fn namespace_suffix(&self, namespace: &str) -> String {
         format!("{namespace}.serviceaccount.identity.{}.{}", self.control_namespace, self.trust_domain)
     }
 
     /// The Service that a ServiceProfile's name refers to.
-    pub(crate) fn service_of_profile(&self, name: &str) -> Option<Key> {
+    pub fn service_of_profile(&self, name: &str) -> Option<Key> {
         let labels = name.strip_suffix(&self.cluster_domain)?.strip_suffix(".svc.")?;
         let (service, namespace) = labels.split_once('.').filter(|(_, namespace)| !namespace.contains('.'))?;
         Some(Key::new(namespace, service))
     }
 
     /// The DNS name of a Service.
-    pub(crate) fn service_name(&self, name: &str, namespace: &str) -> String {
+    pub fn service_name(&self, name: &str, namespace: &str) -> String {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 }

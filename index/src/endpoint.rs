@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 /// How clients may use an endpoint's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hint {
+pub enum Hint {
     /// Unknown.
     Unknown,
     /// The proxy accepts HTTP/1 inside HTTP/2.
@@ -15,7 +15,7 @@ pub(crate) enum Hint {
 
 /// The identity of an endpoint's proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum PeerIdentity {
+pub enum PeerIdentity {
     /// A service account of the cluster: the name in its certificate, which clients also send as the TLS
     /// server name.
     ServiceAccount(String),
@@ -30,26 +30,26 @@ pub(crate) enum PeerIdentity {
 
 /// One endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub struct Endpoint {
     /// Address and port of the application.
-    pub(crate) addr: SocketAddr,
+    pub addr: SocketAddr,
     /// Labels of this endpoint alone.
-    pub(crate) labels: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
     /// Identity of its proxy; `None` means plain text.
-    pub(crate) identity: Option<PeerIdentity>,
+    pub identity: Option<PeerIdentity>,
     /// What its proxy understands.
-    pub(crate) hint: Hint,
+    pub hint: Hint,
     /// The proxy's port for connections with a transport header.
-    pub(crate) transport_port: Option<u16>,
+    pub transport_port: Option<u16>,
     /// Whether HTTP/2 connections to it are kept alive by pings.
-    pub(crate) http2: bool,
+    pub http2: bool,
     /// Whether its port is opaque.
-    pub(crate) opaque: bool,
+    pub opaque: bool,
 }
 
 impl Endpoint {
     /// An address about which nothing is known.
-    pub(crate) fn plain(addr: SocketAddr) -> Self {
+    pub fn plain(addr: SocketAddr) -> Self {
         Self {
             addr,
             labels: BTreeMap::new(),
