@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Copies standard input to the agent and the agent's answers to standard output, until one of them ends.
 ///
 /// # Errors
-/// When no agent answers, or its answers cannot be written.
+/// When no agent answers, or its answers cannot be written to a client that is still there.
 pub(crate) fn run(socket: &Path) -> Result<()> {
     let agent = UnixStream::connect(socket)
         .with_context(|| format!("no agent answers on {}: does `weft-agent run` run there?", socket.display()))?;
@@ -38,7 +38,11 @@ fn relay(mut input: impl Read + Send + 'static, mut output: impl Write, mut agen
         // client.
         let _ = to_agent.shutdown(Shutdown::Both);
     })?;
-    copy(&mut agent, &mut output)
+    match copy(&mut agent, &mut output) {
+        // The client ended first, while the agent still had something to say, such as HTTP/2's farewell.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        ended => ended,
+    }
 }
 
 /// Copies until end of file. Not [`io::copy`], which splices between pipes and sockets, and stops early when both sides
