@@ -111,14 +111,14 @@ pub fn check(workload: &ExternalWorkload) -> Vec<Invalid> {
     found
 }
 
-/// Schema of conditions, which Kubernetes' own type lacks.
+/// Schema of conditions, which Kubernetes' own type lacks. As with Linkerd, `reason` and `message` may be absent.
 fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "nullable": true,
         "items": {
             "type": "object",
-            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "required": ["type", "status", "lastTransitionTime"],
             "properties": {
                 "type": { "type": "string" },
                 "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
@@ -166,5 +166,9 @@ mod tests {
             .unwrap();
             assert_eq!(vm.is_ready(), expected);
         }
+        vm.status = serde_json::from_value(json!({"conditions": [{"type": "Ready", "status": "True",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]}))
+        .unwrap();
+        assert!(vm.is_ready(), "without a reason and a message");
     }
 }
