@@ -1,6 +1,7 @@
 //! Rules on ServiceProfiles beyond their types, Linkerd's (`linkerd2:pkg/profiles/profiles.go`).
 //!
-//! Regular expressions are not compiled, as with Linkerd.
+//! One rule is Weft's own: a regular expression that the proxies cannot read is refused. Linkerd stores it, and its
+//! proxies ignore the route. They use the same library, so the same expressions are accepted.
 
 use serde_json::Value;
 
@@ -66,6 +67,9 @@ fn check_route(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
 fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>) {
     let RequestMatch { all, any, not, path_regex, method } = wanted;
     let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if let Some(problem) = path_regex.as_deref().and_then(|regex| regex::Regex::new(regex).err()) {
+        found.push(at.clone().key("pathRegex").invalid(summary(&problem)));
+    }
     if all.is_none() && any.is_none() && not.is_none() && !said(path_regex) && !said(method) {
         found.push(at.clone().invalid(format!("{NO_CLAUSE} pathRegex, method, all, any and not")));
     }
@@ -77,6 +81,13 @@ fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>)
     if let Some(child) = not {
         check_request(at.key("not"), child, found);
     }
+}
+
+/// The error in one line: the library's has several, which point at the place.
+fn summary(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    format!("bad regular expression: {}", last.strip_prefix("error: ").unwrap_or(last))
 }
 
 fn check_response(at: FieldPath, wanted: &ResponseMatch, found: &mut Vec<Invalid>) {
@@ -195,7 +206,9 @@ mod tests {
                 "opaquePorts": ["25"]}),
             &[],
         );
-        check(route(json!({"condition": {"pathRegex": "not a ( regex"}})), &[]);
+        for regex in ["/a/[^/]+/b", r"/(?i)a\d{2,}", "/caf\u{e9}", ""] {
+            check(route(json!({"condition": {"method": "GET", "pathRegex": regex}})), &[]);
+        }
         check(route(json!({"responseClasses": [{"condition": {"status": {"min": 0, "max": 0}}}]})), &[]);
         check(route(json!({"timeout": ""})), &[]);
     }
@@ -232,6 +245,23 @@ mod tests {
         check(route(json!({"condition": {"any": [{}]}})), &["spec.routes[0].condition.any[0]: matches nothing"]);
         check(route(json!({"condition": {"all": [null]}})), &["spec.routes[0].condition.all[0]"]);
         check(route(json!({"condition": {"not": {}}})), &["spec.routes[0].condition.not: matches nothing"]);
+    }
+
+    #[test]
+    fn refuses_bad_regular_expressions_wherever_they_are() {
+        let bad = json!({"pathRegex": "/a("});
+        let problem = "pathRegex: bad regular expression: unclosed group";
+        for (condition, at) in [
+            (bad.clone(), ""),
+            (json!({"all": [{"method": "GET"}, bad]}), "all[1]."),
+            (json!({"any": [bad]}), "any[0]."),
+            (json!({"not": bad}), "not."),
+        ] {
+            check(route(json!({"condition": condition})), &[&format!("spec.routes[0].condition.{at}{problem}")]);
+        }
+        // Look-around, which other languages have, and a repetition that would take all memory.
+        check(route(json!({"condition": {"pathRegex": "/(?!a)"}})), &["look-around"]);
+        check(route(json!({"condition": {"pathRegex": "(a{1000}){1000}"}})), &["size limit"]);
     }
 
     #[test]
