@@ -132,6 +132,8 @@ pub(crate) struct InboundConfig {
     pub(crate) ports: Vec<u16>,
     /// Ports that the default policy treats as opaque.
     pub(crate) opaque_ports: Vec<u16>,
+    /// Ports on which connections in plaintext are refused, whatever their policy.
+    pub(crate) tls_ports: Vec<u16>,
     /// The pod's own addresses; empty means that any original destination is accepted.
     pub(crate) ips: Vec<IpAddr>,
 }
@@ -335,6 +337,7 @@ impl Config {
                 unanswered: env.unanswered()?,
                 ports,
                 opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
+                tls_ports: env.ports("INBOUND_PORTS_REQUIRE_TLS")?,
                 ips: env.ips("INBOUND_IPS")?,
             },
             admin: AdminConfig {

@@ -93,7 +93,11 @@ pub const VARIABLES: &[Setting] = &[
         Meaningless,
         "the policy controller sends it; Linkerd's proxy does not read it either",
     ),
-    Setting::new("INBOUND_PORTS_REQUIRE_TLS", Meaningless, "Linkerd's proxy does not read it either"),
+    Setting::new(
+        "INBOUND_PORTS_REQUIRE_TLS",
+        Works,
+        "connections in plaintext are refused; Linkerd's proxy no longer reads it",
+    ),
     Setting::new("INBOUND_IPS", Works, ""),
     Setting::new("INBOUND_GATEWAY_SUFFIXES", Unsupported, "no multicluster gateway"),
     Setting::new("INGRESS_MODE", Unsupported, "routed by address, not by l5d-dst-override"),

@@ -39,14 +39,17 @@ pub(super) async fn serve(
 
     let policy = inbound.policies.port(target.port()).await;
     let is_opaque = matches!(policy.borrow().protocol, Protocol::Opaque);
-    if is_opaque {
-        let client = Client { addr: peer, tls: ClientTls::None(NoTls::PortSkipped) };
-        return tcp::forward(inbound, Io::new(stream), client, target, policy).await;
+    let requires_tls = config.inbound.tls_ports.contains(&target.port());
+    let skipped = Client { addr: peer, tls: ClientTls::None(NoTls::PortSkipped) };
+    if is_opaque && !requires_tls {
+        return tcp::forward(inbound, Io::new(stream), skipped, target, policy).await;
     }
 
     let timeout = config.inbound.detect_timeout;
     let (name, stream) = detect::tls(stream, timeout).await?;
     match name {
+        None if requires_tls => Err(ConnectionError::TlsRequired(target)),
+        Some(_) if is_opaque => tcp::forward(inbound, stream, skipped, target, policy).await,
         Some(name) if *name == *config.identity.server_name => {
             let handshake = inbound.tls.accept(stream, timeout).await?;
             let client = Client { addr: peer, tls: ClientTls::Established(handshake.identity) };

@@ -38,6 +38,9 @@ pub(super) enum ConnectionError {
     /// The connection would lead back to this proxy.
     #[error("{0} is the proxy's own port")]
     Loop(SocketAddr),
+    /// It is in plaintext, on a port that requires TLS.
+    #[error("port {} requires TLS (LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS)", .0.port())]
+    TlsRequired(SocketAddr),
     /// Policy does not allow it.
     #[error("connection denied by policy")]
     Denied,
@@ -67,6 +70,7 @@ impl ConnectionError {
             Self::Header(_) | Self::HeaderTimedOut => "transport_header",
             Self::Gateway => "gateway_not_configured",
             Self::Loop(_) => "loop",
+            Self::TlsRequired(_) => "tls_required",
             Self::Denied | Self::Revoked => "unauthorized",
             Self::Connect(_) => "connect",
         }

@@ -78,3 +78,37 @@ async fn a_connection_forgets_policies_that_are_replaced() {
     }
     assert!(first.upgrade().is_none(), "counters keep the first policy alive");
 }
+
+#[tokio::test]
+async fn plaintext_is_refused_on_ports_that_require_tls_and_served_on_others() {
+    let app = http_app().await;
+    for (ports, admitted) in [(vec![], true), (vec![1, app.port()], false), (vec![1], true)] {
+        let world = World::with(app, |config| config.inbound.tls_ports = ports.clone()).await;
+        // Not even from the pod itself, and on a probe's path.
+        for (peer, path) in [(Some(ELSEWHERE), "/"), (None, "/"), (Some(ELSEWHERE), "/healthz")] {
+            if admitted {
+                assert_eq!(world.get(Via::Plain, peer, path).await.0, 200, "{ports:?} {path}");
+            } else {
+                let mut stream = world.connect(Via::Plain, peer).await;
+                stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: web\r\n\r\n").as_bytes()).await.unwrap();
+                expect_closed(&mut stream).await;
+            }
+        }
+        for via in [Via::Tls, Via::Direct(Some(SessionProtocol::Http1))] {
+            assert_eq!(world.get(via, Some(ELSEWHERE), "/").await.0, 200, "{ports:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_opaque_port_that_requires_tls_passes_it_on_unread() {
+    let app = banner_app().await;
+    let world = World::with(app, |config| config.inbound.tls_ports = vec![app.port()]).await;
+    world.policies.publish(app.port(), opaque(vec![authz("all", anybody())]));
+    let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    stream.write_all(b"not TLS, and long enough to tell").await.unwrap();
+    expect_closed(&mut stream).await;
+    let mut stream = world.raw(Some(ELSEWHERE), app).await;
+    stream.write_all(&world.hello("somebody.else")).await.unwrap();
+    expect_banner(&mut (Box::new(stream) as Box<dyn Duplex>)).await;
+}
