@@ -11,23 +11,22 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use weft_k8s_api::labels;
 
-/// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes after the others,
-/// init containers before the others.
+/// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes and containers
+/// after the others, init containers before the others.
 pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
     let mut operations = Vec::new();
     map(&mut operations, "annotations", before.metadata.annotations.as_ref(), after.metadata.annotations.as_ref());
     map(&mut operations, "labels", before.metadata.labels.as_ref(), after.metadata.labels.as_ref());
-    let lists = |pod: &Pod| {
-        let spec = pod.spec.clone().unwrap_or_default();
-        (spec.volumes, spec.init_containers)
-    };
-    let ((volumes, containers), (new_volumes, new_containers)) = (lists(before), lists(after));
-    let added = new_volumes.iter().flatten().skip(volumes.as_ref().map_or(0, Vec::len));
-    list(&mut operations, "volumes", volumes.is_none(), added, |_| "-".to_owned());
-    let count = containers.as_ref().map_or(0, Vec::len);
-    let first = new_containers.as_ref().map_or(0, Vec::len).saturating_sub(count);
-    let added = new_containers.iter().flatten().take(first);
-    list(&mut operations, "initContainers", containers.is_none(), added, |index| index.to_string());
+    let spec = |pod: &Pod| pod.spec.clone().unwrap_or_default();
+    let (before, after) = (spec(before), spec(after));
+    let added = after.volumes.iter().flatten().skip(before.volumes.as_ref().map_or(0, Vec::len));
+    list(&mut operations, "volumes", before.volumes.is_none(), added, |_| "-".to_owned());
+    let count = before.init_containers.as_ref().map_or(0, Vec::len);
+    let first = after.init_containers.as_ref().map_or(0, Vec::len).saturating_sub(count);
+    let added = after.init_containers.iter().flatten().take(first);
+    list(&mut operations, "initContainers", before.init_containers.is_none(), added, |index| index.to_string());
+    let added = after.containers.iter().skip(before.containers.len());
+    list(&mut operations, "containers", false, added, |_| "-".to_owned());
     Patch(operations)
 }
 

@@ -36,6 +36,9 @@ fn the_patch_makes_the_pod_what_injection_says() {
     check_pod(json!({"metadata": {"annotations": enabled, "labels": {"a/b": "~1"}},
         "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 3306}]}],
             "volumes": [{"name": "data", "emptyDir": {}}], "initContainers": [{"name": "migrate", "image": "m"}]}}));
+    let debugged = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/enable-debug-sidecar": "true"});
+    let patched = check_pod(json!({"metadata": {"annotations": debugged}, "spec": {"containers": [{"name": "app"}]}}));
+    assert_eq!(patched["spec"]["containers"][1]["name"], "linkerd-debug");
 }
 
 #[test]
