@@ -4,7 +4,7 @@
 //! `kube::core::Duration` reads the same syntax, but panics on text such as `1h-5m` and `9e99h`, which anybody who may
 //! annotate a pod can write.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
 /// Nanoseconds of each unit (`time.ParseDuration` of Go's standard library; `d` is linkerd2-proxy's).
 const UNITS: [(&str, f64); 9] = [
@@ -44,6 +44,57 @@ pub fn parse(text: &str) -> Option<Duration> {
     }
     // Whole nanoseconds, so that 0.1s is 100 ms and not a nanosecond less.
     (nanos <= MAX_NANOS).then(|| Duration::from_nanos(nanos.round() as u64))
+}
+
+/// A duration as the proxy reads it: one whole number and one of the units `ms`, `s`, `m`, `h` and `d`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyDuration(String);
+
+/// Text that is not a duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bad duration {0:?}, expected a number with a unit, such as 500ms or 10s")]
+pub struct BadDuration(String);
+
+impl FromStr for ProxyDuration {
+    type Err = BadDuration;
+
+    /// Reads every duration that [`parse`] reads, and keeps the spelling where the proxy reads it too.
+    fn from_str(text: &str) -> Result<Self, BadDuration> {
+        let duration = parse(text).ok_or_else(|| BadDuration(text.to_owned()))?;
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let is_proxys = text.len() > unit.len() && ["ms", "s", "m", "h", "d"].contains(&unit);
+        Ok(if is_proxys { Self(text.to_owned()) } else { Self::from(duration) })
+    }
+}
+
+impl ProxyDuration {
+    pub(crate) fn millis(count: u32) -> Self {
+        Self(format!("{count}ms"))
+    }
+
+    pub(crate) fn seconds(count: u32) -> Self {
+        Self(format!("{count}s"))
+    }
+
+    pub(crate) fn minutes(count: u32) -> Self {
+        Self(format!("{count}m"))
+    }
+
+    pub(crate) fn hours(count: u32) -> Self {
+        Self(format!("{count}h"))
+    }
+}
+
+impl From<Duration> for ProxyDuration {
+    fn from(duration: Duration) -> Self {
+        Self(format!("{}ms", duration.as_millis()))
+    }
+}
+
+impl fmt::Display for ProxyDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 #[cfg(test)]
@@ -98,6 +149,23 @@ mod tests {
         ] {
             assert_eq!(parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn the_proxy_reads_one_number_and_one_unit() {
+        for (text, expected) in [
+            ("500ms", "500ms"),
+            ("10s", "10s"),
+            ("1d", "1d"),
+            ("1m30s", "90000ms"),
+            ("1.5s", "1500ms"),
+            ("0", "0ms"),
+            ("5us", "0ms"),
+        ] {
+            assert_eq!(text.parse::<ProxyDuration>().map(|duration| duration.to_string()).as_deref(), Ok(expected));
+        }
+        let error = "soon".parse::<ProxyDuration>().unwrap_err().to_string();
+        assert!(error.contains("\"soon\"") && error.contains("500ms"), "{error}");
     }
 
     proptest! {

@@ -12,6 +12,7 @@ mod exemption;
 mod opaque;
 mod redirection;
 mod sidecar;
+mod tuning;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -28,6 +29,7 @@ pub use config::{
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
 pub use redirection::{Redirection, RedirectionDefaults};
+pub use tuning::{ControlStreams, DebugImage, PerDirection, ProxyTuning, Tracing, Workers};
 
 use crate::{
     field::{FieldPath, Invalid},
@@ -148,7 +150,7 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
         return Err(error.into());
     }
     check_exemption(&pod, config, &settings)?;
-    let inherited = Settings::read(ns_annotations.unwrap_or(&empty)).settings.additional_env;
+    let inherited = Settings::read(ns_annotations.unwrap_or(&empty)).settings;
     mark(&mut pod, config, &settings);
     sidecar::add(&mut pod, config, &settings, &inherited, mode == Mode::Ingress);
     Ok(Decision::Injected(pod))

@@ -133,6 +133,28 @@ pub const PROXY_STORAGE_REQUEST: &str = "config.linkerd.io/proxy-ephemeral-stora
 pub const PROXY_STORAGE_LIMIT: &str = "config.linkerd.io/proxy-ephemeral-storage-limit";
 /// Annotation: worker threads of the proxy as a fraction of the machine's processors.
 pub const PROXY_CPU_RATIO_LIMIT: &str = "config.linkerd.io/proxy-cpu-ratio-limit";
+/// Annotation: `enabled` or `disabled`, whether the application waits for the proxy.
+pub const PROXY_AWAIT: &str = "config.linkerd.io/proxy-await";
+/// Annotation: how many seconds the proxy keeps running after the pod's termination begins.
+pub const WAIT_BEFORE_EXIT: &str = "config.alpha.linkerd.io/proxy-wait-before-exit-seconds";
+/// Annotation: `insecure` also logs headers of HTTP requests, `off` never does.
+pub const LOG_HTTP_HEADERS: &str = "config.linkerd.io/proxy-log-http-headers";
+/// Annotation: the label `hostname` in the proxy's outbound metrics.
+pub const METRICS_HOSTNAME_LABELS: &str = "config.linkerd.io/proxy-metrics-hostname-labels";
+/// Annotation: the proxy forwards to other Services of the cluster, for multicluster.
+pub const ENABLE_GATEWAY: &str = "config.linkerd.io/enable-gateway";
+/// Annotation: adds a container with debugging tools.
+pub const ENABLE_DEBUG_SIDECAR: &str = "config.linkerd.io/enable-debug-sidecar";
+/// Annotation: image of that container.
+pub const DEBUG_IMAGE: &str = "config.linkerd.io/debug-image";
+/// Annotation: version of that image.
+pub const DEBUG_IMAGE_VERSION: &str = "config.linkerd.io/debug-image-version";
+/// Annotation: pull policy of that image.
+pub const DEBUG_IMAGE_PULL_POLICY: &str = "config.linkerd.io/debug-image-pull-policy";
+/// Name of the container with debugging tools.
+pub const DEBUG_CONTAINER: &str = "linkerd-debug";
+/// Prefix of annotations that become attributes of traces, OpenTelemetry's.
+pub const TRACE_ATTRIBUTE_PREFIX: &str = "resource.opentelemetry.io/";
 /// Annotation: further environment of the proxy, a JSON list of Kubernetes `EnvVar`s.
 pub const PROXY_ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
 

@@ -13,6 +13,28 @@ pub(crate) fn is_quantity(text: &str) -> bool {
         }
 }
 
+/// Whole processors of a quantity of CPU, rounded up and at least 1; `None` if it is not one.
+pub(crate) fn whole_cores(text: &str) -> Option<u32> {
+    if !is_quantity(text) {
+        return None;
+    }
+    let unsigned = text.strip_prefix('+').unwrap_or(text);
+    let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(number_end);
+    let number: f64 = number.parse().ok()?;
+    let unit = match suffix {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        // No machine has a thousand processors a thousand times; what is larger is as good as no limit.
+        "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => 1e3,
+        exponent => 10f64.powi(exponent.get(1..)?.parse().ok()?),
+    };
+    // Casts saturate.
+    Some(((number * unit).ceil() as u32).max(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -24,6 +46,23 @@ mod tests {
         }
         for text in ["", "many", "-1", "1e3Ki", "1 Gi", "Mi", "1.2.3", "1mi", "inf", "1e", "1e9999"] {
             assert!(!is_quantity(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn processors_are_rounded_up() {
+        for (text, expected) in [
+            ("100m", Some(1)),
+            ("1", Some(1)),
+            ("1001m", Some(2)),
+            ("2.5", Some(3)),
+            ("25e-1", Some(3)),
+            ("0", Some(1)),
+            ("2k", Some(2000)),
+            ("1e100", Some(u32::MAX)),
+            ("many", None),
+        ] {
+            assert_eq!(whole_cores(text), expected, "{text}");
         }
     }
 }

@@ -119,13 +119,20 @@ pub struct Value {
     pub path: &'static str,
     /// How Weft treats it.
     pub state: State,
+    /// Whether it has an effect with Linkerd's own proxy, for which it is passed on.
+    pub passed_on: bool,
     /// The reason, or its effect.
     pub note: &'static str,
 }
 
 impl Value {
     const fn new(path: &'static str, state: State, note: &'static str) -> Self {
-        Self { path, state, note }
+        Self { path, state, passed_on: false, note }
+    }
+
+    /// A value that Weft's proxy does not support, and that is passed to Linkerd's.
+    const fn of_proxy(path: &'static str, note: &'static str) -> Self {
+        Self { path, state: State::Unsupported, passed_on: true, note }
     }
 }
 

@@ -4,10 +4,11 @@
 //! Values that no code here reads are ignored; a value that is read and has the wrong type or an invalid value is an
 //! error with its path. Values may come from other charts of Linkerd's shape, so an absent one has Linkerd's default.
 
+mod proxy;
+
 use std::{fmt, str::FromStr};
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::EnvVar;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
     ports::PortSet,
     quantity::is_quantity,
 };
+use proxy::{DebugContainer, Proxy};
 
 /// The values that are read.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -39,6 +41,7 @@ pub struct Values {
     linkerd_version: Option<String>,
     proxy: Proxy,
     proxy_init: ProxyInit,
+    debug_container: DebugContainer,
     agent: Agent,
 }
 
@@ -49,63 +52,6 @@ struct Agent {
     proxy_exemption: Option<String>,
     enforce_proxy_exemption: Option<bool>,
     allow_bypass: Option<bool>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Proxy {
-    image: Image,
-    #[serde(deserialize_with = "text")]
-    log_level: Option<String>,
-    #[serde(deserialize_with = "text")]
-    log_format: Option<String>,
-    uid: Option<i64>,
-    gid: Option<i64>,
-    #[serde(deserialize_with = "text")]
-    default_inbound_policy: Option<String>,
-    #[serde(deserialize_with = "text")]
-    opaque_ports: Option<String>,
-    ports: Ports,
-    resources: Resources,
-    additional_env: Option<Vec<EnvVar>>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Image {
-    #[serde(deserialize_with = "text")]
-    name: Option<String>,
-    #[serde(deserialize_with = "text")]
-    version: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pull_policy: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Ports {
-    admin: Option<u16>,
-    control: Option<u16>,
-    inbound: Option<u16>,
-    outbound: Option<u16>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Resources {
-    cpu: Resource,
-    memory: Resource,
-    #[serde(rename = "ephemeral-storage")]
-    storage: Resource,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Resource {
-    #[serde(deserialize_with = "text")]
-    request: Option<String>,
-    #[serde(deserialize_with = "text")]
-    limit: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -161,11 +107,8 @@ impl Values {
         }
         config.ipv6 = self.disable_ipv6 == Some(false);
         if let Some(policy) = proxy.image.pull_policy.as_ref().or(self.image_pull_policy.as_ref()) {
-            if !["Always", "IfNotPresent", "Never"].contains(&policy.as_str()) {
-                let at = if proxy.image.pull_policy.is_some() { "proxy.image.pullPolicy" } else { "imagePullPolicy" };
-                return Err(bad(at, policy, "Always, IfNotPresent or Never"));
-            }
-            config.image_pull_policy.clone_from(policy);
+            let at = if proxy.image.pull_policy.is_some() { "proxy.image.pullPolicy" } else { "imagePullPolicy" };
+            config.image_pull_policy = pull_policy(at, policy)?;
         }
         if let Some(level) = &proxy.log_level {
             config.log_level.clone_from(level);
@@ -194,6 +137,8 @@ impl Values {
         if let Some(ports) = parse("proxy.opaquePorts", &proxy.opaque_ports)? {
             config.default_opaque_ports = ports;
         }
+        config.tuning = proxy.tuning()?;
+        config.tuning.debug = self.debug_container.image()?;
         config.extra_env = proxy.additional_env.clone().unwrap_or_default();
         Ok(config)
     }
@@ -263,6 +208,13 @@ fn missing(path: &str, what: &str) -> Invalid {
 
 fn bad(path: &str, value: &str, expected: &str) -> Invalid {
     FieldPath::of(path).invalid(format!("bad value {value:?}, expected {expected}"))
+}
+
+fn pull_policy(path: &str, policy: &str) -> Result<String, Invalid> {
+    match policy {
+        "Always" | "IfNotPresent" | "Never" => Ok(policy.to_owned()),
+        _ => Err(bad(path, policy, "Always, IfNotPresent or Never")),
+    }
 }
 
 fn parse<T: FromStr<Err: fmt::Display>>(path: &str, value: &Option<String>) -> Result<Option<T>, Invalid> {

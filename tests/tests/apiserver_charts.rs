@@ -124,6 +124,8 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
         ("no network", set("clusterNetworks=everything"), &["clusterNetworks", "everything"]),
         ("no port", set("proxyInit.ignoreInboundPorts=http"), &["ignoreInboundPorts"]),
         ("Linkerd's, and not supported", set("proxy.tracing.enabled=true"), &["proxy.tracing", "not supported yet"]),
+        ("no duration", set("proxy.inboundConnectTimeout=1m30s"), &["inboundConnectTimeout", "1m30s"]),
+        ("no fraction", set("proxy.runtime.workers.maximumCPURatio=2"), &["maximumCPURatio"]),
         ("Linkerd's, switched off", set("enableEndpointSlices=false"), &["enableEndpointSlices", "not supported yet"]),
         (
             "Linkerd's image",
@@ -216,7 +218,13 @@ fn a_client_authority_reaches_every_webhook() {
 fn the_control_planes_own_proxy_is_the_injectors() {
     let cluster = Cluster::from_env().unwrap();
     let certificates = Certificates::generate();
-    let settings = strings(&["--set", "proxy.resources.cpu.request=100m", "--set", "proxy.ports.admin=4999"]);
+    let tuning = "proxy.resources.cpu.request=100m,proxy.ports.admin=4999,proxy.cores=2,proxy.runtime.workers.maximum=3,\
+                  proxy.runtime.workers.maximumCPURatio=0.5,proxy.requireTLSOnInboundPorts=1,\
+                  proxy.enableShutdownEndpoint=true,proxy.shutdownGracePeriod=30s,proxy.waitBeforeExitSeconds=5,\
+                  proxy.control.streams.lifetime=2h,proxy.inboundConnectTimeout=1s,\
+                  proxy.disableOutboundProtocolDetectTimeout=true,proxy.inbound.server.http2.maxConcurrentStreams=9,\
+                  proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=a";
+    let settings = strings(&["--set", tuning]);
     let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));
     let text = |object: &Value, key: &str| object["data"][key].as_str().unwrap().to_owned();
     let values = Values::parse(&text(object(&rendered, "ConfigMap", "linkerd-config"), "values")).unwrap();
@@ -250,6 +258,33 @@ fn the_control_planes_own_proxy_is_the_injectors() {
     for volume in injected["spec"]["volumes"].as_array().unwrap() {
         let volumes = template["spec"]["volumes"].as_array().unwrap();
         assert!(volumes.contains(volume), "{volume} is not among {volumes:?}");
+    }
+}
+
+/// Tokens arrive there.
+#[test]
+fn the_identity_service_refuses_plaintext() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let tls_ports = |name: &str| {
+        let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
+        let containers = ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
+        let variables = containers.filter_map(|container| container["env"].as_array()).flatten();
+        let mut found = variables.filter(|variable| variable["name"] == "LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS");
+        found.next().map(|variable| variable["value"].clone())
+    };
+    assert_eq!(tls_ports("linkerd-identity"), Some(json!("8080")));
+    assert_eq!(tls_ports("linkerd-destination"), None);
+}
+
+/// What Weft's proxy does not do, Linkerd's does.
+#[test]
+fn values_of_linkerds_proxy_are_passed_to_it() {
+    let tracing = "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,proxy.image.name=";
+    for (image, accepted) in [("cr.l5d.io/linkerd/proxy", true), ("localhost/weft-proxy", false)] {
+        let settings = [Certificates::generate().all(), strings(&["--set", &format!("{tracing}{image}")])].concat();
+        let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &settings);
+        assert_eq!(output.status.success(), accepted, "{image}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

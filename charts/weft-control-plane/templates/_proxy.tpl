@@ -7,6 +7,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
   local         names of the services that run in this pod, found on loopback in plain text: destination, policy, identity
   inboundPorts  the pod's ports
   opaquePorts   of these, the ones without protocol detection
+  tlsPorts      of these, the ones that refuse plaintext besides those of proxy.requireTLSOnInboundPorts; may be left out
 */}}
 {{- define "weft.proxy" -}}
 {{- $v := .root.Values -}}
@@ -16,6 +17,8 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
 {{- $trust := include "weft.trustDomain" .root -}}
 {{- $mesh := printf "%s.serviceaccount.identity.%s.%s" $ns $ns $trust -}}
 {{- $any := ternary "0.0.0.0" "[::]" $v.disableIPv6 -}}
+{{- $tlsPorts := list .tlsPorts $proxy.requireTLSOnInboundPorts | compact | join "," -}}
+{{- $workers := $proxy.runtime.workers -}}
 {{- $outbound := printf "127.0.0.1:%d" (int $proxy.ports.outbound) -}}
 - name: linkerd-proxy
   image: {{ include "weft.image" (dict "root" .root "name" $proxy.image.name "version" $proxy.image.version) }}
@@ -36,13 +39,37 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
     - name: _pod_containerName
       value: linkerd-proxy
+    {{- with int $proxy.cores }}
+    - name: LINKERD2_PROXY_CORES
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with max (int $proxy.cores) (int $workers.minimum) }}
+    - name: LINKERD2_PROXY_CORES_MIN
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with int $workers.maximum }}
+    - name: LINKERD2_PROXY_CORES_MAX
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with $workers.maximumCPURatio }}
+    - name: LINKERD2_PROXY_CORES_MAX_RATIO
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with $tlsPorts }}
+    - name: LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS
+      value: {{ . | quote }}
+    {{- end }}
     - name: LINKERD2_PROXY_SHUTDOWN_ENDPOINT_ENABLED
-      value: "false"
+      value: {{ $proxy.enableShutdownEndpoint | quote }}
     # Headers may contain secrets, so their spans stay off at every level.
     - name: LINKERD2_PROXY_LOG
       value: {{ printf "%s,[{headers}]=off,[{request}]=off" $proxy.logLevel | quote }}
     - name: LINKERD2_PROXY_LOG_FORMAT
       value: {{ $proxy.logFormat }}
+    {{- with $proxy.shutdownGracePeriod }}
+    - name: LINKERD2_PROXY_SHUTDOWN_GRACE_PERIOD
+      value: {{ . | quote }}
+    {{- end }}
     - name: LINKERD2_PROXY_DESTINATION_SVC_ADDR
       value: {{ has "destination" .local | ternary "localhost.:8086" (printf "linkerd-dst-headless.%s8086" $svc) }}
     - name: LINKERD2_PROXY_DESTINATION_PROFILE_NETWORKS
@@ -61,19 +88,27 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: LINKERD2_PROXY_POLICY_CLUSTER_NETWORKS
       value: {{ $v.clusterNetworks | quote }}
     - name: LINKERD2_PROXY_CONTROL_STREAM_INITIAL_TIMEOUT
-      value: 3s
+      value: {{ $proxy.control.streams.initialTimeout | quote }}
     - name: LINKERD2_PROXY_CONTROL_STREAM_IDLE_TIMEOUT
-      value: 5m
+      value: {{ $proxy.control.streams.idleTimeout | quote }}
     - name: LINKERD2_PROXY_CONTROL_STREAM_LIFETIME
-      value: 1h
+      value: {{ $proxy.control.streams.lifetime | quote }}
     - name: LINKERD2_PROXY_INBOUND_CONNECT_TIMEOUT
-      value: 100ms
+      value: {{ $proxy.inboundConnectTimeout | default "100ms" }}
     - name: LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT
-      value: 1000ms
+      value: {{ $proxy.outboundConnectTimeout | default "1000ms" }}
     - name: LINKERD2_PROXY_OUTBOUND_DISCOVERY_IDLE_TIMEOUT
-      value: 5s
+      value: {{ $proxy.outboundDiscoveryCacheUnusedTimeout | default "5s" }}
     - name: LINKERD2_PROXY_INBOUND_DISCOVERY_IDLE_TIMEOUT
-      value: 90s
+      value: {{ $proxy.inboundDiscoveryCacheUnusedTimeout | default "90s" }}
+    {{- if $proxy.disableOutboundProtocolDetectTimeout }}
+    - name: LINKERD2_PROXY_OUTBOUND_DETECT_TIMEOUT
+      value: 365d
+    {{- end }}
+    {{- if $proxy.disableInboundProtocolDetectTimeout }}
+    - name: LINKERD2_PROXY_INBOUND_DETECT_TIMEOUT
+      value: 365d
+    {{- end }}
     - name: LINKERD2_PROXY_CONTROL_LISTEN_ADDR
       value: {{ printf "%s:%d" $any (int $proxy.ports.control) | quote }}
     - name: LINKERD2_PROXY_ADMIN_LISTEN_ADDR
@@ -98,11 +133,11 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       value: 30s
     - name: LINKERD2_PROXY_OUTBOUND_CONNECT_USER_TIMEOUT
       value: 30s
-    {{- range list "INBOUND" "OUTBOUND" }}
-    - name: LINKERD2_PROXY_{{ . }}_SERVER_HTTP2_KEEP_ALIVE_INTERVAL
-      value: 10s
-    - name: LINKERD2_PROXY_{{ . }}_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT
-      value: 3s
+    {{- range $side := list "inbound" "outbound" }}
+    {{- range $name, $value := (get $proxy $side).server.http2 }}
+    - name: LINKERD2_PROXY_{{ upper $side }}_SERVER_HTTP2_{{ snakecase $name | upper }}
+      value: {{ $value | quote }}
+    {{- end }}
     {{- end }}
     - name: LINKERD2_PROXY_INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION
       value: {{ .opaquePorts | quote }}
@@ -134,6 +169,9 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: LINKERD2_PROXY_POLICY_SVC_NAME
       value: linkerd-destination.{{ $mesh }}
     {{- with $proxy.additionalEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with $proxy.experimentalEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
     # Not ready before the kernel attests that the redirect is in force.
@@ -185,6 +223,13 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     seccompProfile:
       type: RuntimeDefault
   terminationMessagePolicy: FallbackToLogsOnError
+  {{- /* No longer than the pod's termination may take, Kubernetes' default. */}}
+  {{- with min (int $proxy.waitBeforeExitSeconds) 30 }}
+  lifecycle:
+    preStop:
+      sleep:
+        seconds: {{ . }}
+  {{- end }}
   volumeMounts:
     - name: linkerd-identity-end-entity
       mountPath: /var/run/linkerd/identity/end-entity

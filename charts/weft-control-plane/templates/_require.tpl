@@ -27,7 +27,9 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- $supported := .supported -}}
 {{- $found := list -}}
 {{- range $row := $root.Files.Get "files/linkerd-values.json" | fromJsonArray -}}
-{{- if eq $row.supported $supported -}}
+{{- /* Linkerd's own proxy may be injected, and has an effect where Weft's has none. */}}
+{{- $passedOn := and (get $row "passedOn") (hasSuffix "/linkerd/proxy" (first (splitList "@" $root.Values.proxy.image.name))) -}}
+{{- if and (eq $row.supported $supported) (not $passedOn) -}}
 {{- $at := $root.Values -}}
 {{- range $key := splitList "." $row.path -}}
 {{- $at = ternary (get ($at | default dict) $key) nil (and (kindIs "map" $at) (hasKey ($at | default dict) $key)) -}}

@@ -13,7 +13,7 @@ use crate::{
     duration, labels,
     policy::{Cidr, DefaultPolicy},
     ports::{PortList, PortSet},
-    quantity::is_quantity,
+    quantity::{is_quantity, whole_cores},
 };
 
 /// How much of a value a message repeats, in characters: an annotation may have 256 KiB.
@@ -83,9 +83,18 @@ pub(super) struct Settings {
     pub(super) outbound_connect_timeout: Option<Duration>,
     pub(super) inbound_cache_timeout: Option<Duration>,
     pub(super) outbound_cache_timeout: Option<Duration>,
-    pub(super) no_inbound_detect_timeout: bool,
-    pub(super) no_outbound_detect_timeout: bool,
-    pub(super) external_profiles: bool,
+    pub(super) no_inbound_detect_timeout: Option<bool>,
+    pub(super) no_outbound_detect_timeout: Option<bool>,
+    pub(super) external_profiles: Option<bool>,
+    pub(super) gateway: bool,
+    pub(super) log_http_headers: Option<bool>,
+    pub(super) hostname_labels: Option<bool>,
+    pub(super) wait_before_exit: Option<u32>,
+    pub(super) debug: bool,
+    pub(super) debug_image: Option<String>,
+    pub(super) debug_version: Option<String>,
+    pub(super) debug_pull_policy: Option<String>,
+    pub(super) trace_attributes: BTreeMap<String, String>,
     pub(super) cpu: (Option<String>, Option<String>),
     pub(super) memory: (Option<String>, Option<String>),
     pub(super) storage: (Option<String>, Option<String>),
@@ -105,17 +114,20 @@ const POLICY: &str =
 const MAX_ID: i64 = i32::MAX as i64;
 
 impl Settings {
+    /// Least and most worker threads, which follow the annotated request and limit of CPU as in Linkerd
+    /// (`linkerd2:pkg/inject/inject.go`, ToWholeCPUCores).
+    pub(super) fn worker_bounds(&self) -> (Option<u32>, Option<u32>) {
+        let cores = |quantity: &Option<String>| quantity.as_deref().and_then(whole_cores);
+        (cores(&self.cpu.0), cores(&self.cpu.1))
+    }
+
     /// Parses the annotations that Weft knows.
     pub(super) fn read(annotations: &BTreeMap<String, String>) -> Reading {
         let mut from = Annotations { annotations, refused: Vec::new(), ignored: Vec::new() };
         let settings = Self {
             image: from.text(labels::PROXY_IMAGE),
             version: from.text(labels::CONFIG_PROXY_VERSION),
-            image_pull_policy: from.one_of(
-                labels::IMAGE_PULL_POLICY,
-                &["Always", "IfNotPresent", "Never"],
-                "Always, IfNotPresent or Never",
-            ),
+            image_pull_policy: from.pull_policy(labels::IMAGE_PULL_POLICY),
             uid: from.setting(labels::PROXY_UID_ANNOTATION, "a user id above 0", |text| {
                 text.parse().ok().filter(|uid| (1..=MAX_ID).contains(uid))
             }),
@@ -153,6 +165,19 @@ impl Settings {
             no_inbound_detect_timeout: from.flag(labels::DISABLE_INBOUND_DETECT_TIMEOUT),
             no_outbound_detect_timeout: from.flag(labels::DISABLE_OUTBOUND_DETECT_TIMEOUT),
             external_profiles: from.flag(labels::ENABLE_EXTERNAL_PROFILES),
+            gateway: from.flag(labels::ENABLE_GATEWAY).unwrap_or(false),
+            log_http_headers: from.setting(labels::LOG_HTTP_HEADERS, "insecure or off", |text| match text {
+                "insecure" => Some(true),
+                "off" => Some(false),
+                _ => None,
+            }),
+            hostname_labels: from.flag(labels::METRICS_HOSTNAME_LABELS),
+            wait_before_exit: from.setting(labels::WAIT_BEFORE_EXIT, "whole seconds", |text| text.parse().ok()),
+            debug: from.flag(labels::ENABLE_DEBUG_SIDECAR).unwrap_or(false),
+            debug_image: from.text(labels::DEBUG_IMAGE),
+            debug_version: from.text(labels::DEBUG_IMAGE_VERSION),
+            debug_pull_policy: from.pull_policy(labels::DEBUG_IMAGE_PULL_POLICY),
+            trace_attributes: trace_attributes(annotations),
             cpu: (from.quantity(labels::PROXY_CPU_REQUEST), from.quantity(labels::PROXY_CPU_LIMIT)),
             memory: (from.quantity(labels::PROXY_MEMORY_REQUEST), from.quantity(labels::PROXY_MEMORY_LIMIT)),
             storage: (from.quantity(labels::PROXY_STORAGE_REQUEST), from.quantity(labels::PROXY_STORAGE_LIMIT)),
@@ -170,6 +195,9 @@ impl Settings {
         for name in labels::NATIVE_SIDECAR {
             from.setting(name, "true: the proxy is always a native sidecar", |text| go_bool(text).filter(|on| *on));
         }
+        from.setting(labels::PROXY_AWAIT, "enabled: the application always waits for the proxy", |text| {
+            (text == "enabled").then_some(())
+        });
         Reading { settings, refused: from.refused, ignored: from.ignored }
     }
 }
@@ -222,8 +250,12 @@ impl Annotations<'_> {
         self.setting(name, PORT, |text| text.parse().ok().filter(|port| *port != 0))
     }
 
-    fn flag(&mut self, name: &'static str) -> bool {
-        self.setting(name, BOOL, go_bool).unwrap_or(false)
+    fn flag(&mut self, name: &'static str) -> Option<bool> {
+        self.setting(name, BOOL, go_bool)
+    }
+
+    fn pull_policy(&mut self, name: &'static str) -> Option<String> {
+        self.one_of(name, &["Always", "IfNotPresent", "Never"], "Always, IfNotPresent or Never")
     }
 
     fn one_of(&mut self, name: &'static str, values: &[&str], expected: &'static str) -> Option<String> {
@@ -246,6 +278,14 @@ fn go_bool(text: &str) -> Option<bool> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
         _ => None,
     }
+}
+
+/// Attributes of traces. Each is a line of a variable, so a value has one line.
+fn trace_attributes(annotations: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let named = annotations
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_prefix(labels::TRACE_ATTRIBUTE_PREFIX)?, value)));
+    named.map(|(name, value)| (name.to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" "))).collect()
 }
 
 fn subnets(text: &str) -> Option<Vec<IpNet>> {

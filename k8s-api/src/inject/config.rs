@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::exemption::ExemptionRules;
+use super::{exemption::ExemptionRules, tuning::ProxyTuning};
 use crate::{
     labels,
     policy::DefaultPolicy,
@@ -57,6 +57,8 @@ pub struct InjectConfig {
     pub log_level: String,
     /// The proxy's log format, `plain` or `json`.
     pub log_format: String,
+    /// How the proxy works, where no annotation says otherwise.
+    pub tuning: ProxyTuning,
     /// Additional environment variables, after all others.
     pub extra_env: Vec<EnvVar>,
 }
@@ -178,6 +180,7 @@ impl InjectConfig {
             ipv6: false,
             log_level: "warn,linkerd=info,hickory=error".to_owned(),
             log_format: "plain".to_owned(),
+            tuning: ProxyTuning::default(),
             extra_env: Vec::new(),
         }
     }

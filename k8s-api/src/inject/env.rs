@@ -1,11 +1,11 @@
 //! The proxy's environment, in the order of Linkerd's template: a value may refer to earlier variables as `$(NAME)`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::{annotations::Settings, config::InjectConfig};
-use crate::{labels, ports::PortSet};
+use crate::{duration::ProxyDuration, labels, ports::PortSet};
 
 /// Directory of the proxy's key and signing request.
 pub(super) const IDENTITY_DIR: &str = "/var/run/linkerd/identity/end-entity";
@@ -13,6 +13,9 @@ pub(super) const IDENTITY_DIR: &str = "/var/run/linkerd/identity/end-entity";
 pub(super) const TOKEN_DIR: &str = "/var/run/secrets/tokens";
 /// Name of the projected token's file.
 pub(super) const TOKEN_FILE: &str = "linkerd-identity-token";
+
+/// Where the pod's labels are mounted, for traces.
+pub(super) const POD_INFO_DIR: &str = "/var/run/linkerd/podinfo";
 
 /// Keeps the proxy unready until the kernel attests that both directions are redirected.
 const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
@@ -47,11 +50,11 @@ impl Env {
     }
 }
 
-/// The proxy's environment in one pod; `inherited` is added by the namespace.
+/// The proxy's environment in one pod; `inherited` are the settings of its namespace.
 pub(super) fn env(
     config: &InjectConfig,
     settings: &Settings,
-    inherited: &[EnvVar],
+    inherited: &Settings,
     ports: &PodPorts,
     ingress: bool,
 ) -> Vec<EnvVar> {
@@ -62,15 +65,21 @@ pub(super) fn env(
     env.field("_pod_ip", "status.podIP");
     env.field("_pod_nodeName", "spec.nodeName");
     env.raw("_pod_containerName", labels::PROXY_CONTAINER);
+    workers(&mut env, config, settings);
     if let Some(ports) = &settings.require_identity_ports {
         env.set("INBOUND_PORTS_REQUIRE_IDENTITY", ports);
     }
+    if !config.tuning.require_tls_ports.is_empty() {
+        env.set("INBOUND_PORTS_REQUIRE_TLS", config.tuning.require_tls_ports.to_string());
+    }
     telemetry(&mut env, config, settings);
     control_plane(&mut env, config, settings);
-    timeouts(&mut env, settings);
+    timeouts(&mut env, config, settings);
     listeners(&mut env, config, settings, ports, ingress);
     identity(&mut env, config);
-    env.0.extend(merged([&config.extra_env, inherited, &settings.additional_env]));
+    tracing(&mut env, config, [&inherited.trace_attributes, &settings.trace_attributes]);
+    let lists = [&config.extra_env, &inherited.additional_env, &settings.additional_env];
+    env.0.extend(merged(lists.into_iter().chain([&config.tuning.experimental_env])));
     if config.require_redirect {
         // After everything that a pod may add: no pod can opt out of noticing that the mesh is bypassed.
         env.raw(REQUIRE_REDIRECT, "true");
@@ -80,9 +89,9 @@ pub(super) fn env(
 
 /// Merges lists: a variable of a later list replaces one of the same name (`linkerd2:pkg/inject/inject.go`,
 /// MergeAdditionalEnv).
-fn merged(lists: [&[EnvVar]; 3]) -> Vec<EnvVar> {
+fn merged<'a>(lists: impl Iterator<Item = &'a Vec<EnvVar>>) -> Vec<EnvVar> {
     let mut all: Vec<EnvVar> = Vec::new();
-    for variable in lists.into_iter().flatten() {
+    for variable in lists.flatten() {
         match all.iter_mut().find(|known| known.name == variable.name) {
             Some(known) => known.clone_from(variable),
             None => all.push(variable.clone()),
@@ -91,20 +100,41 @@ fn merged(lists: [&[EnvVar]; 3]) -> Vec<EnvVar> {
     all
 }
 
-fn telemetry(env: &mut Env, config: &InjectConfig, settings: &Settings) {
-    env.set("SHUTDOWN_ENDPOINT_ENABLED", settings.admin_shutdown.unwrap_or(false).to_string());
-    // Headers may contain secrets, so their spans stay off at any level.
-    let level = settings.log_level.as_ref().unwrap_or(&config.log_level);
-    env.set("LOG", format!("{level},[{{headers}}]=off,[{{request}}]=off"));
-    if let Some(ratio) = settings.cpu_ratio {
+/// Numbers of worker threads. Proxies read either the older `CORES` or `CORES_MIN`.
+fn workers(env: &mut Env, config: &InjectConfig, settings: &Settings) {
+    let workers = config.tuning.workers;
+    let (least, most) = settings.worker_bounds();
+    let set = |number: u32| Some(number).filter(|number| *number > 0);
+    if let Some(cores) = set(workers.cores) {
+        env.set("CORES", cores.to_string());
+    }
+    if let Some(least) = least.or(set(workers.minimum.max(workers.cores))) {
+        env.set("CORES_MIN", least.to_string());
+    }
+    if let Some(most) = most.or(set(workers.maximum)) {
+        env.set("CORES_MAX", most.to_string());
+    }
+    if let Some(ratio) = settings.cpu_ratio.or(Some(workers.maximum_cpu_ratio).filter(|ratio| *ratio > 0.0)) {
         env.set("CORES_MAX_RATIO", ratio.to_string());
     }
+}
+
+fn telemetry(env: &mut Env, config: &InjectConfig, settings: &Settings) {
+    let tuning = &config.tuning;
+    env.set("SHUTDOWN_ENDPOINT_ENABLED", settings.admin_shutdown.unwrap_or(tuning.shutdown_endpoint).to_string());
+    // Headers may contain secrets, so their spans stay off at any level.
+    let headers = settings.log_http_headers.unwrap_or(tuning.log_http_headers);
+    let off = if headers { "" } else { ",[{headers}]=off,[{request}]=off" };
+    env.set("LOG", format!("{}{off}", settings.log_level.as_ref().unwrap_or(&config.log_level)));
     env.set("LOG_FORMAT", settings.log_format.as_ref().unwrap_or(&config.log_format));
-    if let Some(format) = &settings.access_log {
+    if let Some(format) = settings.access_log.as_ref().or(tuning.access_log.as_ref()) {
         env.set("ACCESS_LOG", format);
     }
-    if let Some(period) = settings.grace_period {
-        env.set("SHUTDOWN_GRACE_PERIOD", millis(period));
+    if let Some(period) = settings.grace_period.map(ProxyDuration::from).or_else(|| tuning.grace_period.clone()) {
+        env.set("SHUTDOWN_GRACE_PERIOD", period.to_string());
+    }
+    if settings.hostname_labels.unwrap_or(tuning.hostname_labels) {
+        env.set("OUTBOUND_METRICS_HOSTNAME_LABELS", "true");
     }
 }
 
@@ -116,28 +146,30 @@ fn control_plane(env: &mut Env, config: &InjectConfig, settings: &Settings) {
     env.set("POLICY_WORKLOAD", r#"{"ns":"$(_pod_ns)", "pod":"$(_pod_name)"}"#);
     env.set("INBOUND_DEFAULT_POLICY", settings.default_policy.unwrap_or(config.default_inbound_policy).label());
     env.set("POLICY_CLUSTER_NETWORKS", &networks);
-    env.set("CONTROL_STREAM_INITIAL_TIMEOUT", "3s");
-    env.set("CONTROL_STREAM_IDLE_TIMEOUT", "5m");
-    env.set("CONTROL_STREAM_LIFETIME", "1h");
+    let streams = &config.tuning.control_streams;
+    for (name, limit) in
+        [("INITIAL_TIMEOUT", &streams.initial), ("IDLE_TIMEOUT", &streams.idle), ("LIFETIME", &streams.lifetime)]
+    {
+        env.set(&format!("CONTROL_STREAM_{name}"), limit.as_ref().map(ToString::to_string).unwrap_or_default());
+    }
 }
 
-fn timeouts(env: &mut Env, settings: &Settings) {
-    let or = |value: Option<Duration>, default: &str| value.map_or_else(|| default.to_owned(), millis);
-    env.set("INBOUND_CONNECT_TIMEOUT", or(settings.inbound_connect_timeout, "100ms"));
-    env.set("OUTBOUND_CONNECT_TIMEOUT", or(settings.outbound_connect_timeout, "1000ms"));
-    env.set("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.outbound_cache_timeout, "5s"));
-    env.set("INBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.inbound_cache_timeout, "90s"));
-    if settings.no_outbound_detect_timeout {
+fn timeouts(env: &mut Env, config: &InjectConfig, settings: &Settings) {
+    let tuning = &config.tuning;
+    let or = |own: Option<Duration>, default: &ProxyDuration| {
+        own.map_or_else(|| default.clone(), ProxyDuration::from).to_string()
+    };
+    let (connect, cache) = (&tuning.connect_timeout, &tuning.cache_timeout);
+    env.set("INBOUND_CONNECT_TIMEOUT", or(settings.inbound_connect_timeout, &connect.inbound));
+    env.set("OUTBOUND_CONNECT_TIMEOUT", or(settings.outbound_connect_timeout, &connect.outbound));
+    env.set("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.outbound_cache_timeout, &cache.outbound));
+    env.set("INBOUND_DISCOVERY_IDLE_TIMEOUT", or(settings.inbound_cache_timeout, &cache.inbound));
+    if settings.no_outbound_detect_timeout.unwrap_or(tuning.no_detect_timeout.outbound) {
         env.set("OUTBOUND_DETECT_TIMEOUT", NO_TIMEOUT);
     }
-    if settings.no_inbound_detect_timeout {
+    if settings.no_inbound_detect_timeout.unwrap_or(tuning.no_detect_timeout.inbound) {
         env.set("INBOUND_DETECT_TIMEOUT", NO_TIMEOUT);
     }
-}
-
-/// The proxy's own syntax: one number and one unit.
-fn millis(duration: Duration) -> String {
-    format!("{}ms", duration.as_millis())
 }
 
 fn listeners(env: &mut Env, config: &InjectConfig, settings: &Settings, ports: &PodPorts, ingress: bool) {
@@ -156,15 +188,21 @@ fn listeners(env: &mut Env, config: &InjectConfig, settings: &Settings, ports: &
     if ingress {
         env.set("INGRESS_MODE", "true");
     }
-    let suffixes = if settings.external_profiles { ".".to_owned() } else { format!("svc.{}.", config.cluster_domain) };
-    env.set("DESTINATION_PROFILE_SUFFIXES", suffixes);
+    let cluster = format!("svc.{}.", config.cluster_domain);
+    if settings.gateway {
+        env.set("INBOUND_GATEWAY_SUFFIXES", &cluster);
+    }
+    let every_name = settings.external_profiles.unwrap_or(config.tuning.external_profiles);
+    env.set("DESTINATION_PROFILE_SUFFIXES", if every_name { "." } else { &cluster });
     env.set("INBOUND_ACCEPT_KEEPALIVE", "10000ms");
     env.set("OUTBOUND_CONNECT_KEEPALIVE", "10000ms");
     env.set("INBOUND_ACCEPT_USER_TIMEOUT", "30s");
     env.set("OUTBOUND_CONNECT_USER_TIMEOUT", "30s");
-    for side in ["INBOUND", "OUTBOUND"] {
-        env.set(&format!("{side}_SERVER_HTTP2_KEEP_ALIVE_INTERVAL"), "10s");
-        env.set(&format!("{side}_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT"), "3s");
+    let http2 = &config.tuning.http2;
+    for (side, parameters) in [("INBOUND", &http2.inbound), ("OUTBOUND", &http2.outbound)] {
+        for (name, value) in parameters {
+            env.set(&format!("{side}_SERVER_HTTP2_{}", upper_snake(name)), value);
+        }
     }
     env.set("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION", ports.opaque.to_string());
 }
@@ -182,4 +220,41 @@ fn identity(env: &mut Env, config: &InjectConfig) {
     env.set("IDENTITY_SVC_NAME", &config.control_plane.identity.name);
     env.set("DESTINATION_SVC_NAME", &config.control_plane.destination.name);
     env.set("POLICY_SVC_NAME", &config.control_plane.policy.name);
+}
+
+/// Where traces go, and their attributes; later maps take precedence.
+fn tracing(env: &mut Env, config: &InjectConfig, annotated: [&BTreeMap<String, String>; 2]) {
+    let Some(tracing) = &config.tuning.tracing else { return };
+    env.set("TRACE_ATTRIBUTES_PATH", format!("{POD_INFO_DIR}/labels"));
+    env.set("TRACE_COLLECTOR_SVC_ADDR", &tracing.collector);
+    if let Some((account, namespace)) = &tracing.identity {
+        env.set(
+            "TRACE_COLLECTOR_SVC_NAME",
+            format!("{account}.{namespace}.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)"),
+        );
+    }
+    env.set("TRACE_SERVICE_NAME", &tracing.service_name);
+    let own =
+        [("k8s.pod.ip", "$(_pod_ip)"), ("k8s.pod.uid", "$(_pod_uid)"), ("k8s.container.name", "$(_pod_containerName)")];
+    let mut attributes: BTreeMap<&str, &str> = own.into();
+    for (name, value) in [&tracing.attributes].into_iter().chain(annotated).flatten() {
+        attributes.insert(name, value);
+    }
+    let mut lines = String::new();
+    for (name, value) in attributes {
+        let _ = writeln!(lines, "{name}={value}");
+    }
+    env.set("TRACE_EXTRA_ATTRIBUTES", lines);
+}
+
+/// `keepAliveInterval` as `KEEP_ALIVE_INTERVAL`.
+fn upper_snake(name: &str) -> String {
+    let mut upper = String::new();
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !upper.is_empty() {
+            upper.push('_');
+        }
+        upper.push(c.to_ascii_uppercase());
+    }
+    upper
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction, Pod, PodSpec, Probe,
+        Capabilities, Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
+        EnvVar, ExecAction, HTTPGetAction, Lifecycle, LifecycleHandler, ObjectFieldSelector, Pod, PodSpec, Probe,
         ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecurityContext, ServiceAccountTokenProjection,
-        Volume, VolumeMount, VolumeProjection,
+        SleepAction, Volume, VolumeMount, VolumeProjection,
     },
     apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
 };
@@ -22,6 +23,10 @@ use crate::{inject::image_reference, labels, ports::PortSet};
 const END_ENTITY_VOLUME: &str = "linkerd-identity-end-entity";
 /// Name of the volume with the proxy's token.
 const TOKEN_VOLUME: &str = "linkerd-identity-token";
+/// Name of the volume with the pod's labels, for traces.
+const POD_INFO_VOLUME: &str = "linkerd-podinfo";
+/// Time that a pod has for its termination, if it does not say (`k8s.io/api/core/v1`).
+const DEFAULT_TERMINATION_SECONDS: i64 = 30;
 /// Lifetime of the token, Linkerd's.
 const TOKEN_SECONDS: i64 = 86_400;
 /// Names of containers that mark a pod as meshed already.
@@ -80,26 +85,69 @@ fn named_ports(pod: &Pod, name: &str) -> Vec<u16> {
     named.filter_map(|port| u16::try_from(port.container_port).ok()).collect()
 }
 
-/// Adds the proxy before every other init container, and its volumes.
-pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, inherited: &[EnvVar], ingress: bool) {
+/// Adds the proxy before every other init container, the container for debugging if it is asked for, and their volumes.
+/// `inherited` are the namespace's settings.
+pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, inherited: &Settings, ingress: bool) {
     let opaque = match &settings.opaque_ports {
         Some(list) => list.resolve(|name| named_ports(pod, name)),
         None => config.default_opaque_ports.clone(),
     };
     let inbound = container_ports(pod).into_iter().chain(probe_ports(pod)).collect();
     let env = env::env(config, settings, inherited, &PodPorts { inbound, opaque }, ingress);
-    let proxy = container(config, settings, env);
     let spec = pod.spec.get_or_insert_with(PodSpec::default);
+    let termination = spec.termination_grace_period_seconds.unwrap_or(DEFAULT_TERMINATION_SECONDS);
+    let proxy =
+        Container { lifecycle: wait_before_exit(config, settings, termination), ..container(config, settings, env) };
     spec.init_containers.get_or_insert_default().insert(0, proxy);
+    if settings.debug {
+        spec.containers.push(debug_container(config, settings));
+    }
     let volumes = spec.volumes.get_or_insert_default();
     volumes.push(end_entity_volume());
     volumes.push(token_volume());
+    if config.tuning.tracing.is_some() {
+        volumes.push(pod_info_volume());
+    }
+}
+
+/// Keeps the proxy running after the pod's termination has begun. The API server refuses to let a container sleep for
+/// longer than the pod's termination may take.
+fn wait_before_exit(config: &InjectConfig, settings: &Settings, termination: i64) -> Option<Lifecycle> {
+    let wanted = i64::from(settings.wait_before_exit.unwrap_or(config.tuning.wait_before_exit));
+    let seconds = Some(wanted.min(termination)).filter(|seconds| *seconds > 0)?;
+    let sleep = LifecycleHandler { sleep: Some(SleepAction { seconds }), ..LifecycleHandler::default() };
+    Some(Lifecycle { pre_stop: Some(sleep), ..Lifecycle::default() })
+}
+
+/// Linkerd's container with debugging tools (`linkerd2:charts/partials/templates/_debug.tpl`).
+fn debug_container(config: &InjectConfig, settings: &Settings) -> Container {
+    let debug = &config.tuning.debug;
+    let (name, version) = (settings.debug_image.as_ref(), settings.debug_version.as_ref());
+    let policy = settings.debug_pull_policy.as_ref().or(debug.pull_policy.as_ref());
+    // Some clusters require probes; these always succeed.
+    let succeeds = || {
+        let exec = ExecAction { command: Some(vec!["true".to_owned()]) };
+        Some(Probe { exec: Some(exec), ..Probe::default() })
+    };
+    Container {
+        name: labels::DEBUG_CONTAINER.to_owned(),
+        image: Some(image_reference(name.unwrap_or(&debug.name), version.unwrap_or(&debug.version))),
+        image_pull_policy: Some(policy.unwrap_or(&config.image_pull_policy).clone()),
+        liveness_probe: succeeds(),
+        readiness_probe: succeeds(),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
 }
 
 fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Container {
     let admin = settings.admin_port.unwrap_or(config.ports.admin);
     let inbound = settings.inbound_port.unwrap_or(config.ports.inbound);
     let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
+    let mut mounts = vec![mount(END_ENTITY_VOLUME, env::IDENTITY_DIR), mount(TOKEN_VOLUME, env::TOKEN_DIR)];
+    if config.tuning.tracing.is_some() {
+        mounts.push(mount(POD_INFO_VOLUME, env::POD_INFO_DIR));
+    }
     Container {
         name: labels::PROXY_CONTAINER.to_owned(),
         image: Some(image(config, settings)),
@@ -129,7 +177,7 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
             ..SecurityContext::default()
         }),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
-        volume_mounts: Some(vec![mount(END_ENTITY_VOLUME, env::IDENTITY_DIR), mount(TOKEN_VOLUME, env::TOKEN_DIR)]),
+        volume_mounts: Some(mounts),
         ..Container::default()
     }
 }
@@ -199,4 +247,11 @@ fn token_volume() -> Volume {
     let source = VolumeProjection { service_account_token: Some(token), ..VolumeProjection::default() };
     let projected = ProjectedVolumeSource { sources: Some(vec![source]), ..ProjectedVolumeSource::default() };
     Volume { name: TOKEN_VOLUME.to_owned(), projected: Some(projected), ..Volume::default() }
+}
+
+fn pod_info_volume() -> Volume {
+    let field_ref = ObjectFieldSelector { api_version: None, field_path: "metadata.labels".to_owned() };
+    let file = DownwardAPIVolumeFile { field_ref: Some(field_ref), path: "labels".to_owned(), ..Default::default() };
+    let source = DownwardAPIVolumeSource { items: Some(vec![file]), ..DownwardAPIVolumeSource::default() };
+    Volume { name: POD_INFO_VOLUME.to_owned(), downward_api: Some(source), ..Volume::default() }
 }

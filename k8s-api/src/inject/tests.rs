@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod tuning;
+
 fn config() -> InjectConfig {
     InjectConfig::new("weft/proxy:1", "1.2.3", "-----BEGIN CERTIFICATE-----")
 }

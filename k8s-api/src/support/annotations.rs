@@ -1,4 +1,6 @@
 //! Linkerd's annotations of pods, namespaces and Services (`linkerd2:pkg/k8s/labels.go`, `policy-controller/`).
+//!
+//! What is "passed to the proxy" has an effect in pods with Linkerd's own proxy, which may be injected too.
 
 use super::{
     Setting,
@@ -6,8 +8,8 @@ use super::{
 };
 
 const NO_TAP: &str = "the proxy has no tap server";
-const NO_DEBUG: &str = "use kubectl debug";
-const NO_TRACING: &str = "the proxy exports no traces";
+const DEBUG: &str = "of enable-debug-sidecar";
+const NO_TRACING: &str = "passed to the proxy with proxy.tracing; Weft's exports no traces";
 const NATIVE: &str =
     "the proxy is always a native sidecar, for which Kubernetes starts and stops applications in order";
 const NO_BREAKER: &str = "no circuit breaking: a failing endpoint stays in the balancer";
@@ -26,10 +28,14 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/proxy-image", Works, ""),
     Setting::new("config.linkerd.io/proxy-version", Works, ""),
     Setting::new("config.linkerd.io/image-pull-policy", Works, ""),
-    Setting::new("config.linkerd.io/debug-image", Unsupported, NO_DEBUG),
-    Setting::new("config.linkerd.io/debug-image-version", Unsupported, NO_DEBUG),
-    Setting::new("config.linkerd.io/debug-image-pull-policy", Unsupported, NO_DEBUG),
-    Setting::new("config.linkerd.io/enable-debug-sidecar", Unsupported, NO_DEBUG),
+    Setting::new("config.linkerd.io/debug-image", Works, DEBUG),
+    Setting::new("config.linkerd.io/debug-image-version", Works, DEBUG),
+    Setting::new("config.linkerd.io/debug-image-pull-policy", Works, DEBUG),
+    Setting::new(
+        "config.linkerd.io/enable-debug-sidecar",
+        Works,
+        "its image runs as root, which namespaces with Pod Security restricted refuse; there use kubectl debug",
+    ),
     Setting::new("config.linkerd.io/control-port", Unsupported, NO_TAP),
     Setting::new("config.linkerd.io/inbound-port", Works, ""),
     Setting::new("config.linkerd.io/outbound-port", Works, ""),
@@ -39,8 +45,8 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/skip-outbound-ports", Works, ""),
     Setting::new("config.linkerd.io/skip-subnets", Works, ""),
     Setting::new("config.linkerd.io/opaque-ports", Works, ""),
-    Setting::new("config.linkerd.io/proxy-cpu-request", Works, ""),
-    Setting::new("config.linkerd.io/proxy-cpu-limit", Works, "does not change the number of worker threads"),
+    Setting::new("config.linkerd.io/proxy-cpu-request", Works, "also the least number of worker threads, rounded up"),
+    Setting::new("config.linkerd.io/proxy-cpu-limit", Works, "also the largest number of worker threads, rounded up"),
     Setting::new("config.linkerd.io/proxy-cpu-ratio-limit", Works, ""),
     Setting::new("config.linkerd.io/proxy-memory-request", Works, ""),
     Setting::new("config.linkerd.io/proxy-memory-limit", Works, ""),
@@ -54,11 +60,27 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/shutdown-grace-period", Works, ""),
     Setting::new("config.linkerd.io/proxy-log-level", Works, ""),
     Setting::new("config.linkerd.io/proxy-log-format", Works, ""),
-    Setting::new("config.linkerd.io/proxy-log-http-headers", Unsupported, "headers are never logged"),
-    Setting::new("config.linkerd.io/access-log", Unsupported, "the proxy writes no access log"),
-    Setting::new("config.linkerd.io/proxy-metrics-hostname-labels", Unsupported, "metrics have no label hostname"),
-    Setting::new("config.linkerd.io/enable-external-profiles", Unsupported, "only names of the cluster have profiles"),
-    Setting::new("config.linkerd.io/enable-gateway", Unsupported, "no multicluster gateway"),
+    Setting::new(
+        "config.linkerd.io/proxy-log-http-headers",
+        Unsupported,
+        "passed to the proxy; Weft's never logs headers",
+    ),
+    Setting::new("config.linkerd.io/access-log", Unsupported, "passed to the proxy; Weft's writes no access log"),
+    Setting::new(
+        "config.linkerd.io/proxy-metrics-hostname-labels",
+        Unsupported,
+        "passed to the proxy; Weft's metrics have no label hostname",
+    ),
+    Setting::new(
+        "config.linkerd.io/enable-external-profiles",
+        Unsupported,
+        "passed to the proxy; with Weft's, only names of the cluster have profiles",
+    ),
+    Setting::new(
+        "config.linkerd.io/enable-gateway",
+        Unsupported,
+        "passed to the proxy; Weft's is no multicluster gateway",
+    ),
     Setting::new("config.linkerd.io/proxy-require-identity-inbound-ports", Works, ""),
     Setting::new("config.linkerd.io/default-inbound-policy", Works, ""),
     Setting::new("config.linkerd.io/proxy-inbound-connect-timeout", Works, ""),
@@ -71,7 +93,11 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.beta.linkerd.io/proxy-enable-native-sidecar", Meaningless, NATIVE),
     Setting::new("config.alpha.linkerd.io/proxy-enable-native-sidecar", Meaningless, NATIVE),
     Setting::new("config.linkerd.io/proxy-additional-env", Works, ""),
-    Setting::new("config.alpha.linkerd.io/proxy-wait-before-exit-seconds", Meaningless, NATIVE),
+    Setting::new(
+        "config.alpha.linkerd.io/proxy-wait-before-exit-seconds",
+        Works,
+        "at most the pod's terminationGracePeriodSeconds",
+    ),
     Setting::new("resource.opentelemetry.io/*", Unsupported, NO_TRACING),
 ];
 

@@ -82,7 +82,10 @@ fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
         "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 80}]}]},
     });
     let mut pod: Pod = serde_json::from_value(pod).unwrap();
-    pod.metadata.annotations.as_mut().unwrap().insert(annotation.to_owned(), value.to_owned());
+    let annotations = pod.metadata.annotations.as_mut().unwrap();
+    // Each of the others concerns this one's container.
+    annotations.insert(labels::ENABLE_DEBUG_SIDECAR.to_owned(), annotation.contains("debug-image").to_string());
+    annotations.insert(annotation.to_owned(), value.to_owned());
     let config = InjectConfig::new("proxy:1", "1", "anchors");
     let Ok(Decision::Injected(mut pod)) = inject(&pod, None, &config) else { panic!("{annotation}: not injected") };
     let redirection = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();
@@ -93,6 +96,7 @@ fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
 #[test]
 fn every_annotation_of_linkerd_works_or_is_meaningless_or_warned_about() {
     let plain = injected("linkerd.io/inject", "enabled");
+    let debugged = injected(labels::ENABLE_DEBUG_SIDECAR, "true");
     let mut seen = BTreeSet::new();
     for (annotation, value) in LINKERD_ANNOTATIONS {
         let row = lookup(POD_ANNOTATIONS, annotation, value).unwrap_or_else(|| panic!("{annotation}: no row"));
@@ -100,11 +104,12 @@ fn every_annotation_of_linkerd_works_or_is_meaningless_or_warned_about() {
         let warnings = pod_warnings(&metadata(json!({"linkerd.io/inject": "enabled", *annotation: value})));
         assert_eq!(warnings.len(), usize::from(row.state == State::Unsupported), "{annotation}: {warnings:?}");
         let after = injected(annotation, value);
+        let plain = if annotation.contains("debug-image") { &debugged } else { &plain };
         // The policy controller reads it from the pod, and passes it to the proxy.
         let read_elsewhere = *annotation == "linkerd.io/inject";
         match row.state {
-            State::Works if !read_elsewhere => assert_ne!(after, plain, "{annotation}: {value} changes nothing"),
-            State::Meaningless => assert_eq!(after, plain, "{annotation}: {value} has a meaning"),
+            State::Works if !read_elsewhere => assert!(after != *plain, "{annotation}: {value} changes nothing"),
+            State::Meaningless => assert!(after == *plain, "{annotation}: {value} has a meaning"),
             _ => {}
         }
     }
@@ -120,7 +125,10 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
             json!({"config.linkerd.io/proxy-cpu-limit": "many"}),
             "expected a Kubernetes quantity such as 100m or 64Mi; ignored",
         ),
-        (json!({"config.linkerd.io/access-log": "json"}), "not supported yet: the proxy writes no access log"),
+        (
+            json!({"config.linkerd.io/access-log": "json"}),
+            "not supported yet: passed to the proxy; Weft's writes no access log",
+        ),
         (json!({"linkerd.io/inject": "ingress"}), "\"ingress\" is not supported yet: "),
         (
             json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_ACCESS_LOG\", \"value\": \"json\"}]"}),

@@ -1,0 +1,317 @@
+//! Settings of the proxy from values and annotations: each alone, both, and unreadable.
+
+use super::*;
+use crate::values::Values;
+
+/// The proxy's environment without the prefix, of a pod with these annotations in a mesh with these values.
+#[track_caller]
+fn env_of(values: &str, annotations: Value) -> BTreeMap<String, String> {
+    let variables = env(&injected_with(values, annotations, json!({})));
+    let name = |name: &str| name.strip_prefix("LINKERD2_PROXY_").unwrap_or(name).to_owned();
+    variables.into_iter().map(|(variable, value)| (name(&variable), value)).collect()
+}
+
+#[track_caller]
+fn injected_with(values: &str, mut annotations: Value, spec: Value) -> Pod {
+    annotations["linkerd.io/inject"] = json!("enabled");
+    let config = Values::parse(values).unwrap().inject_config("linkerd", "anchors").unwrap();
+    match inject(&pod(annotations, spec), None, &config).unwrap() {
+        Decision::Injected(pod) => pod,
+        Decision::Skipped(reason) => panic!("skipped: {reason}"),
+    }
+}
+
+/// Values of the proxy, `{}` of the chart's defaults.
+fn proxy_values(proxy: &str) -> String {
+    format!("{{clusterDomain: mesh.example, proxy: {{image: {{name: p, version: v}}, {proxy}}}}}")
+}
+
+#[test]
+fn values_and_annotations_become_variables_and_the_annotation_wins() {
+    for (variable, default, values, from_values, annotation, value, from_annotation) in [
+        (
+            "INBOUND_CONNECT_TIMEOUT",
+            "100ms",
+            "inboundConnectTimeout: 1s",
+            "1s",
+            "proxy-inbound-connect-timeout",
+            "2s",
+            "2000ms",
+        ),
+        (
+            "OUTBOUND_CONNECT_TIMEOUT",
+            "1000ms",
+            "outboundConnectTimeout: 1m30s",
+            "90000ms",
+            "proxy-outbound-connect-timeout",
+            "2s",
+            "2000ms",
+        ),
+        (
+            "INBOUND_DISCOVERY_IDLE_TIMEOUT",
+            "90s",
+            "inboundDiscoveryCacheUnusedTimeout: 7s",
+            "7s",
+            "proxy-inbound-discovery-cache-unused-timeout",
+            "8s",
+            "8000ms",
+        ),
+        (
+            "OUTBOUND_DISCOVERY_IDLE_TIMEOUT",
+            "5s",
+            "outboundDiscoveryCacheUnusedTimeout: 7s",
+            "7s",
+            "proxy-outbound-discovery-cache-unused-timeout",
+            "8s",
+            "8000ms",
+        ),
+        (
+            "INBOUND_DETECT_TIMEOUT",
+            "",
+            "disableInboundProtocolDetectTimeout: true",
+            "365d",
+            "proxy-disable-inbound-protocol-detect-timeout",
+            "false",
+            "",
+        ),
+        (
+            "OUTBOUND_DETECT_TIMEOUT",
+            "",
+            "disableOutboundProtocolDetectTimeout: true",
+            "365d",
+            "proxy-disable-outbound-protocol-detect-timeout",
+            "0",
+            "",
+        ),
+        (
+            "SHUTDOWN_ENDPOINT_ENABLED",
+            "false",
+            "enableShutdownEndpoint: true",
+            "true",
+            "proxy-admin-shutdown",
+            "disabled",
+            "false",
+        ),
+        ("SHUTDOWN_GRACE_PERIOD", "", "shutdownGracePeriod: 30s", "30s", "shutdown-grace-period", "1m", "60000ms"),
+        (
+            "DESTINATION_PROFILE_SUFFIXES",
+            "svc.mesh.example.",
+            "enableExternalProfiles: true",
+            ".",
+            "enable-external-profiles",
+            "F",
+            "svc.mesh.example.",
+        ),
+        ("ACCESS_LOG", "", "accessLog: json", "json", "access-log", "apache", "apache"),
+        (
+            "OUTBOUND_METRICS_HOSTNAME_LABELS",
+            "",
+            "metrics: {hostnameLabels: true}",
+            "true",
+            "proxy-metrics-hostname-labels",
+            "false",
+            "",
+        ),
+        (
+            "LOG",
+            "l,[{headers}]=off,[{request}]=off",
+            "logHTTPHeaders: insecure",
+            "l",
+            "proxy-log-http-headers",
+            "off",
+            "l,[{headers}]=off,[{request}]=off",
+        ),
+        ("CORES_MIN", "1", "runtime: {workers: {minimum: 2}}", "2", "proxy-cpu-request", "2500m", "3"),
+        ("CORES_MAX", "", "runtime: {workers: {maximum: 2}}", "2", "proxy-cpu-limit", "100m", "1"),
+        (
+            "CORES_MAX_RATIO",
+            "",
+            "runtime: {workers: {maximumCPURatio: 0.5}}",
+            "0.5",
+            "proxy-cpu-ratio-limit",
+            "0.25",
+            "0.25",
+        ),
+    ] {
+        let annotations = json!({format!("config.linkerd.io/{annotation}"): value});
+        let found = |values: &str, annotations: Value| {
+            env_of(&proxy_values(&format!("logLevel: l, {values}")), annotations).remove(variable).unwrap_or_default()
+        };
+        assert_eq!(found("", json!({})), default, "{variable} without either");
+        assert_eq!(found(values, json!({})), from_values, "{variable} from {values}");
+        assert_eq!(found(values, annotations), from_annotation, "{variable} from {annotation}: {value}");
+    }
+}
+
+#[test]
+fn values_without_an_annotation_become_variables() {
+    for (values, variable, expected) in [
+        ("", "CORES", None),
+        ("cores: 3", "CORES", Some("3")),
+        ("cores: 3", "CORES_MIN", Some("3")),
+        ("runtime: {workers: {minimum: 0}}", "CORES_MIN", None),
+        ("", "INBOUND_PORTS_REQUIRE_TLS", None),
+        ("requireTLSOnInboundPorts: 8080", "INBOUND_PORTS_REQUIRE_TLS", Some("8080")),
+        ("requireTLSOnInboundPorts: '8080,9000-9001'", "INBOUND_PORTS_REQUIRE_TLS", Some("8080,9000-9001")),
+        ("", "CONTROL_STREAM_LIFETIME", Some("1h")),
+        ("control: {streams: {lifetime: 2h}}", "CONTROL_STREAM_LIFETIME", Some("2h")),
+        ("control: {streams: {lifetime: 2h}}", "CONTROL_STREAM_IDLE_TIMEOUT", Some("")),
+        ("", "INBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", Some("10s")),
+        (
+            "inbound: {server: {http2: {maxConcurrentStreams: 9}}}",
+            "INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS",
+            Some("9"),
+        ),
+        ("outbound: {server: {http2: {keepAliveTimeout: 4s}}}", "OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", Some("4s")),
+        ("additionalEnv: [{name: A, value: a}], experimentalEnv: [{name: A, value: e}]", "A", Some("e")),
+    ] {
+        assert_eq!(env_of(&proxy_values(values), json!({})).get(variable).map(String::as_str), expected, "{values}");
+    }
+}
+
+#[test]
+fn bad_values_are_named() {
+    for (values, path) in [
+        ("inboundConnectTimeout: soon", "proxy.inboundConnectTimeout"),
+        ("shutdownGracePeriod: -1s", "proxy.shutdownGracePeriod"),
+        ("control: {streams: {idleTimeout: 5}}", "proxy.control.streams.idleTimeout"),
+        ("requireTLSOnInboundPorts: all", "proxy.requireTLSOnInboundPorts"),
+        ("runtime: {workers: {maximumCPURatio: 1.5}}", "proxy.runtime.workers.maximumCPURatio"),
+        ("logHTTPHeaders: 'on'", "proxy.logHTTPHeaders"),
+        ("accessLog: nginx", "proxy.accessLog"),
+        ("tracing: {enabled: true}", "proxy.tracing.collector.endpoint"),
+    ] {
+        let values = Values::parse(&proxy_values(values)).unwrap();
+        assert_eq!(values.inject_config("linkerd", "anchors").unwrap_err().field.to_string(), path);
+    }
+    let policy = "{proxy: {image: {name: p, version: v}}, debugContainer: {image: {pullPolicy: Often}}}";
+    let error = Values::parse(policy).unwrap().inject_config("linkerd", "anchors").unwrap_err();
+    assert_eq!(error.field.to_string(), "debugContainer.image.pullPolicy");
+}
+
+#[test]
+fn unreadable_tuning_leaves_the_values_in_force() {
+    let values = proxy_values("inboundConnectTimeout: 7s, enableShutdownEndpoint: true, waitBeforeExitSeconds: 5");
+    let plain = injected_with(&values, json!({}), json!({}));
+    for (annotation, value) in [
+        ("config.linkerd.io/proxy-inbound-connect-timeout", "soon"),
+        ("config.linkerd.io/proxy-admin-shutdown", "false"),
+        ("config.linkerd.io/proxy-cpu-ratio-limit", "2"),
+        ("config.linkerd.io/proxy-log-http-headers", "on"),
+        ("config.linkerd.io/proxy-metrics-hostname-labels", "yes"),
+        ("config.linkerd.io/enable-gateway", "yes"),
+        ("config.linkerd.io/enable-debug-sidecar", "yes"),
+        ("config.linkerd.io/debug-image-pull-policy", "Often"),
+        ("config.linkerd.io/proxy-await", "disabled"),
+        ("config.alpha.linkerd.io/proxy-wait-before-exit-seconds", "10s"),
+    ] {
+        let pod = injected_with(&values, json!({annotation: value}), json!({}));
+        assert_eq!(pod.spec, plain.spec, "{annotation}");
+        let ignored = ignored_annotations(&pod.metadata);
+        assert_eq!(ignored.len(), 1, "{annotation}: {ignored:?}");
+        assert_eq!(ignored[0].field, FieldPath::annotation(annotation));
+    }
+}
+
+#[test]
+fn a_gateway_forwards_to_the_clusters_services_and_only_the_pod_itself_can_be_one() {
+    let gateway = json!({"linkerd.io/inject": "enabled", "config.linkerd.io/enable-gateway": "true"});
+    let own = env(&injected(&pod(gateway.clone(), json!({})), None));
+    assert_eq!(own["LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES"], "svc.cluster.local.");
+    let inherited = env(&injected(&pod(json!({}), json!({})), Some(&namespace(gateway))));
+    assert!(!inherited.contains_key("LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES"));
+}
+
+#[test]
+fn the_proxy_waits_before_it_exits_no_longer_than_its_pod_may() {
+    let sleep = |values: &str, annotations: Value, spec: Value| {
+        let pod = injected_with(&proxy_values(values), annotations, spec);
+        let hook = proxy(&pod).lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.clone());
+        hook.map(|hook| hook.sleep.unwrap().seconds)
+    };
+    let annotated = |seconds: &str| json!({"config.alpha.linkerd.io/proxy-wait-before-exit-seconds": seconds});
+    let (none, wait) = (json!({}), "waitBeforeExitSeconds: 7");
+    assert_eq!(sleep("", none.clone(), none.clone()), None);
+    assert_eq!(sleep(wait, none.clone(), none.clone()), Some(7));
+    assert_eq!(sleep(wait, annotated("9"), none.clone()), Some(9));
+    assert_eq!(sleep(wait, annotated("0"), none.clone()), None);
+    assert_eq!(sleep("", annotated("40"), none.clone()), Some(30), "Kubernetes' default");
+    assert_eq!(sleep("", annotated("40"), json!({"terminationGracePeriodSeconds": 60})), Some(40));
+    assert_eq!(sleep("", annotated("40"), json!({"terminationGracePeriodSeconds": 0})), None);
+}
+
+#[test]
+fn the_debug_container_is_added_on_request() {
+    let debug = |values: &str, annotations: Value| {
+        let pod = injected_with(values, annotations, json!({}));
+        let containers = pod.spec.unwrap().containers;
+        assert_eq!(containers[0].name, "app");
+        containers.into_iter().find(|container| container.name == "linkerd-debug")
+    };
+    let values = proxy_values("logLevel: l");
+    let on = |more: Value| {
+        let mut annotations = json!({"config.linkerd.io/enable-debug-sidecar": "true"});
+        annotations.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        annotations
+    };
+    assert!(debug(&values, json!({})).is_none());
+    assert!(debug(&values, json!({"config.linkerd.io/debug-image": "x"})).is_none());
+    let container = debug(&values, on(json!({}))).unwrap();
+    assert!(container.image.unwrap().starts_with("cr.l5d.io/linkerd/debug:"));
+    assert_eq!(container.image_pull_policy.as_deref(), Some("IfNotPresent"));
+    let own = json!({"config.linkerd.io/debug-image": "x", "config.linkerd.io/debug-image-version": "sha256:ab",
+        "config.linkerd.io/debug-image-pull-policy": "Always"});
+    let container = debug(&values, on(own.clone())).unwrap();
+    assert_eq!(
+        (container.image.as_deref(), container.image_pull_policy.as_deref()),
+        (Some("x@sha256:ab"), Some("Always"))
+    );
+    let values =
+        "{proxy: {image: {name: p, version: v}}, debugContainer: {image: {name: d, version: 1, pullPolicy: Never}}}";
+    let container = debug(values, on(json!({}))).unwrap();
+    assert_eq!((container.image.as_deref(), container.image_pull_policy.as_deref()), (Some("d:1"), Some("Never")));
+    // The namespace may ask for the container, and not choose its image.
+    let mut ns = on(own);
+    ns["linkerd.io/inject"] = json!("enabled");
+    let pod = injected(&pod(json!({}), json!({})), Some(&namespace(ns)));
+    assert!(pod.spec.unwrap().containers[1].image.as_deref().unwrap().starts_with("cr.l5d.io/linkerd/debug:"));
+}
+
+#[test]
+fn traces_go_to_the_collector_with_the_attributes_of_all_levels() {
+    let on = "tracing: {enabled: true, labels: {team: a, zone: z}, collector: {endpoint: 'otel.obs:4317', meshIdentity: \
+              {serviceAccountName: otel, namespace: obs}}}";
+    let attributes = json!({"resource.opentelemetry.io/team": "b", "resource.opentelemetry.io/two": "x\n y"});
+    let pod = injected_with(&proxy_values(on), attributes.clone(), json!({}));
+    let variables = env(&pod);
+    for (name, expected) in [
+        ("ATTRIBUTES_PATH", "/var/run/linkerd/podinfo/labels"),
+        ("COLLECTOR_SVC_ADDR", "otel.obs:4317"),
+        ("COLLECTOR_SVC_NAME", "otel.obs.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)"),
+        ("SERVICE_NAME", "linkerd-proxy"),
+        (
+            "EXTRA_ATTRIBUTES",
+            "k8s.container.name=$(_pod_containerName)\nk8s.pod.ip=$(_pod_ip)\nk8s.pod.uid=$(_pod_uid)\nteam=b\ntwo=x y\nzone=z\n",
+        ),
+    ] {
+        assert_eq!(variables[&format!("LINKERD2_PROXY_TRACE_{name}")], expected, "{name}");
+    }
+    let volumes = pod.spec.as_ref().unwrap().volumes.iter().flatten();
+    assert!(volumes.clone().any(|volume| volume.name == "linkerd-podinfo" && volume.downward_api.is_some()));
+    let mounts = proxy(&pod).volume_mounts.iter().flatten();
+    assert!(
+        mounts.clone().any(|mount| mount.name == "linkerd-podinfo" && mount.mount_path == "/var/run/linkerd/podinfo")
+    );
+    // The namespace's attributes count less than the pod's.
+    let config = Values::parse(&proxy_values(on)).unwrap().inject_config("linkerd", "anchors").unwrap();
+    let own = super::pod(json!({"resource.opentelemetry.io/team": "c"}), json!({}));
+    let mut ns = attributes.clone();
+    ns["linkerd.io/inject"] = json!("enabled");
+    let Ok(Decision::Injected(pod)) = inject(&own, Some(&namespace(ns)), &config) else { panic!("not injected") };
+    let lines = env(&pod)["LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES"].clone();
+    assert!(lines.contains("team=c\n") && lines.contains("two=x y\n"), "{lines}");
+
+    let off = injected_with(&proxy_values("tracing: {collector: {endpoint: 'otel.obs:4317'}}"), attributes, json!({}));
+    assert!(env(&off).keys().all(|name| !name.contains("TRACE_")));
+    assert_eq!(off.spec.as_ref().unwrap().volumes.iter().flatten().count(), 2);
+}
