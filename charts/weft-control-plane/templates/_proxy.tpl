@@ -51,7 +51,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: LINKERD2_PROXY_CORES_MAX
       value: {{ . | quote }}
     {{- end }}
-    {{- with $workers.maximumCPURatio }}
+    {{- with float64 $workers.maximumCPURatio }}
     - name: LINKERD2_PROXY_CORES_MAX_RATIO
       value: {{ . | quote }}
     {{- end }}

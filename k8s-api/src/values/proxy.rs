@@ -71,8 +71,9 @@ struct Runtime {
 struct WorkerValues {
     minimum: Option<u32>,
     maximum: Option<u32>,
-    #[serde(rename = "maximumCPURatio")]
-    maximum_cpu_ratio: Option<f64>,
+    /// `--set` makes a text of it.
+    #[serde(rename = "maximumCPURatio", deserialize_with = "text")]
+    maximum_cpu_ratio: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -222,11 +223,14 @@ impl Proxy {
 
     fn workers(&self, default: Workers) -> Result<Workers, Invalid> {
         let WorkerValues { minimum, maximum, maximum_cpu_ratio } = &self.runtime.workers;
-        let ratio = maximum_cpu_ratio.unwrap_or(default.maximum_cpu_ratio);
-        if !(0.0..=1.0).contains(&ratio) {
-            let path = "proxy.runtime.workers.maximumCPURatio";
-            return Err(bad(path, &ratio.to_string(), "a ratio above 0 and at most 1, or 0 for none"));
-        }
+        let ratio = match maximum_cpu_ratio {
+            None => default.maximum_cpu_ratio,
+            Some(text) => {
+                let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+                let expected = "a ratio above 0 and at most 1, or 0 for none";
+                ratio.ok_or_else(|| bad("proxy.runtime.workers.maximumCPURatio", text, expected))?
+            }
+        };
         Ok(Workers {
             cores: self.cores.unwrap_or(default.cores),
             minimum: minimum.unwrap_or(default.minimum),
