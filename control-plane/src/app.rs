@@ -49,6 +49,7 @@ use crate::{
     destination::Destination,
     identity::{
         Certifier, Tokens,
+        callers::{CallerMetrics, Callers},
         issuer::{self, Place},
         review::Reviewer,
     },
@@ -309,6 +310,7 @@ impl Parts {
         let service = Certifier {
             issuer: current,
             tokens,
+            callers: Callers::new(self.metrics.register(CallerMetrics::new)),
             control_namespace: cluster.controller_namespace.clone(),
             trust_domain: cluster.trust_domain.clone(),
             lifetime: args.identity_issuance_lifetime,

@@ -2,8 +2,9 @@
 //!
 //! Order and codes of the checks are Linkerd's (`linkerd2:pkg/identity/service.go`): request, issuer, content of the
 //! certificate signing request, token, name. The check that costs a request to the Kubernetes API comes last, because
-//! anybody may send requests. Of a request, only names are logged.
+//! anybody may send requests, and [`callers`] bounds how often. Of a request, only names are logged.
 
+pub(crate) mod callers;
 pub(crate) mod issuer;
 pub(crate) mod review;
 mod tokens;
@@ -15,7 +16,7 @@ use std::{
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use sha2::{Digest, Sha256};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use weft_proto::linkerd::identity::{CertifyRequest, CertifyResponse, identity_server};
 use weft_tls::{
     ca::{Issued, SignError, SigningRequest},
@@ -26,6 +27,7 @@ use crate::{
     api::events::Events,
     metrics::{GrpcMetrics, Method},
 };
+use callers::Callers;
 use issuer::{CurrentIssuer, Place};
 use review::Reviewed;
 pub(crate) use tokens::Tokens;
@@ -42,6 +44,8 @@ pub(crate) struct Certifier {
     pub(crate) issuer: CurrentIssuer,
     /// The check of tokens.
     pub(crate) tokens: Tokens,
+    /// Limits on callers with refused tokens.
+    pub(crate) callers: Callers,
     /// Namespace of the control plane, which every name contains.
     pub(crate) control_namespace: String,
     /// Trust domain, which every name contains.
@@ -102,20 +106,7 @@ impl Certifier {
             return Err(Status::unknown(problem));
         }
         csr.check(&request.identity).map_err(|error| refusal(&error))?;
-        let reviewed = self.tokens.review(&request.token).await?;
-        let name = Identity::for_service_account(
-            &reviewed.account.name,
-            &reviewed.account.namespace,
-            &self.control_namespace,
-            &self.trust_domain,
-        )
-        .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        if name.as_str() != request.identity {
-            return Err(Status::failed_precondition(format!(
-                "requested identity did not match provided token: requested={}; found={name}",
-                request.identity
-            )));
-        }
+        let (name, reviewed) = self.identify(request).await?;
         let issued = issuer.sign_request(csr, &name, self.lifetime, self.clock_skew);
         let issued = issued.map_err(|error| refusal(&error))?;
         self.announce(&name, &issued, reviewed);
@@ -124,6 +115,34 @@ impl Certifier {
             intermediate_certificates: issued.intermediates,
             valid_until: Some(issued.not_after.into()),
         })
+    }
+
+    /// Returns the service account of the request's token, whose identity is the requested one.
+    async fn identify(&self, request: &CertifyRequest) -> Result<(Identity, Reviewed), Status> {
+        let _turn = self.callers.admit(&request.identity).await?;
+        let identified = self.tokens.review(&request.token).await.and_then(|reviewed| {
+            let account = &reviewed.account;
+            let name = Identity::for_service_account(
+                &account.name,
+                &account.namespace,
+                &self.control_namespace,
+                &self.trust_domain,
+            );
+            let name = name.map_err(|error| Status::invalid_argument(error.to_string()))?;
+            if name.as_str() != request.identity {
+                return Err(Status::failed_precondition(format!(
+                    "requested identity did not match provided token: requested={}; found={name}",
+                    request.identity
+                )));
+            }
+            Ok((name, reviewed))
+        });
+        // A token that could not be checked is nobody's fault.
+        let refused = |status: &Status| matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition);
+        if identified.as_ref().is_err_and(refused) {
+            self.callers.refused(&request.identity);
+        }
+        identified
     }
 
     /// Publishes an Event on the service account that a certificate was issued for it.

@@ -4,6 +4,7 @@
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
 
+mod allowance;
 mod api;
 mod app;
 mod args;

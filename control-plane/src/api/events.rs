@@ -9,9 +9,11 @@ use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::explain;
+use crate::allowance::{Allowance, Rate};
 
 /// The longest note that the API server accepts, in bytes (`events.k8s.io/v1`: 1024).
 const MAX_NOTE: usize = 1024;
@@ -20,11 +22,16 @@ const MAX_NOTE: usize = 1024;
 /// Events, and a slow API server must not cost memory here.
 const MAX_PENDING: usize = 64;
 
+/// Events that something went well: a renewal of every certificate in a cluster causes one each, and the API server
+/// stores each of them. Warnings are not among them; those wait for [`MAX_PENDING`] alone.
+const NORMAL: Rate = Rate { burst: 200.0, per_second: 10.0 };
+
 /// Publishes Events as one component; without an API (the sandbox), drops them.
 #[derive(Clone)]
 pub(crate) struct Events {
     recorder: Option<Recorder>,
     pending: Arc<Semaphore>,
+    normal: Arc<Mutex<Allowance>>,
 }
 
 impl Events {
@@ -32,16 +39,20 @@ impl Events {
     pub(crate) fn new(client: Client, component: &str) -> Self {
         let controller = format!("linkerd.io/{component}");
         let reporter = Reporter { instance: std::env::var("HOSTNAME").ok(), controller };
-        Self { recorder: Some(Recorder::new(client, reporter)), pending: Arc::new(Semaphore::new(MAX_PENDING)) }
+        Self { recorder: Some(Recorder::new(client, reporter)), ..Self::none() }
     }
 
     /// Drops every Event.
     pub(crate) fn none() -> Self {
-        Self { recorder: None, pending: Arc::new(Semaphore::new(MAX_PENDING)) }
+        let normal = Allowance::new(NORMAL, Instant::now());
+        Self { recorder: None, pending: Arc::new(Semaphore::new(MAX_PENDING)), normal: Arc::new(Mutex::new(normal)) }
     }
 
-    /// Publishes in the background that something went well.
+    /// Publishes in the background that something went well, unless there are too many of these.
     pub(crate) fn normal(&self, reason: &'static str, note: String, regarding: ObjectReference) {
+        if !self.normal.lock().take(Instant::now()) {
+            return tracing::debug!(reason, "event dropped, the rate is too high");
+        }
         self.spawn(EventType::Normal, reason, note, regarding);
     }
 

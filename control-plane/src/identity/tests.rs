@@ -33,6 +33,7 @@ impl World {
         let certifier = Certifier {
             issuer: CurrentIssuer::new(issuer),
             tokens: Tokens::LocalKey(TokenVerifier::from_pem(signer.public_pem()).unwrap()),
+            callers: Callers::new(callers::CallerMetrics::default()),
             control_namespace: "linkerd".to_owned(),
             trust_domain: "cluster.local".to_owned(),
             lifetime: Duration::from_secs(3600),
@@ -91,6 +92,27 @@ async fn everybody_else_is_refused_with_linkerds_codes() {
         let code = world.certify(identity, token, request).await.unwrap_err().code();
         assert_eq!(code, expected, "{name}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_tokens_limit_only_the_identity_that_they_are_for() {
+    let world = World::new();
+    let stranger = || World::new().token("shop", "web", AUDIENCE);
+    let bad = stranger();
+    for _ in 0..20 {
+        assert_eq!(world.certify(WEB, bad.clone(), csr(WEB)).await.unwrap_err().code(), Code::FailedPrecondition);
+    }
+    // No turn is free: whoever sends these tokens sends many at a time.
+    let mut turns = Vec::new();
+    while let Ok(Some(turn)) = world.certifier.callers.admit(WEB).await {
+        turns.push(turn);
+    }
+    let good = || world.token("shop", "web", AUDIENCE);
+    assert_eq!(world.certify(WEB, good(), csr(WEB)).await.unwrap_err().code(), Code::ResourceExhausted);
+    let api = "api.shop.serviceaccount.identity.linkerd.cluster.local";
+    world.certify(api, world.token("shop", "api", AUDIENCE), csr(api)).await.unwrap();
+    turns.clear();
+    world.certify(WEB, good(), csr(WEB)).await.unwrap();
 }
 
 #[tokio::test]

@@ -13,14 +13,16 @@ use kube::{Api, Client, runtime::events::EventType};
 use tokio::{sync::mpsc, time::Instant};
 use weft_k8s_api::inject::SkipReason;
 
-use crate::api::events::Events;
+use crate::{
+    allowance::{Allowance, Rate},
+    api::events::Events,
+};
 
 /// Events that may wait; further ones are dropped, because no request may wait for them.
 const QUEUE: usize = 256;
 /// Burst of Events, and their rate per second in the long run. Anybody who reaches the webhook can cause them, and
 /// each costs one or two requests to the API server; a hundred pods that start together get theirs.
-const BURST: f64 = 200.0;
-const PER_SECOND: f64 = 10.0;
+const RATE: Rate = Rate { burst: 200.0, per_second: 10.0 };
 /// How many owners are remembered before the memory is cleared.
 const REMEMBERED: usize = 1024;
 
@@ -60,7 +62,7 @@ pub(super) fn start(
     let (tx, mut rx) = mpsc::channel(QUEUE);
     let writing = async move {
         let mut owners = Owners { client, known: HashMap::new() };
-        let mut allowance = Allowance { left: BURST, at: Instant::now() };
+        let mut allowance = Allowance::new(RATE, Instant::now());
         while let Some((regarding, report)) = rx.recv().await {
             if !allowance.take(Instant::now()) {
                 tracing::debug!("event dropped, the rate is too high");
@@ -82,25 +84,6 @@ pub(super) fn start(
         Err(anyhow!("the injector ended"))
     };
     (Reporter(tx), writing)
-}
-
-/// A token bucket.
-struct Allowance {
-    left: f64,
-    at: Instant,
-}
-
-impl Allowance {
-    /// Takes a token; false if there is none.
-    fn take(&mut self, now: Instant) -> bool {
-        self.left = (self.left + (now - self.at).as_secs_f64() * PER_SECOND).min(BURST);
-        self.at = now;
-        let allowed = self.left >= 1.0;
-        if allowed {
-            self.left -= 1.0;
-        }
-        allowed
-    }
 }
 
 fn explanation(reason: SkipReason) -> &'static str {
@@ -171,22 +154,5 @@ fn reference(owner: &OwnerReference, namespace: Option<&str>) -> ObjectReference
         uid: Some(owner.uid.clone()),
         namespace: namespace.map(str::to_owned),
         ..ObjectReference::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn events_are_bounded_at_once_and_in_the_long_run() {
-        let start = Instant::now();
-        let mut allowance = Allowance { left: BURST, at: start };
-        let taken = |allowance: &mut Allowance, at| (0..1000).filter(|_| allowance.take(at)).count();
-        assert_eq!(taken(&mut allowance, start), 200);
-        assert_eq!(taken(&mut allowance, start + Duration::from_secs(1)), 10);
-        assert_eq!(taken(&mut allowance, start + Duration::from_secs(3600)), 200);
     }
 }
