@@ -277,6 +277,37 @@ fn the_identity_service_refuses_plaintext() {
     assert_eq!(tls_ports("linkerd-destination"), None);
 }
 
+/// `linkerd check` compares names (`linkerd2:pkg/healthcheck/healthcheck.go`).
+#[test]
+fn a_stock_check_finds_what_it_looks_for() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    for (kind, name) in [
+        ("ClusterRole", "linkerd-linkerd-destination"),
+        ("ClusterRole", "linkerd-linkerd-identity"),
+        ("ClusterRole", "linkerd-linkerd-proxy-injector"),
+        ("ClusterRole", "linkerd-policy"),
+        ("ClusterRoleBinding", "linkerd-linkerd-destination"),
+        ("ClusterRoleBinding", "linkerd-linkerd-identity"),
+        ("ClusterRoleBinding", "linkerd-linkerd-proxy-injector"),
+        ("ClusterRoleBinding", "linkerd-destination-policy"),
+        ("ServiceAccount", "linkerd-destination"),
+        ("ServiceAccount", "linkerd-identity"),
+        ("ServiceAccount", "linkerd-proxy-injector"),
+        ("ServiceAccount", "linkerd-heartbeat"),
+        ("MutatingWebhookConfiguration", "linkerd-proxy-injector-webhook-config"),
+        ("ValidatingWebhookConfiguration", "linkerd-sp-validator-webhook-config"),
+        ("ValidatingWebhookConfiguration", "linkerd-policy-validator-webhook-config"),
+    ] {
+        let found = object(&rendered, kind, name);
+        assert_eq!(found["metadata"]["labels"]["linkerd.io/control-plane-ns"], MESH, "{kind} {name}");
+    }
+    let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"];
+    assert!(config["linkerd-crds-chart-version"].as_str().unwrap().starts_with("weft-crds-"), "{config}");
+    assert!(config["values"].as_str().unwrap().contains("\ndisableHeartBeat: true"), "{config}");
+    assert!(rendered.iter().all(|object| object["kind"] != "CronJob"));
+}
+
 /// What Weft's proxy does not do, Linkerd's does.
 #[test]
 fn values_of_linkerds_proxy_are_passed_to_it() {
@@ -439,6 +470,8 @@ fn accounts_are_limited(cluster: &Cluster) {
             true,
         ),
         ("linkerd-destination", &["patch", "validatingwebhookconfigurations/another"], false),
+        ("linkerd-heartbeat", &["list", "namespaces"], false),
+        ("linkerd-heartbeat", &["get", "configmaps/linkerd-config", "-n", MESH], false),
         ("linkerd-identity", &["create", "tokenreviews.authentication.k8s.io"], true),
         ("linkerd-identity", &["get", "secrets/linkerd-identity-issuer", "-n", MESH], false),
         ("linkerd-identity", &["watch", "pods", "-A"], false),

@@ -266,6 +266,8 @@ The values as the injector, the agent and the CLI read them: complete, and witho
 {{- $values := deepCopy .Values -}}
 {{- $_ := unset $values "global" -}}
 {{- $_ := unset $values.identity.issuer.tls "keyPEM" -}}
+{{- /* Whatever the values say: there is no heartbeat, and `linkerd check` need not look for one. */}}
+{{- $_ := set $values "disableHeartBeat" true -}}
 {{- $_ := set $values "identityTrustDomain" (include "weft.trustDomain" .) -}}
 {{- $_ := set $values "controllerImageVersion" ($values.controllerImageVersion | default .Chart.AppVersion) -}}
 {{- range list $values.proxy.image $values.agent.image -}}

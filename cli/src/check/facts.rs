@@ -190,7 +190,12 @@ pub(super) mod tests {
     use weft_tls::ca::Root;
 
     use super::{
-        super::{answer::Stop, installed::cluster_role_names, kubernetes::our_crds, webhooks},
+        super::{
+            answer::Stop,
+            installed::{cluster_role_binding_names, cluster_role_names},
+            kubernetes::our_crds,
+            webhooks,
+        },
         *,
     };
     use crate::{
@@ -216,7 +221,8 @@ pub(super) mod tests {
         let data = issuer.map(|(key, pem)| (key.to_owned(), ByteString(pem.into_bytes())));
         let crds = our_crds().into_iter().map(|(name, served)| (name, Crd { served, bundle: None })).collect();
         let values = "clusterNetworks: 10.0.0.0/8\nproxy: {image: {name: localhost/weft-proxy, version: 0.1.0}}\n";
-        let roles: BTreeSet<_> = cluster_role_names("linkerd").into_iter().collect();
+        let roles = cluster_role_names("linkerd").into_iter().collect();
+        let bindings = cluster_role_binding_names("linkerd").into_iter().collect();
         let accounts = ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector", "weft-agent"];
         let names = webhooks::NAMES;
         Facts {
@@ -235,8 +241,8 @@ pub(super) mod tests {
                 config: Ok(Some(object(json!({"data": {"values": values}})))),
                 trust_roots: Ok(Some(object(json!({"data": {"ca-bundle.crt": root.certificate_pem()}})))),
                 issuer: Ok(Some(Secret { data: Some(data.into()), ..Secret::default() })),
-                cluster_roles: Ok(roles.clone()),
-                cluster_role_bindings: Ok(roles),
+                cluster_roles: Ok(roles),
+                cluster_role_bindings: Ok(bindings),
                 service_accounts: Ok(accounts.map(str::to_owned).into()),
                 services: Ok(vec![object(json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1"}}))]),
                 webhooks: names.map(|name| (name, webhook(&format!("linkerd-{name}.linkerd.svc")))).into(),

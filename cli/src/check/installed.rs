@@ -66,7 +66,7 @@ pub(super) fn cluster_roles(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 
 pub(super) fn cluster_role_bindings(facts: &Facts) -> Result<Vec<Problem>, Stop> {
     let there = known("ClusterRoleBindings", &facts.cluster()?.cluster_role_bindings)?;
-    Ok(missing("ClusterRoleBinding", &cluster_role_names(&facts.namespace), there, &facts.upgrade("")))
+    Ok(missing("ClusterRoleBinding", &cluster_role_binding_names(&facts.namespace), there, &facts.upgrade("")))
 }
 
 pub(super) fn service_accounts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
@@ -78,9 +78,18 @@ pub(super) fn service_accounts(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 pub(super) fn cluster_role_names(namespace: &str) -> Vec<String> {
-    let ours = ["destination", "policy", "identity", "proxy-injector"];
+    rbac_names(namespace, "linkerd-policy")
+}
+
+pub(super) fn cluster_role_binding_names(namespace: &str) -> Vec<String> {
+    rbac_names(namespace, "linkerd-destination-policy")
+}
+
+/// Names of what concerns the whole cluster; that of the policy controller is Linkerd's exception.
+fn rbac_names(namespace: &str, policy: &str) -> Vec<String> {
+    let ours = ["destination", "identity", "proxy-injector"];
     let mut names: Vec<_> = ours.iter().map(|part| format!("linkerd-{namespace}-{part}")).collect();
-    names.push("weft-agent".to_owned());
+    names.extend([policy.to_owned(), "weft-agent".to_owned()]);
     names
 }
 
@@ -249,6 +258,7 @@ mod tests {
             config,
             config_parses,
             cluster_roles,
+            cluster_role_bindings,
             service_accounts,
             replica_sets,
             control_pods,
@@ -273,9 +283,11 @@ mod tests {
     fn what_helm_did_not_make_is_named() {
         let mut facts = healthy();
         let cluster = facts.cluster.as_mut().unwrap();
-        cluster.cluster_roles.as_mut().unwrap().remove("linkerd-linkerd-policy");
+        cluster.cluster_roles.as_mut().unwrap().remove("linkerd-policy");
+        cluster.cluster_role_bindings.as_mut().unwrap().remove("linkerd-destination-policy");
         cluster.mesh.deployments.as_mut().unwrap().retain(|deployment| deployment.name_any() != "linkerd-identity");
-        check(cluster_roles(&facts), &[("ClusterRole linkerd-linkerd-policy", "does not exist")]);
+        check(cluster_roles(&facts), &[("ClusterRole linkerd-policy", "does not exist")]);
+        check(cluster_role_bindings(&facts), &[("ClusterRoleBinding linkerd-destination-policy", "does not exist")]);
         check(replica_sets(&facts), &[("Deployment linkerd/linkerd-identity", "does not exist")]);
     }
 
