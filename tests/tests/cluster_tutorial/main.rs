@@ -135,12 +135,12 @@ fn watches_and_does_not_poll(world: &mut World) {
         return;
     };
     let by_destination = |entry: &&Value| entry["user"]["username"] == account;
-    let watched: std::collections::BTreeSet<_> = before
-        .iter()
-        .filter(by_destination)
-        .filter(|entry| entry["verb"] == "watch")
-        .filter_map(|entry| entry["objectRef"]["resource"].as_str())
-        .collect();
+    let watches = || before.iter().filter(by_destination).filter(|entry| entry["verb"] == "watch");
+    for uri in watches().filter_map(|entry| entry["requestURI"].as_str()) {
+        assert!(uri.contains("watch=true") && uri.contains("allowWatchBookmarks=true"), "{uri}");
+    }
+    let watched: std::collections::BTreeSet<_> =
+        watches().filter_map(|entry| entry["objectRef"]["resource"].as_str()).collect();
     for resource in ["services", "endpointslices", "pods", "servers", "nodes", "replicasets"] {
         assert!(watched.contains(resource), "{resource} is not watched by {account}: {watched:?}");
     }
