@@ -107,7 +107,7 @@ impl Certifier {
         }
         csr.check(&request.identity).map_err(|error| refusal(&error))?;
         let (name, reviewed) = self.identify(request).await?;
-        let issued = issuer.sign_request(csr, &name, self.lifetime, self.clock_skew);
+        let issued = issuer.sign_request(&csr, &name, self.lifetime, self.clock_skew);
         let issued = issued.map_err(|error| refusal(&error))?;
         self.announce(&name, &issued, reviewed);
         Ok(CertifyResponse {

@@ -2,17 +2,20 @@
 //!
 //! Owns the content of certificates. Refuses to decide who may have one: the identity service does that.
 
+mod request;
+
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, SanType,
-    SerialNumber,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SerialNumber,
 };
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, UnixTime, pem::PemObject};
+use rustls::pki_types::{CertificateDer, UnixTime, pem::PemObject};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{anchors::TrustAnchors, crypto_provider, identity::Identity, validity::not_after, verify::chains_to};
+
+pub use request::SigningRequest;
 
 /// Lifetime of generated roots and issuers: a year, as with `step` and in Linkerd's tutorial for issuers.
 const CA_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -34,9 +37,6 @@ pub struct Issuer {
     /// A leaf without a holder, which is verified as a peer would verify other leaves.
     probe: CertificateDer<'static>,
 }
-
-/// A certificate signing request that parses and is signed by its own key.
-pub struct SigningRequest(CertificateSigningRequestParams);
 
 /// An issuer's files: certificate and key, PEM.
 pub struct IssuerPem {
@@ -94,32 +94,13 @@ pub enum IssuerError {
 pub enum SignError {
     /// The request is not PKCS#10, or its signature is wrong.
     #[error("the certificate signing request cannot be read: {0}")]
-    Parse(#[source] rcgen::Error),
+    Parse(String),
     /// The request asks for something other than the identity.
     #[error("the certificate signing request is refused: {0}")]
     Content(String),
     /// rcgen returned an error, or the system provided no randomness.
     #[error("the issuer cannot sign: {0}")]
     Sign(#[source] rcgen::Error),
-}
-
-impl SigningRequest {
-    /// Parses a request, PKCS#10 DER.
-    ///
-    /// # Errors
-    /// When it does not parse, its signature is wrong, or its key is of a kind that cannot be checked.
-    pub fn parse(der: &[u8]) -> Result<Self, SignError> {
-        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(der));
-        request.map(Self).map_err(SignError::Parse)
-    }
-
-    /// Checks that it asks for `name` and nothing else, with an ECDSA key.
-    ///
-    /// # Errors
-    /// When it asks for anything else.
-    pub fn check(&self, name: &str) -> Result<(), SignError> {
-        check_request(&self.0, name).map_err(SignError::Content)
-    }
 }
 
 impl Root {
@@ -212,7 +193,7 @@ impl Issuer {
         lifetime: Duration,
         skew: Duration,
     ) -> Result<Issued, SignError> {
-        self.sign_request(SigningRequest::parse(csr_der)?, name, lifetime, skew)
+        self.sign_request(&SigningRequest::parse(csr_der)?, name, lifetime, skew)
     }
 
     /// Signs a request for `name`, with a unique serial number.
@@ -224,19 +205,21 @@ impl Issuer {
     /// When the request asks for any other name, or the system provides no randomness.
     pub fn sign_request(
         &self,
-        request: SigningRequest,
+        request: &SigningRequest,
         name: &Identity,
         lifetime: Duration,
         skew: Duration,
     ) -> Result<Issued, SignError> {
-        request.check(name.as_str())?;
-        let SigningRequest(mut request) = request;
+        let key = request.checked(name.as_str())?;
 
         let now = SystemTime::now();
         let not_after = (now + lifetime + skew).min(self.expiry);
-        let mut params = CertificateParams::default();
-        params.distinguished_name = request.params.distinguished_name;
-        params.subject_alt_names = request.params.subject_alt_names;
+        let dns = name.as_str().to_owned();
+        let mut params = CertificateParams::new([dns.clone()]).map_err(SignError::Sign)?;
+        params.distinguished_name = DistinguishedName::new();
+        if request.has_common_name() {
+            params.distinguished_name.push(DnType::CommonName, dns);
+        }
         params.serial_number = Some(serial_number().map_err(SignError::Sign)?);
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
@@ -244,9 +227,8 @@ impl Issuer {
         params.use_authority_key_identifier_extension = true;
         params.not_before = (now - skew).into();
         params.not_after = not_after.into();
-        request.params = params;
 
-        let leaf = request.signed_by(&self.issuer).map_err(SignError::Sign)?;
+        let leaf = params.signed_by(key, &self.issuer).map_err(SignError::Sign)?;
         Ok(Issued {
             leaf_der: leaf.der().to_vec(),
             intermediates: self.chain.iter().map(|certificate| certificate.to_vec()).collect(),
@@ -270,38 +252,6 @@ fn serial_number() -> Result<SerialNumber, rcgen::Error> {
     crypto_provider().secure_random.fill(&mut serial).map_err(|_| rcgen::Error::RingUnspecified)?;
     serial[0] = serial[0] & 0x7f | 0x40;
     Ok(SerialNumber::from(serial.to_vec()))
-}
-
-fn check_request(request: &CertificateSigningRequestParams, name: &str) -> Result<(), String> {
-    let refuse = |why: String| Err(why);
-    if ![&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384].contains(&request.public_key.algorithm()) {
-        return refuse("its key is not ECDSA on P-256 or P-384".to_owned());
-    }
-    let asked = match request.params.subject_alt_names.as_slice() {
-        [SanType::DnsName(dns)] => dns.as_str(),
-        [SanType::URI(_)] => return refuse("it has a URI name; expected one DNS name".to_owned()),
-        [_] => return refuse("its name is not a DNS name".to_owned()),
-        names => return refuse(format!("it has {} names; expected exactly one DNS name", names.len())),
-    };
-    if asked != name {
-        return refuse(format!("it asks for {asked}, the requested identity is {name}"));
-    }
-    let common_name = request.params.distinguished_name.get(&DnType::CommonName);
-    if let Some(common_name) = common_name
-        && text_of(common_name) != Some(name)
-    {
-        return refuse("its common name differs from its DNS name".to_owned());
-    }
-    Ok(())
-}
-
-fn text_of(value: &rcgen::DnValue) -> Option<&str> {
-    match value {
-        rcgen::DnValue::Utf8String(text) => Some(text),
-        rcgen::DnValue::PrintableString(text) => Some(text.as_str()),
-        rcgen::DnValue::Ia5String(text) => Some(text.as_str()),
-        _ => None,
-    }
 }
 
 fn new_key() -> Result<KeyPair, IssuerError> {
@@ -364,6 +314,75 @@ mod tests {
         let request = CertificateParams::new(["web.demo".to_owned()]).unwrap().serialize_request(&key).unwrap();
         let error = issuer.sign(request.der(), &name, DAY, SKEW).unwrap_err();
         assert!(error.to_string().contains("ECDSA"), "{error}");
+    }
+
+    #[test]
+    fn keys_of_every_curve_are_certified() {
+        let (issuer, anchors) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        for algorithm in [
+            &PKCS_ECDSA_P256_SHA256,
+            &rcgen::PKCS_ECDSA_P384_SHA384,
+            &rcgen::PKCS_ECDSA_P521_SHA512,
+            // The hash need not be the curve's own.
+            &rcgen::PKCS_ECDSA_P521_SHA384,
+            &rcgen::PKCS_ECDSA_P521_SHA256,
+        ] {
+            let key = KeyPair::generate_for(algorithm).unwrap();
+            let issued = issuer.sign(&request(&key, &["web.demo"], None), &name, DAY, SKEW).unwrap();
+            let leaf = CertificateDer::from(issued.leaf_der);
+            let chain: Vec<_> = issued.intermediates.into_iter().map(CertificateDer::from).collect();
+            chains_to(&leaf, &chain, &anchors, &crypto_provider(), UnixTime::now()).unwrap();
+            let (_, parsed) = X509Certificate::from_der(&leaf).unwrap();
+            assert_eq!(parsed.public_key().raw, rcgen::PublicKeyData::subject_public_key_info(&key), "{algorithm:?}");
+        }
+    }
+
+    /// A request for these DNS names, and a common name.
+    fn request(key: &KeyPair, names: &[&str], common_name: Option<&str>) -> Vec<u8> {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        if let Some(name) = common_name {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.serialize_request(key).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn a_request_asks_for_one_name_and_signs_for_its_key() {
+        let (issuer, _) = authority();
+        let name: Identity = "web.demo".parse().unwrap();
+        let key = new_key().unwrap();
+        for (names, common_name, problem) in [
+            (&["web.demo"][..], None, None),
+            (&["web.demo"], Some("web.demo"), None),
+            (&["web.demo"], Some("admin.demo"), Some("common name")),
+            (&[], None, Some("0 names")),
+            (&[], Some("web.demo"), Some("0 names")),
+            (&["web.demo", "admin.demo"], None, Some("2 names")),
+            (&["admin.demo"], None, Some("it asks for admin.demo")),
+            (&["10.1.2.3"], None, Some("not a DNS name")),
+        ] {
+            let result = issuer.sign(&request(&key, names, common_name), &name, DAY, SKEW);
+            match (result, problem) {
+                (Ok(issued), None) => {
+                    let (_, leaf) = X509Certificate::from_der(&issued.leaf_der).unwrap();
+                    let subject: Vec<_> =
+                        leaf.subject().iter_common_name().map(|name| name.as_str().unwrap()).collect();
+                    assert_eq!(subject, common_name.as_slice(), "{names:?}");
+                }
+                (Err(SignError::Content(said)), Some(problem)) => assert!(said.contains(problem), "{names:?}: {said}"),
+                (result, _) => panic!("{names:?} {common_name:?}: {:?}", result.err()),
+            }
+        }
+        let mut forged = request(&key, &["web.demo"], None);
+        let last = forged.len() - 1;
+        forged[last] ^= 1;
+        assert!(matches!(issuer.sign(&forged, &name, DAY, SKEW), Err(SignError::Parse(_))));
+        let mut longer = request(&key, &["web.demo"], None);
+        longer.push(0);
+        assert!(matches!(issuer.sign(&longer, &name, DAY, SKEW), Err(SignError::Parse(_))));
     }
 
     #[test]
