@@ -268,7 +268,8 @@ fn the_identity_service_refuses_plaintext() {
     let rendered = objects(&cluster, &render(&Certificates::generate().all()));
     let tls_ports = |name: &str| {
         let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
-        let containers = ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
+        let containers =
+            ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
         let variables = containers.filter_map(|container| container["env"].as_array()).flatten();
         let mut found = variables.filter(|variable| variable["name"] == "LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS");
         found.next().map(|variable| variable["value"].clone())

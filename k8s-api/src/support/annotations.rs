@@ -34,7 +34,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new(
         "config.linkerd.io/enable-debug-sidecar",
         Works,
-        "its image runs as root, which namespaces with Pod Security restricted refuse; there use kubectl debug",
+        "its image runs as root; with Pod Security restricted use kubectl debug",
     ),
     Setting::new("config.linkerd.io/control-port", Unsupported, NO_TAP),
     Setting::new("config.linkerd.io/inbound-port", Works, ""),
