@@ -138,7 +138,7 @@ impl Values {
             config.default_opaque_ports = ports;
         }
         config.tuning = proxy.tuning()?;
-        config.tuning.debug = self.debug_container.image()?;
+        config.tuning.debug = Some(self.debug_container.image()?);
         config.extra_env = proxy.additional_env.clone().unwrap_or_default();
         Ok(config)
     }

@@ -16,6 +16,7 @@ use super::{
     annotations::Settings,
     config::{InjectConfig, ProxyResources},
     env::{self, PodPorts},
+    tuning::DebugImage,
 };
 use crate::{inject::image_reference, labels, ports::PortSet};
 
@@ -99,8 +100,8 @@ pub(super) fn add(pod: &mut Pod, config: &InjectConfig, settings: &Settings, inh
     let proxy =
         Container { lifecycle: wait_before_exit(config, settings, termination), ..container(config, settings, env) };
     spec.init_containers.get_or_insert_default().insert(0, proxy);
-    if settings.debug {
-        spec.containers.push(debug_container(config, settings));
+    if let Some(debug) = config.tuning.debug.as_ref().filter(|_| settings.debug) {
+        spec.containers.push(debug_container(debug, config, settings));
     }
     let volumes = spec.volumes.get_or_insert_default();
     volumes.push(end_entity_volume());
@@ -120,8 +121,7 @@ fn wait_before_exit(config: &InjectConfig, settings: &Settings, termination: i64
 }
 
 /// Linkerd's container with debugging tools (`linkerd2:charts/partials/templates/_debug.tpl`).
-fn debug_container(config: &InjectConfig, settings: &Settings) -> Container {
-    let debug = &config.tuning.debug;
+fn debug_container(debug: &DebugImage, config: &InjectConfig, settings: &Settings) -> Container {
     let (name, version) = (settings.debug_image.as_ref(), settings.debug_version.as_ref());
     let policy = settings.debug_pull_policy.as_ref().or(debug.pull_policy.as_ref());
     // Some clusters require probes; these always succeed.

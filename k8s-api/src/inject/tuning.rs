@@ -42,8 +42,8 @@ pub struct ProxyTuning {
     pub tracing: Option<Tracing>,
     /// Further environment, after that of annotations.
     pub experimental_env: Vec<EnvVar>,
-    /// The container with debugging tools, for pods that ask for it.
-    pub debug: DebugImage,
+    /// The container with debugging tools, for pods that ask for it; `None` adds none, where there are no images.
+    pub debug: Option<DebugImage>,
 }
 
 /// A setting of the inbound and of the outbound side.
@@ -133,7 +133,7 @@ impl Default for ProxyTuning {
             hostname_labels: false,
             tracing: None,
             experimental_env: Vec::new(),
-            debug: DebugImage::default(),
+            debug: Some(DebugImage::default()),
         }
     }
 }

@@ -32,6 +32,8 @@ pub(super) fn inject_config(config: &Config, anchors_pem: &str) -> InjectConfig 
         Some(proxy) => format!("{PROXY_DIR}/{}", proxy.to_string_lossy()),
         None => format!("{BIN_DIR}/weft-proxy"),
     }];
+    // Containers are programs of this host.
+    inject.tuning.debug = None;
     inject.ipv6 = true;
     inject.log_level.clone_from(&config.log_level);
     // One process has one identity, for all its services.

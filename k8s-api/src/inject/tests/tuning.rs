@@ -273,6 +273,13 @@ fn the_debug_container_is_added_on_request() {
         "{proxy: {image: {name: p, version: v}}, debugContainer: {image: {name: d, version: 1, pullPolicy: Never}}}";
     let container = debug(values, on(json!({}))).unwrap();
     assert_eq!((container.image.as_deref(), container.image_pull_policy.as_deref()), (Some("d:1"), Some("Never")));
+    // Where there are no images.
+    let mut config = config();
+    config.tuning.debug = None;
+    let asks =
+        pod(json!({"linkerd.io/inject": "enabled", "config.linkerd.io/enable-debug-sidecar": "true"}), json!({}));
+    let Ok(Decision::Injected(without)) = inject(&asks, None, &config) else { panic!("not injected") };
+    assert_eq!(without.spec.unwrap().containers.len(), 1);
     // The namespace may ask for the container, and not choose its image.
     let mut ns = on(own);
     ns["linkerd.io/inject"] = json!("enabled");
