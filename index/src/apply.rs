@@ -88,6 +88,14 @@ impl Index {
             | Object::ConfigMap(_)
             | Object::Secret(_)
             | Object::Deployment(_) => {}
+            // Admitted, but not enforced yet (`support::FIELDS`).
+            Object::HttpLocalRateLimitPolicy(_)
+            | Object::EgressNetwork(_)
+            | Object::HttpRoute(_)
+            | Object::GatewayHttpRoute(_)
+            | Object::GrpcRoute(_)
+            | Object::TlsRoute(_)
+            | Object::TcpRoute(_) => {}
         }
     }
 
@@ -123,6 +131,13 @@ impl Index {
                 self.authentication_changed(&key);
             }
             Kind::Namespace | Kind::ServiceAccount | Kind::ConfigMap | Kind::Secret | Kind::Deployment => {}
+            Kind::HttpLocalRateLimitPolicy
+            | Kind::EgressNetwork
+            | Kind::HttpRoute
+            | Kind::GatewayHttpRoute
+            | Kind::GrpcRoute
+            | Kind::TlsRoute
+            | Kind::TcpRoute => {}
         }
     }
 

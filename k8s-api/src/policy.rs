@@ -5,8 +5,11 @@
 
 mod authorization;
 mod default;
+mod egress_network;
 mod mesh_tls;
 mod network;
+mod rate_limit;
+pub mod route;
 mod selector;
 mod server;
 mod server_authorization;
@@ -14,8 +17,13 @@ pub mod validate;
 
 pub use authorization::{AuthorizationPolicy, AuthorizationPolicySpec, NamespacedTargetRef, TargetRef};
 pub use default::{DefaultPolicy, DefaultPolicyError};
+pub use egress_network::{EgressNetwork, EgressNetworkSpec, EgressNetworkStatus, TrafficPolicy};
 pub use mesh_tls::{IdentityMatch, IdentityMatchError, MeshTLSAuthentication, MeshTLSAuthenticationSpec};
 pub use network::{Cidr, CidrError, Network, NetworkAuthentication, NetworkAuthenticationSpec};
+pub use rate_limit::{
+    HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec, HttpLocalRateLimitPolicyStatus, RateLimit,
+    RateLimitOverride,
+};
 pub use selector::selects;
 pub use server::{ProxyProtocol, Server, ServerSpec};
 pub use server_authorization::{

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::field::{FieldPath, Invalid};
@@ -68,7 +68,7 @@ pub struct WorkloadIp {
 pub struct ExternalWorkloadStatus {
     /// `Ready` is true while it serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "conditions")]
+    #[schemars(schema_with = "crate::condition::schema")]
     pub conditions: Option<Vec<Condition>>,
 }
 
@@ -109,27 +109,6 @@ pub fn check(workload: &ExternalWorkload) -> Vec<Invalid> {
         }
     }
     found
-}
-
-/// Schema of conditions, which Kubernetes' own type lacks. As with Linkerd, `reason` and `message` may be absent.
-fn conditions(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "nullable": true,
-        "items": {
-            "type": "object",
-            "required": ["type", "status", "lastTransitionTime"],
-            "properties": {
-                "type": { "type": "string" },
-                "status": { "type": "string", "enum": ["True", "False", "Unknown"] },
-                "lastTransitionTime": { "type": "string", "format": "date-time" },
-                "lastProbeTime": { "type": "string", "format": "date-time" },
-                "observedGeneration": { "type": "integer", "format": "int64" },
-                "reason": { "type": "string" },
-                "message": { "type": "string" }
-            }
-        }
-    })
 }
 
 #[cfg(test)]

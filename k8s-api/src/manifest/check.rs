@@ -35,6 +35,13 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
         Object::NetworkAuthentication(authentication) => validate::network_authentication(authentication),
         Object::ServiceProfile(profile) => profile::validate(profile),
         Object::ExternalWorkload(external) => workload::check(external),
+        Object::HttpLocalRateLimitPolicy(_)
+        | Object::EgressNetwork(_)
+        | Object::HttpRoute(_)
+        | Object::GatewayHttpRoute(_)
+        | Object::GrpcRoute(_)
+        | Object::TlsRoute(_)
+        | Object::TcpRoute(_) => Vec::new(),
         Object::Node(_) | Object::Job(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => {
             Vec::new()
         }

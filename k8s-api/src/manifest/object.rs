@@ -14,7 +14,11 @@ use k8s_openapi::{
 use serde::de::DeserializeOwned;
 
 use crate::{
-    policy::{AuthorizationPolicy, MeshTLSAuthentication, NetworkAuthentication, Server, ServerAuthorization},
+    policy::{
+        AuthorizationPolicy, EgressNetwork, HttpLocalRateLimitPolicy, MeshTLSAuthentication, NetworkAuthentication,
+        Server, ServerAuthorization,
+        route::{GatewayHttpRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute},
+    },
     profile::ServiceProfile,
     workload::ExternalWorkload,
 };
@@ -39,9 +43,20 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// Declares the enums and their per-kind tables in one place: variant, API group, whether it is namespaced.
+/// The name of a kind in manifests: that of its type, unless it has another.
+macro_rules! name_of {
+    ($kind:ident) => {
+        stringify!($kind)
+    };
+    ($kind:ident $name:literal) => {
+        $name
+    };
+}
+
+/// Declares the enums and their per-kind tables in one place: variant, name if it is not the variant's, API group,
+/// whether it is namespaced.
 macro_rules! objects {
-    ($($(#[$doc:meta])* $kind:ident, $group:literal, $namespaced:literal;)*) => {
+    ($($(#[$doc:meta])* $kind:ident $(= $name:literal)?, $group:literal, $namespaced:literal;)*) => {
         /// A typed object.
         #[derive(Clone, Debug, PartialEq)]
         #[expect(clippy::large_enum_variant, reason = "lists of objects are short-lived, and events carry them boxed")]
@@ -71,12 +86,12 @@ macro_rules! objects {
         impl Kind {
             /// The kind with this API group and name; `None` for kinds that Weft does not read.
             pub fn of(group: &str, name: &str) -> Option<Self> {
-                match (group, name) { $(($group, stringify!($kind)) => Some(Self::$kind),)* _ => None }
+                match (group, name) { $(($group, name_of!($kind $($name)?)) => Some(Self::$kind),)* _ => None }
             }
 
             /// The name in manifests.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$kind => stringify!($kind),)* }
+                match self { $(Self::$kind => name_of!($kind $($name)?),)* }
             }
 
             /// The API group; empty for the core.
@@ -130,6 +145,20 @@ objects! {
     MeshTLSAuthentication, "policy.linkerd.io", true;
     /// A NetworkAuthentication.
     NetworkAuthentication, "policy.linkerd.io", true;
+    /// An HTTPLocalRateLimitPolicy.
+    HttpLocalRateLimitPolicy = "HTTPLocalRateLimitPolicy", "policy.linkerd.io", true;
+    /// An EgressNetwork.
+    EgressNetwork, "policy.linkerd.io", true;
+    /// Linkerd's HTTPRoute.
+    HttpRoute = "HTTPRoute", "policy.linkerd.io", true;
+    /// The Gateway API's HTTPRoute.
+    GatewayHttpRoute = "HTTPRoute", "gateway.networking.k8s.io", true;
+    /// A GRPCRoute.
+    GrpcRoute = "GRPCRoute", "gateway.networking.k8s.io", true;
+    /// A TLSRoute.
+    TlsRoute = "TLSRoute", "gateway.networking.k8s.io", true;
+    /// A TCPRoute.
+    TcpRoute = "TCPRoute", "gateway.networking.k8s.io", true;
     /// A ServiceProfile.
     ServiceProfile, "linkerd.io", true;
     /// An ExternalWorkload.

@@ -101,6 +101,29 @@ fn unknown_kinds_are_ignored_by_name() {
 }
 
 #[test]
+fn kinds_of_one_name_are_told_apart_by_their_group() {
+    let route = |version: &str, kind: &str| {
+        format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: r}}\nspec: {{rules: [{{}}]}}\n")
+    };
+    for (version, kind, expected) in [
+        ("policy.linkerd.io/v1alpha1", "HTTPRoute", Kind::HttpRoute),
+        ("policy.linkerd.io/v1beta3", "HTTPRoute", Kind::HttpRoute),
+        ("gateway.networking.k8s.io/v1", "HTTPRoute", Kind::GatewayHttpRoute),
+        ("gateway.networking.k8s.io/v1beta1", "HTTPRoute", Kind::GatewayHttpRoute),
+        ("gateway.networking.k8s.io/v1", "GRPCRoute", Kind::GrpcRoute),
+        ("gateway.networking.k8s.io/v1alpha2", "TLSRoute", Kind::TlsRoute),
+        ("gateway.networking.k8s.io/v1alpha2", "TCPRoute", Kind::TcpRoute),
+    ] {
+        let read = parse(Path::new("a.yaml"), &route(version, kind));
+        assert!(read.errors.is_empty(), "{:?}", read.errors);
+        assert_eq!(read.objects[0].object.kind(), expected, "{version} {kind}");
+        assert_eq!((expected.name(), Kind::of(expected.group(), kind)), (kind, Some(expected)));
+        assert!(version.starts_with(expected.group()));
+    }
+    assert_eq!(Kind::of("example.org", "HTTPRoute"), None);
+}
+
+#[test]
 fn the_default_namespace_is_filled_in_where_there_is_one() {
     let read = parse(
         Path::new("a.yaml"),

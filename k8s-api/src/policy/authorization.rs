@@ -47,7 +47,7 @@ impl TargetRef {
     /// Whether this refers to `kind` of `group` (core is the empty group; kinds are compared ignoring case, as in
     /// Linkerd).
     pub fn is(&self, group: &str, kind: &str) -> bool {
-        same(self.group.as_deref(), &self.kind, group, kind)
+        same_kind(self.group.as_deref(), &self.kind, group, kind)
     }
 }
 
@@ -55,11 +55,12 @@ impl NamespacedTargetRef {
     /// Whether this refers to `kind` of `group` (core is the empty group; kinds are compared ignoring case, as in
     /// Linkerd).
     pub fn is(&self, group: &str, kind: &str) -> bool {
-        same(self.group.as_deref(), &self.kind, group, kind)
+        same_kind(self.group.as_deref(), &self.kind, group, kind)
     }
 }
 
-fn same(left_group: Option<&str>, left_kind: &str, group: &str, kind: &str) -> bool {
+/// Whether two references are to one kind; core is the empty group, and case does not matter, as in Linkerd.
+pub(super) fn same_kind(left_group: Option<&str>, left_kind: &str, group: &str, kind: &str) -> bool {
     let core = |group: &str| if group == "core" { String::new() } else { group.to_ascii_lowercase() };
     core(left_group.unwrap_or_default()) == core(group) && left_kind.eq_ignore_ascii_case(kind)
 }

@@ -105,7 +105,15 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
             // The sandbox creates these objects itself; manifests of these kinds would conflict with them.
             Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
-            Object::Job(_) | Object::ExternalWorkload(_) => {
+            Object::Job(_)
+            | Object::ExternalWorkload(_)
+            | Object::HttpLocalRateLimitPolicy(_)
+            | Object::EgressNetwork(_)
+            | Object::HttpRoute(_)
+            | Object::GatewayHttpRoute(_)
+            | Object::GrpcRoute(_)
+            | Object::TlsRoute(_)
+            | Object::TcpRoute(_) => {
                 tracing::warn!(object = %object.reference(), "the sandbox does not use this kind");
             }
             other => all.objects.push(other),

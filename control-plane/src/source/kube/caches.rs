@@ -3,16 +3,13 @@
 //! Of every object it knows only the existence and the version; the content is the index's concern.
 //!
 //! An unreadable object never allows anything. If its types are right, its strictest reading is applied. If they are
-//! not, a Server keeps its last good state (without it, the default policy would apply) and every other policy object
-//! is treated as absent, which denies. Objects that are not policy keep their last good state.
+//! not, an authorization or authentication is treated as absent, which denies. Every other object keeps its last good
+//! state: without a Server, a route, a rate limit or an EgressNetwork, more would be allowed.
 
 use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use weft_k8s_api::{
-    manifest::{Kind, ObjectRef, Unreadable},
-    policy,
-};
+use weft_k8s_api::manifest::{Kind, ObjectRef, Unreadable};
 
 use super::{
     follow::{Read, Trouble, Update},
@@ -196,7 +193,13 @@ fn name(reference: &ObjectRef) -> Name {
 
 /// Policies that only ever allow: their absence denies.
 fn absence_denies(kind: Kind) -> bool {
-    kind.group() == policy::GROUP && kind != Kind::Server
+    matches!(
+        kind,
+        Kind::ServerAuthorization
+            | Kind::AuthorizationPolicy
+            | Kind::MeshTLSAuthentication
+            | Kind::NetworkAuthentication
+    )
 }
 
 fn problems(unreadable: &Unreadable) -> String {

@@ -1,0 +1,40 @@
+//! What controllers said about a route.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::ParentReference;
+
+/// Name of the controller in statuses, Linkerd's; other controllers of the Gateway API have other names.
+pub const CONTROLLER: &str = "linkerd.io/policy-controller";
+
+/// Status of a route.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+pub struct RouteStatus {
+    /// One entry for each parent and controller.
+    #[serde(default)]
+    pub parents: Vec<RouteParentStatus>,
+}
+
+/// What one controller says about a route and one of its parents.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteParentStatus {
+    /// The parent, as in the spec.
+    pub parent_ref: ParentReference,
+    /// The controller.
+    pub controller_name: String,
+    /// `Accepted` and `ResolvedRefs`.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::condition::schema")]
+    pub conditions: Vec<Condition>,
+}
+
+impl RouteParentStatus {
+    /// Whether [`CONTROLLER`] says that the parent accepts the route.
+    pub fn is_accepted(&self) -> bool {
+        let accepted = |condition: &Condition| condition.type_ == "Accepted" && condition.status == "True";
+        self.controller_name == CONTROLLER && self.conditions.iter().any(accepted)
+    }
+}
