@@ -342,6 +342,21 @@ mod tests {
     }
 
     #[test]
+    fn only_the_absence_of_what_allows_denies() {
+        for (kind, expected) in [
+            (Kind::AuthorizationPolicy, true),
+            (Kind::NetworkAuthentication, true),
+            (Kind::Server, false),
+            (Kind::HttpRoute, false),
+            (Kind::HttpLocalRateLimitPolicy, false),
+            (Kind::EgressNetwork, false),
+            (Kind::Service, false),
+        ] {
+            assert_eq!(absence_denies(kind), expected, "{kind}");
+        }
+    }
+
+    #[test]
     fn troubles_are_reasons_until_they_end() {
         let mut world = World::new();
         let (servers, networks) = (world.servers, world.networks);
