@@ -13,6 +13,7 @@ pub mod route;
 mod selector;
 mod server;
 mod server_authorization;
+pub mod traffic;
 pub mod validate;
 
 pub use authorization::{AuthorizationPolicy, AuthorizationPolicySpec, NamespacedTargetRef, TargetRef};
