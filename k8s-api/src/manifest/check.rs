@@ -35,13 +35,13 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
         Object::NetworkAuthentication(authentication) => validate::network_authentication(authentication),
         Object::ServiceProfile(profile) => profile::validate(profile),
         Object::ExternalWorkload(external) => workload::check(external),
-        Object::HttpLocalRateLimitPolicy(_)
-        | Object::EgressNetwork(_)
-        | Object::HttpRoute(_)
-        | Object::GatewayHttpRoute(_)
-        | Object::GrpcRoute(_)
-        | Object::TlsRoute(_)
-        | Object::TcpRoute(_) => Vec::new(),
+        Object::HttpLocalRateLimitPolicy(policy) => validate::http_local_rate_limit_policy(policy),
+        Object::EgressNetwork(egress) => validate::egress_network(egress),
+        Object::HttpRoute(route) => validate::http_route(route),
+        Object::GatewayHttpRoute(route) => validate::gateway_http_route(route),
+        Object::GrpcRoute(route) => validate::grpc_route(route),
+        Object::TlsRoute(route) => validate::tls_route(route),
+        Object::TcpRoute(route) => validate::tcp_route(route),
         Object::Node(_) | Object::Job(_) | Object::ServiceAccount(_) | Object::ConfigMap(_) | Object::Secret(_) => {
             Vec::new()
         }

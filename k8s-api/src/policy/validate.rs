@@ -5,10 +5,16 @@
 
 mod authentication;
 mod authorization;
+mod egress_network;
+mod rate_limit;
+mod route;
 mod server;
 
 pub use authentication::{mesh_tls_authentication, network_authentication};
 pub use authorization::authorization_policy;
+pub use egress_network::egress_network;
+pub use rate_limit::http_local_rate_limit_policy;
+pub use route::{gateway_http_route, grpc_route, http_route, tcp_route, tls_route};
 pub use server::{server, server_authorization};
 
 use super::Network;

@@ -5,6 +5,10 @@ use crate::{
     policy::{AuthorizationPolicy, GROUP, NamespacedTargetRef, route::GATEWAY_GROUP},
 };
 
+/// Targets beside the policy's own Namespace: group and kind.
+const TARGETS: [(&str, &str); 4] =
+    [(GROUP, "Server"), (GROUP, "HTTPRoute"), (GATEWAY_GROUP, "HTTPRoute"), (GATEWAY_GROUP, "GRPCRoute")];
+
 /// The problems of an AuthorizationPolicy.
 pub fn authorization_policy(policy: &AuthorizationPolicy) -> Vec<Invalid> {
     let target = &policy.spec.target_ref;
@@ -17,14 +21,12 @@ pub fn authorization_policy(policy: &AuthorizationPolicy) -> Vec<Invalid> {
                     .invalid(format!("namespace {:?}, expected the policy's own, {own:?}", target.name)),
             );
         }
-    } else if !target.is(GROUP, "Server") {
+    } else if !TARGETS.iter().any(|(group, kind)| target.is(group, kind)) {
         let group = target.group.as_deref().unwrap_or_default();
-        let is_route = matches!(group, GROUP | GATEWAY_GROUP) && target.kind.ends_with("Route");
-        let why = if is_route { "routes are not supported yet" } else { "unsupported target" };
-        found.push(
-            FieldPath::of("spec.targetRef")
-                .invalid(format!("{:?} of group {group:?}: {why}, expected Server or Namespace", target.kind)),
-        );
+        found.push(FieldPath::of("spec.targetRef").invalid(format!(
+            "{:?} of group {group:?}: unsupported target, expected Server, HTTPRoute, GRPCRoute or Namespace",
+            target.kind
+        )));
     }
     found.extend(required_authentications(&policy.spec.required_authentication_refs));
     found
@@ -84,6 +86,9 @@ mod tests {
         check(json!({"kind": "Namespace", "name": "other"}), json!([]), &["spec.targetRef.name"]);
         check(json!({"kind": "Service", "name": "web"}), json!([]), &["spec.targetRef"]);
         for (group, kind) in [(GROUP, "HTTPRoute"), (GATEWAY_GROUP, "HTTPRoute"), (GATEWAY_GROUP, "GRPCRoute")] {
+            check(json!({"group": group, "kind": kind, "name": "r"}), json!([]), &[]);
+        }
+        for (group, kind) in [(GROUP, "GRPCRoute"), (GATEWAY_GROUP, "TCPRoute"), ("", "HTTPRoute")] {
             check(json!({"group": group, "kind": kind, "name": "r"}), json!([]), &["spec.targetRef"]);
         }
     }
