@@ -11,6 +11,7 @@ mod values;
 mod variables;
 
 use k8s_openapi::{api::core::v1::EnvVar, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Deserialize as _;
 
 pub use annotations::{POD_ANNOTATIONS, SERVICE_ANNOTATIONS};
 pub use kinds::FIELDS;
@@ -21,6 +22,7 @@ pub use variables::VARIABLES;
 use crate::{
     field::{FieldPath, Invalid, Step},
     inject, labels,
+    policy::route::{GATEWAY_GROUP, ParentReference},
 };
 
 /// How Weft treats a setting.
@@ -196,6 +198,9 @@ pub fn service_warnings(metadata: &ObjectMeta) -> Vec<Invalid> {
 
 /// Parts of a custom resource that are not supported yet; `object` as in the API server.
 pub fn object_warnings(group: &str, kind: &str, object: &serde_json::Value) -> Vec<Invalid> {
+    if is_foreign(group, object) {
+        return Vec::new();
+    }
     let rows = FIELDS.iter().filter(|row| row.group == group && row.kind == kind && row.state == State::Unsupported);
     let found =
         rows.filter(|row| row.path.is_empty() || has(object, &row.path.split('.').collect::<Vec<_>>(), row.value));
@@ -209,6 +214,15 @@ pub fn object_warnings(group: &str, kind: &str, object: &serde_json::Value) -> V
             path.invalid(unsupported(row.value, row.note))
         })
         .collect()
+}
+
+/// Whether an object is another controller's: a route of the Gateway API, none of whose parents Weft acts on.
+fn is_foreign(group: &str, object: &serde_json::Value) -> bool {
+    let read = |parent| ParentReference::deserialize(parent).ok();
+    let parents =
+        object.pointer("/spec/parentRefs").and_then(serde_json::Value::as_array).filter(|all| !all.is_empty());
+    let is_ours = |parent| read(parent).is_none_or(|parent| parent.resolve(group, "").is_some());
+    group == GATEWAY_GROUP && parents.is_some_and(|parents| !parents.iter().any(is_ours))
 }
 
 /// Whether something is set at a path, in any element of the lists along it.

@@ -9,6 +9,7 @@ use super::{
 const POLICY: &str = "policy.linkerd.io";
 const GATEWAY: &str = "gateway.networking.k8s.io";
 const NO_ROUTES: &str = "no routes: requests go where the Service's endpoints are, and policy is that of the Server";
+const NO_FILTER: &str = "the proxy has no such filter, and a rule with it is not applied";
 const NO_ROUTE_POLICY: &str = "not applied: it admits nobody; target the Server";
 
 /// Kinds, and fields that deserve a row of their own.
@@ -24,7 +25,17 @@ pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "EgressNetwork", Unsupported, "traffic out of the cluster is not limited"),
     Field::kind(POLICY, "HTTPRoute", Unsupported, NO_ROUTES),
     Field::kind(GATEWAY, "HTTPRoute", Unsupported, NO_ROUTES),
+    Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
+    Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "URLRewrite", Unsupported, NO_FILTER),
+    Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "CORS", Unsupported, NO_FILTER),
+    Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "ExternalAuth", Unsupported, NO_FILTER),
+    Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "ExtensionRef", Unsupported, NO_FILTER),
+    Field::part(GATEWAY, "HTTPRoute", "spec.rules.retry", Unsupported, "as with Linkerd; annotate the route"),
+    Field::part(GATEWAY, "HTTPRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
     Field::kind(GATEWAY, "GRPCRoute", Unsupported, NO_ROUTES),
+    Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
+    Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "ExtensionRef", Unsupported, NO_FILTER),
+    Field::part(GATEWAY, "GRPCRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
     Field::kind(GATEWAY, "TLSRoute", Unsupported, NO_ROUTES),
     Field::kind(GATEWAY, "TCPRoute", Unsupported, NO_ROUTES),
     Field::kind("linkerd.io", "ServiceProfile", Works, "dstOverrides"),

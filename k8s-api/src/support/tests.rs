@@ -172,10 +172,22 @@ fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
     let (policy, gateway, linkerd) = ("policy.linkerd.io", "gateway.networking.k8s.io", "linkerd.io");
     let route = json!({"spec": {"targetRef": {"kind": "HTTPRoute", "name": "x"}}});
     let routes = json!({"spec": {"routes": [{"name": "a"}, {"name": "b", "isRetryable": true, "timeout": "1s"}]}});
+    let filter = |name: &str| json!({"spec": {"rules": [{"filters": [{"type": name}]}]}});
+    let parents = |parents: Json| json!({"spec": {"parentRefs": parents}});
     for (group, kind, object, expected) in [
         (gateway, "HTTPRoute", json!({}), &["kind"][..]),
+        (gateway, "HTTPRoute", parents(json!([{"name": "front"}])), &[]),
+        (
+            gateway,
+            "HTTPRoute",
+            parents(json!([{"name": "front"}, {"kind": "Service", "group": "", "name": "web"}])),
+            &["kind"],
+        ),
         (policy, "HTTPRoute", json!({}), &["kind"]),
+        (policy, "HTTPRoute", parents(json!([{"name": "front"}])), &["kind"]),
         (gateway, "GRPCRoute", json!({}), &["kind"]),
+        (gateway, "HTTPRoute", filter("RequestMirror"), &["kind", "spec.rules.filters.type"]),
+        (gateway, "HTTPRoute", filter("RequestRedirect"), &["kind"]),
         (policy, "EgressNetwork", json!({}), &["kind"]),
         (policy, "HTTPLocalRateLimitPolicy", json!({}), &["kind"]),
         (policy, "AuthorizationPolicy", route, &["spec.targetRef.kind"]),
