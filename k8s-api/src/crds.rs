@@ -1,12 +1,15 @@
 //! Custom resource definitions of the kinds that Weft serves, as the chart `weft-crds` installs them.
 //!
 //! The types are the source; this adds what Linkerd's definitions have beyond types (older versions, defaults,
-//! columns, exclusive fields) so that manifests written for Linkerd apply unchanged. Kinds that no part of Weft reads
-//! are left out: an installed definition promises that its objects have an effect.
+//! columns, exclusive fields) so that manifests written for Linkerd apply unchanged. An installed definition promises
+//! that its objects have an effect: the admission of one that has none yet is accompanied by a warning
+//! ([`crate::support::FIELDS`]).
 //!
 //! ```text
 //! kube's derive --> JSON --edits below--> charts/weft-crds/templates/<plural>.<group>.yaml
 //! ```
+
+mod traffic;
 
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
@@ -40,6 +43,9 @@ pub fn all() -> Vec<Definition> {
         derived::<AuthorizationPolicy>(&[]),
         exclusive(derived::<MeshTLSAuthentication>(&[]), &["identities", "identityRefs"]),
         derived::<NetworkAuthentication>(&[]),
+        traffic::http_local_rate_limit_policy(),
+        traffic::egress_network(),
+        traffic::http_route(),
         service_profile(),
         external_workload(),
     ];
@@ -73,7 +79,10 @@ fn server() -> Value {
     let spec = spec_of(&mut v1beta1);
     spec.remove("oneOf");
     spec.insert("required".to_owned(), json!(["podSelector", "port"]));
-    add_versions(crd, vec![v1beta1, v1beta2])
+    let warning = "policy.linkerd.io/v1alpha1 Server is deprecated; use policy.linkerd.io/v1beta1 Server";
+    let mut v1alpha1 = older(&v1beta1, "v1alpha1", Some(warning), &[]);
+    v1alpha1.as_object_mut().map(|version| version.remove("additionalPrinterColumns"));
+    add_versions(crd, vec![v1alpha1, v1beta1, v1beta2])
 }
 
 fn server_authorization() -> Value {
@@ -88,11 +97,15 @@ fn server_authorization() -> Value {
     properties["client"]["properties"]["unauthenticated"].as_object_mut().map(|field| field.remove("default"));
     let mesh_tls = &mut properties["client"]["properties"]["meshTLS"]["properties"];
     mesh_tls["unauthenticatedTLS"].as_object_mut().map(|field| field.remove("default"));
-    crd
+    let warning = "policy.linkerd.io/v1alpha1 ServerAuthorization is deprecated; \
+                   use policy.linkerd.io/v1beta1 ServerAuthorization";
+    let mut v1alpha1 = older(&crd["spec"]["versions"][0], "v1alpha1", Some(warning), &[]);
+    v1alpha1.as_object_mut().map(|version| version.remove("additionalPrinterColumns"));
+    add_versions(crd, vec![v1alpha1])
 }
 
-/// Without Linkerd's v1alpha1: it has another name for `meshTLS`, and without a conversion webhook the field would be
-/// lost.
+/// v1alpha1 has the name `meshTls` for what is `meshTLS` later. Nothing converts, so the stored version has both, and the
+/// type reads both: otherwise the API server would drop the older name from what the control plane reads.
 fn external_workload() -> Value {
     const IDENTITY: Column = ("Identity", "string", "The workload's identity", ".spec.meshTLS.identity");
     const AGE: Column = ("Age", "date", "When it was created", ".metadata.creationTimestamp");
@@ -104,7 +117,20 @@ fn external_workload() -> Value {
     port["port"]["minimum"] = json!(1);
     port["port"]["maximum"] = json!(65535);
     port["protocol"]["default"] = json!("TCP");
-    crd
+    let mut mesh_tls = properties["meshTLS"].clone();
+    mesh_tls["description"] = json!("The identity of the workload, in objects of v1alpha1.");
+    properties["meshTls"] = mesh_tls;
+    let spec = spec_of(&mut crd["spec"]["versions"][0]);
+    spec.remove("required");
+    spec.insert("oneOf".to_owned(), one_of(&["meshTLS", "meshTls"]));
+
+    let mut v1alpha1 = older(&crd["spec"]["versions"][0], "v1alpha1", None, &["meshTLS"]);
+    v1alpha1["additionalPrinterColumns"][0]["jsonPath"] = json!(".spec.meshTls.identity");
+    let spec = spec_of(&mut v1alpha1);
+    spec.remove("oneOf");
+    spec.insert("required".to_owned(), json!(["meshTls"]));
+    spec["properties"]["workloadIPs"]["maxItems"] = json!(1);
+    add_versions(crd, vec![v1alpha1])
 }
 
 fn service_profile() -> Value {

@@ -22,8 +22,8 @@ const MAX_IPS: usize = 2;
 #[kube(plural = "externalworkloads", status = "ExternalWorkloadStatus", derive = "PartialEq")]
 #[serde(rename_all = "camelCase")]
 pub struct ExternalWorkloadSpec {
-    /// The identity of the workload.
-    #[serde(rename = "meshTLS")]
+    /// The identity of the workload. In objects of v1alpha1 its name is `meshTls`.
+    #[serde(rename = "meshTLS", alias = "meshTls")]
     pub mesh_tls: MeshTls,
     /// Ports of the workload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,6 +130,7 @@ mod tests {
         let good = json!({"meshTLS": tls, "ports": [{"port": 80}], "workloadIPs": [{"ip": "192.0.2.1"}]});
         assert_eq!(fields(good.clone()), [""; 0]);
         assert_eq!(workload(good).ips().count(), 1);
+        assert_eq!(fields(json!({"meshTls": tls, "workloadIPs": [{"ip": "192.0.2.1"}]})), [""; 0], "v1alpha1");
         assert_eq!(fields(json!({"meshTLS": tls, "ports": [{"port": 0}]})), ["spec.ports[0].port"]);
         assert_eq!(fields(json!({"meshTLS": tls, "workloadIPs": [{"ip": "vm"}]})), ["spec.workloadIPs[0].ip"]);
         assert_eq!(fields(json!({"meshTLS": {"identity": "", "serverName": "x"}})), ["spec.meshTLS.identity"]);
