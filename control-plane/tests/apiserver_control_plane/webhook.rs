@@ -409,6 +409,9 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
             "authorizationpolicies.policy",
             "meshtlsauthentications.policy",
             "networkauthentications.policy",
+            "httplocalratelimitpolicies.policy",
+            "egressnetworks.policy",
+            "httproutes.policy",
             // Not checked here, but watched by the same process.
             "externalworkloads.workload",
         ] {
@@ -422,7 +425,8 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
         ]);
         let rules = json!({"apiGroups": ["policy.linkerd.io"], "apiVersions": ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"],
             "operations": ["CREATE", "UPDATE"], "resources": ["servers", "serverauthorizations", "authorizationpolicies",
-                "meshtlsauthentications", "networkauthentications"]});
+                "meshtlsauthentications", "networkauthentications", "httplocalratelimitpolicies", "egressnetworks",
+                "httproutes"]});
         installation.configure(process.bound("webhook").await.port(), rules).await;
         process.ready().await;
         let create = async |version: &str, kind: &str, spec: Value| {
@@ -439,6 +443,15 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
         create("v1beta3", "Server", server).await.unwrap();
         let networks = |cidr: &str| json!({"networks": [{"cidr": cidr, "except": ["10.1.0.0/16"]}]});
         create("v1alpha1", "NetworkAuthentication", networks("10.0.0.0/8")).await.unwrap();
+        let route = |path: &str| json!({"parentRefs": [{"kind": "Server", "name": "s"}],
+            "rules": [{"matches": [{"path": {"value": path}}]}]});
+        for version in ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"] {
+            create(version, "HTTPRoute", route("/a")).await.unwrap();
+        }
+        create("v1alpha1", "EgressNetwork", json!({"trafficPolicy": "Deny"})).await.unwrap();
+        let limits = |total: u32, identity: u32| json!({"targetRef": {"group": "policy.linkerd.io", "kind": "Server", "name": "s"},
+            "total": {"requestsPerSecond": total}, "identity": {"requestsPerSecond": identity}});
+        create("v1alpha1", "HTTPLocalRateLimitPolicy", limits(2, 1)).await.unwrap();
         for (version, kind, spec, expected) in [
             ("v1beta3", "Server", json!({"podSelector": {}, "port": 80, "accessPolicy": "everybody"}), "spec.accessPolicy"),
             ("v1alpha1", "NetworkAuthentication", networks("11.0.0.0/8"), "spec.networks[0].except[0]"),
@@ -455,6 +468,9 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
                 json!({"server": {"name": "s"}, "client": {"meshTLS": {"unauthenticatedTLS": false}}}),
                 "spec.client.meshTLS: admits no client",
             ),
+            ("v1beta3", "HTTPRoute", route("a"), "spec.rules[0].matches[0].path.value: relative path"),
+            ("v1alpha1", "EgressNetwork", json!({"trafficPolicy": "Deny", "networks": []}), "spec.networks: empty"),
+            ("v1alpha1", "HTTPLocalRateLimitPolicy", limits(1, 2), "spec.identity.requestsPerSecond: 2"),
         ] {
             let error = create(version, kind, spec).await.unwrap_err();
             assert!(error.contains("denied the request") && error.contains(expected), "{kind}: {error}");
