@@ -356,10 +356,10 @@ fn external_workloads_choose_their_default_policy_as_pods_do() {
 fn a_policy_for_another_target_grants_nothing() {
     check(&world([server("s", json!({})), authorization("p", target("other"), json!([]))]), &[]);
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"});
-    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap_err();
-    let refused = world([server("s", json!({}))]);
-    refused.index.apply(vec![Event::Apply(route.restrictive.unwrap())]);
-    check(&refused, &[]);
+    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap();
+    let routed = world([server("s", json!({}))]);
+    routed.index.apply(vec![Event::Apply(Box::new(route))]);
+    check(&routed, &[]);
     let namespace = authorization("p", json!({"kind": "Namespace", "name": "shop"}), json!([]));
     let without_server = world([namespace]);
     let origin = without_server.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
@@ -411,10 +411,10 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     world.delete(Kind::MeshTLSAuthentication, "shop", "m");
     assert_eq!(world.index.ineffective_policies(), 1);
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "r"});
-    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap_err();
+    let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap();
     let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is not a valid target, expected a Server or the \
                     policy's Namespace; the policy grants nothing";
-    assert_eq!(apply(vec![Event::Apply(route.restrictive.unwrap())]), [expected]);
+    assert_eq!(apply(vec![Event::Apply(Box::new(route))]), [expected]);
     world.delete(Kind::AuthorizationPolicy, "shop", "p");
     assert_eq!(world.index.ineffective_policies(), 0);
 }
