@@ -9,6 +9,7 @@
 
 pub mod actor;
 pub mod churn;
+pub mod control_plane;
 pub mod enrolment;
 pub mod hooks;
 pub mod kernel;

@@ -37,6 +37,13 @@ impl Machine {
             load_average: read("/proc/loadavg").split_whitespace().next().unwrap_or_default().to_owned(),
         }
     }
+
+    /// As one line.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Self { kernel, cpus, model, memory_mib, load_average } = self;
+        format!("Linux {kernel}, {cpus} CPUs, {model}, {memory_mib} MiB, load {load_average}")
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use weft_bench::{
     Contender, Effort, actor,
     churn::{self, Churn},
+    control_plane::{self, Bench},
     enrolment::{self, Burst, Memory, Quantiles},
     hooks::{self, Hooks},
     machine::Machine,
@@ -49,6 +50,8 @@ enum Subject {
         #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=200))]
         control: u32,
     },
+    /// The control plane with a real API server, thousands of objects and simulated proxies
+    ControlPlane(Box<control_plane::args::Args>),
 }
 
 #[derive(clap::Args)]
@@ -156,11 +159,30 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
             let churn = on_node("churn", &[], async |node| churn::run(node, effort).await).await?;
             churn.map_or(Ok(ExitCode::from(130)), |churn| report_churn(&churn, json))
         }
+        Subject::ControlPlane(args) => control_plane(*args).await,
     }
 }
 
+async fn control_plane(args: control_plane::args::Args) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let mut bench = Bench::new(args)?;
+    let outcome = tokio::select! {
+        outcome = bench.run() => Some(outcome),
+        () = told_to_stop() => None,
+    };
+    let removed = bench.remove().await;
+    if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
+        println!("{left:#}");
+    }
+    let Some(report) = outcome.transpose()? else { return removed.map(|()| ExitCode::from(130)) };
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    removed.map(|()| ExitCode::SUCCESS)
+}
+
 fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {
-    println!("\n{}\n{}", describe(&churn.machine), churn.summary());
+    println!("\n{}\n{}", churn.machine.describe(), churn.summary());
     println!("{} pods in {:.0} s, {} faults", churn.meshed.pods, churn.seconds, churn.faults.len());
     if json {
         println!("{}", serde_json::to_string(churn)?);
@@ -182,7 +204,7 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         memory: Vec::new(),
         targets: Vec::new(),
     };
-    println!("{}", describe(&report.machine));
+    println!("{}", report.machine.describe());
     if wants(Part::Path) {
         let Some(comparison) = path(args).await? else { return Ok(ExitCode::from(130)) };
         print_path(&comparison);
@@ -255,11 +277,6 @@ async fn interception(args: &Interception) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string(&report)?);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn describe(machine: &Machine) -> String {
-    let Machine { kernel, cpus, model, memory_mib, load_average } = machine;
-    format!("Linux {kernel}, {cpus} CPUs, {model}, {memory_mib} MiB, load {load_average}")
 }
 
 fn print_path(comparison: &Comparison) {

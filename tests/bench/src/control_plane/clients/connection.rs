@@ -1,0 +1,210 @@
+//! One HTTP/2 connection of a simulated proxy, with all of its streams in one task. What is lost is opened again, as
+//! proxies do.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use h2::client::SendRequest;
+use tokio::{net::TcpStream, sync::watch, time::timeout};
+
+use super::{Arrival, Round, Shared};
+use crate::control_plane::wire::{self, Frames, Method};
+
+/// Deadline for TCP's and HTTP/2's handshakes, while thousands of clients come at once.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
+/// Pause before a lost connection or stream is opened again.
+const BACKOFF: Duration = Duration::from_millis(200);
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Spec {
+    pub(super) method: Method,
+    /// The request as it is sent.
+    pub(super) request: Bytes,
+    /// Whether it has a message to send at once; else it counts as answered when it is open.
+    pub(super) has_answer: bool,
+}
+
+/// A connection that runs until it is dropped.
+pub(super) struct Connection {
+    pub(super) client: u32,
+    pub(super) address: SocketAddr,
+    pub(super) specs: Arc<[Spec]>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) round: Arc<Round>,
+    /// Turns true when the client is to stop reading, if it is one of those that do.
+    pub(super) stalled: Option<watch::Receiver<bool>>,
+}
+
+impl Connection {
+    pub(super) async fn run(self) {
+        let answered: Vec<_> = self.specs.iter().map(|_| AtomicBool::new(false)).collect();
+        loop {
+            if let Err(error) = self.run_once(&answered).await {
+                self.shared.lost_connections.fetch_add(1, Ordering::Relaxed);
+                self.report(&format!("connection to {}: {error:#}", self.address));
+            }
+            self.round.retried();
+            tokio::time::sleep(BACKOFF).await;
+        }
+    }
+
+    /// Connects and runs every stream until the connection ends.
+    async fn run_once(&self, answered: &[AtomicBool]) -> anyhow::Result<()> {
+        let connecting = async {
+            let stream = TcpStream::connect(self.address).await.context("connect")?;
+            stream.set_nodelay(true)?;
+            h2::client::handshake(stream).await.context("begin HTTP/2")
+        };
+        let (requests, mut connection) =
+            timeout(CONNECTS_WITHIN, connecting).await.context("no connection in time")??;
+        let mut streams: FuturesUnordered<_> = self
+            .specs
+            .iter()
+            .zip(answered)
+            .map(|(spec, answered)| self.stream(spec, requests.clone(), answered))
+            .collect();
+        let mut stalled = self.stalled.clone();
+        let mut stall = std::pin::pin!(stalls(&mut stalled));
+        let mut reads = true;
+        loop {
+            tokio::select! {
+                ended = &mut connection => {
+                    ended?;
+                    bail!("closed by the server");
+                }
+                () = &mut stall, if reads => {
+                    reads = false;
+                    connection.set_initial_window_size(0)?;
+                }
+                // Streams only end with their connection.
+                _ = streams.next(), if !streams.is_empty() => {}
+            }
+        }
+    }
+
+    /// Keeps one stream open for as long as there is the connection.
+    async fn stream(&self, spec: &Spec, requests: SendRequest<Bytes>, answered: &AtomicBool) {
+        loop {
+            match self.stream_once(spec, requests.clone(), answered).await {
+                Ok(reason) => {
+                    self.shared.ended_streams.fetch_add(1, Ordering::Relaxed);
+                    self.report(&format!("{}: {reason}", spec.method.label()));
+                }
+                // The connection's own end says why.
+                Err(error) if error.is_io() || error.is_go_away() => return,
+                Err(error) => {
+                    self.shared.ended_streams.fetch_add(1, Ordering::Relaxed);
+                    self.report(&format!("{}: {error}", spec.method.label()));
+                }
+            }
+            self.round.retried();
+            tokio::time::sleep(BACKOFF).await;
+        }
+    }
+
+    /// Opens a stream and reads it to its end; returns why it ended.
+    async fn stream_once(
+        &self,
+        spec: &Spec,
+        requests: SendRequest<Bytes>,
+        answered: &AtomicBool,
+    ) -> Result<String, h2::Error> {
+        let request = http::Request::post(format!("http://{}{}", self.address, spec.method.path()))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(());
+        let Ok(request) = request else { return Ok("the request is not HTTP".to_owned()) };
+        let (response, mut body) = requests.ready().await?.send_request(request, false)?;
+        body.send_data(spec.request.clone(), true)?;
+        let (head, mut body) = response.await?.into_parts();
+        // An error at once has no trailers, only a head.
+        if let Some(status) = status(&head.headers) {
+            return Ok(status);
+        }
+        let answer = || {
+            if !answered.swap(true, Ordering::Relaxed) {
+                self.round.answered(spec.method);
+            }
+        };
+        if !spec.has_answer {
+            answer();
+        }
+        let mut frames = Frames::default();
+        // The first message repeats what is known already.
+        let mut first = spec.has_answer;
+        while let Some(chunk) = body.data().await {
+            let chunk = chunk?;
+            self.shared.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            frames.feed(&chunk, |message| {
+                self.shared.messages.fetch_add(1, Ordering::Relaxed);
+                if self.is_stalled() {
+                    self.shared.stalled_messages.fetch_add(1, Ordering::Relaxed);
+                }
+                if !std::mem::take(&mut first) && spec.method == Method::Get {
+                    self.arrived(message);
+                }
+                answer();
+            });
+            if !self.is_stalled() {
+                body.flow_control().release_capacity(chunk.len())?;
+            }
+        }
+        let trailers = body.trailers().await?;
+        Ok(trailers.as_ref().and_then(status).unwrap_or_else(|| "ended without a status".to_owned()))
+    }
+
+    fn arrived(&self, message: &[u8]) {
+        let at = Instant::now();
+        let arrivals = wire::addresses(message).map(|what| Arrival { client: self.client, what, at });
+        self.shared.arrivals.lock().unwrap_or_else(PoisonError::into_inner).extend(arrivals);
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled.as_ref().is_some_and(|stalled| *stalled.borrow())
+    }
+
+    fn report(&self, problem: &str) {
+        *self.shared.last_problem.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem.to_owned());
+    }
+}
+
+/// Returns when the client is to stop reading.
+async fn stalls(stalled: &mut Option<watch::Receiver<bool>>) {
+    if let Some(stalled) = stalled
+        && stalled.wait_for(|stalled| *stalled).await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+/// The status of a call that ended, as text.
+fn status(headers: &http::HeaderMap) -> Option<String> {
+    let status = tonic::Status::from_header_map(headers)?;
+    Some(format!("status {} {}", i32::from(status.code()), status.message()).trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_shown_with_its_message() {
+        let mut headers = http::HeaderMap::new();
+        assert_eq!(status(&headers), None);
+        headers.insert("grpc-status", "5".parse().unwrap());
+        assert_eq!(status(&headers).as_deref(), Some("status 5"));
+        headers.insert("grpc-message", "it%20is%20gone".parse().unwrap());
+        assert_eq!(status(&headers).as_deref(), Some("status 5 it is gone"));
+    }
+}
