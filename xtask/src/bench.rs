@@ -1,6 +1,6 @@
 //! `bench`: an optimised build of everything, then `weft-bench`, which produces the numbers in the documentation.
 
-use std::os::unix::process::CommandExt;
+use std::{os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -9,6 +9,7 @@ use crate::{
     build::{self, Profile},
     command::step,
     ebpf,
+    lab::Lab,
     setup::{self, Scope},
     workspace::Workspace,
 };
@@ -42,7 +43,24 @@ enum Subject {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
+    /// Measure the control plane with a real API server, thousands of objects and simulated proxies
+    #[command(after_help = "Examples:
+  cargo xtask bench control-plane --json
+  cargo xtask bench control-plane --parts start,changes --seconds 60
+  cargo xtask bench control-plane --pods 1000 --services 100 --clients 200 --rollout-pods 100
+  cargo xtask bench control-plane -- --help    every option of weft-bench
+
+It starts an API server of its own (`cargo xtask kube up --control-plane-only`) and removes it at the end; needs root.
+With --kubeconfig FILE it uses one that runs, and removes its objects from it.")]
+    ControlPlane {
+        /// Arguments for `weft-bench control-plane`, such as --json and --clients N
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
+    },
 }
+
+/// Tells `weft-bench control-plane` which program starts an API server.
+const LAB_VARIABLE: &str = "WEFT_LAB";
 
 /// Runs the bench; returns only if a step before it failed.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -53,13 +71,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (subject, arguments) = match &args.subject {
         Subject::Interception { arguments } => ("interception", arguments),
         Subject::Churn { arguments } => ("churn", arguments),
+        Subject::ControlPlane { arguments } => ("control-plane", arguments),
     };
+    let mut bench = Command::new(binaries.join("weft-bench"));
+    bench.arg(subject).args(arguments).current_dir(&workspace.root).env("WEFT_BIN_DIR", &binaries);
+    if matches!(args.subject, Subject::ControlPlane { .. }) {
+        bench.env(LAB_VARIABLE, Lab::build(&workspace)?.program());
+    }
     step(&format!("measure {subject}"));
-    let error = std::process::Command::new(binaries.join("weft-bench"))
-        .arg(subject)
-        .args(arguments)
-        .current_dir(&workspace.root)
-        .env("WEFT_BIN_DIR", &binaries)
-        .exec();
-    Err(error).context("start weft-bench")
+    Err(bench.exec()).context("start weft-bench")
 }

@@ -54,6 +54,11 @@ impl Lab {
         Self { program: binaries.join(NAME) }
     }
 
+    /// The program's file.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// The program with arguments, ready to start.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
