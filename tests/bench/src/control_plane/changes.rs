@@ -119,6 +119,12 @@ impl Changes {
         }
     }
 
+    /// Those that the API server answered within a time.
+    pub(super) fn within(&self, (begin, end): (Instant, Instant)) -> Self {
+        let made = self.made.iter().filter(|change| (begin..=end).contains(&change.answered)).copied().collect();
+        Self { made, seconds: (end - begin).as_secs_f64(), ..Self::default() }
+    }
+
     /// Arrivals that there should be at clients for which `counts` holds.
     pub(super) fn expected(&self, clients: &Clients, counts: impl Fn(u32) -> bool) -> u64 {
         let of = |change: &Change| clients.subscribers_of(change.service).iter().filter(|one| counts(**one)).count();
@@ -201,6 +207,8 @@ mod tests {
         assert_eq!((found.changes, found.arrivals, found.before_answer, found.missing), (2, 3, 1, Some(1)));
         let milliseconds = found.milliseconds.unwrap();
         assert_eq!((milliseconds.p50, milliseconds.max), (10.0, 30.0));
+        let first = propagation(&changes.within((at(0), at(150))), &arrivals, None, |_| true);
+        assert_eq!((first.changes, first.arrivals), (1, 2));
         let nothing = propagation(&changes, &[], None, |_| true);
         assert!(nothing.milliseconds.is_none() && nothing.missing.is_none());
     }

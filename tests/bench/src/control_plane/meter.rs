@@ -31,7 +31,7 @@ pub(super) struct Meter {
 /// What a part took.
 #[derive(Clone, Debug, Serialize)]
 pub struct Load {
-    /// Its duration.
+    /// Its duration, with the wait for the last messages.
     pub seconds: f64,
     /// By process of the control plane.
     pub processes: Vec<ProcessLoad>,
@@ -42,7 +42,7 @@ pub struct Load {
     pub machine_busy: Option<f64>,
     /// Messages at clients.
     pub messages: u64,
-    /// Those per second.
+    /// Those per second, without the wait for the last of them.
     pub messages_per_second: f64,
     /// Bytes of HTTP/2 DATA at clients.
     pub data_bytes: u64,
@@ -66,7 +66,7 @@ pub struct ProcessLoad {
     pub resident_bytes_before: u64,
     /// Resident memory at the end.
     pub resident_bytes_after: u64,
-    /// Its requests to the API server; absent if its log names none at all.
+    /// Its requests to the API server, for an opening since it started; absent if its log names none at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_requests: Option<Requests>,
 }
@@ -108,11 +108,17 @@ impl Meter {
         })
     }
 
-    /// What there has been since.
+    /// What there has been since. `active_seconds` is the part of that time in which messages were caused, without the
+    /// wait for the last of them.
     ///
     /// # Errors
     /// A process ended.
-    pub(super) fn read(&self, control_plane: &ControlPlane, clients: &Clients) -> anyhow::Result<Load> {
+    pub(super) fn read(
+        &self,
+        control_plane: &ControlPlane,
+        clients: &Clients,
+        active_seconds: Option<f64>,
+    ) -> anyhow::Result<Load> {
         let seconds = self.began.elapsed().as_secs_f64();
         let mut processes = Vec::new();
         for (process, (before, requests)) in control_plane.processes().into_iter().zip(&self.processes) {
@@ -133,7 +139,7 @@ impl Meter {
             bench_cpu_seconds: usage(std::process::id())?.cpu_seconds - self.own.cpu_seconds,
             machine_busy: self.machine.zip(MachineTime::now()).and_then(|(before, now)| now.busy_since(before)),
             messages: counts.messages,
-            messages_per_second: counts.messages as f64 / seconds,
+            messages_per_second: counts.messages as f64 / active_seconds.unwrap_or(seconds),
             data_bytes: counts.bytes,
             lost_connections: counts.lost_connections,
             ended_streams: counts.ended_streams,

@@ -114,23 +114,26 @@ impl<'a> Run<'a> {
         let (clients, control_plane) = (&mut self.clients, &self.control_plane);
         let reconnecting = async {
             sleep(AROUND_RECONNECT).await;
+            let began = Instant::now();
             let answers = tokio::select! {
                 answers = clients.open(control_plane.addresses()) => answers,
                 error = control_plane.ended() => Err(error),
             };
+            let ended = Instant::now();
             if answers.is_ok() {
                 sleep(rest).await;
             }
             stop.send_replace(true);
-            answers
+            answers.map(|answers| (answers, (began, ended)))
         };
         let (changes, live, answers) = tokio::join!(changing, probe(admins, stopped.clone()), reconnecting);
-        let (changes, answers) = (changes?, answers?);
+        let (changes, (answers, opening)) = (changes?, answers?);
         settle(&self.clients).await;
-        let load = meter.read(&self.control_plane, &self.clients)?;
+        let load = meter.read(&self.control_plane, &self.clients, Some(changes.seconds))?;
         let arrivals = self.clients.take_arrivals();
-        let propagation = propagation(&changes, &arrivals, None, |_| true);
-        Ok(Reconnect { first_answers: answers.into(), propagation, live: live.into(), load })
+        let meanwhile = propagation(&changes.within(opening), &arrivals, None, |_| true);
+        let around = propagation(&changes, &arrivals, None, |_| true);
+        Ok(Reconnect { first_answers: answers.into(), meanwhile, around, live: live.into(), load })
     }
 
     /// Has one client in ten stop reading, while endpoints change. These clients stay that way until the next opening.
@@ -145,7 +148,7 @@ impl<'a> Run<'a> {
         let meter = Meter::start(&self.control_plane, &self.clients)?;
         let changes = self.churn(sleep(self.duration())).await?;
         settle(&self.clients).await;
-        let load = meter.read(&self.control_plane, &self.clients)?;
+        let load = meter.read(&self.control_plane, &self.clients, Some(changes.seconds))?;
         let messages_to_them = self.clients.counts().since(&before).stalled_messages;
         let arrivals = self.clients.take_arrivals();
         let reads = |client| !is_stalling(client);
@@ -186,7 +189,7 @@ impl<'a> Run<'a> {
 
     async fn changed(&self, changes: &Changes, meter: &Meter) -> anyhow::Result<Changing> {
         settle(&self.clients).await;
-        let load = meter.read(&self.control_plane, &self.clients)?;
+        let load = meter.read(&self.control_plane, &self.clients, Some(changes.seconds))?;
         let expected = changes.expected(&self.clients, |_| true);
         let propagation = propagation(changes, &self.clients.take_arrivals(), Some(expected), |_| true);
         Ok(Changing { propagation, load })
@@ -204,9 +207,12 @@ async fn open(control_plane: &ControlPlane, clients: &mut Clients) -> anyhow::Re
         answers = clients.open(control_plane.addresses()) => answers?,
         error = control_plane.ended() => return Err(error),
     };
-    let load = meter.read(control_plane, clients)?;
+    let mut load = meter.read(control_plane, clients, None)?;
+    for (load, process) in load.processes.iter_mut().zip(control_plane.processes()) {
+        load.api_requests = process.requests();
+    }
     sleep(REST).await;
-    let rested = meter.read(control_plane, clients)?;
+    let rested = meter.read(control_plane, clients, None)?;
     let mut processes = Vec::new();
     for ((load, rested), streams) in load.processes.iter().zip(&rested.processes).zip(clients.streams()) {
         let each = |total: f64| total / streams.max(1) as f64;

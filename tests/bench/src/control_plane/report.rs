@@ -115,8 +115,11 @@ pub struct Changing {
 pub struct Reconnect {
     /// The first answers.
     pub first_answers: FirstAnswers,
-    /// How changes reached the clients that were there, from before until after.
-    pub propagation: Propagation,
+    /// How changes reached the clients that were back already, from the close of the connections until the last first
+    /// answer. The first answers themselves do not count.
+    pub meanwhile: Propagation,
+    /// The same from seconds before until the end.
+    pub around: Propagation,
     /// How the admin servers answered.
     pub live: Vec<Liveness>,
     /// What it took.

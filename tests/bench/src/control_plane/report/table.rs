@@ -37,16 +37,17 @@ impl Rows {
         self.add("connections and streams that were opened again", answers.retries.to_string());
     }
 
-    fn propagation(&mut self, propagation: &Propagation) {
+    /// `when` is empty or ends in a colon and a space.
+    fn propagation(&mut self, when: &str, propagation: &Propagation) {
         let rate = number(propagation.changes_per_second);
-        self.add("changes, and per second", format!("{}, {rate}", propagation.changes));
-        self.quantiles("API server's answer to client, ms", propagation.milliseconds);
+        self.add(format!("{when}changes, and per second"), format!("{}, {rate}", propagation.changes));
+        self.quantiles(&format!("{when}API server's answer to client, ms"), propagation.milliseconds);
         let missing = propagation.missing.map_or_else(String::new, |missing| format!(", {missing} missing"));
         let early = propagation.before_answer;
-        self.add("arrivals", format!("{}{missing}, {early} before the answer", propagation.arrivals));
+        self.add(format!("{when}arrivals"), format!("{}{missing}, {early} before the answer", propagation.arrivals));
         if propagation.failed_writes > 0 {
             let error = propagation.last_error.as_deref().unwrap_or_default();
-            self.add("refused writes", format!("{}: {error}", propagation.failed_writes));
+            self.add(format!("{when}refused writes"), format!("{}: {error}", propagation.failed_writes));
         }
     }
 
@@ -60,9 +61,8 @@ impl Rows {
                 format!("{} to {}", number(mib(one.resident_bytes_before)), number(mib(one.resident_bytes_after)));
             self.add(format!("{}: resident, MiB", one.process), memory);
             let requests = one.api_requests.as_ref().map(|requests| {
-                let methods: Vec<_> =
-                    requests.methods.iter().map(|(method, count)| format!("{method} {count}")).collect();
-                format!("{} ({} watches; {})", requests.total, requests.watches, methods.join(", "))
+                let methods = requests.methods.iter().map(|(method, count)| format!(", {method} {count}"));
+                format!("{}{}; {} watches", requests.total, methods.collect::<String>(), requests.watches)
             });
             let requests = requests.unwrap_or_else(|| "not measured".to_owned());
             self.add(format!("{}: requests to the API server", one.process), requests);
@@ -110,7 +110,7 @@ impl Changing {
     #[must_use]
     pub fn table(&self, title: &str) -> String {
         let mut rows = Rows::default();
-        rows.propagation(&self.propagation);
+        rows.propagation("", &self.propagation);
         rows.load(&self.load);
         rows.table(title)
     }
@@ -122,7 +122,8 @@ impl Reconnect {
     pub fn table(&self) -> String {
         let mut rows = Rows::default();
         rows.first_answers(&self.first_answers);
-        rows.propagation(&self.propagation);
+        rows.propagation("meanwhile: ", &self.meanwhile);
+        rows.propagation("before, meanwhile and after: ", &self.around);
         for live in &self.live {
             rows.quantiles(&format!("{}: GET /live, ms", live.process), live.milliseconds);
             rows.add(
@@ -142,7 +143,7 @@ impl Stalled {
         let mut rows = Rows::default();
         rows.add("clients that do not read", self.clients.to_string());
         rows.add("messages that reached them", self.messages_to_them.to_string());
-        rows.propagation(&self.others);
+        rows.propagation("", &self.others);
         for one in &self.load.processes {
             let growth = one.growth_bytes() / f64::from(self.clients.max(1));
             rows.add(format!("{}: growth per stalled client, bytes", one.process), number(growth));
