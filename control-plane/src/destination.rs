@@ -14,7 +14,7 @@ mod token;
 use std::{net::SocketAddr, sync::Arc};
 
 use tonic::{Request, Response, Status};
-use weft_index::{AmbiguousAddress, EndpointProfile, EndpointsKey, Key, ProfileKey, ServiceProfile, SharedIndex};
+use weft_index::{AmbiguousAddress, EndpointProfile, EndpointsQuery, Key, ProfileKey, ServiceProfile, SharedIndex};
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, Update, destination_server};
 use weft_runtime::drain;
 
@@ -86,7 +86,7 @@ enum Profile {
 }
 
 impl Destination {
-    fn endpoints_of(&self, request: &GetDestination) -> Result<(Key, EndpointsKey), Status> {
+    fn endpoints_of(&self, request: &GetDestination) -> Result<(Key, EndpointsQuery), Status> {
         let authority = parse(&request.path)?;
         let (service, hostname) = match self.host(&authority)? {
             Host::Ip(ip) => {
@@ -100,10 +100,10 @@ impl Destination {
             return Err(external(&service));
         }
         let node = Token::parse(&request.context_token).node_name;
-        Ok((service, EndpointsKey { port: authority.port, node, hostname }))
+        Ok((service, EndpointsQuery { port: authority.port, node, hostname }))
     }
 
-    fn endpoints(&self, service: &Key, key: EndpointsKey, call: Call) -> Messages<Update> {
+    fn endpoints(&self, service: &Key, key: EndpointsQuery, call: Call) -> Messages<Update> {
         let snapshots = self.index.watch_endpoints(service, key);
         let mut diff = Diff::default();
         stream::messages(snapshots, self.drain.clone(), call, move |endpoints| Step::Send(diff.advance(endpoints)))

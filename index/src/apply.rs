@@ -1,6 +1,9 @@
 //! The write side: how a change of an object changes the tables, and which subscriptions it affects.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
 
 use weft_k8s_api::{
     labels,
@@ -10,12 +13,11 @@ use weft_k8s_api::{
 
 use super::{
     Index, Problem, inbound,
+    pairs::Members,
     records::{
         self, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord,
         SliceRecord,
     },
-    selectable::Selectable,
-    selection,
     store::{Authz, Owned},
 };
 
@@ -29,7 +31,7 @@ impl Index {
             Object::Pod(pod) => self.set_pod(&key, Some(PodRecord::new(&pod))),
             Object::Node(node) => {
                 let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(labels::ZONE)).cloned();
-                self.set_zone(&key.name, zone);
+                self.set_node(&key.name, Some(zone));
             }
             Object::ReplicaSet(set) => self.set_owner(Kind::ReplicaSet, key, records::single_owner(&set.metadata)),
             Object::Job(job) => self.set_owner(Kind::Job, key, records::single_owner(&job.metadata)),
@@ -44,9 +46,9 @@ impl Index {
             },
             Object::Server(server) => {
                 let record = Arc::new(ServerRecord::new(&server));
-                let old = self.store.policies_mut(&key.namespace).servers.insert(key.name, record.clone());
+                let old = self.store.policies_mut(&key.namespace).servers.insert(record.clone());
                 if old.as_ref() != Some(&record) {
-                    self.server_changed(&key.namespace, [old, Some(record)].into_iter().flatten());
+                    self.server_changed([old, Some(record)].into_iter().flatten());
                 }
             }
             Object::ServerAuthorization(authorization) => {
@@ -106,13 +108,13 @@ impl Index {
             Kind::Service => self.set_service(&key, None),
             Kind::EndpointSlice => self.set_slice(&key, None),
             Kind::Pod => self.set_pod(&key, None),
-            Kind::Node => self.set_zone(&key.name, None),
+            Kind::Node => self.set_node(&key.name, None),
             Kind::ReplicaSet | Kind::Job => self.set_owner(reference.kind, key, None),
             Kind::ExternalWorkload => self.set_workload(&key, None),
             Kind::ServiceProfile => self.set_profile(key, None),
             Kind::Server => {
                 let old = self.store.policies_mut(&key.namespace).servers.remove(&key.name);
-                self.server_changed(&key.namespace, old.into_iter());
+                self.server_changed(old.into_iter());
             }
             Kind::ServerAuthorization => {
                 self.store.policies_mut(&key.namespace).server_authorizations.remove(&key.name);
@@ -156,6 +158,9 @@ impl Index {
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
         self.report(Kind::Service, key, before, now);
+        if new.as_ref().is_some_and(|new| new.local != old.as_ref().is_some_and(|old| old.local)) {
+            self.dirty.moved.insert(key.clone());
+        }
         let store = &mut self.store;
         if let Some(old) = store.services.remove(key) {
             for ip in &old.cluster_ips {
@@ -188,7 +193,7 @@ impl Index {
         let store = &mut self.store;
         if let Some(old) = store.slices.remove(key) {
             store.slices_of_service.remove(&old.service, key);
-            self.dirty.services.insert(old.service.clone());
+            self.dirty.slice(store, &old.service);
             let others: Vec<_> =
                 store.slices_of_service.iter(&old.service).filter_map(|key| store.slices.get(key)).collect();
             let pods: HashSet<&Key> = others.iter().flat_map(|slice| slice.pods()).collect();
@@ -208,7 +213,7 @@ impl Index {
                 store.services_of_workload.insert(workload.clone(), new.service.clone());
             }
             store.slices_of_service.insert(new.service.clone(), key.clone());
-            self.dirty.services.insert(new.service.clone());
+            self.dirty.slice(store, &new.service);
             store.slices.insert(key.clone(), Arc::new(new));
         }
     }
@@ -222,7 +227,7 @@ impl Index {
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
         self.report(Kind::Pod, key, before, now);
         let store = &mut self.store;
-        self.dirty.services.extend(store.services_of_pod.iter(key).cloned());
+        self.dirty.endpoints.extend(store.services_of_pod.iter(key).cloned());
         if let Some(old) = store.pods.remove(key) {
             for ip in &old.ips {
                 store.pod_ips.remove(ip, key);
@@ -233,7 +238,7 @@ impl Index {
             if let Some(owned) = owned_by(&old) {
                 store.pods_of_owner.remove(&owned, key);
             }
-            store.pods_in_namespace.remove(&key.namespace, key);
+            leave(&mut store.pods_in_namespace, key, &old.labels);
             self.dirty.pod(&old);
         }
         if let Some(new) = new {
@@ -246,19 +251,23 @@ impl Index {
             if let Some(owned) = owned_by(&new) {
                 store.pods_of_owner.insert(owned, key.clone());
             }
-            store.pods_in_namespace.insert(key.namespace.clone(), key.clone());
+            store.pods_in_namespace.entry(key.namespace.clone()).or_default().insert(&key.name, &new.labels);
             self.dirty.pod(&new);
             store.pods.insert(key.clone(), Arc::new(new));
         }
     }
 
-    /// Zones are in every endpoint's labels and rarely change, so everything is recomputed.
-    fn set_zone(&mut self, node: &str, zone: Option<String>) {
-        let old = match zone.clone() {
-            Some(zone) => self.store.zones.insert(node.to_owned(), zone),
-            None => self.store.zones.remove(node),
+    /// A client's place is looked up once, as in Linkerd. Only those whose node was not known ask again when one becomes
+    /// known.
+    fn set_node(&mut self, name: &str, zone: Option<Option<String>>) {
+        let known = match zone {
+            Some(zone) => self.store.zones.insert(name.to_owned(), zone).is_none(),
+            None => {
+                self.store.zones.remove(name);
+                false
+            }
         };
-        self.dirty.all_endpoints |= old != zone;
+        self.dirty.new_nodes |= known;
     }
 
     fn set_workload(&mut self, key: &Key, new: Option<ExternalWorkloadRecord>) {
@@ -269,26 +278,26 @@ impl Index {
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
         self.report(Kind::ExternalWorkload, key, before, now);
         let store = &mut self.store;
-        self.dirty.services.extend(store.services_of_workload.iter(key).cloned());
+        self.dirty.endpoints.extend(store.services_of_workload.iter(key).cloned());
         if let Some(old) = store.workloads.remove(key) {
             for ip in &old.ips {
                 store.workload_ips.remove(ip, key);
             }
-            store.workloads_in_namespace.remove(&key.namespace, key);
+            leave(&mut store.workloads_in_namespace, key, &old.labels);
             self.dirty.workload(&old);
         }
         if let Some(new) = new {
             for ip in &new.ips {
                 store.workload_ips.insert(*ip, key.clone());
             }
-            store.workloads_in_namespace.insert(key.namespace.clone(), key.clone());
+            store.workloads_in_namespace.entry(key.namespace.clone()).or_default().insert(&key.name, &new.labels);
             self.dirty.workload(&new);
             store.workloads.insert(key.clone(), Arc::new(new));
         }
     }
 
     fn set_profile(&mut self, key: Key, new: Option<ProfileRecord>) {
-        self.dirty.services.extend(self.cluster.service_of_profile(&key.name));
+        self.dirty.profiles.extend(self.cluster.service_of_profile(&key.name));
         match new {
             Some(new) => self.store.profiles.insert(key, Arc::new(new)),
             None => self.store.profiles.remove(&key),
@@ -307,7 +316,7 @@ impl Index {
             return;
         }
         for key in store.pods_of_owner.iter(&owned) {
-            self.dirty.services.extend(store.services_of_pod.iter(key).cloned());
+            self.dirty.endpoints.extend(store.services_of_pod.iter(key).cloned());
             if let Some(pod) = store.pods.get(key) {
                 self.dirty.addresses(pod);
             }
@@ -326,17 +335,16 @@ impl Index {
 
     /// A change of a Server affects the workloads that it selects or selected: their policies, and their
     /// endpoints if it makes a port opaque.
-    fn server_changed(&mut self, namespace: &str, servers: impl Iterator<Item = Arc<ServerRecord>>) {
-        let servers: Vec<_> = servers.collect();
-        let selected =
-            |selectable: Selectable<'_>| servers.iter().any(|server| selection::selects_workload(server, selectable));
-        for pod in self.store.pods_in(namespace).filter(|pod| selected(Selectable::Pod(pod))) {
-            self.dirty.pod(pod);
-            self.dirty.services.extend(self.store.services_of_pod.iter(&pod.key).cloned());
-        }
-        for workload in self.store.workloads_in(namespace).filter(|workload| selected(Selectable::External(workload))) {
-            self.dirty.workload(workload);
-            self.dirty.services.extend(self.store.services_of_workload.iter(&workload.key).cloned());
+    fn server_changed(&mut self, servers: impl Iterator<Item = Arc<ServerRecord>>) {
+        for server in servers {
+            for pod in self.store.pods_of(&server) {
+                self.dirty.pod(pod);
+                self.dirty.endpoints.extend(self.store.services_of_pod.iter(&pod.key).cloned());
+            }
+            for workload in self.store.workloads_of(&server) {
+                self.dirty.workload(workload);
+                self.dirty.endpoints.extend(self.store.services_of_workload.iter(&workload.key).cloned());
+            }
         }
     }
 
@@ -364,6 +372,16 @@ impl Index {
         }
         if !now.is_empty() {
             self.ineffective.insert(namespace.to_owned(), now);
+        }
+    }
+}
+
+/// Removes a workload from the members of its namespace.
+fn leave(namespaces: &mut HashMap<String, Members>, key: &Key, labels: &BTreeMap<String, String>) {
+    if let Some(members) = namespaces.get_mut(&key.namespace) {
+        members.remove(&key.name, labels);
+        if members.all().next().is_none() {
+            namespaces.remove(&key.namespace);
         }
     }
 }

@@ -13,15 +13,87 @@ use super::{
     workload,
 };
 
-/// The port and the client of a subscription.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EndpointsKey {
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointsQuery {
     /// The Service's port.
     pub port: u16,
-    /// The client's node, if it is known.
+    /// The client's node, as the client names it.
     pub node: Option<String>,
     /// Restricts the answer to the endpoint with this hostname.
     pub hostname: Option<String>,
+}
+
+/// What a subscription depends on. Clients share one if their answers cannot differ, so that their number does not depend
+/// on the number of nodes, nor on what clients call theirs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct EndpointsKey {
+    port: u16,
+    hostname: Option<String>,
+    pub(super) client: Client,
+}
+
+/// Where clients are, as far as the answer depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Client {
+    /// Nowhere in particular: the client names no node, or one without a zone.
+    Anywhere,
+    /// On a node that is not known (yet).
+    Unknown,
+    /// In a zone.
+    Zone(String),
+    /// On a node, because the Service is served by endpoints on the client's node alone.
+    Node {
+        /// The node.
+        name: String,
+        /// Its zone.
+        zone: Option<String>,
+    },
+}
+
+impl Client {
+    /// Whether the place says enough for a Service that is served by the client's node alone, and not too much for
+    /// another.
+    pub(super) fn suits(&self, local: bool) -> bool {
+        match self {
+            Self::Node { .. } => local,
+            Self::Anywhere | Self::Unknown | Self::Zone(_) => !local,
+        }
+    }
+}
+
+impl EndpointsKey {
+    /// Replaces the client's node by what the answer depends on.
+    pub(super) fn new(store: &Store, service: &Key, query: EndpointsQuery) -> Self {
+        let EndpointsQuery { port, node, hostname } = query;
+        let local = store.service(service).is_some_and(|service| service.local);
+        let Some(name) = node else { return Self { port, hostname, client: Client::Anywhere } };
+        let zone = store.node(&name).map(|zone| zone.map(str::to_owned));
+        // A node that has endpoints is there, whether or not its object is known: manifests of a sandbox have none.
+        let zone = zone.or_else(|| (local && store.serves_on(service, &name)).then_some(None));
+        let client = match zone {
+            None => Client::Unknown,
+            Some(zone) if local => Client::Node { name, zone },
+            Some(Some(zone)) => Client::Zone(zone),
+            Some(None) => Client::Anywhere,
+        };
+        Self { port, hostname, client }
+    }
+
+    fn zone(&self) -> Option<&str> {
+        match &self.client {
+            Client::Zone(zone) => Some(zone),
+            Client::Node { zone, .. } => zone.as_deref(),
+            Client::Anywhere | Client::Unknown => None,
+        }
+    }
+
+    fn node(&self) -> Option<&str> {
+        match &self.client {
+            Client::Node { name, .. } => Some(name),
+            Client::Anywhere | Client::Unknown | Client::Zone(_) => None,
+        }
+    }
 }
 
 /// All endpoints of a Service's port.
@@ -37,7 +109,7 @@ pub struct Endpoints {
 pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &EndpointsKey) -> Endpoints {
     let Some(record) = store.service(service) else { return Endpoints::default() };
     let candidates = candidates(store, &record, key);
-    let client_zone = key.node.as_deref().and_then(|node| store.zone(node));
+    let client_zone = key.zone();
     let mut by_addr = BTreeMap::new();
     let mut of_pods = Vec::new();
     for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
@@ -97,7 +169,7 @@ fn filter<'a>(
     client_zone: Option<&str>,
 ) -> Vec<(u16, &'a SliceEndpoint)> {
     if local {
-        let on_node = |endpoint: &SliceEndpoint| key.node.is_some() && endpoint.node == key.node;
+        let on_node = |endpoint: &SliceEndpoint| key.node().is_some() && endpoint.node.as_deref() == key.node();
         return candidates.into_iter().filter(|(_, endpoint)| on_node(endpoint)).collect();
     }
     let hinted = !candidates.is_empty() && candidates.iter().all(|(_, endpoint)| !endpoint.for_zones.is_empty());

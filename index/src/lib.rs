@@ -16,10 +16,12 @@ mod endpoints;
 mod event;
 mod inbound;
 mod outbound;
+mod pairs;
 mod profile;
 mod records;
 mod selectable;
 mod selection;
+mod servers;
 mod store;
 mod watches;
 mod workload;
@@ -38,7 +40,8 @@ use tokio::sync::watch;
 
 pub use cluster::{Cluster, TransportMode};
 pub use endpoint::{Endpoint, Hint, PeerIdentity};
-pub use endpoints::{Endpoints, EndpointsKey};
+use endpoints::{Client, EndpointsKey};
+pub use endpoints::{Endpoints, EndpointsQuery};
 pub use event::Event;
 pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub use outbound::{OutboundPolicy, OutboundProtocol};
@@ -90,16 +93,27 @@ struct Index {
     outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
 }
 
-/// Changes since the last publication.
+/// What changed since the last publication, by who is to be told.
 #[derive(Default)]
 struct Dirty {
-    services: HashSet<Key>,
-    addresses: HashSet<IpAddr>,
+    /// Services whose endpoints changed.
+    endpoints: HashSet<Key>,
+    /// Services whose clients' places may have to be looked up again, see [`Client::suits`].
+    moved: HashSet<Key>,
+    /// Services whose profiles changed.
+    profiles: HashSet<Key>,
+    /// Services whose policy by name changed.
+    outbound_names: HashSet<Key>,
+    /// Addresses of Services.
+    outbound: HashSet<IpAddr>,
+    /// Addresses of workloads.
+    endpoint_profiles: HashSet<IpAddr>,
     pods: HashSet<Key>,
     workloads: HashSet<Key>,
     /// Namespaces whose policies changed.
     policies: HashSet<String>,
-    all_endpoints: bool,
+    /// Whether a node became known.
+    new_nodes: bool,
 }
 
 impl SharedIndex {
@@ -143,6 +157,12 @@ impl SharedIndex {
         self.0.lock().ineffective.values().map(BTreeMap::len).sum()
     }
 
+    /// Number of different answers about endpoints that clients have subscribed to.
+    #[cfg(test)]
+    fn endpoints_subscriptions(&self) -> usize {
+        self.0.lock().endpoints.len()
+    }
+
     /// Settings of the mesh, which never change.
     pub fn cluster(&self) -> Arc<Cluster> {
         self.0.lock().cluster.clone()
@@ -166,10 +186,13 @@ impl SharedIndex {
         self.0.lock().store.pod_of_service(service, hostname)
     }
 
-    /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service.
-    pub fn watch_endpoints(&self, service: &Key, key: EndpointsKey) -> watch::Receiver<Arc<Endpoints>> {
+    /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service. It ends, and
+    /// the client is to ask again, when the Service's endpoints begin or cease to depend on the client's node, and when
+    /// the client's node was not known and may be now.
+    pub fn watch_endpoints(&self, service: &Key, query: EndpointsQuery) -> watch::Receiver<Arc<Endpoints>> {
         let mut index = self.0.lock();
         let Index { endpoints, store, cluster, .. } = &mut *index;
+        let key = EndpointsKey::new(store, service, query);
         endpoints.subscribe(service, key, |key| Arc::new(endpoints::compute(store, cluster, service, key)))
     }
 
@@ -252,20 +275,30 @@ impl Index {
         }
         let (store, cluster) = (&self.store, &*self.cluster);
         let endpoints = |service: &Key, key: &EndpointsKey| Arc::new(endpoints::compute(store, cluster, service, key));
-        if dirty.all_endpoints {
-            self.endpoints.update_all(endpoints);
+        if dirty.new_nodes {
+            self.endpoints.end(|key| key.client == Client::Unknown);
         }
-        for service in &dirty.services {
+        for service in &dirty.moved {
+            let local = store.service(service).is_some_and(|service| service.local);
+            self.endpoints.end_in(service, |key| !key.client.suits(local));
+        }
+        for service in &dirty.endpoints {
             self.endpoints.update(service, endpoints);
+        }
+        for service in &dirty.profiles {
             self.service_profiles
                 .update(service, |service, key| Arc::new(profile::service(store, cluster, service, key)));
+        }
+        for service in &dirty.outbound_names {
             self.outbound_names.update(service, |service, port| {
                 Some(Arc::new(outbound::compute_by_name(store, cluster, service, *port)))
             });
         }
-        for ip in &dirty.addresses {
+        for ip in &dirty.endpoint_profiles {
             self.endpoint_profiles
                 .update(ip, |ip, port| profile::endpoint(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
+        }
+        for ip in &dirty.outbound {
             self.outbound.update(ip, |ip, port| {
                 outbound::compute_by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new)
             });
@@ -282,8 +315,18 @@ impl Index {
 
 impl Dirty {
     fn service(&mut self, service: &ServiceRecord) {
-        self.services.insert(service.key.clone());
-        self.addresses.extend(&service.cluster_ips);
+        for services in [&mut self.endpoints, &mut self.profiles, &mut self.outbound_names] {
+            services.insert(service.key.clone());
+        }
+        self.outbound.extend(&service.cluster_ips);
+    }
+
+    /// Marks a Service of which a slice changed: another node may have its first endpoint.
+    fn slice(&mut self, store: &Store, service: &Key) {
+        self.endpoints.insert(service.clone());
+        if store.services.get(service).is_some_and(|service| service.local) {
+            self.moved.insert(service.clone());
+        }
     }
 
     fn pod(&mut self, pod: &PodRecord) {
@@ -293,12 +336,12 @@ impl Dirty {
 
     /// Marks the addresses of a pod.
     fn addresses(&mut self, pod: &PodRecord) {
-        self.addresses.extend(&pod.ips);
-        self.addresses.extend(pod.host_ports.iter().map(|host| host.addr.ip()));
+        self.endpoint_profiles.extend(&pod.ips);
+        self.endpoint_profiles.extend(pod.host_ports.iter().map(|host| host.addr.ip()));
     }
 
     fn workload(&mut self, workload: &ExternalWorkloadRecord) {
         self.workloads.insert(workload.key.clone());
-        self.addresses.extend(&workload.ips);
+        self.endpoint_profiles.extend(&workload.ips);
     }
 }

@@ -1,9 +1,11 @@
 //! Workloads that a Server may select: pods, and machines outside the cluster.
 
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use weft_k8s_api::ports::PortSet;
+use std::collections::BTreeMap;
 
-use super::records::{DefaultPolicyAnnotation, ExternalWorkloadRecord, PodRecord};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use weft_k8s_api::{policy, ports::PortSet};
+
+use super::records::{DefaultPolicyAnnotation, ExternalWorkloadRecord, PodRecord, ServerRecord};
 
 /// A workload that a Server may select.
 #[derive(Clone, Copy)]
@@ -18,6 +20,22 @@ impl<'a> Selectable<'a> {
             Self::Pod(pod) => &pod.key.namespace,
             Self::External(workload) => &workload.key.namespace,
         }
+    }
+
+    pub(super) fn labels(self) -> &'a BTreeMap<String, String> {
+        match self {
+            Self::Pod(pod) => &pod.labels,
+            Self::External(workload) => &workload.labels,
+        }
+    }
+
+    /// Whether a Server selects the workload, whatever the port.
+    pub(super) fn is_selected_by(self, server: &ServerRecord) -> bool {
+        let selector = match self {
+            Self::Pod(_) => &server.spec.pod_selector,
+            Self::External(_) => &server.spec.external_workload_selector,
+        };
+        selector.as_ref().is_some_and(|selector| policy::selects(selector, Some(self.labels())))
     }
 
     /// Whether a number or the name of a port denotes the port.

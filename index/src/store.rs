@@ -10,9 +10,14 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use weft_k8s_api::policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec};
 
-use super::records::{
-    ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord,
-    ServiceRecord, SliceRecord,
+use super::{
+    pairs::Members,
+    records::{
+        ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord,
+        ServiceRecord, SliceRecord,
+    },
+    selectable::Selectable,
+    servers::Servers,
 };
 
 /// Several objects claim one address.
@@ -38,16 +43,17 @@ pub(super) struct Store {
     pub(super) slices_of_service: Table<Key, Key>,
     pub(super) services_of_pod: Table<Key, Key>,
     pub(super) pods: HashMap<Key, Arc<PodRecord>>,
-    pub(super) pods_in_namespace: Table<String, Key>,
+    pub(super) pods_in_namespace: HashMap<String, Members>,
     pub(super) pod_ips: Table<IpAddr, Key>,
     pub(super) pod_host_ports: Table<SocketAddr, Key>,
     pub(super) pods_of_owner: Table<Owned, Key>,
     pub(super) workloads: HashMap<Key, Arc<ExternalWorkloadRecord>>,
-    pub(super) workloads_in_namespace: Table<String, Key>,
+    pub(super) workloads_in_namespace: HashMap<String, Members>,
     pub(super) workload_ips: Table<IpAddr, Key>,
     pub(super) services_of_workload: Table<Key, Key>,
     pub(super) profiles: HashMap<Key, Arc<ProfileRecord>>,
-    pub(super) zones: HashMap<String, String>,
+    /// Nodes, with their zones if they have one.
+    pub(super) zones: HashMap<String, Option<String>>,
     /// Owners of ReplicaSets and Jobs.
     pub(super) owners: HashMap<Owned, Owner>,
     pub(super) namespaces: HashMap<String, NamespacePolicies>,
@@ -71,7 +77,7 @@ pub(super) struct PodAt<'a> {
 /// Policy objects of one namespace.
 #[derive(Default)]
 pub(super) struct NamespacePolicies {
-    pub(super) servers: BTreeMap<String, Arc<ServerRecord>>,
+    pub(super) servers: Servers,
     pub(super) authorizations: BTreeMap<String, Authz>,
     pub(super) server_authorizations: BTreeMap<String, ServerAuthorizationSpec>,
     pub(super) mesh_tls: HashMap<String, MeshTlsRecord>,
@@ -131,6 +137,12 @@ impl Store {
         self.slices_of_service.iter(service).filter_map(|key| self.slices.get(key))
     }
 
+    /// Whether a Service has endpoints on a node.
+    pub(super) fn serves_on(&self, service: &Key, node: &str) -> bool {
+        let mut endpoints = self.slices(service).flat_map(|slice| &slice.endpoints);
+        endpoints.any(|endpoint| endpoint.node.as_deref() == Some(node))
+    }
+
     pub(super) fn pod(&self, key: &Key) -> Option<&Arc<PodRecord>> {
         self.pods.get(key)
     }
@@ -153,8 +165,9 @@ impl Store {
         endpoints.find(|endpoint| endpoint.hostname.as_deref() == Some(hostname))?.addresses.first().copied()
     }
 
-    pub(super) fn zone(&self, node: &str) -> Option<&str> {
-        self.zones.get(node).map(String::as_str)
+    /// Whether a node is known, and its zone if it has one.
+    pub(super) fn node(&self, name: &str) -> Option<Option<&str>> {
+        self.zones.get(name).map(Option::as_deref)
     }
 
     /// The owner of a ReplicaSet or a Job.
@@ -186,7 +199,26 @@ impl Store {
     }
 
     pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<ExternalWorkloadRecord>> {
-        self.workloads_in_namespace.iter(&namespace.to_owned()).filter_map(|key| self.workloads.get(key))
+        let names = self.workloads_in_namespace.get(namespace).into_iter().flat_map(Members::all);
+        names.filter_map(move |name| self.workloads.get(&Key::new(namespace, name)))
+    }
+
+    /// Pods that a Server selects, whatever the port.
+    pub(super) fn pods_of(&self, server: &ServerRecord) -> impl Iterator<Item = &Arc<PodRecord>> {
+        let namespace = &server.key.namespace;
+        let names = self.pods_in_namespace.get(namespace).zip(server.spec.pod_selector.as_ref());
+        let candidates = names.into_iter().flat_map(|(members, selector)| members.candidates(selector));
+        let pods = candidates.filter_map(move |name| self.pods.get(&Key::new(namespace, name)));
+        pods.filter(|pod| Selectable::Pod(pod).is_selected_by(server))
+    }
+
+    /// ExternalWorkloads that a Server selects, whatever the port.
+    pub(super) fn workloads_of(&self, server: &ServerRecord) -> impl Iterator<Item = &Arc<ExternalWorkloadRecord>> {
+        let namespace = &server.key.namespace;
+        let names = self.workloads_in_namespace.get(namespace).zip(server.spec.external_workload_selector.as_ref());
+        let candidates = names.into_iter().flat_map(|(members, selector)| members.candidates(selector));
+        let workloads = candidates.filter_map(move |name| self.workloads.get(&Key::new(namespace, name)));
+        workloads.filter(|workload| Selectable::External(workload).is_selected_by(server))
     }
 
     pub(super) fn policies(&self, namespace: &str) -> Option<&NamespacePolicies> {
@@ -194,7 +226,8 @@ impl Store {
     }
 
     pub(super) fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<PodRecord>> {
-        self.pods_in_namespace.iter(&namespace.to_owned()).filter_map(|key| self.pods.get(key))
+        let names = self.pods_in_namespace.get(namespace).into_iter().flat_map(Members::all);
+        names.filter_map(move |name| self.pods.get(&Key::new(namespace, name)))
     }
 
     pub(super) fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {

@@ -55,14 +55,31 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
         }
     }
 
-    /// Recomputes every snapshot.
-    pub(super) fn update_all(&mut self, compute: impl Fn(&G, &K) -> T) {
+    /// Number of subscriptions with a receiver.
+    #[cfg(test)]
+    pub(super) fn len(&mut self) -> usize {
         self.sweep();
-        for (group, keys) in &self.groups {
-            for (key, sender) in keys {
-                publish(sender, compute(group, key));
-            }
+        self.subscriptions
+    }
+
+    /// Ends the subscriptions of a group with keys for which `ends` holds.
+    pub(super) fn end_in(&mut self, group: &G, ends: impl Fn(&K) -> bool) {
+        let Some(keys) = self.groups.get_mut(group) else { return };
+        let before = keys.len();
+        keys.retain(|key, _| !ends(key));
+        self.subscriptions -= before - keys.len();
+        if keys.is_empty() {
+            self.groups.remove(group);
         }
+    }
+
+    /// Ends the subscriptions with keys for which `ends` holds. Looks at all of them.
+    pub(super) fn end(&mut self, ends: impl Fn(&K) -> bool) {
+        self.groups.retain(|_, keys| {
+            keys.retain(|key, _| !ends(key));
+            !keys.is_empty()
+        });
+        self.subscriptions = self.groups.values().map(HashMap::len).sum();
     }
 
     /// Drops subscriptions without receivers. Each sweep doubles the number at which the next one happens, so its cost
@@ -110,14 +127,17 @@ mod tests {
     fn subscribers_hear_of_their_group_when_it_differs() {
         let mut watches = Watches::<&str, u16, u32>::default();
         let mut a = watches.subscribe(&"a", 1, |_| 0);
-        let mut b = watches.subscribe(&"b", 1, |_| 0);
+        let b = watches.subscribe(&"b", 1, |_| 0);
         watches.update(&"a", |_, _| 7);
         assert!(a.has_changed().unwrap() && !b.has_changed().unwrap());
         assert_eq!(*a.borrow_and_update(), 7);
         watches.update(&"a", |_, _| 7);
         assert!(!a.has_changed().unwrap());
-        watches.update_all(|_, _| 9);
-        assert_eq!((*a.borrow_and_update(), *b.borrow_and_update()), (9, 9));
+        watches.end_in(&"a", |_| true);
+        assert!(a.has_changed().is_err() && b.has_changed().is_ok());
+        watches.end(|port| *port == 1);
+        assert!(b.has_changed().is_err());
+        assert_eq!((watches.groups.len(), watches.subscriptions), (0, 0));
     }
 
     #[test]

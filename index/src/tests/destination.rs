@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn key(port: u16) -> EndpointsKey {
-    EndpointsKey { port, node: None, hostname: None }
+fn key(port: u16) -> EndpointsQuery {
+    EndpointsQuery { port, node: None, hostname: None }
 }
 
 fn web() -> Key {
@@ -231,7 +231,7 @@ fn topology_by_node_zone_and_hostname() {
         pod("web-2", "10.244.0.2", json!({})),
     ]);
     let find = |node: Option<&str>, hostname: Option<&str>| {
-        let key = EndpointsKey { port: 80, node: node.map(str::to_owned), hostname: hostname.map(str::to_owned) };
+        let key = EndpointsQuery { port: 80, node: node.map(str::to_owned), hostname: hostname.map(str::to_owned) };
         addrs(&world.index.watch_endpoints(&web(), key).borrow().clone())
     };
     assert_eq!(find(Some("node-a"), None), ["10.244.0.1:8080"]);
@@ -279,6 +279,60 @@ fn a_pod_of_the_host_network_is_announced_once() {
     assert_eq!(addrs(&world.index.watch_endpoints(&web(), key(80)).borrow().clone()), ["[fd00::99]:8080"]);
 }
 
+fn on_node(node: &str) -> EndpointsQuery {
+    EndpointsQuery { port: 80, node: Some(node.to_owned()), hostname: None }
+}
+
+fn node(name: &str, zone: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}}})
+}
+
+#[test]
+fn clients_share_a_subscription_unless_their_answers_can_differ() {
+    let world = World::new();
+    world.apply_all([node("a-1", "a"), node("a-2", "a"), node("b-1", "b")]);
+    world.apply(service("web", "10.96.0.1", json!({})));
+    let names = ["a-1", "a-2", "b-1"].map(str::to_owned).into_iter().chain((0..1000).map(|n| format!("none-{n}")));
+    let queries: Vec<_> = names.map(|name| on_node(&name)).collect();
+    let clients: Vec<_> = queries.iter().map(|query| world.index.watch_endpoints(&web(), query.clone())).collect();
+    assert_eq!(world.index.endpoints_subscriptions(), 3, "two zones, and nodes that are not known");
+    drop(clients);
+    world.apply(service("web", "10.96.0.1", json!({"internalTrafficPolicy": "Local"})));
+    let _clients: Vec<_> = queries.into_iter().map(|query| world.index.watch_endpoints(&web(), query)).collect();
+    assert_eq!(world.index.endpoints_subscriptions(), 4, "three nodes, and those that are not known");
+}
+
+#[test]
+fn clients_ask_again_when_their_place_counts_differently() {
+    let world = World::new();
+    let mut placed = slice("web", &[("web-1", "10.244.0.1")], 8080);
+    merge(&mut placed["endpoints"][0], json!({"nodeName": "n"}));
+    world.apply_all([node("z", "a"), service("web", "10.96.0.1", json!({})), pod("web-1", "10.244.0.1", json!({}))]);
+    let ended = |rx: &watch::Receiver<Arc<Endpoints>>| rx.has_changed().is_err();
+    let (zoned, unknown) = (on_node("z"), on_node("n"));
+    let (in_zone, on_unknown) =
+        (world.index.watch_endpoints(&web(), zoned.clone()), world.index.watch_endpoints(&web(), unknown.clone()));
+    world.apply(node("z", "b"));
+    assert!(!ended(&in_zone) && !ended(&on_unknown), "a known node that moves ends nothing, as in Linkerd");
+    world.apply(node("y", "a"));
+    assert!(!ended(&in_zone) && ended(&on_unknown), "the new node could be the client's");
+    // From here on, only endpoints on the client's node count.
+    world.apply(service("web", "10.96.0.1", json!({"internalTrafficPolicy": "Local"})));
+    assert!(ended(&in_zone));
+    let (in_zone, on_unknown) =
+        (world.index.watch_endpoints(&web(), zoned.clone()), world.index.watch_endpoints(&web(), unknown.clone()));
+    world.apply(placed);
+    assert!(
+        !ended(&in_zone) && ended(&on_unknown),
+        "a node with an endpoint exists, whether its object is known or not"
+    );
+    assert_eq!(addrs(&world.index.watch_endpoints(&web(), unknown).borrow()), ["10.244.0.1:8080"]);
+    assert!(world.index.watch_endpoints(&web(), zoned).borrow().by_addr.is_empty());
+    world.apply(service("web", "10.96.0.1", json!({})));
+    assert!(ended(&in_zone));
+}
+
 #[test]
 fn only_known_pods_count_in_the_topology_filter() {
     let world = World::new();
@@ -292,7 +346,7 @@ fn only_known_pods_count_in_the_topology_filter() {
         zoned,
         pod("web-2", "10.244.0.2", json!({})),
     ]);
-    let near = EndpointsKey { port: 80, node: Some("n".to_owned()), hostname: None };
+    let near = EndpointsQuery { port: 80, node: Some("n".to_owned()), hostname: None };
     let mut rx = world.index.watch_endpoints(&web(), near);
     assert_eq!(addrs(&rx.borrow()), ["10.244.0.2:8080"], "the zone's own pod is not known yet");
     world.apply(pod("web-1", "10.244.0.1", json!({})));
