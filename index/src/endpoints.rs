@@ -52,6 +52,11 @@ pub(super) enum Client {
 }
 
 impl Client {
+    /// Whether a node that becomes known may be the client's, and say more about its place.
+    pub(super) fn awaits_node(&self) -> bool {
+        matches!(self, Self::Unknown | Self::Node { zone: None, .. })
+    }
+
     /// Whether the place says enough for a Service that is served by the client's node alone, and not too much for
     /// another.
     pub(super) fn suits(&self, local: bool) -> bool {

@@ -40,7 +40,7 @@ use tokio::sync::watch;
 
 pub use cluster::{Cluster, TransportMode};
 pub use endpoint::{Endpoint, Hint, PeerIdentity};
-use endpoints::{Client, EndpointsKey};
+use endpoints::EndpointsKey;
 pub use endpoints::{Endpoints, EndpointsQuery};
 pub use event::Event;
 pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
@@ -98,7 +98,7 @@ struct Index {
 struct Dirty {
     /// Services whose endpoints changed.
     endpoints: HashSet<Key>,
-    /// Services whose clients' places may have to be looked up again, see [`Client::suits`].
+    /// Services whose clients' places may have to be looked up again, see `Client::suits`.
     moved: HashSet<Key>,
     /// Services whose profiles changed.
     profiles: HashSet<Key>,
@@ -276,7 +276,7 @@ impl Index {
         let (store, cluster) = (&self.store, &*self.cluster);
         let endpoints = |service: &Key, key: &EndpointsKey| Arc::new(endpoints::compute(store, cluster, service, key));
         if dirty.new_nodes {
-            self.endpoints.end(|key| key.client == Client::Unknown);
+            self.endpoints.end(|key| key.client.awaits_node());
         }
         for service in &dirty.moved {
             let local = store.service(service).is_some_and(|service| service.local);

@@ -2,6 +2,7 @@
 
 mod destination;
 mod policy;
+mod random;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;

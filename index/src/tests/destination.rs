@@ -144,7 +144,7 @@ fn the_owner_is_named_by_object_or_by_template_hash() {
 }
 
 /// An ExternalWorkload with a port for its proxy.
-fn external(ip: &str) -> Value {
+pub(super) fn external(ip: &str) -> Value {
     json!({"apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
         "metadata": {"name": "vm", "namespace": "shop", "labels": {"app": "vm", "topology.kubernetes.io/zone": "z"}},
         "spec": {"meshTLS": {"identity": "spiffe://root/vm", "serverName": "vm.cluster.local"},
@@ -283,7 +283,7 @@ fn on_node(node: &str) -> EndpointsQuery {
     EndpointsQuery { port: 80, node: Some(node.to_owned()), hostname: None }
 }
 
-fn node(name: &str, zone: &str) -> Value {
+pub(super) fn node(name: &str, zone: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Node",
         "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}}})
 }

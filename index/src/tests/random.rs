@@ -1,0 +1,321 @@
+//! Random histories: whatever happened, answers equal those of an index that has only ever seen what is left.
+//!
+//! A history is a list of batches of applies and deletes, with repetitions, changes back and forth, deletes of what is
+//! not there, and objects before those that they refer to. All questions are asked at the start and kept open. After
+//! each batch every open answer is compared with the answer of a new index, which gets the remaining objects in another
+//! order: what is wrong there is a change that was not passed on, or an order that counts.
+//!
+//! `WEFT_INDEX_HISTORIES=1000000 cargo test -p weft-index random` goes on for longer than the suite does.
+
+use std::collections::BTreeMap;
+
+use proptest::{collection::vec, prelude::*, test_runner::TestRunner};
+use weft_k8s_api::manifest::{Object, ObjectRef};
+
+use super::*;
+
+/// Histories in an ordinary run.
+const HISTORIES: u32 = 150;
+
+const NODES: [&str; 4] = ["n1", "n2", "n3", "none"];
+const ADDRESSES: [&str; 6] = ["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.96.0.1", "10.96.0.2", "192.168.0.1"];
+const PORTS: [u16; 3] = [80, 8080, 9999];
+
+/// An open subscription: what it asks, and the answer so far.
+struct Open<Q, T> {
+    question: Q,
+    answer: Option<watch::Receiver<T>>,
+}
+
+/// Every question that there is, open.
+struct Client {
+    endpoints: Vec<Open<(Key, EndpointsQuery), Arc<Endpoints>>>,
+    service_profiles: Vec<Open<(Key, ProfileKey), Arc<ServiceProfile>>>,
+    endpoint_profiles: Vec<Open<SocketAddr, Option<Arc<EndpointProfile>>>>,
+    inbound: Vec<Open<(Key, u16), Option<Arc<InboundServer>>>>,
+    inbound_external: Vec<Open<(Key, u16), Option<Arc<InboundServer>>>>,
+    outbound: Vec<Open<SocketAddr, Option<Arc<OutboundPolicy>>>>,
+    outbound_names: Vec<Open<(Key, u16), Option<Arc<OutboundPolicy>>>>,
+}
+
+fn open<Q, T>(questions: impl IntoIterator<Item = Q>) -> Vec<Open<Q, T>> {
+    questions.into_iter().map(|question| Open { question, answer: None }).collect()
+}
+
+impl<Q, T: Clone> Open<Q, T> {
+    /// The answer now. A subscription that ended, or whose answer `ends` it, is opened again, as clients do.
+    fn answer(&mut self, ends: impl Fn(&T) -> bool, ask: impl Fn(&Q) -> Option<watch::Receiver<T>>) -> Option<T> {
+        let gone = |rx: &watch::Receiver<T>| rx.has_changed().is_err() || ends(&rx.borrow());
+        if self.answer.as_ref().is_none_or(gone) {
+            self.answer = None;
+            self.answer = ask(&self.question);
+        }
+        self.answer.as_ref().map(|rx| rx.borrow().clone())
+    }
+}
+
+fn services() -> Vec<Key> {
+    ["web", "api"].map(|name| Key::new("shop", name)).to_vec()
+}
+
+fn addresses() -> Vec<SocketAddr> {
+    let with_ports = |ip: &&str| PORTS.map(|port| SocketAddr::new(ip.parse().unwrap(), port));
+    ADDRESSES.iter().flat_map(with_ports).collect()
+}
+
+fn ports_of(names: &[(&str, &str)]) -> Vec<(Key, u16)> {
+    names.iter().flat_map(|(namespace, name)| PORTS.map(|port| (Key::new(*namespace, *name), port))).collect()
+}
+
+impl Client {
+    fn new() -> Self {
+        let mut endpoints = Vec::new();
+        let mut service_profiles = Vec::new();
+        for service in services() {
+            for port in PORTS {
+                for node in NODES.map(Some).into_iter().chain([None]) {
+                    let query = EndpointsQuery { port, node: node.map(str::to_owned), hostname: None };
+                    endpoints.push((service.clone(), query));
+                }
+                let hostname = Some("web-1".to_owned());
+                endpoints.push((service.clone(), EndpointsQuery { port, node: None, hostname }));
+                for namespace in [None, Some("ops".to_owned())] {
+                    service_profiles.push((service.clone(), ProfileKey { port, namespace }));
+                }
+            }
+        }
+        let names: Vec<_> = services().into_iter().flat_map(|key| PORTS.map(|port| (key.clone(), port))).collect();
+        Self {
+            endpoints: open(endpoints),
+            service_profiles: open(service_profiles),
+            endpoint_profiles: open(addresses()),
+            inbound: open(ports_of(&[("shop", "web-1"), ("shop", "web-2"), ("shop", "web-3")])),
+            inbound_external: open(ports_of(&[("shop", "vm")])),
+            outbound: open(addresses()),
+            outbound_names: open(names),
+        }
+    }
+
+    /// All answers, as text that names the question.
+    fn answers(&mut self, index: &SharedIndex) -> Vec<String> {
+        let mut all = Vec::new();
+        for open in &mut self.endpoints {
+            let answer = open.answer(|_| false, |(key, query)| Some(index.watch_endpoints(key, query.clone())));
+            all.push(format!("endpoints {:?}: {answer:?}", open.question));
+        }
+        for open in &mut self.service_profiles {
+            let answer = open.answer(|_| false, |(key, query)| Some(index.watch_service_profile(key, query.clone())));
+            all.push(format!("profile {:?}: {answer:?}", open.question));
+        }
+        for open in &mut self.endpoint_profiles {
+            // While an address is ambiguous, an open stream is silent and a new one is refused.
+            let answer = open.answer(|_| false, |addr| index.watch_endpoint_profile(*addr).ok()).flatten();
+            all.push(format!("profile {}: {answer:?}", open.question));
+        }
+        for open in &mut self.inbound {
+            let answer = open.answer(Option::is_none, |(key, port)| index.watch_inbound(key, *port)).flatten();
+            all.push(format!("inbound {:?}: {answer:?}", open.question));
+        }
+        for open in &mut self.inbound_external {
+            let answer = open.answer(Option::is_none, |(key, port)| index.watch_inbound_external(key, *port)).flatten();
+            all.push(format!("inbound external {:?}: {answer:?}", open.question));
+        }
+        for open in &mut self.outbound {
+            let answer = open.answer(Option::is_none, |addr| index.watch_outbound(*addr)).flatten();
+            all.push(format!("outbound {}: {answer:?}", open.question));
+        }
+        for open in &mut self.outbound_names {
+            let answer = open.answer(|_| false, |(key, port)| Some(index.watch_outbound_name(key, *port)));
+            all.push(format!("outbound {:?}: {answer:?}", open.question));
+        }
+        all
+    }
+}
+
+fn parse(object: Value) -> Object {
+    let read = manifest::parse("test.json".as_ref(), &object.to_string());
+    assert!(read.errors.is_empty(), "{:?}", read.errors);
+    read.objects.into_iter().next().unwrap().object
+}
+
+fn reference(object: &Object) -> ObjectRef {
+    let metadata = object.metadata();
+    ObjectRef {
+        kind: object.kind(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+fn policy(kind: &str, version: &str, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind,
+        "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
+}
+
+/// Every object that a history may contain, in each of its forms.
+fn forms() -> Vec<Object> {
+    let mut all = Vec::new();
+    for (name, zone) in [("n1", "a"), ("n2", "a"), ("n3", "b")] {
+        all.push(super::destination::node(name, zone));
+    }
+    for spec in [
+        json!({}),
+        json!({"internalTrafficPolicy": "Local"}),
+        json!({"ports": [{"name": "http", "port": 80}, {"name": "more", "port": 8080, "appProtocol": "http"}]}),
+        json!({"clusterIP": "10.96.0.2"}),
+    ] {
+        all.push(service("web", "10.96.0.1", spec));
+    }
+    let mut opaque = service("api", "10.96.0.2", json!({}));
+    merge(&mut opaque, json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "80"}}}));
+    all.extend([service("api", "10.96.0.2", json!({})), opaque]);
+    let placed = |name: &str, pods: &[(&str, &str)], zones: &[&str]| {
+        let mut object = slice(name, pods, 8080);
+        for (endpoint, zone) in zones.iter().enumerate() {
+            let node = if *zone == "a" { "n1" } else { "n3" };
+            merge(
+                &mut object["endpoints"][endpoint],
+                json!({"zone": zone, "nodeName": node,
+                "hostname": pods[endpoint].0, "hints": {"forZones": [{"name": zone}]}}),
+            );
+        }
+        object
+    };
+    let (one, two, three) = (("web-1", "10.244.0.1"), ("web-2", "10.244.0.2"), ("web-3", "10.244.0.3"));
+    all.extend([
+        placed("web", &[one, two], &[]),
+        placed("web", &[one, two, three], &["a", "a", "b"]),
+        placed("web", &[three], &["b"]),
+        placed("api", &[two, three], &[]),
+    ]);
+    let mut other = placed("web", &[two], &["a"]);
+    merge(&mut other, json!({"metadata": {"name": "web-more"}}));
+    all.push(other);
+    let mut machine = slice("web", &[("vm", "192.168.0.1")], 8080);
+    merge(&mut machine, json!({"metadata": {"name": "web-vm"}}));
+    machine["endpoints"][0]["targetRef"]["kind"] = json!("ExternalWorkload");
+    all.push(machine);
+    for (name, ip) in [one, two, three] {
+        all.push(pod(name, ip, json!({})));
+        all.push(pod(name, ip, json!({"metadata": {"labels": {"app": "api", "tier": "back"}}})));
+    }
+    all.extend([
+        pod(
+            "web-1",
+            "10.244.0.1",
+            json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "8080",
+            "config.linkerd.io/default-inbound-policy": "deny"}}}),
+        ),
+        pod(
+            "web-1",
+            "10.244.0.1",
+            json!({"spec": {"containers": [{"name": "app", "ports":
+            [{"name": "http", "containerPort": 8080, "hostPort": 80}]}]}, "status": {"hostIP": "192.168.0.1"}}),
+        ),
+        pod("web-2", "10.244.0.1", json!({})),
+        pod("web-2", "10.244.0.2", json!({"status": {"phase": "Succeeded"}})),
+        pod("web-3", "10.244.0.3", json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": ""}}})),
+        pod(
+            "web-3",
+            "10.244.0.3",
+            json!({"metadata": {"ownerReferences":
+            [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "u"}]}}),
+        ),
+        json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "web-abc", "namespace": "shop",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u"}]},
+            "spec": {"selector": {}, "template": {}}}),
+        super::destination::external("192.168.0.1"),
+    ]);
+    for (name, spec) in [
+        ("s1", json!({"podSelector": {"matchLabels": {"app": "web"}}, "port": 8080})),
+        ("s1", json!({"podSelector": {"matchLabels": {"app": "web"}}, "port": "http", "proxyProtocol": "opaque"})),
+        ("s1", json!({"podSelector": {"matchLabels": {"app": "api", "tier": "back"}}, "port": 8080})),
+        ("s2", json!({"podSelector": {}, "port": 8080, "accessPolicy": "all-unauthenticated"})),
+        (
+            "s2",
+            json!({"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]},
+            "port": 80, "proxyProtocol": "gRPC"}),
+        ),
+        ("s2", json!({"externalWorkloadSelector": {}, "port": 8080, "proxyProtocol": "opaque"})),
+    ] {
+        all.push(policy("Server", "v1beta3", name, spec));
+    }
+    let authorizes = |target: Value, refs: Value| {
+        policy("AuthorizationPolicy", "v1alpha1", "p", json!({"targetRef": target, "requiredAuthenticationRefs": refs}))
+    };
+    let server = json!({"group": "policy.linkerd.io", "kind": "Server", "name": "s1"});
+    let reference = |kind: &str| json!([{"group": "policy.linkerd.io", "kind": kind, "name": "x"}]);
+    all.extend([
+        authorizes(server.clone(), reference("MeshTLSAuthentication")),
+        authorizes(json!({"kind": "Namespace", "name": "shop"}), reference("NetworkAuthentication")),
+        authorizes(server, json!([])),
+        policy("MeshTLSAuthentication", "v1alpha1", "x", json!({"identities": ["*"]})),
+        policy(
+            "MeshTLSAuthentication",
+            "v1alpha1",
+            "x",
+            json!({"identityRefs": [{"kind": "ServiceAccount", "name": "a"}]}),
+        ),
+        policy("NetworkAuthentication", "v1alpha1", "x", json!({"networks": [{"cidr": "10.0.0.0/8"}]})),
+        policy(
+            "ServerAuthorization",
+            "v1beta1",
+            "z",
+            json!({"server": {"name": "s1"}, "client": {"unauthenticated": true}}),
+        ),
+        policy(
+            "ServerAuthorization",
+            "v1beta1",
+            "z",
+            json!({"server": {"selector": {}}, "client": {"meshTLS": {"identities": ["*"]}}}),
+        ),
+    ]);
+    for namespace in ["shop", "ops"] {
+        all.push(json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
+            "metadata": {"name": "web.shop.svc.cluster.local", "namespace": namespace},
+            "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": "1"}]}}));
+    }
+    all.into_iter().map(parse).collect()
+}
+
+/// Applies a history and compares after each of its batches.
+fn check(forms: &[Object], history: &[Vec<(bool, usize)>]) -> Result<(), TestCaseError> {
+    let world = World::new();
+    world.index.apply(vec![Event::Synced]);
+    let (mut client, mut left) = (Client::new(), BTreeMap::new());
+    client.answers(&world.index);
+    for batch in history {
+        let events = batch.iter().map(|(apply, form)| {
+            let object = &forms[form % forms.len()];
+            // Nodes stay, and stay where they are: a client's place is looked up once.
+            if *apply || object.kind() == Kind::Node {
+                left.insert(reference(object), object.clone());
+                Event::Apply(Box::new(object.clone()))
+            } else {
+                left.remove(&reference(object));
+                Event::Delete(reference(object))
+            }
+        });
+        world.index.apply(events.collect());
+        let fresh = World::new();
+        fresh.index.apply(left.values().rev().map(|object| Event::Apply(Box::new(object.clone()))).collect());
+        fresh.index.apply(vec![Event::Synced]);
+        let (found, expected) = (client.answers(&world.index), Client::new().answers(&fresh.index));
+        for (found, expected) in found.iter().zip(&expected) {
+            prop_assert_eq!(found, expected);
+        }
+        prop_assert_eq!(world.index.ineffective_policies(), fresh.index.ineffective_policies());
+    }
+    Ok(())
+}
+
+#[test]
+fn random_histories_end_as_if_only_what_is_left_had_ever_been() {
+    let forms = forms();
+    let histories = std::env::var("WEFT_INDEX_HISTORIES").ok().map_or(HISTORIES, |text| text.parse().unwrap());
+    let config = ProptestConfig { cases: histories, failure_persistence: None, ..ProptestConfig::default() };
+    // Three of four events apply, so that something is there to be changed.
+    let event = (proptest::bool::weighted(0.75), 0..forms.len());
+    let history = vec(vec(event, 1..6), 1..25);
+    TestRunner::new(config).run(&history, |history| check(&forms, &history)).unwrap();
+}
