@@ -313,8 +313,9 @@ fn a_stock_check_finds_what_it_looks_for() {
 #[test]
 fn values_of_linkerds_proxy_are_passed_to_it() {
     let tracing = "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,proxy.image.name=";
+    let certificates = Certificates::generate();
     for (image, accepted) in [("cr.l5d.io/linkerd/proxy", true), ("localhost/weft-proxy", false)] {
-        let settings = [Certificates::generate().all(), strings(&["--set", &format!("{tracing}{image}")])].concat();
+        let settings = [certificates.all(), strings(&["--set", &format!("{tracing}{image}")])].concat();
         let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &settings);
         assert_eq!(output.status.success(), accepted, "{image}: {}", String::from_utf8_lossy(&output.stderr));
     }

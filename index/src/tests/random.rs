@@ -27,15 +27,18 @@ struct Open<Q, T> {
     answer: Option<watch::Receiver<T>>,
 }
 
+/// An answer that may not be there.
+type Maybe<T> = Option<Arc<T>>;
+
 /// Every question that there is, open.
 struct Client {
     endpoints: Vec<Open<(Key, EndpointsQuery), Arc<Endpoints>>>,
     service_profiles: Vec<Open<(Key, ProfileKey), Arc<ServiceProfile>>>,
-    endpoint_profiles: Vec<Open<SocketAddr, Option<Arc<EndpointProfile>>>>,
-    inbound: Vec<Open<(Key, u16), Option<Arc<InboundServer>>>>,
-    inbound_external: Vec<Open<(Key, u16), Option<Arc<InboundServer>>>>,
-    outbound: Vec<Open<SocketAddr, Option<Arc<OutboundPolicy>>>>,
-    outbound_names: Vec<Open<(Key, u16), Option<Arc<OutboundPolicy>>>>,
+    endpoint_profiles: Vec<Open<SocketAddr, Maybe<EndpointProfile>>>,
+    inbound: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
+    inbound_external: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
+    outbound: Vec<Open<SocketAddr, Maybe<OutboundPolicy>>>,
+    outbound_names: Vec<Open<(Key, u16), Maybe<OutboundPolicy>>>,
 }
 
 fn open<Q, T>(questions: impl IntoIterator<Item = Q>) -> Vec<Open<Q, T>> {
