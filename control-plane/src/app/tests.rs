@@ -274,6 +274,18 @@ async fn profiles_of_services_pods_and_bare_addresses() {
             "{path}"
         );
     }
+    let mut stream = client.get_profile(destination("10.96.0.1:80")).await.unwrap().into_inner();
+    assert_eq!(next(&mut stream).await.unwrap().profile_ref, None);
+    world.write(
+        "profile.yaml",
+        "{apiVersion: linkerd.io/v1alpha2, kind: ServiceProfile, metadata: {name: web.shop.svc.cluster.local, \
+         namespace: shop}, spec: {routes: []}}",
+    );
+    let Some(metadata::Kind::Resource(profile)) = next(&mut stream).await.unwrap().profile_ref.unwrap().kind else {
+        panic!("a profile is a resource")
+    };
+    assert_eq!((profile.group.as_str(), profile.kind.as_str()), ("linkerd.io", ""));
+    assert_eq!((profile.namespace.as_str(), profile.name.as_str()), ("shop", "web.shop.svc.cluster.local"));
     world.stop().await;
 }
 
@@ -297,7 +309,8 @@ async fn inbound_policies_follow_servers() {
     assert_eq!((first.labels["kind"].as_str(), first.labels["name"].as_str()), ("default", "all-unauthenticated"));
     let Some(inbound_protocol::Kind::Detect(detect)) = first.protocol.unwrap().kind else { panic!("not detect") };
     assert_eq!(detect.timeout.unwrap().seconds, 10);
-    assert_eq!(detect.http_routes.len(), 2, "everything, and the readiness probe");
+    let authorizations = detect.http_routes.iter().map(|route| route.authorizations.len());
+    assert_eq!(authorizations.collect::<Vec<_>>(), [0, 1], "everything, as the server says, and the readiness probe");
 
     world.write("policy.yaml", &server("deny"));
     let denied = next(&mut stream).await.unwrap();

@@ -72,7 +72,8 @@ pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
         ..DestinationProfile::default()
     };
     if let Some(profile) = profile {
-        message.profile_ref = Some(resource(PROFILE_GROUP, "ServiceProfile", &profile.key, 0));
+        // Linkerd names no kind here: the objects of its cache have none.
+        message.profile_ref = Some(resource(PROFILE_GROUP, "", &profile.key, 0));
         message.routes = profile.routes.iter().map(routes::route).collect();
         if let Some(budget) = profile.retry_budget {
             message.retry_budget = Some(routes::retry_budget(budget));

@@ -25,7 +25,7 @@ const GROUP: &str = weft_k8s_api::policy::GROUP;
 /// The message of a port's policy.
 pub(super) fn server(server: &InboundServer) -> Server {
     let authorizations: Vec<_> = server.authorizations.iter().map(authz).collect();
-    let http = || http_routes(server, &authorizations);
+    let http = || http_routes(server);
     let kind = match server.protocol {
         ServerProtocol::Detect => Kind::Detect(proxy_protocol::Detect {
             timeout: DETECT_TIMEOUT.try_into().ok(),
@@ -34,7 +34,7 @@ pub(super) fn server(server: &InboundServer) -> Server {
         }),
         ServerProtocol::Http1 => Kind::Http1(proxy_protocol::Http1 { routes: http(), local_rate_limit: None }),
         ServerProtocol::Http2 => Kind::Http2(proxy_protocol::Http2 { routes: http(), local_rate_limit: None }),
-        ServerProtocol::Grpc => Kind::Grpc(proxy_protocol::Grpc { routes: vec![grpc_route(&authorizations)] }),
+        ServerProtocol::Grpc => Kind::Grpc(proxy_protocol::Grpc { routes: vec![grpc_route()] }),
         ServerProtocol::Opaque => Kind::Opaque(proxy_protocol::Opaque {}),
         ServerProtocol::Tls => Kind::Tls(proxy_protocol::Tls {}),
     };
@@ -46,11 +46,12 @@ pub(super) fn server(server: &InboundServer) -> Server {
     }
 }
 
-/// A route for all requests, and one for the probes of the kubelet, which has no identity.
-fn http_routes(server: &InboundServer, authorizations: &[Authz]) -> Vec<HttpRoute> {
+/// A route for all requests, and one for the probes of the kubelet, which has no identity. Proxies add the Server's
+/// authorizations to those of each route, so that a default route needs none of its own.
+fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
     let all = HttpRoute {
         metadata: Some(default_metadata("default")),
-        authorizations: authorizations.to_vec(),
+        authorizations: Vec::new(),
         rules: vec![http_route::Rule {
             matches: vec![path(path_match::Kind::Prefix("/".to_owned()))],
             filters: Vec::new(),
@@ -81,10 +82,10 @@ fn http_routes(server: &InboundServer, authorizations: &[Authz]) -> Vec<HttpRout
     vec![all, probes]
 }
 
-fn grpc_route(authorizations: &[Authz]) -> GrpcRoute {
+fn grpc_route() -> GrpcRoute {
     GrpcRoute {
         metadata: Some(default_metadata("default")),
-        authorizations: authorizations.to_vec(),
+        authorizations: Vec::new(),
         rules: vec![grpc_route::Rule { matches: vec![GrpcRouteMatch::default()], filters: Vec::new() }],
         hosts: Vec::new(),
     }
