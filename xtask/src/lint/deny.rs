@@ -32,6 +32,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     for directory in [workspace.root.clone(), workspace.ebpf()] {
         // Advisories were fetched once above; yanked versions are looked up in the index, which needs the network.
         let offline: &[&str] = if has_advisories { &[] } else { &["--offline"] };
+        // Crates for other platforms are checked, too, and no build here has fetched them.
+        command::run(command::cargo().args(["fetch", "--locked"]).current_dir(&directory))?;
         run(&directory, offline, &checks).with_context(|| format!("cargo deny in {}", directory.display()))?;
     }
     Ok(())
