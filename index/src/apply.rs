@@ -1,9 +1,6 @@
 //! The write side: how a change of an object changes the tables, and which subscriptions it affects.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
 use weft_k8s_api::{
     labels,
@@ -13,7 +10,6 @@ use weft_k8s_api::{
 
 use super::{
     Index, Problem, inbound,
-    pairs::Members,
     records::{
         self, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord,
         SliceRecord,
@@ -238,7 +234,7 @@ impl Index {
             if let Some(owned) = owned_by(&old) {
                 store.pods_of_owner.remove(&owned, key);
             }
-            leave(&mut store.pods_in_namespace, key, &old.labels);
+            store.pods_in_namespace.remove(key, &old.labels);
             self.dirty.pod(&old);
         }
         if let Some(new) = new {
@@ -251,7 +247,7 @@ impl Index {
             if let Some(owned) = owned_by(&new) {
                 store.pods_of_owner.insert(owned, key.clone());
             }
-            store.pods_in_namespace.entry(key.namespace.clone()).or_default().insert(&key.name, &new.labels);
+            store.pods_in_namespace.insert(key, &new.labels);
             self.dirty.pod(&new);
             store.pods.insert(key.clone(), Arc::new(new));
         }
@@ -283,14 +279,14 @@ impl Index {
             for ip in &old.ips {
                 store.workload_ips.remove(ip, key);
             }
-            leave(&mut store.workloads_in_namespace, key, &old.labels);
+            store.workloads_in_namespace.remove(key, &old.labels);
             self.dirty.workload(&old);
         }
         if let Some(new) = new {
             for ip in &new.ips {
                 store.workload_ips.insert(*ip, key.clone());
             }
-            store.workloads_in_namespace.entry(key.namespace.clone()).or_default().insert(&key.name, &new.labels);
+            store.workloads_in_namespace.insert(key, &new.labels);
             self.dirty.workload(&new);
             store.workloads.insert(key.clone(), Arc::new(new));
         }
@@ -372,16 +368,6 @@ impl Index {
         }
         if !now.is_empty() {
             self.ineffective.insert(namespace.to_owned(), now);
-        }
-    }
-}
-
-/// Removes a workload from the members of its namespace.
-fn leave(namespaces: &mut HashMap<String, Members>, key: &Key, labels: &BTreeMap<String, String>) {
-    if let Some(members) = namespaces.get_mut(&key.namespace) {
-        members.remove(&key.name, labels);
-        if members.all().next().is_none() {
-            namespaces.remove(&key.namespace);
         }
     }
 }

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+use super::records::Key;
+
 type Labels = BTreeMap<String, String>;
 
 /// Names by label key, then by value.
@@ -24,9 +26,13 @@ pub(super) struct Selectors {
     placed: HashMap<String, (String, String)>,
 }
 
+/// Workloads of one kind, by namespace.
+#[derive(Debug, Default)]
+pub(super) struct Members(HashMap<String, Namespace>);
+
 /// Workloads of one namespace.
 #[derive(Debug, Default)]
-pub(super) struct Members {
+struct Namespace {
     pairs: Pairs,
     all: BTreeSet<String>,
 }
@@ -92,29 +98,41 @@ impl Selectors {
 }
 
 impl Members {
-    pub(super) fn insert(&mut self, name: &str, labels: &Labels) {
-        labels.iter().for_each(|(key, value)| self.pairs.insert(key, value, name));
-        self.all.insert(name.to_owned());
+    pub(super) fn insert(&mut self, key: &Key, labels: &Labels) {
+        let members = self.0.entry(key.namespace.clone()).or_default();
+        labels.iter().for_each(|(label, value)| members.pairs.insert(label, value, &key.name));
+        members.all.insert(key.name.clone());
     }
 
     /// Removes a workload, with the labels that it was added with.
-    pub(super) fn remove(&mut self, name: &str, labels: &Labels) {
-        labels.iter().for_each(|(key, value)| self.pairs.remove(key, value, name));
-        self.all.remove(name);
+    pub(super) fn remove(&mut self, key: &Key, labels: &Labels) {
+        let Some(members) = self.0.get_mut(&key.namespace) else { return };
+        labels.iter().for_each(|(label, value)| members.pairs.remove(label, value, &key.name));
+        members.all.remove(&key.name);
+        if members.all.is_empty() {
+            self.0.remove(&key.namespace);
+        }
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &String> {
-        self.all.iter()
+    /// Workloads of a namespace.
+    pub(super) fn all<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Key> + use<'a> {
+        let names = self.0.get(namespace).into_iter().flat_map(|members| &members.all);
+        names.map(move |name| Key::new(namespace, name))
     }
 
-    /// Names of workloads that a selector may select, each once.
-    pub(super) fn candidates(&self, selector: &LabelSelector) -> impl Iterator<Item = &String> {
-        let rarest = required(selector).min_by_key(|(key, value)| self.pairs.count(key, value));
-        let names = match rarest {
-            Some((key, value)) => self.pairs.names(key, value),
-            None => Some(&self.all),
-        };
-        names.into_iter().flatten()
+    /// Workloads of a namespace that a selector may select, each once; none without a selector.
+    pub(super) fn candidates<'a>(
+        &'a self,
+        namespace: &'a str,
+        selector: Option<&'a LabelSelector>,
+    ) -> impl Iterator<Item = Key> + use<'a> {
+        let names = self.0.get(namespace).zip(selector).and_then(|(members, selector)| {
+            match required(selector).min_by_key(|(key, value)| members.pairs.count(key, value)) {
+                Some((key, value)) => members.pairs.names(key, value),
+                None => Some(&members.all),
+            }
+        });
+        names.into_iter().flatten().map(move |name| Key::new(namespace, name))
     }
 }
 
@@ -189,20 +207,25 @@ mod tests {
     #[test]
     fn a_selector_looks_at_the_workloads_with_its_rarest_pair() {
         let mut members = Members::default();
-        members.insert("web-1", &labels(&[("app", "web"), ("tier", "front")]));
-        members.insert("web-2", &labels(&[("app", "web")]));
-        members.insert("api-1", &labels(&[("app", "api")]));
+        let key = |name: &str| Key::new("shop", name);
+        members.insert(&key("web-1"), &labels(&[("app", "web"), ("tier", "front")]));
+        members.insert(&key("web-2"), &labels(&[("app", "web")]));
+        members.insert(&key("api-1"), &labels(&[("app", "api")]));
+        members.insert(&Key::new("ops", "web-9"), &labels(&[("app", "web")]));
         let found = |members: &Members, json: serde_json::Value| {
-            members.candidates(&selector(json)).cloned().collect::<Vec<_>>().join(" ")
+            members.candidates("shop", Some(&selector(json))).map(|key| key.name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(found(&members, json!({"matchLabels": {"app": "web"}})), "web-1 web-2");
         assert_eq!(found(&members, json!({"matchLabels": {"app": "web", "tier": "front"}})), "web-1");
         assert_eq!(found(&members, json!({"matchLabels": {"app": "none"}})), "");
         assert_eq!(found(&members, json!({})), "api-1 web-1 web-2");
-        members.remove("web-1", &labels(&[("app", "web"), ("tier", "front")]));
+        assert_eq!(members.candidates("shop", None).count(), 0);
+        members.remove(&key("web-1"), &labels(&[("app", "web"), ("tier", "front")]));
         assert_eq!(found(&members, json!({"matchLabels": {"tier": "front"}})), "");
-        members.remove("web-2", &labels(&[("app", "web")]));
-        members.remove("api-1", &labels(&[("app", "api")]));
-        assert!(members.pairs.0.is_empty() && members.all().next().is_none());
+        members.remove(&key("web-2"), &labels(&[("app", "web")]));
+        members.remove(&key("api-1"), &labels(&[("app", "api")]));
+        assert_eq!(members.all("shop").count(), 0);
+        members.remove(&Key::new("ops", "web-9"), &labels(&[("app", "web")]));
+        assert!(members.0.is_empty());
     }
 }

@@ -43,12 +43,12 @@ pub(super) struct Store {
     pub(super) slices_of_service: Table<Key, Key>,
     pub(super) services_of_pod: Table<Key, Key>,
     pub(super) pods: HashMap<Key, Arc<PodRecord>>,
-    pub(super) pods_in_namespace: HashMap<String, Members>,
+    pub(super) pods_in_namespace: Members,
     pub(super) pod_ips: Table<IpAddr, Key>,
     pub(super) pod_host_ports: Table<SocketAddr, Key>,
     pub(super) pods_of_owner: Table<Owned, Key>,
     pub(super) workloads: HashMap<Key, Arc<ExternalWorkloadRecord>>,
-    pub(super) workloads_in_namespace: HashMap<String, Members>,
+    pub(super) workloads_in_namespace: Members,
     pub(super) workload_ips: Table<IpAddr, Key>,
     pub(super) services_of_workload: Table<Key, Key>,
     pub(super) profiles: HashMap<Key, Arc<ProfileRecord>>,
@@ -198,26 +198,29 @@ impl Store {
         }
     }
 
-    pub(super) fn workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<ExternalWorkloadRecord>> {
-        let names = self.workloads_in_namespace.get(namespace).into_iter().flat_map(Members::all);
-        names.filter_map(move |name| self.workloads.get(&Key::new(namespace, name)))
+    pub(super) fn workloads_in<'a>(
+        &'a self,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<ExternalWorkloadRecord>> {
+        self.workloads_in_namespace.all(namespace).filter_map(|key| self.workloads.get(&key))
     }
 
     /// Pods that a Server selects, whatever the port.
-    pub(super) fn pods_of(&self, server: &ServerRecord) -> impl Iterator<Item = &Arc<PodRecord>> {
-        let namespace = &server.key.namespace;
-        let names = self.pods_in_namespace.get(namespace).zip(server.spec.pod_selector.as_ref());
-        let candidates = names.into_iter().flat_map(|(members, selector)| members.candidates(selector));
-        let pods = candidates.filter_map(move |name| self.pods.get(&Key::new(namespace, name)));
+    pub(super) fn pods_of<'a>(&'a self, server: &'a ServerRecord) -> impl Iterator<Item = &'a Arc<PodRecord>> {
+        let (namespace, selector) = (&server.key.namespace, server.spec.pod_selector.as_ref());
+        let candidates = self.pods_in_namespace.candidates(namespace, selector);
+        let pods = candidates.filter_map(|key| self.pods.get(&key));
         pods.filter(|pod| Selectable::Pod(pod).is_selected_by(server))
     }
 
     /// ExternalWorkloads that a Server selects, whatever the port.
-    pub(super) fn workloads_of(&self, server: &ServerRecord) -> impl Iterator<Item = &Arc<ExternalWorkloadRecord>> {
-        let namespace = &server.key.namespace;
-        let names = self.workloads_in_namespace.get(namespace).zip(server.spec.external_workload_selector.as_ref());
-        let candidates = names.into_iter().flat_map(|(members, selector)| members.candidates(selector));
-        let workloads = candidates.filter_map(move |name| self.workloads.get(&Key::new(namespace, name)));
+    pub(super) fn workloads_of<'a>(
+        &'a self,
+        server: &'a ServerRecord,
+    ) -> impl Iterator<Item = &'a Arc<ExternalWorkloadRecord>> {
+        let (namespace, selector) = (&server.key.namespace, server.spec.external_workload_selector.as_ref());
+        let candidates = self.workloads_in_namespace.candidates(namespace, selector);
+        let workloads = candidates.filter_map(|key| self.workloads.get(&key));
         workloads.filter(|workload| Selectable::External(workload).is_selected_by(server))
     }
 
@@ -225,9 +228,8 @@ impl Store {
         self.namespaces.get(namespace)
     }
 
-    pub(super) fn pods_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<PodRecord>> {
-        let names = self.pods_in_namespace.get(namespace).into_iter().flat_map(Members::all);
-        names.filter_map(move |name| self.pods.get(&Key::new(namespace, name)))
+    pub(super) fn pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<PodRecord>> {
+        self.pods_in_namespace.all(namespace).filter_map(|key| self.pods.get(&key))
     }
 
     pub(super) fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {
