@@ -46,7 +46,7 @@ pub use event::Event;
 pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub use outbound::{OutboundPolicy, OutboundProtocol};
 pub use profile::{EndpointProfile, ProfileKey, ServiceProfile};
-pub use records::{DstOverride, Key, RetryBudget, duration};
+pub use records::{DstOverride, Key, RetryBudget};
 pub use store::AmbiguousAddress;
 
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
@@ -93,7 +93,7 @@ struct Index {
     outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
 }
 
-/// What changed since the last publication, by who is to be told.
+/// Changes since the last publication, by the subscriptions that they affect.
 #[derive(Default)]
 struct Dirty {
     /// Services whose endpoints changed.

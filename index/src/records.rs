@@ -19,7 +19,7 @@ use weft_k8s_api::{
 
 pub(crate) use pod::{Lifecycle, PodRecord};
 pub(crate) use profile::ProfileRecord;
-pub use profile::{DstOverride, RetryBudget, duration};
+pub use profile::{DstOverride, RetryBudget};
 pub(crate) use service::ServiceRecord;
 pub(crate) use service::{SliceEndpoint, SliceRecord, Target};
 pub(crate) use workload::ExternalWorkloadRecord;

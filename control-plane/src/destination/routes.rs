@@ -3,7 +3,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use weft_k8s_api::profile;
+use weft_index::DstOverride;
+use weft_k8s_api::{duration, profile};
 use weft_proto::linkerd::{
     destination::{
         HttpStatusRange, PathMatch, RequestMatch, ResponseClass, ResponseMatch, RetryBudget, Route, WeightedDst,
@@ -11,8 +12,6 @@ use weft_proto::linkerd::{
     },
     http_types::{HttpMethod, http_method},
 };
-
-use weft_index::{DstOverride, duration};
 
 /// Linkerd's default: a fifth of the requests, at least 10 a second, counted over 10 s.
 const DEFAULT_RETRY_BUDGET: weft_index::RetryBudget =
@@ -29,7 +28,7 @@ pub(super) fn route(route: &profile::Route) -> Route {
         response_classes: route.response_classes.iter().flatten().map(class).collect(),
         metrics_labels: HashMap::from([("route".to_owned(), route.name.clone())]),
         is_retryable: route.is_retryable.unwrap_or_default(),
-        timeout: route.timeout.as_deref().and_then(duration).and_then(|timeout| timeout.try_into().ok()),
+        timeout: route.timeout.as_deref().and_then(duration::parse).and_then(|timeout| timeout.try_into().ok()),
     }
 }
 

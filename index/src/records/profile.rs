@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use weft_k8s_api::profile::{self, Route, ServiceProfile};
+use weft_k8s_api::{
+    duration,
+    profile::{self, Route, ServiceProfile},
+};
 
 use super::Key;
 
@@ -64,15 +67,10 @@ impl ProfileRecord {
 }
 
 fn retry_budget(budget: &profile::RetryBudget) -> Result<RetryBudget, String> {
-    let ttl = duration(&budget.ttl).ok_or_else(|| {
+    let ttl = duration::parse(&budget.ttl).ok_or_else(|| {
         format!("spec.retryBudget.ttl: bad duration {:?}, expected one such as 10s or 1m30s", budget.ttl)
     })?;
     Ok(RetryBudget { ratio: budget.retry_ratio, min_per_second: budget.min_retries_per_second, ttl })
-}
-
-/// Parses a Go duration, such as `300ms` or `1m30s`; `None` if the text is empty, negative or invalid.
-pub fn duration(text: &str) -> Option<Duration> {
-    weft_k8s_api::duration::parse(text)
 }
 
 /// A quantity in ten thousandths, as Linkerd sends it.
@@ -140,7 +138,7 @@ mod tests {
             ("1h-5m", None),
             ("soon", None),
         ] {
-            assert_eq!(duration(text), expected.map(Duration::from_millis), "{text:?}");
+            assert_eq!(duration::parse(text), expected.map(Duration::from_millis), "{text:?}");
         }
     }
 }
