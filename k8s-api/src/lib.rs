@@ -12,9 +12,11 @@
 //! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
 //! files. Nothing uses the network, the clock or the environment.
 
+mod boolean;
 mod condition;
 pub mod crds;
 pub mod duration;
+mod expression;
 pub mod field;
 pub mod inject;
 pub mod labels;

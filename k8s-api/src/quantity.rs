@@ -3,25 +3,24 @@
 /// Whether `text` is a quantity of 0 or above: a decimal number and a binary, decimal or exponent suffix
 /// (`k8s.io/apimachinery/pkg/api/resource`).
 pub(crate) fn is_quantity(text: &str) -> bool {
+    split(text).is_some()
+}
+
+/// The number and the suffix of a quantity; `None` if it is not one.
+fn split(text: &str) -> Option<(f64, &str)> {
     let unsigned = text.strip_prefix('+').unwrap_or(text);
     let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
     let (number, suffix) = unsigned.split_at(number_end);
-    number.parse::<f64>().is_ok()
-        && match suffix {
-            "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
-            exponent => exponent.strip_prefix(['e', 'E']).is_some_and(|power| power.parse::<i8>().is_ok()),
-        }
+    let known = match suffix {
+        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" | "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
+        exponent => exponent.strip_prefix(['e', 'E']).is_some_and(|power| power.parse::<i8>().is_ok()),
+    };
+    number.parse().ok().filter(|_| known).map(|number| (number, suffix))
 }
 
 /// Whole processors of a quantity of CPU, rounded up and at least 1; `None` if it is not one.
 pub(crate) fn whole_cores(text: &str) -> Option<u32> {
-    if !is_quantity(text) {
-        return None;
-    }
-    let unsigned = text.strip_prefix('+').unwrap_or(text);
-    let number_end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
-    let (number, suffix) = unsigned.split_at(number_end);
-    let number: f64 = number.parse().ok()?;
+    let (number, suffix) = split(text)?;
     let unit = match suffix {
         "" => 1.0,
         "n" => 1e-9,

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::EnvVar;
 
 use super::exemption::Exemption;
 use crate::{
-    duration, labels,
+    boolean, duration, labels,
     policy::{Cidr, DefaultPolicy},
     ports::{PortList, PortSet},
     quantity::{is_quantity, whole_cores},
@@ -135,7 +135,7 @@ impl Settings {
                 text.parse().ok().filter(|gid| *gid <= MAX_ID)
             }),
             exemption: from.policy(labels::PROXY_EXEMPTION, "user or cgroup", |text| text.parse().ok()),
-            bypass: from.policy(labels::BYPASS, BOOL, go_bool).unwrap_or(false),
+            bypass: from.policy(labels::BYPASS, BOOL, boolean::parse).unwrap_or(false),
             control_port: from.port(labels::CONTROL_PORT_ANNOTATION),
             inbound_port: from.port(labels::INBOUND_PORT_ANNOTATION),
             outbound_port: from.port(labels::OUTBOUND_PORT_ANNOTATION),
@@ -193,7 +193,9 @@ impl Settings {
         // A proxy that starts beside or after the application would leave its first connections unredirected or
         // refused.
         for name in labels::NATIVE_SIDECAR {
-            from.setting(name, "true: the proxy is always a native sidecar", |text| go_bool(text).filter(|on| *on));
+            from.setting(name, "true: the proxy is always a native sidecar", |text| {
+                boolean::parse(text).filter(|on| *on)
+            });
         }
         from.setting(labels::PROXY_AWAIT, "enabled: the application always waits for the proxy", |text| {
             (text == "enabled").then_some(())
@@ -251,7 +253,7 @@ impl Annotations<'_> {
     }
 
     fn flag(&mut self, name: &'static str) -> Option<bool> {
-        self.setting(name, BOOL, go_bool)
+        self.setting(name, BOOL, boolean::parse)
     }
 
     fn pull_policy(&mut self, name: &'static str) -> Option<String> {
@@ -268,15 +270,6 @@ impl Annotations<'_> {
 
     fn quantity(&mut self, name: &'static str) -> Option<String> {
         self.setting(name, QUANTITY, |text| is_quantity(text).then(|| text.to_owned()))
-    }
-}
-
-/// The spellings that Go's `strconv.ParseBool` accepts.
-fn go_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
     }
 }
 

@@ -109,13 +109,9 @@ fn number<T: FromStr + PartialOrd>(
     parsed.ok_or_else(|| format!("bad number {text:?}, expected {expected}"))
 }
 
-/// The booleans of Go's `strconv.ParseBool`.
+/// A boolean as in Go.
 fn boolean(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(format!("bad value {text:?}, expected true or false")),
-    }
+    crate::boolean::parse(text).ok_or_else(|| format!("bad value {text:?}, expected true or false"))
 }
 
 #[cfg(test)]

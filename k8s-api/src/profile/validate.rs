@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{RequestMatch, ResponseMatch, RetryBudget, Route, ServiceProfile, StatusRange};
 use crate::{
-    duration,
+    duration, expression,
     field::{FieldPath, Invalid, Step},
 };
 
@@ -67,8 +67,8 @@ fn check_route(at: FieldPath, route: &Route, found: &mut Vec<Invalid>) {
 fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>) {
     let RequestMatch { all, any, not, path_regex, method } = wanted;
     let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    if let Some(problem) = path_regex.as_deref().and_then(|regex| regex::Regex::new(regex).err()) {
-        found.push(at.clone().key("pathRegex").invalid(summary(&problem)));
+    if let Some(problem) = path_regex.as_deref().and_then(|regex| expression::check(regex).err()) {
+        found.push(at.clone().key("pathRegex").invalid(problem));
     }
     if all.is_none() && any.is_none() && not.is_none() && !said(path_regex) && !said(method) {
         found.push(at.clone().invalid(format!("{NO_CLAUSE} pathRegex, method, all, any and not")));
@@ -81,13 +81,6 @@ fn check_request(at: FieldPath, wanted: &RequestMatch, found: &mut Vec<Invalid>)
     if let Some(child) = not {
         check_request(at.key("not"), child, found);
     }
-}
-
-/// The error in one line: the library's has several, which point at the place.
-fn summary(error: &regex::Error) -> String {
-    let text = error.to_string();
-    let last = text.lines().last().unwrap_or_default();
-    format!("bad regular expression: {}", last.strip_prefix("error: ").unwrap_or(last))
 }
 
 fn check_response(at: FieldPath, wanted: &ResponseMatch, found: &mut Vec<Invalid>) {

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use ::http::{HeaderName, HeaderValue};
-use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::field::{FieldPath, Invalid};
+use crate::{
+    expression,
+    field::{FieldPath, Invalid},
+};
 
 /// A condition on a path, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -172,14 +174,9 @@ pub(super) fn unknown(fields: &BTreeMap<String, Value>) -> impl Iterator<Item = 
 
 /// Checks that the proxy can compile a regular expression.
 fn regex(at: FieldPath, text: String) -> Result<String, Invalid> {
-    match Regex::new(&text) {
-        Ok(_) => Ok(text),
-        Err(regex::Error::CompiledTooBig(_)) => {
-            Err(at.invalid("regular expression is too large, expected a shorter one"))
-        }
-        Err(_) => {
-            Err(at.invalid(format!("bad regular expression {text:?}, expected the syntax of Rust's regex crate")))
-        }
+    match expression::check(&text) {
+        Ok(()) => Ok(text),
+        Err(problem) => Err(at.invalid(problem)),
     }
 }
 
