@@ -4,8 +4,8 @@
 //! its own pod's proxy. So refused tokens are counted by the identity that was asked for. Accepted tokens are not: a
 //! rollout of a thousand pods of one ServiceAccount is as good as one pod.
 //!
-//! An identity with too many refused tokens is not locked out, because whoever sends them need not be its owner: its
-//! requests share a few turns with those of other such identities, and all other requests are unaffected.
+//! An identity with too many refused tokens is not locked out, because their sender need not be its owner: its
+//! requests share a few permits with those of other such identities, and all other requests are unaffected.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -19,14 +19,14 @@ use tonic::Status;
 
 use crate::allowance::{Allowance, Rate};
 
-/// Refused tokens for one identity before its requests share turns. A proxy whose token is refused asks again after a
+/// Refused tokens for one identity before its requests share permits. A proxy whose token is refused asks again after a
 /// second or more.
 const REFUSED: Rate = Rate { burst: 20.0, per_second: 0.2 };
-/// How many identities with refused tokens are remembered; above, unknown ones share turns too.
+/// How many identities with refused tokens are remembered; above, unknown ones share permits too.
 const REMEMBERED: usize = 4096;
 /// Requests at a time of the identities with too many refused tokens.
-const SHARED_TURNS: usize = 4;
-/// How long a request waits for such a turn.
+const SHARED_PERMITS: usize = 4;
+/// How long a request waits for such a permit.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Counts refused tokens, and admits requests.
@@ -59,19 +59,19 @@ impl CallerMetrics {
 impl Callers {
     /// With no refused token so far.
     pub(crate) fn new(metrics: CallerMetrics) -> Self {
-        Self { refused: Mutex::default(), shared: Semaphore::new(SHARED_TURNS), metrics }
+        Self { refused: Mutex::default(), shared: Semaphore::new(SHARED_PERMITS), metrics }
     }
 
     /// Admits a request for `identity`; the permit is held while its token is reviewed.
     ///
     /// # Errors
-    /// `ResourceExhausted` if too many tokens for the identity were refused and no shared turn becomes free.
+    /// `ResourceExhausted` if too many tokens for the identity were refused and no shared permit becomes free.
     pub(super) async fn admit(&self, identity: &str) -> Result<Option<SemaphorePermit<'_>>, Status> {
         if self.is_trusted(identity) {
             return Ok(None);
         }
         match tokio::time::timeout(WAIT, self.shared.acquire()).await {
-            Ok(Ok(turn)) => Ok(Some(turn)),
+            Ok(Ok(permit)) => Ok(Some(permit)),
             _ => {
                 self.metrics.limited.inc();
                 Err(Status::resource_exhausted(format!(
@@ -132,21 +132,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_identity_with_refused_tokens_shares_turns_and_others_do_not() {
+    async fn an_identity_with_refused_tokens_shares_permits_and_others_do_not() {
         let callers = callers();
         for _ in 0..20 {
             assert!(callers.admit(WEB).await.unwrap().is_none(), "not limited yet");
             callers.refused(WEB);
         }
-        let mut turns = Vec::new();
-        for _ in 0..SHARED_TURNS {
-            turns.push(callers.admit(WEB).await.unwrap().expect("a shared turn"));
+        let mut permits = Vec::new();
+        for _ in 0..SHARED_PERMITS {
+            permits.push(callers.admit(WEB).await.unwrap().expect("a shared permit"));
         }
         assert!(is_limited(&callers, WEB).await);
         assert_eq!(callers.metrics.limited.get(), 1);
         assert!(callers.admit("api.shop").await.unwrap().is_none(), "another identity");
         // It is not locked out.
-        turns.pop();
+        permits.pop();
         assert!(!is_limited(&callers, WEB).await);
         // In time it is like any other.
         tokio::time::advance(Duration::from_secs(6)).await;
@@ -169,8 +169,8 @@ mod tests {
             callers.refused(&format!("web-{number}.shop"));
         }
         assert_eq!(callers.refused.lock().len(), REMEMBERED);
-        let turn = callers.admit("unknown.shop").await.unwrap();
-        assert!(turn.is_some(), "an unknown identity shares turns while so many are refused");
+        let permit = callers.admit("unknown.shop").await.unwrap();
+        assert!(permit.is_some(), "an unknown identity shares permits while so many are refused");
         assert!(callers.admit("web-0.shop").await.unwrap().is_none(), "one refused token is not too many");
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert!(callers.admit("unknown.shop").await.unwrap().is_none());

@@ -102,16 +102,16 @@ async fn refused_tokens_limit_only_the_identity_that_they_are_for() {
     for _ in 0..20 {
         assert_eq!(world.certify(WEB, bad.clone(), csr(WEB)).await.unwrap_err().code(), Code::FailedPrecondition);
     }
-    // No turn is free: whoever sends these tokens sends many at a time.
-    let mut turns = Vec::new();
-    while let Ok(Some(turn)) = world.certifier.callers.admit(WEB).await {
-        turns.push(turn);
+    // No permit is free: the sender of these tokens sends many at a time.
+    let mut permits = Vec::new();
+    while let Ok(Some(permit)) = world.certifier.callers.admit(WEB).await {
+        permits.push(permit);
     }
     let good = || world.token("shop", "web", AUDIENCE);
     assert_eq!(world.certify(WEB, good(), csr(WEB)).await.unwrap_err().code(), Code::ResourceExhausted);
     let api = "api.shop.serviceaccount.identity.linkerd.cluster.local";
     world.certify(api, world.token("shop", "api", AUDIENCE), csr(api)).await.unwrap();
-    turns.clear();
+    permits.clear();
     world.certify(WEB, good(), csr(WEB)).await.unwrap();
 }
 

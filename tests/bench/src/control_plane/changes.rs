@@ -57,7 +57,7 @@ pub struct Propagation {
     pub milliseconds: Option<Quantiles>,
 }
 
-/// Removes and adds endpoints of these Services, one after the other, until told to stop.
+/// Removes and adds endpoints of these Services, one after the other, until `until` completes.
 ///
 /// # Errors
 /// No write succeeded.
@@ -76,8 +76,7 @@ pub(super) async fn churn(
     paced(per_second, acts, until).await
 }
 
-/// Does one after the other at a steady pace, several at a time if they are slow, until there is no more or it is told
-/// to stop.
+/// Starts `acts` at a steady pace, several at a time if they are slow, until there is none left or `until` completes.
 ///
 /// # Errors
 /// None succeeded.
