@@ -1,7 +1,7 @@
 //! The process: bind, start every task, serve, drain.
 //!
 //! ```text
-//! source --batches--> index task --> SharedIndex --> destination, policy services
+//! source --batches--> index task --> SharedIndex <--ask-- destination, policy services
 //!                          `--> SliceWriter, while the lease is held
 //! issuer files, tokens' reviewer ---------------> identity service
 //! Helm values, namespaces ------------------------> injector
@@ -14,26 +14,23 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, anyhow};
+use http::{Request, Response};
 use kube::Client;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
-use tonic::service::Routes;
+use tonic::{body::Body, service::Routes};
 use tower::Service;
 use weft_index::{Event, Problem, SharedIndex};
 use weft_k8s_api::labels;
-use weft_proto::linkerd::{
-    destination::destination_server::DestinationServer, identity::identity_server::IdentityServer,
-    inbound::inbound_server_policies_server::InboundServerPoliciesServer,
-    outbound::outbound_policies_server::OutboundPoliciesServer,
-};
+use weft_proto::linkerd::identity::identity_server::IdentityServer;
 use weft_runtime::{
     admin::Admin,
     drain, files,
     metrics::Metrics,
     readiness::Readiness,
-    server::{Limits, Server},
+    server::{Limits, RequestBody, Server},
     signal,
     tasks::Tasks,
     telemetry,
@@ -55,20 +52,20 @@ use crate::{
     },
     lease::{self, LeaseConfig},
     metrics::{GrpcMetrics, IneffectivePolicies, IssuerTtl},
-    policy::{InboundPolicies, OutboundPolicies},
+    policy::Policies,
     slices::SliceWriter,
     source::{
         file::FileSource,
         kube::{Interest, KubeSource},
     },
+    stream::Answering,
     webhook::{self, Admission, Injector, Webhook},
 };
 
 /// Batches that may wait for the index; the source waits beyond.
 const BATCHES: usize = 16;
 
-/// The largest request, in bytes: a token and a signing request of a few KiB each, or the name of a
-/// destination.
+/// The largest request to the identity service, in bytes: a token and a signing request of a few KiB each.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
 /// Runs the process until a signal.
@@ -206,7 +203,7 @@ impl Parts {
         destination: Option<&DestinationArgs>,
         policy: Option<&PolicyArgs>,
     ) -> anyhow::Result<Served> {
-        let index = SharedIndex::new(cluster.cluster(destination, policy));
+        let index = SharedIndex::start(cluster.cluster(destination, policy)).context("start the index")?;
         if policy.is_some() {
             let ineffective = IneffectivePolicies(index.clone());
             self.metrics.register(|registry| registry.register_collector(Box::new(ineffective)));
@@ -238,7 +235,7 @@ impl Parts {
                 synced_tx.send_replace(true);
             })
             .await;
-            Err(anyhow!("the source ended"))
+            Err(anyhow!("the source or the index ended"))
         });
         Ok(Served { index, synced })
     }
@@ -262,23 +259,23 @@ impl Parts {
     async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {
         let listener = bind(args.destination_addr, "--destination-addr").await?;
         self.bound.destination = Some(listener.local_addr()?);
-        let service =
-            Destination { index: served.index.clone(), drain: self.watch.clone(), metrics: self.grpc.clone() };
-        let service = DestinationServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        self.serve("destination", listener, Routes::new(service), Some(served.synced.clone()));
+        let service = Destination(self.answering(served));
+        let service = move |request| service.clone().call(request);
+        self.serve("destination", listener, service, Some(served.synced.clone()));
         Ok(())
     }
 
     async fn policy(&mut self, args: &PolicyArgs, served: &Served) -> anyhow::Result<()> {
         let listener = bind(args.policy_addr, "--policy-addr").await?;
         self.bound.policy = Some(listener.local_addr()?);
-        let (index, drain, metrics) = (&served.index, &self.watch, &self.grpc);
-        let inbound = InboundPolicies { index: index.clone(), drain: drain.clone(), metrics: metrics.clone() };
-        let outbound = OutboundPolicies { index: index.clone(), drain: drain.clone(), metrics: metrics.clone() };
-        let inbound = InboundServerPoliciesServer::new(inbound).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let outbound = OutboundPoliciesServer::new(outbound).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        self.serve("policy", listener, Routes::new(inbound).add_service(outbound), Some(served.synced.clone()));
+        let service = Policies(self.answering(served));
+        let service = move |request| service.clone().call(request);
+        self.serve("policy", listener, service, Some(served.synced.clone()));
         Ok(())
+    }
+
+    fn answering(&self, served: &Served) -> Answering {
+        Answering { index: served.index.clone(), drain: self.watch.clone(), metrics: self.grpc.clone() }
     }
 
     async fn identity(&mut self, cluster: &ClusterArgs, args: &IdentityArgs) -> anyhow::Result<()> {
@@ -319,8 +316,12 @@ impl Parts {
             place,
             events,
         };
-        let service = IdentityServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        self.serve("identity", listener, Routes::new(service), None);
+        let routes = Routes::new(IdentityServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES));
+        let service = move |request| {
+            let answered = routes.clone().call(request);
+            async move { answered.await.unwrap_or_else(|never| match never {}) }
+        };
+        self.serve("identity", listener, service, None);
         Ok(())
     }
 
@@ -389,13 +390,16 @@ impl Parts {
     }
 
     /// Serves once the index is complete, until the drain.
-    fn serve(
+    fn serve<S, F>(
         &mut self,
         name: &'static str,
         listener: TcpListener,
-        routes: Routes,
+        service: S,
         synced: Option<watch::Receiver<bool>>,
-    ) {
+    ) where
+        S: Fn(Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
         let watch = self.watch.clone();
         let serving = async move {
             if let Some(mut synced) = synced {
@@ -406,11 +410,7 @@ impl Parts {
             }
             let addr = listener.local_addr()?;
             tracing::info!(service = name, %addr, "serving");
-            let service = move |request, _| {
-                let answered = routes.clone().call(request);
-                async move { answered.await.unwrap_or_else(|never| match never {}) }
-            };
-            Server::new(name, Limits::GRPC, watch).serve(listener, service).await;
+            Server::new(name, Limits::GRPC, watch).serve(listener, move |request, _| service(request)).await;
             Ok(())
         };
         self.tasks.spawn(name, self.watch.track(serving));
@@ -431,7 +431,7 @@ async fn apply(
             slices.observe(&batch);
         }
         tracing::trace!(changes = batch.len(), "objects changed");
-        let applied = index.apply(batch);
+        let Ok(applied) = index.apply(batch).await else { return };
         for Problem { object, problem } in applied.problems {
             tracing::error!(object, problem, "object cannot be used as it is");
         }

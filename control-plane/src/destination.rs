@@ -1,29 +1,34 @@
 //! The destination service: `Get` streams a Service's endpoints, `GetProfile` the profile of an address or a
 //! name.
 //!
-//! It parses requests, chooses the subscription, and turns snapshots into messages; the index decides
-//! everything else. Codes and texts of errors are Linkerd's
+//! It parses requests, chooses the view, and turns snapshots into messages; the index decides everything else. Codes and texts of errors are Linkerd's
 //! (`linkerd2:controller/api/destination/server.go`), because proxies choose between retrying and giving up
 //! by them.
 
-mod diff;
+mod endpoints;
 mod message;
 mod routes;
 mod token;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use tonic::{Request, Response, Status};
-use weft_index::{AmbiguousAddress, EndpointProfile, EndpointsQuery, Key, ProfileKey, ServiceProfile, SharedIndex};
-use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, Update, destination_server};
-use weft_runtime::drain;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::{Request, Response};
+use tonic::{Status, body::Body};
+use weft_index::{
+    AmbiguousAddress, EndpointProfile, EndpointsQuery, Index, Key, OptionalView, ProfileQuery, ServiceProfile,
+    Snapshot, View,
+};
+use weft_proto::linkerd::destination::GetDestination;
+use weft_runtime::server::RequestBody;
 
 use crate::{
     authority::{self, Authority, Host},
-    metrics::{Call, GrpcMetrics, Method},
-    stream::{self, Messages, Step},
+    grpc,
+    metrics::Method,
+    stream::{self, Answering, Ask, Next},
 };
-use diff::Diff;
 use token::Token;
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
@@ -32,61 +37,30 @@ const GET_PROFILE: Method = Method { grpc_service: SERVICE, grpc_method: "GetPro
 
 /// The service.
 #[derive(Clone)]
-pub(crate) struct Destination {
-    /// The index that answers.
-    pub(crate) index: SharedIndex,
-    /// Ends the streams.
-    pub(crate) drain: drain::Watch,
-    /// Counts the calls.
-    pub(crate) metrics: GrpcMetrics,
-}
+pub(crate) struct Destination(pub(crate) Answering);
 
-#[tonic::async_trait]
-impl destination_server::Destination for Destination {
-    type GetStream = Messages<Update>;
-    type GetProfileStream = Messages<DestinationProfile>;
-
-    async fn get(&self, request: Request<GetDestination>) -> Result<Response<Self::GetStream>, Status> {
-        let call = self.metrics.start(GET);
-        let request = request.into_inner();
-        match self.endpoints_of(&request) {
-            Ok((service, key)) => Ok(Response::new(self.endpoints(&service, key, call))),
-            Err(status) => call.end_with(Err(status)),
-        }
-    }
-
-    async fn get_profile(&self, request: Request<GetDestination>) -> Result<Response<Self::GetProfileStream>, Status> {
-        let call = self.metrics.start(GET_PROFILE);
-        let request = request.into_inner();
-        match self.profile_of(&request) {
-            Ok(Profile::Service(service, port)) => {
-                let key = ProfileKey { port, namespace: Token::parse(&request.context_token).namespace };
-                Ok(Response::new(self.service_profile(&service, key, call)))
-            }
-            Ok(Profile::Address(addr)) => match self.index.watch_endpoint_profile(addr) {
-                Ok(snapshots) => {
-                    let drain = self.drain.clone();
-                    // While nothing is known, nothing is sent and clients keep what they have.
-                    let step = |profile: &Option<Arc<EndpointProfile>>| {
-                        Step::Send(profile.iter().map(|profile| message::endpoint_profile(profile)).collect())
-                    };
-                    Ok(Response::new(stream::messages(snapshots, drain, call, step)))
-                }
-                Err(error) => call.end_with(Err(ambiguous(&error))),
-            },
-            Err(status) => call.end_with(Err(status)),
-        }
-    }
-}
-
-/// The subject of a profile request.
+/// The profile of what a request names.
 enum Profile {
-    Service(Key, u16),
-    Address(SocketAddr),
+    Service(View<ServiceProfile>, Ask<Arc<Snapshot<ServiceProfile>>>),
+    Endpoint(OptionalView<EndpointProfile>),
 }
 
 impl Destination {
-    fn endpoints_of(&self, request: &GetDestination) -> Result<(Key, EndpointsQuery), Status> {
+    /// Answers a request.
+    pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
+        let path = request.uri().path();
+        let start = |method| self.0.metrics.start(method);
+        if GET.is_at(path) {
+            grpc::respond(start(GET), self.get(request).await)
+        } else if GET_PROFILE.is_at(path) {
+            grpc::respond(start(GET_PROFILE), self.get_profile(request).await)
+        } else {
+            grpc::unimplemented()
+        }
+    }
+
+    async fn get(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let request = grpc::read::<GetDestination>(request).await?;
         let authority = parse(&request.path)?;
         let (service, hostname) = match self.host(&authority)? {
             Host::Ip(ip) => {
@@ -95,53 +69,78 @@ impl Destination {
             Host::Service(service) => (service, None),
             Host::Instance(hostname, service) => (service, Some(hostname)),
         };
-        let record = self.index.service(&service).ok_or_else(|| not_found(&service))?;
-        if record.external {
-            return Err(external(&service));
-        }
         let node = Token::parse(&request.context_token).node_name;
-        Ok((service, EndpointsQuery { port: authority.port, node, hostname }))
+        let query = EndpointsQuery { port: authority.port, node, hostname };
+        let ask: Ask<_> = Arc::new(move |index| {
+            match index.service(&service) {
+                None => return Err(not_found(&service)),
+                Some(record) if record.external => return Err(external(&service)),
+                Some(_) if !index.has_room_for(&service, query.port) => return Err(too_many_ports(&service)),
+                Some(_) => {}
+            }
+            Ok(index.watch_endpoints(&service, query.clone()))
+        });
+        self.0.subscribe(ask, endpoints::step).await
     }
 
-    fn endpoints(&self, service: &Key, key: EndpointsQuery, call: Call) -> Messages<Update> {
-        let snapshots = self.index.watch_endpoints(service, key);
-        let mut diff = Diff::default();
-        stream::messages(snapshots, self.drain.clone(), call, move |endpoints| Step::Send(diff.advance(endpoints)))
-    }
-
-    fn profile_of(&self, request: &GetDestination) -> Result<Profile, Status> {
+    async fn get_profile(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let request = grpc::read::<GetDestination>(request).await?;
         let authority = parse(&request.path)?;
-        match self.host(&authority)? {
-            Host::Ip(ip) => match self.index.service_by_ip(ip) {
-                Ok(Some(service)) => Ok(Profile::Service(service.key.clone(), authority.port)),
-                Ok(None) => Ok(Profile::Address(SocketAddr::new(ip, authority.port))),
-                Err(error) => Err(ambiguous(&error)),
-            },
-            Host::Service(service) => match self.index.service(&service) {
-                Some(record) if record.external => Err(external(&service)),
-                Some(_) => Ok(Profile::Service(service, authority.port)),
-                // Linkerd passes on the API server's error, which gRPC reports as `Unknown`; proxies retry
-                // it.
-                None => Err(Status::unknown(format!("service {:?} not found", service.name))),
-            },
-            Host::Instance(hostname, service) => match self.index.pod_of_service(&service, &hostname) {
-                Some(ip) => Ok(Profile::Address(SocketAddr::new(ip, authority.port))),
-                None => Err(Status::not_found(format!("no pod found in Service {service} with hostname {hostname}"))),
-            },
+        let host = self.host(&authority)?;
+        let namespace = Token::parse(&request.context_token).namespace;
+        let query = ProfileQuery { port: authority.port, namespace };
+        match self.0.ask(move |index| profile(index, host, query)).await?? {
+            Profile::Service(view, again) => Ok(self.0.follow(view, Some(again), service_profile).left_stream()),
+            Profile::Endpoint(view) => Ok(self.0.follow(view, None, endpoint_profile).right_stream()),
         }
-    }
-
-    fn service_profile(&self, service: &Key, key: ProfileKey, call: Call) -> Messages<DestinationProfile> {
-        let snapshots = self.index.watch_service_profile(service, key);
-        let step = |profile: &Arc<ServiceProfile>| Step::Send(vec![message::service_profile(profile)]);
-        stream::messages(snapshots, self.drain.clone(), call, step)
     }
 
     fn host(&self, authority: &Authority) -> Result<Host, Status> {
-        let domain = &self.index.cluster().cluster_domain;
+        let domain = &self.0.index.cluster().cluster_domain;
         authority::resolve(&authority.host, domain)
             .ok_or_else(|| Status::invalid_argument(format!("Invalid authority: {}", authority.host)))
     }
+}
+
+fn profile(index: &mut Index, host: Host, query: ProfileQuery) -> Result<Profile, Status> {
+    let ip = match host {
+        Host::Ip(ip) => match index.service_by_ip(ip).map_err(|error| ambiguous(&error))? {
+            Some(service) => return Ok(profile_of(index, service.key.clone(), query)),
+            None => ip,
+        },
+        Host::Service(service) => {
+            return match index.service(&service) {
+                Some(record) if record.external => Err(external(&service)),
+                Some(_) => Ok(profile_of(index, service, query)),
+                // Linkerd passes on the API server's error, which gRPC reports as `Unknown`; proxies retry it.
+                None => Err(Status::unknown(format!("service {:?} not found", service.name))),
+            };
+        }
+        Host::Instance(hostname, service) => index
+            .pod_of_service(&service, &hostname)
+            .ok_or_else(|| Status::not_found(format!("no pod found in Service {service} with hostname {hostname}")))?,
+    };
+    let view = index.watch_endpoint_profile(SocketAddr::new(ip, query.port)).map_err(|error| ambiguous(&error))?;
+    Ok(Profile::Endpoint(view))
+}
+
+fn profile_of(index: &mut Index, service: Key, query: ProfileQuery) -> Profile {
+    let ask = move |index: &mut Index| index.watch_service_profile(&service, query.clone());
+    Profile::Service(ask(index), Arc::new(move |index| Ok(ask(index))))
+}
+
+fn service_profile(sent: Option<&Arc<Snapshot<ServiceProfile>>>, profile: &Arc<Snapshot<ServiceProfile>>) -> Next {
+    stream::whole(sent, profile, |profile| grpc::frame(&message::service_profile(profile)))
+}
+
+/// While nothing is known, nothing is sent and clients keep what they have.
+fn endpoint_profile(
+    sent: Option<&Option<Arc<Snapshot<EndpointProfile>>>>,
+    profile: &Option<Arc<Snapshot<EndpointProfile>>>,
+) -> Next {
+    let Some(profile) = profile else { return Next::Send(Bytes::new()) };
+    let encode = |profile: &EndpointProfile| grpc::frame(&message::endpoint_profile(profile));
+    stream::whole(sent.and_then(Option::as_ref), profile, encode)
 }
 
 fn parse(path: &str) -> Result<Authority, Status> {
@@ -151,6 +150,13 @@ fn parse(path: &str) -> Result<Authority, Status> {
 
 fn external(service: &Key) -> Status {
     Status::invalid_argument(format!("service {}.{} is of type ExternalName", service.name, service.namespace))
+}
+
+fn too_many_ports(service: &Key) -> Status {
+    Status::resource_exhausted(format!(
+        "clients ask for too many ports that service {}.{} does not declare",
+        service.name, service.namespace
+    ))
 }
 
 fn not_found(service: &Key) -> Status {

@@ -10,6 +10,7 @@ mod app;
 mod args;
 mod authority;
 mod destination;
+mod grpc;
 mod identity;
 mod lease;
 mod metrics;

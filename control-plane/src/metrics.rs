@@ -40,6 +40,13 @@ pub(crate) struct Method {
     pub(crate) grpc_type: &'static str,
 }
 
+impl Method {
+    /// Whether requests of this path call the method.
+    pub(crate) fn is_at(&self, path: &str) -> bool {
+        path.strip_prefix('/').and_then(|path| path.split_once('/')) == Some((self.grpc_service, self.grpc_method))
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Handled {
     grpc_service: &'static str,

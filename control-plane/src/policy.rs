@@ -1,6 +1,6 @@
 //! The policy services: which clients a pod's port admits, and how to connect to a destination.
 //!
-//! They parse requests and turn snapshots into messages; the index decides.
+//! They parse requests, choose the view, and turn snapshots into messages; the index decides.
 
 mod inbound;
 mod inbound_message;
@@ -8,12 +8,32 @@ mod outbound;
 mod outbound_message;
 mod workload;
 
-pub(crate) use inbound::InboundPolicies;
-pub(crate) use outbound::OutboundPolicies;
-
 use std::{collections::HashMap, time::Duration};
 
+use http::{Request, Response};
+use tonic::body::Body;
+use weft_runtime::server::RequestBody;
+
 use weft_proto::linkerd::meta::{Metadata, Resource, metadata};
+
+use crate::stream::Answering;
+use inbound::InboundPolicies;
+use outbound::OutboundPolicies;
+
+/// Both services, which share an address.
+#[derive(Clone)]
+pub(crate) struct Policies(pub(crate) Answering);
+
+impl Policies {
+    /// Answers a request.
+    pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
+        if request.uri().path().starts_with(InboundPolicies::PATH) {
+            InboundPolicies(self.0).call(request).await
+        } else {
+            OutboundPolicies(self.0).call(request).await
+        }
+    }
+}
 
 /// How long proxies try to detect a protocol before they treat a connection as opaque, Linkerd's constant.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,72 +1,150 @@
-//! From a watched snapshot to a gRPC stream.
+//! From a view of the index to the stream of one client.
 //!
-//! The stream is pulled: nothing is computed for a client while it is slow, and its next message has the newest state.
+//! ```text
+//! index ──ask──> view ─snapshots─> frames (shared by all clients of the view) ──> client
+//!   ^                       │ the view ended: the client counts differently now
+//!   └────────── ask again ──┘
+//! ```
+//!
+//! The stream is pulled: nothing is computed for a client while it is slow, and it then gets the newest state. It holds the
+//! snapshot that it sent last, which all clients of the view share.
 
-use std::{collections::VecDeque, pin::Pin};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{Stream, stream};
 use tokio::sync::watch;
-use tonic::{Code, Status};
+use tonic::Status;
+use weft_index::{Index, SharedIndex, Snapshot, Unanswered};
 use weft_runtime::drain;
 
-use crate::metrics::Call;
+use crate::metrics::GrpcMetrics;
 
-/// The stream type that tonic sends.
-pub(crate) type Messages<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
+/// What every service that answers from the index needs.
+#[derive(Clone)]
+pub(crate) struct Answering {
+    /// The index that answers.
+    pub(crate) index: SharedIndex,
+    /// Ends the streams.
+    pub(crate) drain: drain::Watch,
+    /// Counts the calls.
+    pub(crate) metrics: GrpcMetrics,
+}
 
-/// What to do with one snapshot.
-pub(crate) enum Step<M> {
-    /// Send these messages.
-    Send(Vec<M>),
-    /// End the stream.
+/// How to subscribe to a view: asked at the start, and again when the view ended.
+pub(crate) type Ask<V> = Arc<dyn Fn(&mut Index) -> Result<watch::Receiver<V>, Status> + Send + Sync>;
+
+/// What to do with a snapshot, given the one that the client has.
+pub(crate) type Step<V> = fn(Option<&V>, &V) -> Next;
+
+/// What comes next on a stream.
+pub(crate) enum Next {
+    /// Whole messages; none if there is nothing to say.
+    Send(Bytes),
+    /// The end, with OK: the client asks again.
     End,
 }
 
-struct State<T, F, M> {
-    snapshots: watch::Receiver<T>,
-    step: F,
-    pending: VecDeque<M>,
-    first: bool,
-    drain: drain::Watch,
-    call: Call,
+impl Answering {
+    /// Asks the index.
+    ///
+    /// # Errors
+    /// `Unavailable` when the answer takes too long; clients try again.
+    pub(crate) async fn ask<R: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Index) -> R + Send + 'static,
+    ) -> Result<R, Status> {
+        self.index.ask(question).await.map_err(|error: Unanswered| Status::unavailable(error.to_string()))
+    }
+
+    /// Subscribes to a view, and follows it.
+    ///
+    /// # Errors
+    /// Those of `ask`, and `Unavailable`.
+    pub(crate) async fn subscribe<V: View>(
+        &self,
+        ask: Ask<V>,
+        step: Step<V>,
+    ) -> Result<impl Stream<Item = Bytes> + use<V>, Status> {
+        let asked = ask.clone();
+        let view = self.ask(move |index| asked(index)).await??;
+        Ok(self.follow(view, Some(ask), step))
+    }
+
+    /// The first and every later snapshot of a view, as frames. The stream ends when `step` says so, when the process
+    /// drains, and when the view ended and `again` leads to no other.
+    pub(crate) fn follow<V: View>(
+        &self,
+        view: watch::Receiver<V>,
+        again: Option<Ask<V>>,
+        step: Step<V>,
+    ) -> impl Stream<Item = Bytes> + use<V> {
+        let client = Client { index: self.index.clone(), drain: self.drain.clone(), view, again, step, sent: None };
+        stream::unfold(client, |mut client| async move { Some((client.next().await?, client)) })
+    }
 }
 
-/// Sends the messages that `step` returns for the first and every later snapshot. The stream ends with OK when `step`
-/// says so, when the index drops the subscription, and when the process drains: clients reconnect, to another replica
-/// if there is one.
-pub(crate) fn messages<T, M, F>(snapshots: watch::Receiver<T>, drain: drain::Watch, call: Call, step: F) -> Messages<M>
-where
-    T: Clone + Send + Sync + 'static,
-    M: Send + 'static,
-    F: FnMut(&T) -> Step<M> + Send + 'static,
-{
-    let state = State { snapshots, step, pending: VecDeque::new(), first: true, drain, call };
-    Box::pin(stream::unfold(state, |mut state| async move {
+/// What views publish.
+pub(crate) trait View: Clone + Send + Sync + 'static {}
+
+impl<V: Clone + Send + Sync + 'static> View for V {}
+
+/// One client of a view.
+struct Client<V> {
+    index: SharedIndex,
+    drain: drain::Watch,
+    view: watch::Receiver<V>,
+    again: Option<Ask<V>>,
+    step: Step<V>,
+    /// The snapshot that the client has.
+    sent: Option<V>,
+}
+
+impl<V: View> Client<V> {
+    /// The next frames, or `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(message) = state.pending.pop_front() {
-                return Some((Ok(message), state));
-            }
-            if !state.first {
+            if self.sent.is_some() {
                 tokio::select! {
-                    () = state.drain.signaled() => {
-                        state.call.end(Code::Ok);
-                        return None;
-                    }
-                    changed = state.snapshots.changed() => if changed.is_err() {
-                        state.call.end(Code::Ok);
-                        return None;
+                    () = self.drain.signaled() => return None,
+                    changed = self.view.changed() => if changed.is_err() {
+                        let again = self.again.clone()?;
+                        self.view = self.index.ask(move |index| again(index)).await.ok()?.ok()?;
                     }
                 }
             }
-            state.first = false;
-            let snapshot = state.snapshots.borrow_and_update().clone();
-            match (state.step)(&snapshot) {
-                Step::Send(messages) => state.pending.extend(messages),
-                Step::End => {
-                    state.call.end(Code::Ok);
-                    return None;
+            let snapshot = self.view.borrow_and_update().clone();
+            match (self.step)(self.sent.as_ref(), &snapshot) {
+                Next::End => return None,
+                Next::Send(frames) => {
+                    self.sent = Some(snapshot);
+                    if !frames.is_empty() {
+                        return Some(frames);
+                    }
                 }
             }
         }
-    }))
+    }
+}
+
+/// Sends a snapshot as one message, unless the client has the same already.
+pub(crate) fn whole<T: PartialEq>(
+    sent: Option<&Arc<Snapshot<T>>>,
+    snapshot: &Arc<Snapshot<T>>,
+    encode: impl FnOnce(&T) -> Bytes,
+) -> Next {
+    let same = sent.is_some_and(|sent| sent == snapshot);
+    Next::Send(if same { Bytes::new() } else { snapshot.whole(encode) })
+}
+
+/// Sends a snapshot that may not be there as one message, unless the client has the same already; `None` is the end.
+pub(crate) fn whole_or_end<T: PartialEq>(
+    sent: Option<&Option<Arc<Snapshot<T>>>>,
+    snapshot: &Option<Arc<Snapshot<T>>>,
+    encode: impl FnOnce(&T) -> Bytes,
+) -> Next {
+    match snapshot {
+        Some(snapshot) => whole(sent.and_then(Option::as_ref), snapshot, encode),
+        None => Next::End,
+    }
 }

@@ -19,7 +19,7 @@ use super::{
 
 impl Index {
     /// Applies a new or changed object.
-    pub(super) fn apply(&mut self, object: Object) {
+    pub(super) fn set(&mut self, object: Object) {
         let key = Key::of(object.metadata());
         match object {
             Object::Service(service) => self.set_service(&key, Some(ServiceRecord::new(&service))),
@@ -98,7 +98,7 @@ impl Index {
     }
 
     /// Removes an object.
-    pub(super) fn delete(&mut self, reference: &ObjectRef) {
+    pub(super) fn remove(&mut self, reference: &ObjectRef) {
         let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
         match reference.kind {
             Kind::Service => self.set_service(&key, None),
@@ -156,6 +156,10 @@ impl Index {
         self.report(Kind::Service, key, before, now);
         if new.as_ref().is_some_and(|new| new.local != old.as_ref().is_some_and(|old| old.local)) {
             self.dirty.moved.insert(key.clone());
+        }
+        let ports = |record: &ServiceRecord| record.ports.iter().map(|port| port.port).collect::<HashSet<_>>();
+        if old.as_deref().map(ports) != new.as_ref().map(ports) {
+            self.dirty.profiled.insert(key.clone());
         }
         let store = &mut self.store;
         if let Some(old) = store.services.remove(key) {
@@ -293,11 +297,17 @@ impl Index {
     }
 
     fn set_profile(&mut self, key: Key, new: Option<ProfileRecord>) {
-        self.dirty.profiles.extend(self.cluster.service_of_profile(&key.name));
-        match new {
+        let Some(service) = self.cluster.service_of_profile(&key.name) else { return };
+        let exists = new.is_some();
+        let old = match new {
             Some(new) => self.store.profiles.insert(key, Arc::new(new)),
             None => self.store.profiles.remove(&key),
         };
+        if old.is_some() == exists {
+            self.dirty.profiles.insert(service);
+        } else {
+            self.dirty.profiled.insert(service);
+        }
     }
 
     /// The labels of endpoints contain the owner's owner, which may become known after the pods.

@@ -1,6 +1,8 @@
 //! One endpoint as clients see it.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, ops::Deref, sync::OnceLock};
+
+use bytes::Bytes;
 
 /// How clients may use an endpoint's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub enum PeerIdentity {
 pub struct Endpoint {
     /// Address and port of the application.
     pub addr: SocketAddr,
-    /// Labels of this endpoint alone.
+    /// Labels of this endpoint alone, without the locality, which differs between clients.
     pub labels: BTreeMap<String, String>,
     /// Identity of its proxy; `None` means plain text.
     pub identity: Option<PeerIdentity>,
@@ -45,6 +47,25 @@ pub struct Endpoint {
     pub http2: bool,
     /// Whether its port is opaque.
     pub opaque: bool,
+    /// The zone that its EndpointSlice names.
+    pub zone: Option<String>,
+}
+
+/// Where an endpoint is, seen from a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locality {
+    /// In the client's zone.
+    Local,
+    /// In another zone.
+    Remote,
+    /// The zone of one of them is not known.
+    Unknown,
+}
+
+/// An endpoint that views share, with the bytes of each of the forms in which clients see it.
+pub struct SharedEndpoint {
+    endpoint: Endpoint,
+    forms: [OnceLock<Bytes>; 3],
 }
 
 impl Endpoint {
@@ -58,6 +79,64 @@ impl Endpoint {
             transport_port: None,
             http2: false,
             opaque: false,
+            zone: None,
         }
+    }
+}
+
+impl Locality {
+    /// The locality of an endpoint for a client, by their zones.
+    pub(crate) fn new(client: Option<&str>, endpoint: Option<&str>) -> Self {
+        match (client, endpoint) {
+            (Some(client), Some(endpoint)) if client == endpoint => Self::Local,
+            (Some(_), Some(_)) => Self::Remote,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The value of Linkerd's label `zone_locality`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Remote => "remote",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl SharedEndpoint {
+    /// An endpoint that nobody has encoded yet.
+    pub fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, forms: Default::default() }
+    }
+
+    /// The endpoint.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The endpoint as clients with this locality see it, as bytes; encoded by the first reader.
+    pub fn form(&self, locality: Locality, encode: impl FnOnce(&Endpoint) -> Bytes) -> Bytes {
+        self.forms[locality as usize].get_or_init(|| encode(&self.endpoint)).clone()
+    }
+}
+
+impl Deref for SharedEndpoint {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+impl PartialEq for SharedEndpoint {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.endpoint == other.endpoint
+    }
+}
+
+impl fmt::Debug for SharedEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.endpoint.fmt(f)
     }
 }

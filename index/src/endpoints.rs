@@ -1,17 +1,25 @@
 //! Endpoints of a Service's port, as one client should see them.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     net::SocketAddr,
+    sync::Arc,
 };
+
+use tokio::sync::watch::Ref;
 
 use super::{
     cluster::Cluster,
-    endpoint::Endpoint,
+    endpoint::{Endpoint, Locality, SharedEndpoint},
     records::{Key, ServiceRecord, SliceEndpoint, Target},
+    snapshot::Snapshot,
     store::Store,
     workload,
 };
+
+/// The most ports that a Service does not declare and for which it has views at a time. Each such port is taken literally, so
+/// that each has endpoints of its own: without a bound, one client could fill the memory.
+pub(super) const MAX_UNDECLARED_PORTS: usize = 8;
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +36,7 @@ pub struct EndpointsQuery {
 /// on the number of nodes, nor on what clients call theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EndpointsKey {
-    port: u16,
+    pub(super) port: u16,
     hostname: Option<String>,
     pub(super) client: Client,
 }
@@ -36,8 +44,10 @@ pub(super) struct EndpointsKey {
 /// Where clients are, as far as the answer depends on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Client {
-    /// Nowhere in particular: the client names no node, or one without a zone.
+    /// Nowhere in particular: the client names no node.
     Anywhere,
+    /// On a node without a zone.
+    NoZone,
     /// On a node that is not known (yet).
     Unknown,
     /// In a zone.
@@ -61,8 +71,9 @@ impl Client {
     /// another.
     pub(super) fn suits(&self, local: bool) -> bool {
         match self {
+            Self::Anywhere => true,
             Self::Node { .. } => local,
-            Self::Anywhere | Self::Unknown | Self::Zone(_) => !local,
+            Self::NoZone | Self::Unknown | Self::Zone(_) => !local,
         }
     }
 }
@@ -80,7 +91,7 @@ impl EndpointsKey {
             None => Client::Unknown,
             Some(zone) if local => Client::Node { name, zone },
             Some(Some(zone)) => Client::Zone(zone),
-            Some(None) => Client::Anywhere,
+            Some(None) => Client::NoZone,
         };
         Self { port, hostname, client }
     }
@@ -89,29 +100,68 @@ impl EndpointsKey {
         match &self.client {
             Client::Zone(zone) => Some(zone),
             Client::Node { zone, .. } => zone.as_deref(),
-            Client::Anywhere | Client::Unknown => None,
+            Client::Anywhere | Client::NoZone | Client::Unknown => None,
         }
     }
 
     fn node(&self) -> Option<&str> {
         match &self.client {
             Client::Node { name, .. } => Some(name),
-            Client::Anywhere | Client::Unknown | Client::Zone(_) => None,
+            Client::Anywhere | Client::NoZone | Client::Unknown | Client::Zone(_) => None,
         }
     }
 }
 
 /// All endpoints of a Service's port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Endpoints {
     /// Endpoints by address.
-    pub by_addr: BTreeMap<SocketAddr, Endpoint>,
+    pub by_addr: BTreeMap<SocketAddr, Arc<SharedEndpoint>>,
     /// Labels that all of them share.
     pub labels: BTreeMap<String, String>,
+    /// The clients' zone, where it is known.
+    pub client_zone: Option<String>,
+}
+
+impl Endpoints {
+    /// Where an endpoint is, seen from the clients.
+    pub fn locality(&self, endpoint: &Endpoint) -> Locality {
+        Locality::new(self.client_zone.as_deref(), endpoint.zone.as_deref())
+    }
+}
+
+/// Endpoints that some view of a Service already has: one that has not changed is shared, and so are its encoded forms.
+#[derive(Default)]
+pub(super) struct Known(HashMap<SocketAddr, Arc<SharedEndpoint>>);
+
+impl Known {
+    /// Endpoints of published views.
+    pub(super) fn of<'a>(views: impl Iterator<Item = Ref<'a, Arc<Snapshot<Endpoints>>>>) -> Self {
+        let mut known = Self::default();
+        for view in views {
+            known.0.extend(view.by_addr.iter().map(|(addr, endpoint)| (*addr, endpoint.clone())));
+        }
+        known
+    }
+
+    fn share(&mut self, endpoint: Endpoint) -> Arc<SharedEndpoint> {
+        if let Some(known) = self.0.get(&endpoint.addr).filter(|known| known.endpoint() == &endpoint) {
+            return known.clone();
+        }
+        let new = Arc::new(SharedEndpoint::new(endpoint));
+        self.0.insert(new.addr, new.clone());
+        new
+    }
 }
 
 /// Computes the endpoints; empty if the Service does not exist.
-pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &EndpointsKey) -> Endpoints {
+pub(super) fn compute(
+    store: &Store,
+    cluster: &Cluster,
+    service: &Key,
+    key: &EndpointsKey,
+    known: &mut Known,
+) -> Endpoints {
     let Some(record) = store.service(service) else { return Endpoints::default() };
     let candidates = candidates(store, &record, key);
     let client_zone = key.zone();
@@ -119,8 +169,8 @@ pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &End
     let mut of_pods = Vec::new();
     for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
         for addr in addresses(cluster, endpoint, port) {
-            let Some(found) = build(store, cluster, endpoint, addr, client_zone) else { continue };
-            by_addr.insert(addr, found);
+            let Some(found) = build(store, cluster, endpoint, addr) else { continue };
+            by_addr.insert(addr, known.share(found));
             if let Target::Pod(pod) = &endpoint.target {
                 of_pods.push((pod, addr));
             }
@@ -138,7 +188,7 @@ pub(super) fn compute(store: &Store, cluster: &Cluster, service: &Key, key: &End
         ("namespace".to_owned(), service.namespace.clone()),
         ("service".to_owned(), service.name.clone()),
     ]);
-    Endpoints { by_addr, labels }
+    Endpoints { by_addr, labels, client_zone: client_zone.map(str::to_owned) }
 }
 
 /// Endpoints that serve the port and whose pods are known, each with its target port. A port that the Service
@@ -195,13 +245,7 @@ fn addresses<'a>(
     usable.map(move |ip| SocketAddr::new(*ip, port))
 }
 
-fn build(
-    store: &Store,
-    cluster: &Cluster,
-    slice: &SliceEndpoint,
-    addr: SocketAddr,
-    client_zone: Option<&str>,
-) -> Option<Endpoint> {
+fn build(store: &Store, cluster: &Cluster, slice: &SliceEndpoint, addr: SocketAddr) -> Option<Endpoint> {
     let mut endpoint = match &slice.target {
         Target::Address => {
             Endpoint { opaque: cluster.default_opaque_ports.contains(addr.port()), ..Endpoint::plain(addr) }
@@ -209,16 +253,11 @@ fn build(
         Target::Pod(key) => workload::endpoint(store, cluster, store.pod(key)?, addr)?,
         Target::External(key) => workload::external_endpoint(store, cluster, store.workload(key)?, addr),
     };
-    let locality = match (client_zone, slice.zone.as_deref()) {
-        (Some(client), Some(zone)) if client == zone => "local",
-        (Some(_), Some(_)) => "remote",
-        _ => "unknown",
-    };
     // Linkerd labels every endpoint with a zone, empty if it is unknown.
     endpoint.labels.entry("zone".to_owned()).or_default();
     if let Some(zone) = &slice.zone {
         endpoint.labels.insert("zone".to_owned(), zone.clone());
+        endpoint.zone = Some(zone.clone());
     }
-    endpoint.labels.insert("zone_locality".to_owned(), locality.to_owned());
     Some(endpoint)
 }

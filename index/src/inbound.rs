@@ -11,7 +11,6 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr},
-    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -97,18 +96,13 @@ pub enum Authentication {
 }
 
 /// Computes the policy; `None` if the pod does not exist.
-pub(super) fn compute(store: &Store, cluster: &Cluster, pod: &Key, port: u16) -> Option<Arc<InboundServer>> {
-    Some(Arc::new(compute_for(store, cluster, Selectable::Pod(store.pod(pod)?), port)))
+pub(super) fn compute(store: &Store, cluster: &Cluster, pod: &Key, port: u16) -> Option<InboundServer> {
+    Some(compute_for(store, cluster, Selectable::Pod(store.pod(pod)?), port))
 }
 
 /// Computes the policy of an ExternalWorkload; `None` if the workload does not exist.
-pub(super) fn compute_external(
-    store: &Store,
-    cluster: &Cluster,
-    workload: &Key,
-    port: u16,
-) -> Option<Arc<InboundServer>> {
-    Some(Arc::new(compute_for(store, cluster, Selectable::External(store.workload(workload)?), port)))
+pub(super) fn compute_external(store: &Store, cluster: &Cluster, workload: &Key, port: u16) -> Option<InboundServer> {
+    Some(compute_for(store, cluster, Selectable::External(store.workload(workload)?), port))
 }
 
 fn compute_for(store: &Store, cluster: &Cluster, selectable: Selectable<'_>, port: u16) -> InboundServer {

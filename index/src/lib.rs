@@ -1,13 +1,13 @@
 //! The state of the control plane: objects in, answers for proxies out, and the subscriptions to them.
 //!
 //! ```text
-//! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per subscription
+//! Event --apply--> Store (records and lookup tables) --dirty--> publish --> watch::Sender per view
 //! ```
 //!
-//! Everything here is synchronous. A lookup touches only what matches: pods by address, services by cluster
-//! address, slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the newest
-//! snapshot, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the index
-//! does not know gRPC, and objects reach it as [`Event`]s, wherever they come from.
+//! [`Index`] is synchronous, and one thread owns it ([`SharedIndex`]). A lookup touches only what matches: pods by address,
+//! services by cluster address, slices by service, policies by namespace. A subscriber holds a `watch::Receiver` with the
+//! newest [`Snapshot`] of a view, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the
+//! index does not know gRPC, and objects reach it as [`Event`]s, wherever they come from.
 
 mod apply;
 mod cluster;
@@ -22,6 +22,8 @@ mod records;
 mod selectable;
 mod selection;
 mod servers;
+mod shared;
+mod snapshot;
 mod store;
 mod watches;
 mod workload;
@@ -35,23 +37,31 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use cluster::{Cluster, TransportMode};
-pub use endpoint::{Endpoint, Hint, PeerIdentity};
-use endpoints::EndpointsKey;
+pub use endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint};
 pub use endpoints::{Endpoints, EndpointsQuery};
+use endpoints::{EndpointsKey, Known, MAX_UNDECLARED_PORTS};
 pub use event::Event;
 pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
 pub use outbound::{OutboundPolicy, OutboundProtocol};
-pub use profile::{EndpointProfile, ProfileKey, ServiceProfile};
+use profile::ProfileKey;
+pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
 pub use records::{DstOverride, Key, RetryBudget};
+pub use shared::{SharedIndex, Unanswered};
+pub use snapshot::Snapshot;
 pub use store::AmbiguousAddress;
 
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
 use store::Store;
 use watches::Watches;
+
+/// A subscription to a value: the newest snapshot.
+pub type View<T> = watch::Receiver<Arc<Snapshot<T>>>;
+
+/// A subscription to a value that may not be there.
+pub type OptionalView<T> = watch::Receiver<Option<Arc<Snapshot<T>>>>;
 
 /// The result of a batch, besides new snapshots.
 #[derive(Debug, Default)]
@@ -71,12 +81,8 @@ pub struct Problem {
     pub problem: String,
 }
 
-/// The index, shared by the gRPC services. Every call locks for a moment and never waits.
-#[derive(Clone)]
-pub struct SharedIndex(Arc<Mutex<Index>>);
-
-/// Store, subscriptions, and what to recompute.
-struct Index {
+/// Store, views, and what to recompute.
+pub struct Index {
     cluster: Arc<Cluster>,
     store: Store,
     dirty: Dirty,
@@ -84,13 +90,13 @@ struct Index {
     /// AuthorizationPolicies that grant nothing, with the reason, by namespace and name.
     ineffective: HashMap<String, BTreeMap<String, String>>,
     synced: bool,
-    endpoints: Watches<Key, EndpointsKey, Arc<Endpoints>>,
-    service_profiles: Watches<Key, ProfileKey, Arc<ServiceProfile>>,
-    endpoint_profiles: Watches<IpAddr, u16, Option<Arc<EndpointProfile>>>,
-    inbound: Watches<Key, u16, Option<Arc<InboundServer>>>,
-    inbound_external: Watches<Key, u16, Option<Arc<InboundServer>>>,
-    outbound: Watches<IpAddr, u16, Option<Arc<OutboundPolicy>>>,
-    outbound_names: Watches<Key, u16, Option<Arc<OutboundPolicy>>>,
+    endpoints: Watches<Key, EndpointsKey, Arc<Snapshot<Endpoints>>>,
+    service_profiles: Watches<Key, ProfileKey, Arc<Snapshot<ServiceProfile>>>,
+    endpoint_profiles: Watches<IpAddr, u16, Option<Arc<Snapshot<EndpointProfile>>>>,
+    inbound: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
+    inbound_external: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
+    outbound: Watches<IpAddr, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
+    outbound_names: Watches<Key, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
 }
 
 /// Changes since the last publication, by the subscriptions that they affect.
@@ -102,6 +108,8 @@ struct Dirty {
     moved: HashSet<Key>,
     /// Services whose profiles changed.
     profiles: HashSet<Key>,
+    /// Services whose clients may need another profile, see `ProfileKey`.
+    profiled: HashSet<Key>,
     /// Services whose policy by name changed.
     outbound_names: HashSet<Key>,
     /// Addresses of Services.
@@ -116,10 +124,10 @@ struct Dirty {
     new_nodes: bool,
 }
 
-impl SharedIndex {
+impl Index {
     /// An empty index.
     pub fn new(cluster: Cluster) -> Self {
-        Self(Arc::new(Mutex::new(Index {
+        Self {
             cluster: Arc::new(cluster),
             store: Store::default(),
             dirty: Dirty::default(),
@@ -133,44 +141,43 @@ impl SharedIndex {
             inbound_external: Watches::default(),
             outbound: Watches::default(),
             outbound_names: Watches::default(),
-        })))
+        }
     }
 
     /// Applies a batch and then publishes what it changed.
-    pub fn apply(&self, batch: Vec<Event>) -> Applied {
-        let mut index = self.0.lock();
+    pub fn apply(&mut self, batch: Vec<Event>) -> Applied {
         let mut synced = false;
         for event in batch {
             match event {
-                Event::Apply(object) => index.apply(*object),
-                Event::Delete(reference) => index.delete(&reference),
+                Event::Apply(object) => self.set(*object),
+                Event::Delete(reference) => self.remove(&reference),
                 Event::Synced => synced = true,
             }
         }
-        index.synced |= synced;
-        index.publish();
-        Applied { synced, problems: std::mem::take(&mut index.problems) }
+        self.synced |= synced;
+        self.publish();
+        Applied { synced, problems: std::mem::take(&mut self.problems) }
     }
 
     /// Number of AuthorizationPolicies that grant nothing.
     pub fn ineffective_policies(&self) -> usize {
-        self.0.lock().ineffective.values().map(BTreeMap::len).sum()
+        self.ineffective.values().map(BTreeMap::len).sum()
     }
 
     /// Number of different answers about endpoints that clients have subscribed to.
     #[cfg(test)]
-    fn endpoints_subscriptions(&self) -> usize {
-        self.0.lock().endpoints.len()
+    fn endpoints_subscriptions(&mut self) -> usize {
+        self.endpoints.len()
     }
 
     /// Settings of the mesh, which never change.
-    pub fn cluster(&self) -> Arc<Cluster> {
-        self.0.lock().cluster.clone()
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
     }
 
     /// The Service with this name, if there is one.
     pub fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {
-        self.0.lock().store.service(key)
+        self.store.service(key)
     }
 
     /// The Service that owns a cluster address.
@@ -178,29 +185,46 @@ impl SharedIndex {
     /// # Errors
     /// When there are several.
     pub fn service_by_ip(&self, ip: IpAddr) -> Result<Option<Arc<ServiceRecord>>, AmbiguousAddress> {
-        self.0.lock().store.service_by_ip(ip)
+        self.store.service_by_ip(ip)
     }
 
     /// The address of a Service's endpoint with this hostname.
     pub fn pod_of_service(&self, service: &Key, hostname: &str) -> Option<IpAddr> {
-        self.0.lock().store.pod_of_service(service, hostname)
+        self.store.pod_of_service(service, hostname)
+    }
+
+    /// Whether a client may ask for the endpoints of this port: a Service has views of a few ports only that it does not
+    /// declare.
+    pub fn has_room_for(&self, service: &Key, port: u16) -> bool {
+        let Some(record) = self.store.services.get(service) else { return true };
+        if record.port(port).is_some() {
+            return true;
+        }
+        let keys = self.endpoints.keys(service);
+        let others: HashSet<u16> =
+            keys.map(|key| key.port).filter(|other| *other != port && record.port(*other).is_none()).collect();
+        others.len() < MAX_UNDECLARED_PORTS
     }
 
     /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service. It ends, and
-    /// the client is to ask again, when the Service's endpoints begin or cease to depend on the client's node, and when
-    /// the client's node was not known and may be now.
-    pub fn watch_endpoints(&self, service: &Key, query: EndpointsQuery) -> watch::Receiver<Arc<Endpoints>> {
-        let mut index = self.0.lock();
-        let Index { endpoints, store, cluster, .. } = &mut *index;
+    /// the client's stream is to ask again, when the Service's endpoints begin or cease to depend on the client's node, and
+    /// when the client's node was not known and may be now.
+    pub fn watch_endpoints(&mut self, service: &Key, query: EndpointsQuery) -> View<Endpoints> {
+        let Self { endpoints, store, cluster, .. } = self;
         let key = EndpointsKey::new(store, service, query);
-        endpoints.subscribe(service, key, |key| Arc::new(endpoints::compute(store, cluster, service, key)))
+        let known = Known::of(endpoints.values(service));
+        endpoints.subscribe(service, key, |key| {
+            Arc::new(Snapshot::first(endpoints::compute(store, cluster, service, key, &mut { known })))
+        })
     }
 
-    /// The profile of a Service's port.
-    pub fn watch_service_profile(&self, service: &Key, key: ProfileKey) -> watch::Receiver<Arc<ServiceProfile>> {
-        let mut index = self.0.lock();
-        let Index { service_profiles, store, cluster, .. } = &mut *index;
-        service_profiles.subscribe(service, key, |key| Arc::new(profile::service(store, cluster, service, key)))
+    /// The profile of a Service's port. The subscription ends, and the client's stream is to ask again, when the Service
+    /// declares other ports, and when a namespace gets its first ServiceProfile for the Service or loses it.
+    pub fn watch_service_profile(&mut self, service: &Key, query: ProfileQuery) -> View<ServiceProfile> {
+        let Self { service_profiles, store, cluster, .. } = self;
+        let key = ProfileKey::new(store, cluster, service, query);
+        let compute = |key: &ProfileKey| Arc::new(Snapshot::first(profile::service(store, cluster, service, key)));
+        service_profiles.subscribe(service, key, compute)
     }
 
     /// The profile of an address that belongs to no Service. The snapshot is `None` while nothing is known:
@@ -209,58 +233,47 @@ impl SharedIndex {
     /// # Errors
     /// When several pods or ExternalWorkloads have the address.
     pub fn watch_endpoint_profile(
-        &self,
+        &mut self,
         addr: SocketAddr,
-    ) -> Result<watch::Receiver<Option<Arc<EndpointProfile>>>, AmbiguousAddress> {
-        let mut index = self.0.lock();
-        if index.store.pod_by_addr(addr)?.is_none() {
-            index.store.workload_by_addr(addr)?;
+    ) -> Result<OptionalView<EndpointProfile>, AmbiguousAddress> {
+        let Self { endpoint_profiles, store, cluster, .. } = self;
+        if store.pod_by_addr(addr)?.is_none() {
+            store.workload_by_addr(addr)?;
         }
-        let Index { endpoint_profiles, store, cluster, .. } = &mut *index;
         let ip = addr.ip();
-        Ok(endpoint_profiles.subscribe(&ip, addr.port(), |port| {
-            profile::endpoint(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
-        }))
+        let compute = |port: &u16| shared(profile::endpoint(store, cluster, SocketAddr::new(ip, *port)));
+        Ok(endpoint_profiles.subscribe(&ip, addr.port(), compute))
     }
 
     /// The policy of a pod's port. `None` if the pod does not exist; the snapshot becomes `None` when the pod
     /// is deleted.
-    pub fn watch_inbound(&self, pod: &Key, port: u16) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
-        let mut index = self.0.lock();
-        let Index { inbound, store, cluster, .. } = &mut *index;
-        inbound.subscribe_known(pod, port, |port| inbound::compute(store, cluster, pod, *port))
+    pub fn watch_inbound(&mut self, pod: &Key, port: u16) -> Option<OptionalView<InboundServer>> {
+        let Self { inbound, store, cluster, .. } = self;
+        inbound.subscribe_known(pod, port, |port| shared(inbound::compute(store, cluster, pod, *port)))
     }
 
     /// The policy of an ExternalWorkload's port. `None` if the workload does not exist; the snapshot becomes
     /// `None` when it is deleted.
-    pub fn watch_inbound_external(
-        &self,
-        workload: &Key,
-        port: u16,
-    ) -> Option<watch::Receiver<Option<Arc<InboundServer>>>> {
-        let mut index = self.0.lock();
-        let Index { inbound_external, store, cluster, .. } = &mut *index;
-        inbound_external
-            .subscribe_known(workload, port, |port| inbound::compute_external(store, cluster, workload, *port))
+    pub fn watch_inbound_external(&mut self, workload: &Key, port: u16) -> Option<OptionalView<InboundServer>> {
+        let Self { inbound_external, store, cluster, .. } = self;
+        let compute = |port: &u16| shared(inbound::compute_external(store, cluster, workload, *port));
+        inbound_external.subscribe_known(workload, port, compute)
     }
 
     /// The policy towards an address. `None` if the address is unknown; the snapshot becomes `None` when that
     /// is so.
-    pub fn watch_outbound(&self, addr: SocketAddr) -> Option<watch::Receiver<Option<Arc<OutboundPolicy>>>> {
-        let mut index = self.0.lock();
-        let Index { outbound, store, cluster, .. } = &mut *index;
+    pub fn watch_outbound(&mut self, addr: SocketAddr) -> Option<OptionalView<OutboundPolicy>> {
+        let Self { outbound, store, cluster, .. } = self;
         let ip = addr.ip();
-        outbound.subscribe_known(&ip, addr.port(), |port| {
-            outbound::compute_by_addr(store, cluster, SocketAddr::new(ip, *port)).map(Arc::new)
-        })
+        let compute = |port: &u16| shared(outbound::compute_by_addr(store, cluster, SocketAddr::new(ip, *port)));
+        outbound.subscribe_known(&ip, addr.port(), compute)
     }
 
     /// The policy towards a Service by its name, which need not exist yet.
-    pub fn watch_outbound_name(&self, service: &Key, port: u16) -> watch::Receiver<Option<Arc<OutboundPolicy>>> {
-        let mut index = self.0.lock();
-        let Index { outbound_names, store, cluster, .. } = &mut *index;
-        outbound_names
-            .subscribe(service, port, |port| Some(Arc::new(outbound::compute_by_name(store, cluster, service, *port))))
+    pub fn watch_outbound_name(&mut self, service: &Key, port: u16) -> OptionalView<OutboundPolicy> {
+        let Self { outbound_names, store, cluster, .. } = self;
+        let compute = |port: &u16| shared(Some(outbound::compute_by_name(store, cluster, service, *port)));
+        outbound_names.subscribe(service, port, compute)
     }
 }
 
@@ -274,7 +287,6 @@ impl Index {
             self.dirty.policies = std::mem::take(&mut dirty.policies);
         }
         let (store, cluster) = (&self.store, &*self.cluster);
-        let endpoints = |service: &Key, key: &EndpointsKey| Arc::new(endpoints::compute(store, cluster, service, key));
         if dirty.new_nodes {
             self.endpoints.end(|key| key.client.awaits_node());
         }
@@ -283,34 +295,53 @@ impl Index {
             self.endpoints.end_in(service, |key| !key.client.suits(local));
         }
         for service in &dirty.endpoints {
-            self.endpoints.update(service, endpoints);
+            let mut known = Known::of(self.endpoints.values(service));
+            self.endpoints.update(service, |key, old| {
+                let new = endpoints::compute(store, cluster, service, key, &mut known);
+                (***old != new).then(|| Arc::new(Snapshot::after(old, new)))
+            });
+        }
+        for service in &dirty.profiled {
+            self.service_profiles.end_in(service, |_| true);
         }
         for service in &dirty.profiles {
-            self.service_profiles
-                .update(service, |service, key| Arc::new(profile::service(store, cluster, service, key)));
+            self.service_profiles.update(service, |key, old| {
+                let new = profile::service(store, cluster, service, key);
+                (***old != new).then(|| Arc::new(Snapshot::after(old, new)))
+            });
         }
         for service in &dirty.outbound_names {
-            self.outbound_names.update(service, |service, port| {
-                Some(Arc::new(outbound::compute_by_name(store, cluster, service, *port)))
+            self.outbound_names.update(service, |port, old| {
+                changed(old, Some(outbound::compute_by_name(store, cluster, service, *port)))
             });
         }
         for ip in &dirty.endpoint_profiles {
             self.endpoint_profiles
-                .update(ip, |ip, port| profile::endpoint(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new));
+                .update(ip, |port, old| changed(old, profile::endpoint(store, cluster, SocketAddr::new(*ip, *port))));
         }
         for ip in &dirty.outbound {
-            self.outbound.update(ip, |ip, port| {
-                outbound::compute_by_addr(store, cluster, SocketAddr::new(*ip, *port)).map(Arc::new)
+            self.outbound.update(ip, |port, old| {
+                changed(old, outbound::compute_by_addr(store, cluster, SocketAddr::new(*ip, *port)))
             });
         }
         for pod in &dirty.pods {
-            self.inbound.update(pod, |pod, port| inbound::compute(store, cluster, pod, *port));
+            self.inbound.update(pod, |port, old| changed(old, inbound::compute(store, cluster, pod, *port)));
         }
         for workload in &dirty.workloads {
             self.inbound_external
-                .update(workload, |workload, port| inbound::compute_external(store, cluster, workload, *port));
+                .update(workload, |port, old| changed(old, inbound::compute_external(store, cluster, workload, *port)));
         }
     }
+}
+
+/// The first snapshot of a view that may have none.
+fn shared<T>(value: Option<T>) -> Option<Arc<Snapshot<T>>> {
+    value.map(Snapshot::first).map(Arc::new)
+}
+
+/// The next snapshot of a view that may have none, if it differs.
+fn changed<T: PartialEq>(old: &Option<Arc<Snapshot<T>>>, new: Option<T>) -> Option<Option<Arc<Snapshot<T>>>> {
+    if old.as_ref().map(|old| &***old) == new.as_ref() { None } else { Some(shared(new)) }
 }
 
 impl Dirty {

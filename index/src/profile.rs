@@ -10,14 +10,40 @@ use super::{
     workload,
 };
 
-/// The port of a Service and the client of a subscription.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ProfileKey {
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfileQuery {
     /// The Service's port.
     pub port: u16,
-    /// The client's namespace, if it is known: a ServiceProfile there takes precedence over the one in the
+    /// The client's namespace, as the client names it: a ServiceProfile there takes precedence over the one in the
     /// Service's.
     pub namespace: Option<String>,
+}
+
+/// What a subscription depends on. Clients share one if their answers cannot differ, whatever they ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ProfileKey {
+    /// The port; `None` for all that the Service does not declare.
+    port: Option<u16>,
+    /// The client's namespace, if it has a ServiceProfile for the Service.
+    namespace: Option<String>,
+}
+
+impl ProfileKey {
+    /// Replaces the client's words by what the answer depends on.
+    pub(super) fn new(store: &Store, cluster: &Cluster, service: &Key, query: ProfileQuery) -> Self {
+        let ProfileQuery { port, namespace } = query;
+        if is_undeclared(store, service, port) {
+            return Self { port: None, namespace: None };
+        }
+        let name = cluster.service_name(&service.name, &service.namespace);
+        let namespace = namespace.filter(|namespace| store.profile(&Key::new(namespace, &name)).is_some());
+        Self { port: Some(port), namespace }
+    }
+}
+
+fn is_undeclared(store: &Store, service: &Key, port: u16) -> bool {
+    store.services.get(service).is_some_and(|service| service.port(port).is_none())
 }
 
 /// What proxies should know about a Service's port before they connect.
@@ -51,16 +77,14 @@ pub struct EndpointProfile {
 }
 
 pub(super) fn service(store: &Store, cluster: &Cluster, service: &Key, key: &ProfileKey) -> ServiceProfile {
-    let record = store.service(service);
-    if record.as_ref().is_some_and(|record| record.port(key.port).is_none()) {
-        return ServiceProfile::Undeclared;
-    }
+    let Some(port) = key.port else { return ServiceProfile::Undeclared };
     let default = &cluster.default_opaque_ports;
-    let opaque = record.map_or_else(|| default.contains(key.port), |record| record.is_opaque(key.port, default));
+    let record = store.services.get(service);
+    let opaque = record.map_or_else(|| default.contains(port), |record| record.is_opaque(port, default));
     let name = cluster.service_name(&service.name, &service.namespace);
     let profile_in = |namespace: &str| store.profile(&Key::new(namespace, name.clone())).cloned();
     let profile = key.namespace.as_deref().and_then(profile_in).or_else(|| profile_in(&service.namespace));
-    ServiceProfile::Declared { service: service.clone(), port: key.port, opaque, profile, name }
+    ServiceProfile::Declared { service: service.clone(), port, opaque, profile, name }
 }
 
 /// The endpoint of the pod or the ExternalWorkload, or the bare address if neither is there. `None` if the

@@ -4,6 +4,8 @@ mod destination;
 mod policy;
 mod random;
 
+use std::cell::{RefCell, RefMut};
+
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use weft_k8s_api::{
@@ -15,9 +17,22 @@ use weft_k8s_api::{
 
 use super::*;
 
-/// An index and the objects in it.
-struct World {
-    index: SharedIndex,
+/// An index, asked and changed in turn.
+struct World(RefCell<Index>);
+
+/// Settings of a cluster.
+pub(crate) fn cluster() -> Cluster {
+    Cluster {
+        control_namespace: "linkerd".to_owned(),
+        cluster_domain: "cluster.local".to_owned(),
+        trust_domain: "cluster.local".to_owned(),
+        networks: inject::default_cluster_networks(),
+        probe_networks: vec!["0.0.0.0/0".parse().unwrap()],
+        default_policy: DefaultPolicy::AllUnauthenticated,
+        default_opaque_ports: ports::default_opaque_ports(),
+        transport_mode: TransportMode::TransportHeader,
+        ipv6: false,
+    }
 }
 
 impl World {
@@ -26,19 +41,13 @@ impl World {
     }
 
     fn with(change: impl FnOnce(&mut Cluster)) -> Self {
-        let mut cluster = Cluster {
-            control_namespace: "linkerd".to_owned(),
-            cluster_domain: "cluster.local".to_owned(),
-            trust_domain: "cluster.local".to_owned(),
-            networks: inject::default_cluster_networks(),
-            probe_networks: vec!["0.0.0.0/0".parse().unwrap()],
-            default_policy: DefaultPolicy::AllUnauthenticated,
-            default_opaque_ports: ports::default_opaque_ports(),
-            transport_mode: TransportMode::TransportHeader,
-            ipv6: false,
-        };
+        let mut cluster = cluster();
         change(&mut cluster);
-        Self { index: SharedIndex::new(cluster) }
+        Self(RefCell::new(Index::new(cluster)))
+    }
+
+    fn index(&self) -> RefMut<'_, Index> {
+        self.0.borrow_mut()
     }
 
     /// Applies an object given as JSON.
@@ -52,18 +61,46 @@ impl World {
             assert!(read.errors.is_empty(), "{:?}", read.errors);
             Event::Apply(Box::new(read.objects.into_iter().next().unwrap().object))
         });
-        self.index.apply(batch.collect());
+        self.index().apply(batch.collect());
     }
 
     fn delete(&self, kind: Kind, namespace: &str, name: &str) {
         let reference = manifest::ObjectRef { kind, namespace: Some(namespace.to_owned()), name: name.to_owned() };
-        self.index.apply(vec![Event::Delete(reference)]);
+        self.index().apply(vec![Event::Delete(reference)]);
     }
 }
 
 /// The snapshot, if it has not been seen yet.
 fn changed<T: Clone>(rx: &mut watch::Receiver<T>) -> Option<T> {
     rx.has_changed().unwrap().then(|| rx.borrow_and_update().clone())
+}
+
+/// A client's stream: it asks again when its view ends, and hears of what differs.
+struct Stream<'a, T> {
+    ask: Box<dyn Fn() -> View<T> + 'a>,
+    view: View<T>,
+    sent: Option<Arc<Snapshot<T>>>,
+}
+
+impl<'a, T: PartialEq> Stream<'a, T> {
+    fn new(ask: impl Fn() -> View<T> + 'a) -> Self {
+        Self { view: ask(), ask: Box::new(ask), sent: None }
+    }
+
+    /// The snapshot, if the client does not have it.
+    fn next(&mut self) -> Option<Arc<Snapshot<T>>> {
+        if self.view.has_changed().is_err() {
+            self.view = (self.ask)();
+        }
+        let new = self.view.borrow_and_update().clone();
+        let old = self.sent.replace(new.clone());
+        (old.as_ref() != Some(&new)).then_some(new)
+    }
+}
+
+/// The value of a snapshot that may not be there.
+fn value<T>(snapshot: &Option<Arc<Snapshot<T>>>) -> Option<&T> {
+    snapshot.as_ref().map(|snapshot| &***snapshot)
 }
 
 fn addr(text: &str) -> SocketAddr {

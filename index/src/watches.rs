@@ -22,7 +22,7 @@ impl<G, K, T> Default for Watches<G, K, T> {
     }
 }
 
-impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
+impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
     /// Joins a subscription, or starts it with the snapshot that `compute` returns.
     pub(super) fn subscribe(&mut self, group: &G, key: K, compute: impl FnOnce(&K) -> T) -> watch::Receiver<T> {
         if let Some(sender) = self.groups.get(group).and_then(|keys| keys.get(&key)) {
@@ -37,11 +37,26 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
         receiver
     }
 
-    /// Recomputes the snapshots of a group; receivers are notified of those that differ.
-    pub(super) fn update(&mut self, group: &G, compute: impl Fn(&G, &K) -> T) {
+    /// The keys of a group's subscriptions that have a receiver.
+    pub(super) fn keys(&self, group: &G) -> impl Iterator<Item = &K> {
+        let keys = self.groups.get(group).into_iter().flatten();
+        keys.filter(|(_, sender)| sender.receiver_count() > 0).map(|(key, _)| key)
+    }
+
+    /// The snapshots of a group.
+    pub(super) fn values(&self, group: &G) -> impl Iterator<Item = watch::Ref<'_, T>> {
+        self.groups.get(group).into_iter().flatten().map(|(_, sender)| sender.borrow())
+    }
+
+    /// Recomputes the snapshots of a group. `next` gets the current one, and returns another if it differs: receivers are
+    /// then notified.
+    pub(super) fn update(&mut self, group: &G, mut next: impl FnMut(&K, &T) -> Option<T>) {
         for (key, sender) in self.groups.get(group).into_iter().flatten() {
             if sender.receiver_count() > 0 {
-                publish(sender, compute(group, key));
+                let next = next(key, &sender.borrow());
+                if let Some(next) = next {
+                    sender.send_replace(next);
+                }
             }
         }
         // Without a receiver, nothing would keep the snapshot current for the next subscriber.
@@ -94,7 +109,7 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, T> {
     }
 }
 
-impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, Option<T>> {
+impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, Option<T>> {
     /// Like [`Watches::subscribe`], but keeps no subscription if the snapshot would be `None`: clients may
     /// ask for any number of names that do not exist.
     pub(super) fn subscribe_known(
@@ -111,14 +126,6 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T: PartialEq> Watches<G, K, Option<T>> 
     }
 }
 
-fn publish<T: PartialEq>(sender: &watch::Sender<T>, snapshot: T) {
-    sender.send_if_modified(|current| {
-        let changed = *current != snapshot;
-        *current = snapshot;
-        changed
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,10 +135,10 @@ mod tests {
         let mut watches = Watches::<&str, u16, u32>::default();
         let mut a = watches.subscribe(&"a", 1, |_| 0);
         let b = watches.subscribe(&"b", 1, |_| 0);
-        watches.update(&"a", |_, _| 7);
+        watches.update(&"a", |_, _| Some(7));
         assert!(a.has_changed().unwrap() && !b.has_changed().unwrap());
         assert_eq!(*a.borrow_and_update(), 7);
-        watches.update(&"a", |_, _| 7);
+        watches.update(&"a", |_, old| (*old != 7).then_some(7));
         assert!(!a.has_changed().unwrap());
         watches.end_in(&"a", |_| true);
         assert!(a.has_changed().is_err() && b.has_changed().is_ok());
@@ -146,7 +153,7 @@ mod tests {
         let first = watches.subscribe(&"a", 1, |_| 1);
         assert_eq!(*watches.subscribe(&"a", 1, |_| 2).borrow(), 1);
         drop(first);
-        watches.update(&"a", |_, _| 3);
+        watches.update(&"a", |_, _| Some(3));
         assert_eq!(*watches.subscribe(&"a", 1, |_| 4).borrow(), 4);
     }
 
@@ -158,14 +165,14 @@ mod tests {
         }
         assert_eq!((watches.groups.len(), watches.subscriptions), (0, 0));
         let mut known = watches.subscribe_known(&0, 0, |_| Some(1)).unwrap();
-        watches.update(&0, |_, _| None);
+        watches.update(&0, |_, _| Some(None));
         assert_eq!(*known.borrow_and_update(), None);
         assert!(
             watches.subscribe_known(&0, 0, |_| Some(2)).is_none(),
             "the snapshot is not recomputed without a change"
         );
         drop(known);
-        watches.update(&0, |_, _| None);
+        watches.update(&0, |_, _| Some(None));
         assert_eq!((watches.groups.len(), watches.subscriptions), (0, 0), "a group without subscriptions goes");
     }
 

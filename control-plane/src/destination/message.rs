@@ -1,9 +1,6 @@
 //! Snapshots as messages of the destination API.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::time::Duration;
 
 use weft_k8s_api::profile::GROUP as PROFILE_GROUP;
 use weft_proto::linkerd::{
@@ -15,7 +12,7 @@ use weft_proto::linkerd::{
 };
 
 use super::routes;
-use weft_index::{Endpoint, EndpointProfile, Hint, Key, PeerIdentity, ServiceProfile};
+use weft_index::{Endpoint, EndpointProfile, Hint, Key, Locality, PeerIdentity, ServiceProfile};
 
 /// Weight of every endpoint; proxies ignore it, Linkerd sends this.
 const WEIGHT: u32 = 10_000;
@@ -23,12 +20,15 @@ const WEIGHT: u32 = 10_000;
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a proxy waits for the answer to a ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The message of an endpoint.
-pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
+
+/// The message of an endpoint. `locality` is that of the clients that asked for its Service, and unknown to those that asked
+/// for its address.
+pub(super) fn weighted_addr(endpoint: &Endpoint, locality: Option<Locality>) -> WeightedAddr {
+    let locality = locality.map(|locality| ("zone_locality".to_owned(), locality.label().to_owned()));
     WeightedAddr {
         addr: Some(endpoint.addr.into()),
         weight: WEIGHT,
-        metric_labels: map(&endpoint.labels),
+        metric_labels: endpoint.labels.clone().into_iter().chain(locality).collect(),
         tls_identity: endpoint.identity.as_ref().map(tls_identity),
         protocol_hint: protocol_hint(endpoint),
         http2: endpoint.http2.then(|| Http2ClientParams {
@@ -46,7 +46,7 @@ pub(super) fn weighted_addr(endpoint: &Endpoint) -> WeightedAddr {
 /// The profile of one endpoint.
 pub(super) fn endpoint_profile(profile: &EndpointProfile) -> DestinationProfile {
     DestinationProfile {
-        endpoint: Some(weighted_addr(&profile.endpoint)),
+        endpoint: Some(weighted_addr(&profile.endpoint, None)),
         opaque_protocol: profile.opaque,
         retry_budget: Some(routes::default_retry_budget()),
         ..DestinationProfile::default()
@@ -82,11 +82,6 @@ pub(super) fn service_profile(profile: &ServiceProfile) -> DestinationProfile {
             profile.overrides.iter().map(|destination| routes::weighted_dst(destination, *port)).collect();
     }
     message
-}
-
-/// Labels as the message has them.
-pub(super) fn map(labels: &BTreeMap<String, String>) -> HashMap<String, String> {
-    labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn tls_identity(identity: &PeerIdentity) -> TlsIdentity {

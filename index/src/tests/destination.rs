@@ -17,7 +17,7 @@ fn addrs(endpoints: &Endpoints) -> Vec<String> {
 #[test]
 fn endpoints_follow_slices_pods_and_the_service() {
     let world = World::new();
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     assert!(rx.borrow().by_addr.is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
     world.apply(slice("web", &[("web-1", "10.244.0.1"), ("web-2", "10.244.0.2")], 8080));
@@ -37,7 +37,7 @@ fn endpoints_follow_slices_pods_and_the_service() {
 #[test]
 fn a_batch_is_published_once() {
     let world = World::new();
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     world.apply_all([
         service("web", "10.96.0.1", json!({})),
         slice("web", &[("web-1", "10.244.0.1")], 8080),
@@ -52,7 +52,7 @@ fn a_batch_is_published_once() {
 fn other_services_do_not_wake_a_subscriber() {
     let world = World::new();
     world.apply(service("web", "10.96.0.1", json!({})));
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     world.apply_all([
         service("api", "10.96.0.2", json!({})),
         slice("api", &[("api-1", "10.244.0.9")], 8080),
@@ -62,13 +62,13 @@ fn other_services_do_not_wake_a_subscriber() {
 }
 
 /// The endpoint of `web-1` on port 8080, with a change to its pod.
-fn endpoint(world: &World, change: Value) -> Option<Endpoint> {
+fn endpoint(world: &World, change: Value) -> Option<Arc<SharedEndpoint>> {
     world.apply_all([
         service("web", "10.96.0.1", json!({})),
         slice("web", &[("web-1", "10.244.0.1")], 8080),
         pod("web-1", "10.244.0.1", change),
     ]);
-    let snapshot = world.index.watch_endpoints(&web(), key(80)).borrow().clone();
+    let snapshot = world.index().watch_endpoints(&web(), key(80)).borrow().clone();
     snapshot.by_addr.get(&addr("10.244.0.1:8080")).cloned()
 }
 
@@ -81,7 +81,7 @@ fn a_meshed_pod_has_identity_hint_and_transport() {
     assert_eq!(found.labels["pod"], "web-1");
     assert_eq!(found.labels["serviceaccount"], "web");
     assert_eq!(found.labels["control_plane_ns"], "linkerd");
-    assert_eq!((found.labels["zone_locality"].as_str(), found.labels["zone"].as_str()), ("unknown", ""));
+    assert_eq!((found.labels["zone"].as_str(), &found.zone), ("", &None));
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn mesh_detection_by_label_annotation_and_environment() {
 fn an_opaque_server_makes_the_endpoint_opaque_and_its_deletion_does_not() {
     let world = World::new();
     endpoint(&world, json!({}));
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     let server = |port: Value| {
         json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server", "metadata": {"name": "s", "namespace": "shop"},
         "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}})
@@ -135,7 +135,7 @@ fn the_owner_is_named_by_object_or_by_template_hash() {
     // The owner's owner may become known later, and vanish again.
     let world = World::new();
     endpoint(&world, job);
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     world.apply(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "shop",
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": "u"}]}}));
     assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("10.244.0.1:8080")].labels["cronjob"], "nightly");
@@ -159,16 +159,16 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
     let mut object = slice("web", &[("vm", "192.0.2.1")], 8080);
     object["endpoints"][0]["targetRef"]["kind"] = json!("ExternalWorkload");
     world.apply(object);
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     assert!(rx.borrow().by_addr.is_empty(), "the workload is not known yet");
-    let mut profile = world.index.watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap();
+    let mut profile = world.index().watch_endpoint_profile(addr("192.0.2.1:8080")).unwrap();
     assert_eq!(profile.borrow().as_ref().unwrap().endpoint.identity, None);
     world.apply(external("192.0.2.1"));
     let by_name = changed(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].clone();
     let by_address = changed(&mut profile).unwrap().unwrap().endpoint.clone();
     let identity =
         PeerIdentity::External { id: "spiffe://root/vm".to_owned(), server_name: "vm.cluster.local".to_owned() };
-    for found in [by_name, by_address] {
+    for found in [&**by_name, &by_address] {
         assert_eq!(found.identity.as_ref(), Some(&identity));
         assert_eq!((found.hint, found.transport_port, found.opaque), (Hint::H2, Some(5143), false));
         assert_eq!((found.labels["external_workload"].as_str(), found.labels["zone"].as_str()), ("vm", "z"));
@@ -177,18 +177,18 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
         "metadata": {"name": "s", "namespace": "shop"}, "spec": {"proxyProtocol": "opaque", "port": "http",
             "externalWorkloadSelector": {"matchLabels": {"app": "vm"}}}}));
     assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
-    let policy = world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
+    let policy = world.index().watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
     assert_eq!((policy.origin.clone(), policy.protocol), (Origin::Server("s".to_owned()), ServerProtocol::Opaque));
     world.delete(Kind::ExternalWorkload, "shop", "vm");
     assert!(changed(&mut rx).unwrap().by_addr.is_empty());
-    assert!(world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).is_none());
+    assert!(world.index().watch_inbound_external(&Key::new("shop", "vm"), 8080).is_none());
 }
 
 #[test]
 fn ports_by_number_name_and_absence() {
     let world = World::new();
     endpoint(&world, json!({}));
-    let find = |port| addrs(&world.index.watch_endpoints(&web(), key(port)).borrow().clone());
+    let find = |port| addrs(&world.index().watch_endpoints(&web(), key(port)).borrow().clone());
     assert_eq!(find(80), ["10.244.0.1:8080"]);
     assert_eq!(find(9999), ["10.244.0.1:9999"], "an undeclared port is taken literally");
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"name": "admin", "port": 80}]})));
@@ -199,7 +199,7 @@ fn ports_by_number_name_and_absence() {
 fn not_ready_and_foreign_endpoints_are_left_out() {
     let world = World::new();
     endpoint(&world, json!({}));
-    let mut rx = world.index.watch_endpoints(&web(), key(80));
+    let mut rx = world.index().watch_endpoints(&web(), key(80));
     let mut not_ready = slice("web", &[("web-1", "10.244.0.1")], 8080);
     not_ready["endpoints"][0]["conditions"] = json!({"ready": false});
     world.apply(not_ready);
@@ -232,7 +232,7 @@ fn topology_by_node_zone_and_hostname() {
     ]);
     let find = |node: Option<&str>, hostname: Option<&str>| {
         let key = EndpointsQuery { port: 80, node: node.map(str::to_owned), hostname: hostname.map(str::to_owned) };
-        addrs(&world.index.watch_endpoints(&web(), key).borrow().clone())
+        addrs(&world.index().watch_endpoints(&web(), key).borrow().clone())
     };
     assert_eq!(find(Some("node-a"), None), ["10.244.0.1:8080"]);
     assert_eq!(find(None, None).len(), 2, "an unknown node has no zone");
@@ -258,7 +258,7 @@ fn families() {
             v6.clone(),
             pod("web-1", "10.244.0.1", dual.clone()),
         ]);
-        assert_eq!(addrs(&world.index.watch_endpoints(&web(), key(80)).borrow().clone()), [expected]);
+        assert_eq!(addrs(&world.index().watch_endpoints(&web(), key(80)).borrow().clone()), [expected]);
     }
 }
 
@@ -276,7 +276,7 @@ fn a_pod_of_the_host_network_is_announced_once() {
         v6,
         pod("web-1", "192.168.0.1", dual),
     ]);
-    assert_eq!(addrs(&world.index.watch_endpoints(&web(), key(80)).borrow().clone()), ["[fd00::99]:8080"]);
+    assert_eq!(addrs(&world.index().watch_endpoints(&web(), key(80)).borrow().clone()), ["[fd00::99]:8080"]);
 }
 
 fn on_node(node: &str) -> EndpointsQuery {
@@ -295,12 +295,50 @@ fn clients_share_a_subscription_unless_their_answers_can_differ() {
     world.apply(service("web", "10.96.0.1", json!({})));
     let names = ["a-1", "a-2", "b-1"].map(str::to_owned).into_iter().chain((0..1000).map(|n| format!("none-{n}")));
     let queries: Vec<_> = names.map(|name| on_node(&name)).collect();
-    let clients: Vec<_> = queries.iter().map(|query| world.index.watch_endpoints(&web(), query.clone())).collect();
-    assert_eq!(world.index.endpoints_subscriptions(), 3, "two zones, and nodes that are not known");
+    let clients: Vec<_> = queries.iter().map(|query| world.index().watch_endpoints(&web(), query.clone())).collect();
+    assert_eq!(world.index().endpoints_subscriptions(), 3, "two zones, and nodes that are not known");
     drop(clients);
     world.apply(service("web", "10.96.0.1", json!({"internalTrafficPolicy": "Local"})));
-    let _clients: Vec<_> = queries.into_iter().map(|query| world.index.watch_endpoints(&web(), query)).collect();
-    assert_eq!(world.index.endpoints_subscriptions(), 4, "three nodes, and those that are not known");
+    let _clients: Vec<_> = queries.into_iter().map(|query| world.index().watch_endpoints(&web(), query)).collect();
+    assert_eq!(world.index().endpoints_subscriptions(), 4, "three nodes, and those that are not known");
+}
+
+#[test]
+fn a_service_has_few_views_of_ports_that_it_does_not_declare() {
+    let world = World::new();
+    assert!(world.index().has_room_for(&web(), 1), "a Service that does not exist has no endpoints");
+    world.apply(service("web", "10.96.0.1", json!({})));
+    let mut open = Vec::new();
+    for port in 1000..1008 {
+        assert!(world.index().has_room_for(&web(), port));
+        open.push(world.index().watch_endpoints(&web(), key(port)));
+    }
+    assert!(!world.index().has_room_for(&web(), 1008));
+    assert!(world.index().has_room_for(&web(), 80), "a declared port");
+    assert!(world.index().has_room_for(&web(), 1007), "a port that others ask for");
+    open.pop();
+    assert!(world.index().has_room_for(&web(), 1008), "once another is no longer asked for");
+}
+
+#[test]
+fn views_of_a_service_share_their_endpoints_and_an_update_keeps_those_that_did_not_change() {
+    let world = World::new();
+    let mut placed = slice("web", &[("web-1", "10.244.0.1"), ("web-2", "10.244.0.2")], 8080);
+    merge(&mut placed["endpoints"][0], json!({"zone": "a"}));
+    world.apply_all([node("n-a", "a"), node("n-b", "b"), service("web", "10.96.0.1", json!({})), placed]);
+    world.apply_all([pod("web-1", "10.244.0.1", json!({})), pod("web-2", "10.244.0.2", json!({}))]);
+    let mut views: Vec<_> = ["n-a", "n-b"].map(|n| world.index().watch_endpoints(&web(), on_node(n))).into();
+    let at = |view: &View<Endpoints>, at: &str| view.borrow().by_addr[&addr(at)].clone();
+    let localities: Vec<_> = views.iter().map(|view| view.borrow().locality(&at(view, "10.244.0.1:8080"))).collect();
+    assert_eq!(localities, [Locality::Local, Locality::Remote]);
+    let (first, second) = (at(&views[0], "10.244.0.1:8080"), at(&views[0], "10.244.0.2:8080"));
+    world.apply(pod("web-2", "10.244.0.2", json!({"spec": {"serviceAccountName": "other"}})));
+    for view in &mut views {
+        assert!(changed(view).is_some());
+        assert!(Arc::ptr_eq(&at(view, "10.244.0.1:8080"), &first));
+        assert!(!Arc::ptr_eq(&at(view, "10.244.0.2:8080"), &second));
+    }
+    assert!(Arc::ptr_eq(&at(&views[0], "10.244.0.2:8080"), &at(&views[1], "10.244.0.2:8080")));
 }
 
 #[test]
@@ -309,10 +347,10 @@ fn clients_ask_again_when_their_place_counts_differently() {
     let mut placed = slice("web", &[("web-1", "10.244.0.1")], 8080);
     merge(&mut placed["endpoints"][0], json!({"nodeName": "n"}));
     world.apply_all([node("z", "a"), service("web", "10.96.0.1", json!({})), pod("web-1", "10.244.0.1", json!({}))]);
-    let ended = |rx: &watch::Receiver<Arc<Endpoints>>| rx.has_changed().is_err();
+    let ended = |rx: &View<Endpoints>| rx.has_changed().is_err();
     let (zoned, unknown) = (on_node("z"), on_node("n"));
-    let (in_zone, on_unknown) =
-        (world.index.watch_endpoints(&web(), zoned.clone()), world.index.watch_endpoints(&web(), unknown.clone()));
+    let watch = |query: &EndpointsQuery| world.index().watch_endpoints(&web(), query.clone());
+    let (in_zone, on_unknown) = (watch(&zoned), watch(&unknown));
     world.apply(node("z", "b"));
     assert!(!ended(&in_zone) && !ended(&on_unknown), "a known node that moves ends nothing, as in Linkerd");
     world.apply(node("y", "a"));
@@ -320,15 +358,16 @@ fn clients_ask_again_when_their_place_counts_differently() {
     // From here on, only endpoints on the client's node count.
     world.apply(service("web", "10.96.0.1", json!({"internalTrafficPolicy": "Local"})));
     assert!(ended(&in_zone));
-    let (in_zone, on_unknown) =
-        (world.index.watch_endpoints(&web(), zoned.clone()), world.index.watch_endpoints(&web(), unknown.clone()));
+    let (in_zone, on_unknown) = (watch(&zoned), watch(&unknown));
+    let nowhere = world.index().watch_endpoints(&web(), key(80));
     world.apply(placed);
+    assert!(!ended(&nowhere), "a client that names no node counts the same for every Service");
     assert!(
         !ended(&in_zone) && ended(&on_unknown),
         "a node with an endpoint exists, whether its object is known or not"
     );
-    assert_eq!(addrs(&world.index.watch_endpoints(&web(), unknown).borrow()), ["10.244.0.1:8080"]);
-    assert!(world.index.watch_endpoints(&web(), zoned).borrow().by_addr.is_empty());
+    assert_eq!(addrs(&watch(&unknown).borrow()), ["10.244.0.1:8080"]);
+    assert!(watch(&zoned).borrow().by_addr.is_empty());
     world.apply(service("web", "10.96.0.1", json!({})));
     assert!(ended(&in_zone));
 }
@@ -347,22 +386,24 @@ fn only_known_pods_count_in_the_topology_filter() {
         pod("web-2", "10.244.0.2", json!({})),
     ]);
     let near = EndpointsQuery { port: 80, node: Some("n".to_owned()), hostname: None };
-    let mut rx = world.index.watch_endpoints(&web(), near);
+    let mut rx = world.index().watch_endpoints(&web(), near);
     assert_eq!(addrs(&rx.borrow()), ["10.244.0.2:8080"], "the zone's own pod is not known yet");
     world.apply(pod("web-1", "10.244.0.1", json!({})));
     assert_eq!(addrs(&changed(&mut rx).unwrap()), ["10.244.0.1:8080"]);
 }
 
-fn profile_key(port: u16, namespace: Option<&str>) -> ProfileKey {
-    ProfileKey { port, namespace: namespace.map(str::to_owned) }
+fn profile_key(port: u16, namespace: Option<&str>) -> ProfileQuery {
+    ProfileQuery { port, namespace: namespace.map(str::to_owned) }
 }
 
 #[test]
 fn the_clients_own_profile_comes_before_the_services() {
     let world = World::new();
     world.apply(service("web", "10.96.0.1", json!({})));
-    let mut anyone = world.index.watch_service_profile(&web(), profile_key(80, None));
-    let mut client = world.index.watch_service_profile(&web(), profile_key(80, Some("ops")));
+    let mut anyone = Stream::new(|| world.index().watch_service_profile(&web(), profile_key(80, None)));
+    assert!(anyone.next().is_some());
+    let mut client = Stream::new(|| world.index().watch_service_profile(&web(), profile_key(80, Some("ops"))));
+    assert!(client.next().is_some());
     let namespace = |profile: &ServiceProfile| match profile {
         ServiceProfile::Declared { profile, .. } => profile.as_ref().map(|profile| profile.key.namespace.clone()),
         ServiceProfile::Undeclared => panic!("the port is declared"),
@@ -373,28 +414,28 @@ fn the_clients_own_profile_comes_before_the_services() {
             "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": weight}]}})
     };
     world.apply(profile("shop", json!("500m")));
-    assert_eq!(namespace(&changed(&mut anyone).unwrap()).as_deref(), Some("shop"));
-    assert_eq!(namespace(&changed(&mut client).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&anyone.next().unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&client.next().unwrap()).as_deref(), Some("shop"));
     world.apply(profile("ops", json!(1)));
-    assert!(changed(&mut anyone).is_none());
-    let found = changed(&mut client).unwrap();
+    assert!(anyone.next().is_none());
+    let found = client.next().unwrap();
     assert_eq!(namespace(&found).as_deref(), Some("ops"));
-    let ServiceProfile::Declared { profile: Some(record), .. } = &*found else { panic!() };
+    let ServiceProfile::Declared { profile: Some(record), .. } = &**found else { panic!() };
     let authority = "api.shop.svc.cluster.local".to_owned();
     assert_eq!(record.overrides, [DstOverride { authority, weight: 10_000 }]);
     // A profile that cannot be parsed changes nothing.
     world.apply(profile("ops", json!("much")));
-    assert!(changed(&mut client).is_none());
+    assert!(client.next().is_none());
     let mut budget = profile("ops", json!(2));
     budget["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 3, "ttl": "soon"});
     let object = serde_json::from_value(budget).unwrap();
-    let applied = world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
+    let applied = world.index().apply(vec![Event::Apply(Box::new(manifest::Object::ServiceProfile(object)))]);
     assert!(applied.problems[0].problem.starts_with("spec.retryBudget.ttl: "), "{:?}", applied.problems);
-    assert!(changed(&mut client).is_none());
+    assert!(client.next().is_none());
     world.delete(Kind::ServiceProfile, "ops", "web.shop.svc.cluster.local");
-    assert_eq!(namespace(&changed(&mut client).unwrap()).as_deref(), Some("shop"));
+    assert_eq!(namespace(&client.next().unwrap()).as_deref(), Some("shop"));
     world.delete(Kind::ServiceProfile, "shop", "web.shop.svc.cluster.local");
-    assert_eq!(namespace(&changed(&mut anyone).unwrap()), None);
+    assert_eq!(namespace(&anyone.next().unwrap()), None);
 }
 
 #[test]
@@ -406,27 +447,31 @@ fn service_profiles_know_opaque_ports_and_declared_ones() {
         object
     };
     world.apply(service("web", "10.96.0.1", json!({})));
-    let mut rx = world.index.watch_service_profile(&web(), profile_key(80, None));
+    let mut rx = Stream::new(|| world.index().watch_service_profile(&web(), profile_key(80, None)));
     let opaque = |profile: &ServiceProfile| matches!(profile, ServiceProfile::Declared { opaque: true, .. });
-    assert!(!opaque(&rx.borrow()));
+    assert!(!opaque(&rx.next().unwrap()));
     world.apply(annotated("http"));
-    assert!(opaque(&changed(&mut rx).unwrap()));
+    assert!(opaque(&rx.next().unwrap()));
     world.apply(annotated("81"));
-    assert!(!opaque(&changed(&mut rx).unwrap()));
+    assert!(!opaque(&rx.next().unwrap()));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 3306}]})));
-    assert_eq!(*changed(&mut rx).unwrap(), ServiceProfile::Undeclared);
-    assert!(opaque(&world.index.watch_service_profile(&web(), profile_key(3306, None)).borrow()));
+    assert_eq!(**rx.next().unwrap(), ServiceProfile::Undeclared);
+    let undeclared: Vec<_> =
+        (1..1000).map(|port| world.index().watch_service_profile(&web(), profile_key(port, None))).collect();
+    assert_eq!(world.index().service_profiles.len(), 1, "ports that are not declared share a view");
+    drop(undeclared);
+    assert!(opaque(&world.index().watch_service_profile(&web(), profile_key(3306, None)).borrow()));
     // Clients of a deleted Service keep its name.
     world.delete(Kind::Service, "shop", "web");
     assert!(
-        matches!(&*changed(&mut rx).unwrap(), ServiceProfile::Declared { name, .. } if name == "web.shop.svc.cluster.local")
+        matches!(&**rx.next().unwrap(), ServiceProfile::Declared { name, .. } if name == "web.shop.svc.cluster.local")
     );
 }
 
-type Profiles = watch::Receiver<Option<Arc<EndpointProfile>>>;
+type Profiles = OptionalView<EndpointProfile>;
 
 fn profiles(world: &World, at: &str) -> Profiles {
-    world.index.watch_endpoint_profile(addr(at)).unwrap()
+    world.index().watch_endpoint_profile(addr(at)).unwrap()
 }
 
 fn profile_at(world: &World, at: &str) -> EndpointProfile {
@@ -487,7 +532,7 @@ fn an_address_that_becomes_ambiguous_keeps_its_last_profile() {
     let mut rx = profiles(&world, "10.244.0.1:8080");
     world.apply(pod("web-2", "10.244.0.1", json!({})));
     assert_eq!(changed(&mut rx).unwrap(), None, "no profile is sent, least of all that of a bare address");
-    assert!(matches!(world.index.watch_endpoint_profile(addr("10.244.0.1:1")), Err(AmbiguousAddress::Pods(..))));
+    assert!(matches!(world.index().watch_endpoint_profile(addr("10.244.0.1:1")), Err(AmbiguousAddress::Pods(..))));
     world.delete(Kind::Pod, "shop", "web-1");
     assert_eq!(pod_of(&changed(&mut rx).unwrap().unwrap()), Some("web-2"));
 }
@@ -500,18 +545,18 @@ fn a_meshed_pod_whose_proxy_cannot_be_read_is_not_reached_in_plain_text() {
         let object = serde_json::from_value(pod("web-1", "10.244.0.1", change)).unwrap();
         Event::Apply(Box::new(manifest::Object::Pod(object)))
     };
-    let problems = world.index.apply(vec![object(silent.clone())]).problems;
+    let problems = world.index().apply(vec![object(silent.clone())]).problems;
     assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Pod shop/web-1"), "{problems:?}");
-    assert_eq!(world.index.apply(vec![object(silent.clone())]).problems, [], "a problem is reported once");
+    assert_eq!(world.index().apply(vec![object(silent.clone())]).problems, [], "a problem is reported once");
     let agent = pod("agent", "10.244.0.2", json!({"spec": {"initContainers": [], "containers": [{"name": "agent"}]}}));
     let agent = serde_json::from_value(agent).unwrap();
     let agent = Event::Apply(Box::new(manifest::Object::Pod(agent)));
-    assert_eq!(world.index.apply(vec![agent]).problems, [], "a pod without the container is not a problem");
+    assert_eq!(world.index().apply(vec![agent]).problems, [], "a pod without the container is not a problem");
     let mut rx = profiles(&world, "10.244.0.1:8080");
     assert_eq!(*rx.borrow_and_update(), None);
     world.apply(pod("web-1", "10.244.0.1", json!({})));
     assert!(changed(&mut rx).unwrap().unwrap().endpoint.identity.is_some());
-    world.index.apply(vec![object(silent)]);
+    world.index().apply(vec![object(silent)]);
     assert_eq!(changed(&mut rx).unwrap(), None);
 }
 
@@ -553,7 +598,7 @@ fn a_host_port_leads_to_its_pod() {
     assert_eq!(changed(&mut rx).unwrap().unwrap().endpoint.labels["cronjob"], "nightly");
     world.apply(with_host_port("web-2", "10.244.0.2", json!({})));
     assert_eq!(changed(&mut rx).unwrap(), None);
-    let ambiguous = world.index.watch_endpoint_profile(addr("192.168.0.1:80"));
+    let ambiguous = world.index().watch_endpoint_profile(addr("192.168.0.1:80"));
     assert!(matches!(ambiguous, Err(AmbiguousAddress::Pods(..))));
     world.apply(with_host_port("web-2", "10.244.0.2", json!({"protocol": "UDP"})));
     assert_eq!(pod_of(&changed(&mut rx).unwrap().unwrap()), Some("web-1"));
@@ -570,7 +615,7 @@ fn an_external_workload_is_at_its_address_on_the_ports_that_it_lists() {
     other["metadata"]["name"] = json!("vm-2");
     world.apply(other);
     let ambiguous =
-        |at: &str| matches!(world.index.watch_endpoint_profile(addr(at)), Err(AmbiguousAddress::Workloads(..)));
+        |at: &str| matches!(world.index().watch_endpoint_profile(addr(at)), Err(AmbiguousAddress::Workloads(..)));
     assert!(ambiguous("192.0.2.1:8080") && !ambiguous("192.0.2.1:9090"));
 }
 
@@ -578,11 +623,11 @@ fn an_external_workload_is_at_its_address_on_the_ports_that_it_lists() {
 fn services_by_address() {
     let world = World::new();
     let ip = "10.96.0.1".parse().unwrap();
-    assert_eq!(world.index.service_by_ip(ip), Ok(None));
+    assert_eq!(world.index().service_by_ip(ip), Ok(None));
     world.apply(service("web", "10.96.0.1", json!({})));
-    assert_eq!(world.index.service_by_ip(ip).unwrap().unwrap().key, web());
+    assert_eq!(world.index().service_by_ip(ip).unwrap().unwrap().key, web());
     world.apply(service("api", "10.96.0.1", json!({})));
-    assert!(matches!(world.index.service_by_ip(ip), Err(AmbiguousAddress::Services(..))));
+    assert!(matches!(world.index().service_by_ip(ip), Err(AmbiguousAddress::Services(..))));
     world.apply(service("api", "None", json!({})));
-    assert_eq!(world.index.service_by_ip(ip).unwrap().unwrap().key, web());
+    assert_eq!(world.index().service_by_ip(ip).unwrap().unwrap().key, web());
 }

@@ -43,7 +43,7 @@ fn web_1() -> Key {
 
 /// Authorizations of port 8080 of `web-1` as `origin: who from where`.
 fn check(world: &World, expected: &[&str]) {
-    let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+    let server = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
     assert_eq!(show(&server), expected);
 }
 
@@ -98,7 +98,7 @@ fn an_unreadable_default_policy_denies() {
     let annotation = ("config.linkerd.io/default-inbound-policy".to_owned(), "allow".to_owned());
     object.metadata.annotations.get_or_insert_default().insert(annotation.0, annotation.1);
     let world = World::new();
-    world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object)))]);
+    world.index().apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object)))]);
     check(&world, &[]);
 }
 
@@ -111,7 +111,7 @@ fn identity_is_required_on_listed_ports_only() {
         json!({"metadata": {"annotations": {"config.linkerd.io/proxy-require-identity-inbound-ports": "8080"}}}),
     ));
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
-    let other = world.index.watch_inbound(&web_1(), 8081).unwrap().borrow().clone().unwrap();
+    let other = world.index().watch_inbound(&web_1(), 8081).unwrap().borrow().clone().unwrap();
     assert_eq!(show(&other), [format!("all-unauthenticated: anyone from {ANYWHERE}")]);
 }
 
@@ -119,7 +119,7 @@ fn identity_is_required_on_listed_ports_only() {
 fn a_server_replaces_the_default_on_its_port_only() {
     let world = world([server("s", json!({}))]);
     check(&world, &[]);
-    let other = world.index.watch_inbound(&web_1(), 9090).unwrap().borrow().clone().unwrap();
+    let other = world.index().watch_inbound(&web_1(), 9090).unwrap().borrow().clone().unwrap();
     assert_eq!(other.origin, Origin::Default("all-unauthenticated"));
     world.apply(server("s", json!({"accessPolicy": "all-authenticated"})));
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
@@ -137,7 +137,7 @@ fn an_unreadable_access_policy_denies() {
         serde_json::from_value(server("s", json!({"accessPolicy": "audit"}))).unwrap();
     bad.spec.access_policy = Some("all".to_owned());
     let world = world([]);
-    world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Server(bad)))]);
+    world.index().apply(vec![Event::Apply(Box::new(manifest::Object::Server(bad)))]);
     check(&world, &[]);
 }
 
@@ -149,7 +149,7 @@ fn of_several_servers_the_oldest_speaks() {
         object
     };
     let origin =
-        |world: &World| world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
+        |world: &World| world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
     let by_time = world([dated("a", "2026-01-02T00:00:00Z"), dated("b", "2026-01-01T00:00:00Z")]);
     assert_eq!(origin(&by_time), Origin::Server("b".to_owned()));
     let by_name = world([server("b", json!({})), server("a", json!({}))]);
@@ -168,7 +168,7 @@ fn protocols() {
     ] {
         let world = world([server("s", json!({"proxyProtocol": name}))]);
         assert_eq!(
-            world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().protocol,
+            world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().protocol,
             expected,
             "{name}"
         );
@@ -179,7 +179,7 @@ fn protocols() {
         "10.244.0.1",
         json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "http"}}}),
     ));
-    let protocol = |port| annotated.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
+    let protocol = |port| annotated.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
     assert_eq!((protocol(8080), protocol(8081)), (ServerProtocol::Opaque, ServerProtocol::Detect));
 }
 
@@ -227,7 +227,7 @@ fn server_authorizations_grant_what_their_clients_say() {
     ] {
         let world = world([labelled.clone(), saz(reference, client)]);
         let expected: Vec<_> = expected.iter().map(String::as_str).collect();
-        let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+        let server = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
         assert_eq!(show(&server), expected, "{name}");
         world.delete(Kind::ServerAuthorization, "shop", "a");
         check(&world, &[]);
@@ -241,8 +241,8 @@ fn a_server_authorization_that_says_too_much_is_read_strictly() {
     let value = rule("ServerAuthorization", "v1beta1", "a", spec);
     let unreadable = manifest::from_api(Kind::ServerAuthorization, value).unwrap_err();
     let world = world([server("s", json!({}))]);
-    world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
-    let server = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+    world.index().apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
+    let server = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
     let expected = "a: web.shop.serviceaccount.identity.linkerd.cluster.local from ";
     assert!(show(&server)[0].starts_with(expected), "{:?}", show(&server));
 }
@@ -285,7 +285,7 @@ fn policies_grant_what_their_authentications_say() {
             let world =
                 world([server("s", json!({})), tls.clone(), net.clone(), authorization("p", reference, refs.clone())]);
             let expected: Vec<_> = expected.iter().map(String::as_str).collect();
-            let got = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
+            let got = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap();
             assert_eq!(show(&got), expected, "{name}");
         }
     }
@@ -296,7 +296,7 @@ fn an_authentication_without_networks_grants_nothing() {
     let value = rule("NetworkAuthentication", "v1alpha1", "n", json!({"networks": []}));
     let unreadable = manifest::from_api(Kind::NetworkAuthentication, value).unwrap_err();
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([network("n")]))]);
-    world.index.apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
+    world.index().apply(vec![Event::Apply(unreadable.restrictive.unwrap())]);
     check(&world, &[]);
 }
 
@@ -345,9 +345,9 @@ fn external_workloads_choose_their_default_policy_as_pods_do() {
     ] {
         let object: weft_k8s_api::workload::ExternalWorkload = serde_json::from_value(vm(annotations.clone())).unwrap();
         let world = World::new();
-        world.index.apply(vec![Event::Apply(Box::new(manifest::Object::ExternalWorkload(object)))]);
+        world.index().apply(vec![Event::Apply(Box::new(manifest::Object::ExternalWorkload(object)))]);
         let server =
-            world.index.watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
+            world.index().watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
         assert_eq!(show(&server), expected, "{annotations}");
     }
 }
@@ -358,18 +358,18 @@ fn a_policy_for_another_target_grants_nothing() {
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "s"});
     let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap();
     let routed = world([server("s", json!({}))]);
-    routed.index.apply(vec![Event::Apply(Box::new(route))]);
+    routed.index().apply(vec![Event::Apply(Box::new(route))]);
     check(&routed, &[]);
     let namespace = authorization("p", json!({"kind": "Namespace", "name": "shop"}), json!([]));
     let without_server = world([namespace]);
-    let origin = without_server.index.watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
+    let origin = without_server.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
     assert_eq!(origin, Origin::Default("all-unauthenticated"), "policies attach to Servers only");
 }
 
 #[test]
 fn watchers_hear_of_authentications_that_come_and_go() {
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
-    let mut rx = world.index.watch_inbound(&web_1(), 8080).unwrap();
+    let mut rx = world.index().watch_inbound(&web_1(), 8080).unwrap();
     let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
     world.apply(tls.clone());
     assert_eq!(show(&changed(&mut rx).unwrap().unwrap()).len(), 1);
@@ -388,7 +388,7 @@ fn watchers_hear_of_authentications_that_come_and_go() {
 fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]);
     let apply = |batch: Vec<Event>| {
-        let problems = world.index.apply(batch).problems.into_iter();
+        let problems = world.index().apply(batch).problems.into_iter();
         problems.map(|problem| format!("{}: {}", problem.object, problem.problem)).collect::<Vec<_>>()
     };
     let event = |object: Value| {
@@ -397,9 +397,9 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     };
     let missing = "AuthorizationPolicy shop/p: spec.requiredAuthenticationRefs: MeshTLSAuthentication shop/m does not \
                    exist; the policy grants nothing";
-    assert_eq!(world.index.ineffective_policies(), 0);
+    assert_eq!(world.index().ineffective_policies(), 0);
     assert_eq!(apply(vec![Event::Synced]), [missing]);
-    assert_eq!(world.index.ineffective_policies(), 1);
+    assert_eq!(world.index().ineffective_policies(), 1);
     // Another object of the namespace changes: the problem is not reported again.
     assert_eq!(
         apply(vec![event(rule("MeshTLSAuthentication", "v1alpha1", "n", json!({"identities": ["*"]})))]),
@@ -407,16 +407,16 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     );
     let tls = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*"]}));
     assert_eq!(apply(vec![event(tls)]), [""; 0]);
-    assert_eq!(world.index.ineffective_policies(), 0);
+    assert_eq!(world.index().ineffective_policies(), 0);
     world.delete(Kind::MeshTLSAuthentication, "shop", "m");
-    assert_eq!(world.index.ineffective_policies(), 1);
+    assert_eq!(world.index().ineffective_policies(), 1);
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "r"});
     let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap();
     let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is not a valid target, expected a Server or the \
                     policy's Namespace; the policy grants nothing";
     assert_eq!(apply(vec![Event::Apply(Box::new(route))]), [expected]);
     world.delete(Kind::AuthorizationPolicy, "shop", "p");
-    assert_eq!(world.index.ineffective_policies(), 0);
+    assert_eq!(world.index().ineffective_policies(), 0);
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
     let object = pod("web-1", "10.244.0.1", json!({"metadata": {"annotations": annotations}}));
     let object: k8s_openapi::api::core::v1::Pod = serde_json::from_value(object).unwrap();
     let world = World::new();
-    let apply = || world.index.apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object.clone())))]).problems;
+    let apply = || world.index().apply(vec![Event::Apply(Box::new(manifest::Object::Pod(object.clone())))]).problems;
     let problems = apply();
     assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Pod shop/web-1"), "{problems:?}");
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
@@ -437,10 +437,10 @@ fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
 #[test]
 fn both_ends_agree_on_ports_that_are_opaque_by_default() {
     let world = world([]);
-    let protocol = |port| world.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
+    let protocol = |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
     let client = |port| {
         let addr = SocketAddr::new("10.244.0.1".parse().unwrap(), port);
-        world.index.watch_endpoint_profile(addr).unwrap().borrow().as_ref().unwrap().opaque
+        world.index().watch_endpoint_profile(addr).unwrap().borrow().as_ref().unwrap().opaque
     };
     for (port, expected) in [(3306, true), (8080, false)] {
         assert_eq!((client(port), protocol(port) == ServerProtocol::Opaque), (expected, expected), "{port}");
@@ -452,7 +452,7 @@ fn authentications_of_other_namespaces_count_where_they_are_named() {
     let elsewhere =
         json!({"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": "m", "namespace": "ops"});
     let world = world([server("s", json!({})), authorization("p", target("s"), json!([elsewhere]))]);
-    let mut rx = world.index.watch_inbound(&web_1(), 8080).unwrap();
+    let mut rx = world.index().watch_inbound(&web_1(), 8080).unwrap();
     let mut tls = rule(
         "MeshTLSAuthentication",
         "v1alpha1",
@@ -472,7 +472,7 @@ fn probes_are_known_by_port() {
         "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}}, "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}},
         "startupProbe": {"tcpSocket": {"port": 8080}}}]}})));
     let paths =
-        |port| world.index.watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
+        |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths(8080), ["/live", "/ready"]);
     assert!(paths(8081).is_empty());
 }
@@ -484,14 +484,14 @@ fn a_probes_path_is_that_of_its_request() {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": 8080}});
     world.apply(pod("web-1", "10.244.0.1", json!({"spec": {"containers": [{"name": "app",
         "livenessProbe": probe("/live?verbose=1"), "readinessProbe": probe("ready#now"), "startupProbe": probe("?x")}]}})));
-    let paths = world.index.watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
+    let paths = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths, ["/", "/live", "/ready"]);
 }
 
 /// The outbound policy towards an address, in one word.
 fn outbound(world: &World, target: &str) -> String {
-    let Some(policy) = world.index.watch_outbound(addr(target)) else { return "none".to_owned() };
-    match policy.borrow().as_deref().unwrap() {
+    let Some(policy) = world.index().watch_outbound(addr(target)) else { return "none".to_owned() };
+    match value(&policy.borrow()).unwrap() {
         OutboundPolicy::UndefinedPort { service, port } => format!("undefined {service}:{port}"),
         OutboundPolicy::Egress { addr } => format!("egress {addr}"),
         OutboundPolicy::Service { authority, protocol, .. } => format!("{protocol:?} {authority}"),
@@ -528,12 +528,12 @@ fn outbound_by_address() {
 #[test]
 fn outbound_watchers_follow_the_service() {
     let world = World::new();
-    assert!(world.index.watch_outbound(addr("10.96.0.1:80")).is_none());
+    assert!(world.index().watch_outbound(addr("10.96.0.1:80")).is_none());
     world.apply(service("web", "10.96.0.1", json!({})));
-    let mut rx = world.index.watch_outbound(addr("10.96.0.1:80")).unwrap();
-    assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { port: 80, .. })));
+    let mut rx = world.index().watch_outbound(addr("10.96.0.1:80")).unwrap();
+    assert!(matches!(value(&rx.borrow()), Some(OutboundPolicy::Service { port: 80, .. })));
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81}]})));
-    assert!(matches!(changed(&mut rx).unwrap().as_deref(), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
+    assert!(matches!(value(&changed(&mut rx).unwrap()), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
     world.apply(service("web", "10.96.0.9", json!({})));
     assert!(changed(&mut rx).unwrap().is_none());
     assert_eq!(outbound(&world, "10.96.0.9:80"), "Detect web.shop.svc.cluster.local:80");
@@ -542,11 +542,11 @@ fn outbound_watchers_follow_the_service() {
 #[test]
 fn outbound_by_name_needs_no_service_yet() {
     let world = World::new();
-    let mut rx = world.index.watch_outbound_name(&Key::new("shop", "web"), 81);
-    assert!(matches!(rx.borrow().as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
+    let mut rx = world.index().watch_outbound_name(&Key::new("shop", "web"), 81);
+    assert!(matches!(value(&rx.borrow()), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
     world.apply(service("web", "10.96.0.1", json!({})));
     assert!(changed(&mut rx).is_none(), "by name, the port need not be declared");
     world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81, "appProtocol": "http"}]})));
     let found = changed(&mut rx).unwrap();
-    assert!(matches!(found.as_deref(), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Http1, .. })));
+    assert!(matches!(value(&found), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Http1, .. })));
 }

@@ -28,12 +28,12 @@ struct Open<Q, T> {
 }
 
 /// An answer that may not be there.
-type Maybe<T> = Option<Arc<T>>;
+type Maybe<T> = Option<Arc<Snapshot<T>>>;
 
 /// Every question that there is, open.
 struct Client {
-    endpoints: Vec<Open<(Key, EndpointsQuery), Arc<Endpoints>>>,
-    service_profiles: Vec<Open<(Key, ProfileKey), Arc<ServiceProfile>>>,
+    endpoints: Vec<Open<(Key, EndpointsQuery), Arc<Snapshot<Endpoints>>>>,
+    service_profiles: Vec<Open<(Key, ProfileQuery), Arc<Snapshot<ServiceProfile>>>>,
     endpoint_profiles: Vec<Open<SocketAddr, Maybe<EndpointProfile>>>,
     inbound: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     inbound_external: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
@@ -83,7 +83,7 @@ impl Client {
                 let hostname = Some("web-1".to_owned());
                 endpoints.push((service.clone(), EndpointsQuery { port, node: None, hostname }));
                 for namespace in [None, Some("ops".to_owned())] {
-                    service_profiles.push((service.clone(), ProfileKey { port, namespace }));
+                    service_profiles.push((service.clone(), ProfileQuery { port, namespace }));
                 }
             }
         }
@@ -100,35 +100,37 @@ impl Client {
     }
 
     /// All answers, as text that names the question.
-    fn answers(&mut self, index: &SharedIndex) -> Vec<String> {
+    fn answers(&mut self, index: &World) -> Vec<String> {
         let mut all = Vec::new();
         for open in &mut self.endpoints {
-            let answer = open.answer(|_| false, |(key, query)| Some(index.watch_endpoints(key, query.clone())));
+            let answer = open.answer(|_| false, |(key, query)| Some(index.index().watch_endpoints(key, query.clone())));
             all.push(format!("endpoints {:?}: {answer:?}", open.question));
         }
         for open in &mut self.service_profiles {
-            let answer = open.answer(|_| false, |(key, query)| Some(index.watch_service_profile(key, query.clone())));
+            let answer =
+                open.answer(|_| false, |(key, query)| Some(index.index().watch_service_profile(key, query.clone())));
             all.push(format!("profile {:?}: {answer:?}", open.question));
         }
         for open in &mut self.endpoint_profiles {
             // While an address is ambiguous, an open stream is silent and a new one is refused.
-            let answer = open.answer(|_| false, |addr| index.watch_endpoint_profile(*addr).ok()).flatten();
+            let answer = open.answer(|_| false, |addr| index.index().watch_endpoint_profile(*addr).ok()).flatten();
             all.push(format!("profile {}: {answer:?}", open.question));
         }
         for open in &mut self.inbound {
-            let answer = open.answer(Option::is_none, |(key, port)| index.watch_inbound(key, *port)).flatten();
+            let answer = open.answer(Option::is_none, |(key, port)| index.index().watch_inbound(key, *port)).flatten();
             all.push(format!("inbound {:?}: {answer:?}", open.question));
         }
         for open in &mut self.inbound_external {
-            let answer = open.answer(Option::is_none, |(key, port)| index.watch_inbound_external(key, *port)).flatten();
+            let answer =
+                open.answer(Option::is_none, |(key, port)| index.index().watch_inbound_external(key, *port)).flatten();
             all.push(format!("inbound external {:?}: {answer:?}", open.question));
         }
         for open in &mut self.outbound {
-            let answer = open.answer(Option::is_none, |addr| index.watch_outbound(*addr)).flatten();
+            let answer = open.answer(Option::is_none, |addr| index.index().watch_outbound(*addr)).flatten();
             all.push(format!("outbound {}: {answer:?}", open.question));
         }
         for open in &mut self.outbound_names {
-            let answer = open.answer(|_| false, |(key, port)| Some(index.watch_outbound_name(key, *port)));
+            let answer = open.answer(|_| false, |(key, port)| Some(index.index().watch_outbound_name(key, *port)));
             all.push(format!("outbound {:?}: {answer:?}", open.question));
         }
         all
@@ -284,9 +286,9 @@ fn forms() -> Vec<Object> {
 /// Applies a history and compares after each of its batches.
 fn check(forms: &[Object], history: &[Vec<(bool, usize)>]) -> Result<(), TestCaseError> {
     let world = World::new();
-    world.index.apply(vec![Event::Synced]);
+    world.index().apply(vec![Event::Synced]);
     let (mut client, mut left) = (Client::new(), BTreeMap::new());
-    client.answers(&world.index);
+    client.answers(&world);
     for batch in history {
         let events = batch.iter().map(|(apply, form)| {
             let object = &forms[form % forms.len()];
@@ -299,15 +301,15 @@ fn check(forms: &[Object], history: &[Vec<(bool, usize)>]) -> Result<(), TestCas
                 Event::Delete(reference(object))
             }
         });
-        world.index.apply(events.collect());
+        world.index().apply(events.collect());
         let fresh = World::new();
-        fresh.index.apply(left.values().rev().map(|object| Event::Apply(Box::new(object.clone()))).collect());
-        fresh.index.apply(vec![Event::Synced]);
-        let (found, expected) = (client.answers(&world.index), Client::new().answers(&fresh.index));
+        fresh.index().apply(left.values().rev().map(|object| Event::Apply(Box::new(object.clone()))).collect());
+        fresh.index().apply(vec![Event::Synced]);
+        let (found, expected) = (client.answers(&world), Client::new().answers(&fresh));
         for (found, expected) in found.iter().zip(&expected) {
             prop_assert_eq!(found, expected);
         }
-        prop_assert_eq!(world.index.ineffective_policies(), fresh.index.ineffective_policies());
+        prop_assert_eq!(world.index().ineffective_policies(), fresh.index().ineffective_policies());
     }
     Ok(())
 }

@@ -1,0 +1,217 @@
+//! The index behind one thread: the only place that changes it, and the only one that looks into it.
+//!
+//! ```text
+//! source ──batches──> thread: apply, publish ──watch──> streams
+//! streams ─questions─────^
+//! ```
+//!
+//! Updates come before questions, and after each batch the thread answers for a few milliseconds at most: when every
+//! client comes back at once, changes still reach those that are served, and everybody is answered in turn. No stream
+//! and no probe ever waits for a lock.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout},
+};
+
+use super::{Applied, Cluster, Event, Index};
+
+/// Questions that may wait; those who ask wait beyond.
+const QUESTIONS: usize = 1024;
+/// How long questions are answered before the next look at updates.
+const ANSWERING: Duration = Duration::from_millis(5);
+/// How long an answer may take. Clients then try again, at another replica if there is one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The index, shared by the gRPC services. The thread ends with the last handle.
+#[derive(Clone)]
+pub struct SharedIndex {
+    cluster: Arc<Cluster>,
+    batches: mpsc::Sender<Batch>,
+    questions: mpsc::Sender<Question>,
+    ineffective: Arc<AtomicUsize>,
+}
+
+/// Why a question was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// Too many others ask.
+    #[error("too many requests, try again")]
+    Busy,
+    /// The index has stopped.
+    #[error("shutting down")]
+    Stopped,
+}
+
+type Question = Box<dyn FnOnce(&mut Index) + Send>;
+
+struct Batch {
+    events: Vec<Event>,
+    applied: oneshot::Sender<Applied>,
+}
+
+impl SharedIndex {
+    /// Starts the thread with an empty index.
+    ///
+    /// # Errors
+    /// When the system has no thread left.
+    pub fn start(cluster: Cluster) -> io::Result<Self> {
+        let (batches, batch_rx) = mpsc::channel(1);
+        let (questions, question_rx) = mpsc::channel(QUESTIONS);
+        let index = Index::new(cluster);
+        let (cluster, ineffective) = (index.cluster().clone(), Arc::new(AtomicUsize::new(0)));
+        let shared = Self { cluster, batches, questions, ineffective: ineffective.clone() };
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let serving = Serving { index, ineffective };
+        let thread = std::thread::Builder::new().name("index".to_owned());
+        thread.spawn(move || runtime.block_on(serving.serve(batch_rx, question_rx)))?;
+        Ok(shared)
+    }
+
+    /// Settings of the mesh, which never change.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Applies a batch and publishes what it changed.
+    ///
+    /// # Errors
+    /// When the index has stopped.
+    pub async fn apply(&self, events: Vec<Event>) -> Result<Applied, Unanswered> {
+        let (applied, answer) = oneshot::channel();
+        self.batches.send(Batch { events, applied }).await.map_err(|_| Unanswered::Stopped)?;
+        answer.await.map_err(|_| Unanswered::Stopped)
+    }
+
+    /// Asks the index. The question must be quick: everybody else waits for it.
+    ///
+    /// # Errors
+    /// When the answer takes too long, or the index has stopped.
+    pub async fn ask<R: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Index) -> R + Send + 'static,
+    ) -> Result<R, Unanswered> {
+        let (answer, answered) = oneshot::channel();
+        let question = move |index: &mut Index| {
+            // Whoever has given up needs no answer.
+            if !answer.is_closed() {
+                let _ = answer.send(question(index));
+            }
+        };
+        let asking = async {
+            self.questions.send(Box::new(question)).await.map_err(|_| Unanswered::Stopped)?;
+            answered.await.map_err(|_| Unanswered::Stopped)
+        };
+        timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
+    }
+
+    /// Number of AuthorizationPolicies that grant nothing.
+    pub fn ineffective_policies(&self) -> usize {
+        self.ineffective.load(Ordering::Relaxed)
+    }
+}
+
+/// What the thread owns.
+struct Serving {
+    index: Index,
+    ineffective: Arc<AtomicUsize>,
+}
+
+impl Serving {
+    async fn serve(mut self, mut batches: mpsc::Receiver<Batch>, mut questions: mpsc::Receiver<Question>) {
+        loop {
+            let question = tokio::select! {
+                biased;
+                batch = batches.recv() => {
+                    let Some(batch) = batch else { return };
+                    self.apply(batch);
+                    None
+                }
+                question = questions.recv() => question,
+            };
+            let until = Instant::now() + ANSWERING;
+            let mut next = question.or_else(|| questions.try_recv().ok());
+            while let Some(question) = next {
+                question(&mut self.index);
+                next = if Instant::now() < until { questions.try_recv().ok() } else { None };
+            }
+        }
+    }
+
+    fn apply(&mut self, batch: Batch) {
+        let applied = self.index.apply(batch.events);
+        self.ineffective.store(self.index.ineffective_policies(), Ordering::Relaxed);
+        // The source may have ended meanwhile.
+        let _ = batch.applied.send(applied);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index() -> SharedIndex {
+        SharedIndex::start(crate::tests::cluster()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn it_is_asked_and_changed_from_everywhere() {
+        let index = index();
+        assert!(index.apply(vec![Event::Synced]).await.unwrap().synced);
+        let asked = (0..100).map(|number| {
+            let index = index.clone();
+            tokio::spawn(async move { index.ask(move |_| number).await })
+        });
+        for (number, asked) in asked.collect::<Vec<_>>().into_iter().enumerate() {
+            assert_eq!(asked.await.unwrap(), Ok(number));
+        }
+    }
+
+    #[tokio::test]
+    async fn updates_do_not_wait_for_the_questions_that_wait() {
+        let index = index();
+        // The first question holds the thread until all others wait.
+        let (go, wait) = std::sync::mpsc::channel();
+        let held = tokio::spawn({
+            let index = index.clone();
+            async move { index.ask(move |_| wait.recv().unwrap()).await }
+        });
+        let slow = |index: SharedIndex| async move {
+            index
+                .ask(|index| {
+                    std::thread::sleep(ANSWERING);
+                    index.ineffective_policies()
+                })
+                .await
+        };
+        let waiting: Vec<_> = (0..40).map(|_| tokio::spawn(slow(index.clone()))).collect();
+        while index.questions.capacity() > QUESTIONS - 40 {
+            tokio::task::yield_now().await;
+        }
+        go.send(()).unwrap();
+        held.await.unwrap().unwrap();
+        index.apply(vec![Event::Synced]).await.unwrap();
+        let left = QUESTIONS - index.questions.capacity();
+        assert!(left > 20, "{left} of 40 questions were answered after the update");
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_question_that_fails_is_the_end() {
+        let index = index();
+        let panicked = index.ask(|_| panic!("a bug")).await;
+        assert_eq!(panicked, Err::<(), _>(Unanswered::Stopped));
+        assert_eq!(index.apply(Vec::new()).await.err(), Some(Unanswered::Stopped));
+    }
+}
