@@ -6,6 +6,7 @@ mod inbound;
 mod inbound_message;
 mod outbound;
 mod outbound_message;
+mod route_message;
 mod workload;
 
 use std::{collections::HashMap, time::Duration};

@@ -1,20 +1,22 @@
 //! The write side: how a change of an object changes the tables, and which subscriptions it affects.
 
+mod policy;
+
 use std::{collections::HashSet, sync::Arc};
 
 use weft_k8s_api::{
     labels,
     manifest::{Kind, Object, ObjectRef},
-    policy::AuthorizationPolicySpec,
+    policy::route::ParentKind,
 };
 
 use super::{
-    Index, Problem, inbound,
+    Index, Problem,
     records::{
-        self, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord, ServiceRecord,
-        SliceRecord,
+        self, EgressNetworkRecord, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
+        RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord,
     },
-    store::{Authz, Owned},
+    store::{Authz, Owned, ParentId},
 };
 
 impl Index {
@@ -40,60 +42,48 @@ impl Index {
                     self.problems.push(Problem { object: format!("ServiceProfile {key}"), problem });
                 }
             },
-            Object::Server(server) => {
-                let record = Arc::new(ServerRecord::new(&server));
-                let old = self.store.policies_mut(&key.namespace).servers.insert(record.clone());
-                if old.as_ref() != Some(&record) {
-                    self.server_changed([old, Some(record)].into_iter().flatten());
-                }
-            }
+            Object::Server(server) => self.set_server(&key, Some(ServerRecord::new(&server))),
             Object::ServerAuthorization(authorization) => {
-                let new = authorization.spec;
-                let policies = self.store.policies_mut(&key.namespace);
-                let old = policies.server_authorizations.insert(key.name.clone(), new.clone());
-                if old.as_ref() != Some(&new) {
-                    self.policies_changed(&key.namespace);
-                }
+                self.set_server_authorization(&key, Some(authorization.spec));
             }
             Object::AuthorizationPolicy(policy) => {
                 let new = Authz { created: records::created(&policy.metadata), spec: policy.spec };
-                let known = self.store.policies(&key.namespace).and_then(|all| all.authorizations.get(&key.name));
-                if known == Some(&new) {
-                    return;
-                }
-                self.forget_authorization(&key);
-                for reference in authentications(&key.namespace, &new.spec) {
-                    self.store.policies_by_authentication.insert(reference, key.namespace.clone());
-                }
-                self.store.policies_mut(&key.namespace).authorizations.insert(key.name, new);
-                self.policies_changed(&key.namespace);
+                self.set_authorization(&key, Some(new));
             }
             Object::MeshTLSAuthentication(authentication) => {
                 let new = MeshTlsRecord {
                     identities: authentication.spec.identities.unwrap_or_default(),
                     references: authentication.spec.identity_refs.unwrap_or_default(),
                 };
-                self.store.policies_mut(&key.namespace).mesh_tls.insert(key.name.clone(), new);
-                self.authentication_changed(&key);
+                self.set_mesh_tls(&key, Some(new));
             }
             Object::NetworkAuthentication(authentication) => {
-                let networks = authentication.spec.networks;
-                self.store.policies_mut(&key.namespace).networks.insert(key.name.clone(), networks);
-                self.authentication_changed(&key);
+                self.set_networks(&key, Some(authentication.spec.networks));
             }
             Object::Namespace(_)
             | Object::ServiceAccount(_)
             | Object::ConfigMap(_)
             | Object::Secret(_)
             | Object::Deployment(_) => {}
-            // Admitted, but not enforced yet (`support::FIELDS`).
-            Object::HttpLocalRateLimitPolicy(_)
-            | Object::EgressNetwork(_)
-            | Object::HttpRoute(_)
-            | Object::GatewayHttpRoute(_)
-            | Object::GrpcRoute(_)
-            | Object::TlsRoute(_)
-            | Object::TcpRoute(_) => {}
+            Object::HttpLocalRateLimitPolicy(policy) => {
+                self.set_rate_limit(&key, Some(RateLimitRecord::new(policy)));
+            }
+            Object::EgressNetwork(network) => {
+                let record = EgressNetworkRecord {
+                    key: key.clone(),
+                    created: records::created(&network.metadata),
+                    spec: network.spec,
+                    annotations: network.metadata.annotations.unwrap_or_default(),
+                };
+                self.set_egress_network(&key, Some(record));
+            }
+            Object::HttpRoute(route) => self.set_route(RouteKind::Http, key, RouteRecord::http(&route)),
+            Object::GatewayHttpRoute(route) => {
+                self.set_route(RouteKind::GatewayHttp, key, RouteRecord::gateway_http(&route));
+            }
+            Object::GrpcRoute(route) => self.set_route(RouteKind::Grpc, key, RouteRecord::grpc(&route)),
+            Object::TlsRoute(route) => self.set_route(RouteKind::Tls, key, RouteRecord::tls(&route)),
+            Object::TcpRoute(route) => self.set_route(RouteKind::Tcp, key, RouteRecord::tcp(&route)),
         }
     }
 
@@ -108,39 +98,81 @@ impl Index {
             Kind::ReplicaSet | Kind::Job => self.set_owner(reference.kind, key, None),
             Kind::ExternalWorkload => self.set_workload(&key, None),
             Kind::ServiceProfile => self.set_profile(key, None),
-            Kind::Server => {
-                let old = self.store.policies_mut(&key.namespace).servers.remove(&key.name);
-                self.server_changed(old.into_iter());
-            }
-            Kind::ServerAuthorization => {
-                self.store.policies_mut(&key.namespace).server_authorizations.remove(&key.name);
-                self.policies_changed(&key.namespace);
-            }
-            Kind::AuthorizationPolicy => {
-                self.forget_authorization(&key);
-                self.policies_changed(&key.namespace);
-            }
-            Kind::MeshTLSAuthentication => {
-                self.store.policies_mut(&key.namespace).mesh_tls.remove(&key.name);
-                self.authentication_changed(&key);
-            }
-            Kind::NetworkAuthentication => {
-                self.store.policies_mut(&key.namespace).networks.remove(&key.name);
-                self.authentication_changed(&key);
-            }
+            Kind::Server => self.set_server(&key, None),
+            Kind::ServerAuthorization => self.set_server_authorization(&key, None),
+            Kind::AuthorizationPolicy => self.set_authorization(&key, None),
+            Kind::MeshTLSAuthentication => self.set_mesh_tls(&key, None),
+            Kind::NetworkAuthentication => self.set_networks(&key, None),
             Kind::Namespace | Kind::ServiceAccount | Kind::ConfigMap | Kind::Secret | Kind::Deployment => {}
-            Kind::HttpLocalRateLimitPolicy
-            | Kind::EgressNetwork
-            | Kind::HttpRoute
-            | Kind::GatewayHttpRoute
-            | Kind::GrpcRoute
-            | Kind::TlsRoute
-            | Kind::TcpRoute => {}
+            Kind::HttpLocalRateLimitPolicy => self.set_rate_limit(&key, None),
+            Kind::EgressNetwork => self.set_egress_network(&key, None),
+            Kind::HttpRoute => self.set_route(RouteKind::Http, key, None),
+            Kind::GatewayHttpRoute => self.set_route(RouteKind::GatewayHttp, key, None),
+            Kind::GrpcRoute => self.set_route(RouteKind::Grpc, key, None),
+            Kind::TlsRoute => self.set_route(RouteKind::Tls, key, None),
+            Kind::TcpRoute => self.set_route(RouteKind::Tcp, key, None),
         }
     }
 
+    /// A route changes the policy of its parents: those that it has and those that it had.
+    fn set_route(&mut self, kind: RouteKind, key: Key, new: Option<RouteRecord>) {
+        let id = RouteId { kind, key };
+        let old = self.store.routes.get(&id).cloned();
+        if old.as_deref() == new.as_ref() {
+            return;
+        }
+        let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
+        self.report(kind.name(), &id.key, before, now);
+        let store = &mut self.store;
+        let mut parents = HashSet::new();
+        if let Some(old) = store.routes.remove(&id) {
+            for parent in old.parents.iter().map(ParentId::of) {
+                store.routes_of_parent.remove(&parent, &id);
+                parents.insert(parent);
+            }
+            old.services().iter().for_each(|service| store.routes_of_backend.remove(service, &id));
+        }
+        if let Some(new) = new {
+            for parent in new.parents.iter().map(ParentId::of) {
+                store.routes_of_parent.insert(parent.clone(), id.clone());
+                parents.insert(parent);
+            }
+            new.services().into_iter().for_each(|service| store.routes_of_backend.insert(service, id.clone()));
+            store.routes.insert(id.clone(), Arc::new(new));
+        }
+        parents.iter().for_each(|parent| self.parent_changed(parent));
+        self.route_changed(&id);
+    }
+
+    /// Marks the policies that a parent's routes are part of.
+    fn parent_changed(&mut self, parent: &ParentId) {
+        match parent.kind {
+            ParentKind::Server => {
+                self.dirty.servers.insert(parent.key.clone());
+            }
+            ParentKind::Service => {
+                self.dirty.outbound_names.insert(parent.key.clone());
+                if let Some(service) = self.store.services.get(&parent.key) {
+                    self.dirty.outbound.extend(&service.cluster_ips);
+                }
+            }
+            ParentKind::EgressNetwork => self.dirty.egress = true,
+        }
+    }
+
+    fn set_egress_network(&mut self, key: &Key, new: Option<EgressNetworkRecord>) {
+        if self.store.egress_networks.get(key).map(|old| &**old) == new.as_ref() {
+            return;
+        }
+        match new {
+            Some(new) => self.store.egress_networks.insert(key.clone(), Arc::new(new)),
+            None => self.store.egress_networks.remove(key),
+        };
+        self.dirty.egress = true;
+    }
+
     /// Reports problems that an object did not have before.
-    fn report(&mut self, kind: Kind, key: &Key, before: Option<&[String]>, now: Option<&[String]>) {
+    fn report(&mut self, kind: &str, key: &Key, before: Option<&[String]>, now: Option<&[String]>) {
         let before = before.unwrap_or_default();
         for problem in now.unwrap_or_default().iter().filter(|problem| !before.contains(problem)) {
             self.problems.push(Problem { object: format!("{kind} {key}"), problem: problem.clone() });
@@ -153,7 +185,7 @@ impl Index {
             return;
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
-        self.report(Kind::Service, key, before, now);
+        self.report("Service", key, before, now);
         if new.as_ref().is_some_and(|new| new.local != old.as_ref().is_some_and(|old| old.local)) {
             self.dirty.moved.insert(key.clone());
         }
@@ -189,7 +221,7 @@ impl Index {
             return;
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
-        self.report(Kind::EndpointSlice, key, before, now);
+        self.report("EndpointSlice", key, before, now);
         let store = &mut self.store;
         if let Some(old) = store.slices.remove(key) {
             store.slices_of_service.remove(&old.service, key);
@@ -225,7 +257,7 @@ impl Index {
             return;
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
-        self.report(Kind::Pod, key, before, now);
+        self.report("Pod", key, before, now);
         let store = &mut self.store;
         self.dirty.endpoints.extend(store.services_of_pod.iter(key).cloned());
         if let Some(old) = store.pods.remove(key) {
@@ -276,7 +308,7 @@ impl Index {
             return;
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
-        self.report(Kind::ExternalWorkload, key, before, now);
+        self.report("ExternalWorkload", key, before, now);
         let store = &mut self.store;
         self.dirty.endpoints.extend(store.services_of_workload.iter(key).cloned());
         if let Some(old) = store.workloads.remove(key) {
@@ -328,69 +360,10 @@ impl Index {
             }
         }
     }
-
-    fn forget_authorization(&mut self, key: &Key) {
-        let policies = self.store.policies_mut(&key.namespace);
-        let Some(old) = policies.authorizations.remove(&key.name) else { return };
-        let others: HashSet<Key> =
-            policies.authorizations.values().flat_map(|authz| authentications(&key.namespace, &authz.spec)).collect();
-        for reference in authentications(&key.namespace, &old.spec).filter(|reference| !others.contains(reference)) {
-            self.store.policies_by_authentication.remove(&reference, &key.namespace);
-        }
-    }
-
-    /// A change of a Server affects the workloads that it selects or selected: their policies, and their
-    /// endpoints if it makes a port opaque.
-    fn server_changed(&mut self, servers: impl Iterator<Item = Arc<ServerRecord>>) {
-        for server in servers {
-            for pod in self.store.pods_of(&server) {
-                self.dirty.pod(pod);
-                self.dirty.endpoints.extend(self.store.services_of_pod.iter(&pod.key).cloned());
-            }
-            for workload in self.store.workloads_of(&server) {
-                self.dirty.workload(workload);
-                self.dirty.endpoints.extend(self.store.services_of_workload.iter(&workload.key).cloned());
-            }
-        }
-    }
-
-    fn authentication_changed(&mut self, key: &Key) {
-        let namespaces: Vec<_> = self.store.policies_by_authentication.iter(key).cloned().collect();
-        for namespace in namespaces {
-            self.policies_changed(&namespace);
-        }
-    }
-
-    fn policies_changed(&mut self, namespace: &str) {
-        self.dirty.policies.insert(namespace.to_owned());
-        self.dirty.pods.extend(self.store.pods_in(namespace).map(|pod| pod.key.clone()));
-        self.dirty.workloads.extend(self.store.workloads_in(namespace).map(|workload| workload.key.clone()));
-    }
-
-    /// Reports AuthorizationPolicies of a namespace that have become ineffective, with the reason. Only after
-    /// the start: a policy may arrive before the objects that it refers to.
-    pub(super) fn report_ineffective(&mut self, namespace: &str) {
-        let now = inbound::ineffective(&self.store, &self.cluster, namespace);
-        let before = self.ineffective.remove(namespace).unwrap_or_default();
-        for (name, problem) in now.iter().filter(|(name, problem)| before.get(*name) != Some(problem)) {
-            let (object, problem) = (format!("AuthorizationPolicy {namespace}/{name}"), problem.clone());
-            self.problems.push(Problem { object, problem: format!("{problem}; the policy grants nothing") });
-        }
-        if !now.is_empty() {
-            self.ineffective.insert(namespace.to_owned(), now);
-        }
-    }
 }
 
 /// The intermediate owner (ReplicaSet or Job) of a pod.
 fn owned_by(pod: &PodRecord) -> Option<Owned> {
     let Owner { kind, name } = pod.owner.clone()?;
     Some(Owned { kind, key: Key::new(pod.key.namespace.clone(), name) })
-}
-
-/// Authentications that a policy refers to, by namespace and name; the kind is checked when the policy is
-/// computed.
-fn authentications<'a>(namespace: &'a str, spec: &'a AuthorizationPolicySpec) -> impl Iterator<Item = Key> + 'a {
-    let refs = spec.required_authentication_refs.iter();
-    refs.map(|reference| Key::new(reference.namespace.as_deref().unwrap_or(namespace), &reference.name))
 }

@@ -9,6 +9,7 @@
 //! newest [`Snapshot`] of a view, so a slow stream never blocks an update. The gRPC edge turns snapshots into messages; the
 //! index does not know gRPC, and objects reach it as [`Event`]s, wherever they come from.
 
+mod acceptance;
 mod apply;
 mod cluster;
 mod endpoint;
@@ -44,11 +45,15 @@ pub use endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint};
 pub use endpoints::{Endpoints, EndpointsQuery};
 use endpoints::{EndpointsKey, Known, MAX_UNDECLARED_PORTS};
 pub use event::Event;
-pub use inbound::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
+use inbound::ServerPolicies;
+pub use inbound::{
+    Authentication, Authorization, InboundRateLimit, InboundRateLimitOverride, InboundRoute, InboundRoutes,
+    InboundRule, InboundServer, Origin, ServerPolicy, ServerProtocol,
+};
 pub use outbound::{OutboundPolicy, OutboundProtocol};
 use profile::ProfileKey;
 pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
-pub use records::{DstOverride, Key, RetryBudget};
+pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind};
 pub use shared::{SharedIndex, Unanswered};
 pub use snapshot::Snapshot;
 pub use store::AmbiguousAddress;
@@ -97,6 +102,7 @@ pub struct Index {
     inbound_external: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
     outbound: Watches<IpAddr, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
     outbound_names: Watches<Key, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
+    server_policies: ServerPolicies,
 }
 
 /// Changes since the last publication, by the subscriptions that they affect.
@@ -114,11 +120,15 @@ struct Dirty {
     outbound_names: HashSet<Key>,
     /// Addresses of Services.
     outbound: HashSet<IpAddr>,
+    /// Whether EgressNetworks or their routes changed, and with them the policy of every address outside the cluster.
+    egress: bool,
     /// Addresses of workloads.
     endpoint_profiles: HashSet<IpAddr>,
     pods: HashSet<Key>,
     workloads: HashSet<Key>,
-    /// Namespaces whose policies changed.
+    /// Servers whose policies may have changed.
+    servers: HashSet<Key>,
+    /// Namespaces whose AuthorizationPolicies may have begun or ceased to grant something.
     policies: HashSet<String>,
     /// Whether a node became known.
     new_nodes: bool,
@@ -141,6 +151,7 @@ impl Index {
             inbound_external: Watches::default(),
             outbound: Watches::default(),
             outbound_names: Watches::default(),
+            server_policies: ServerPolicies::default(),
         }
     }
 
@@ -248,15 +259,15 @@ impl Index {
     /// The policy of a pod's port. `None` if the pod does not exist; the snapshot becomes `None` when the pod
     /// is deleted.
     pub fn watch_inbound(&mut self, pod: &Key, port: u16) -> Option<OptionalView<InboundServer>> {
-        let Self { inbound, store, cluster, .. } = self;
-        inbound.subscribe_known(pod, port, |port| shared(inbound::compute(store, cluster, pod, *port)))
+        let Self { inbound, store, cluster, server_policies: policies, .. } = self;
+        inbound.subscribe_known(pod, port, |port| shared(inbound::compute(store, cluster, policies, pod, *port)))
     }
 
     /// The policy of an ExternalWorkload's port. `None` if the workload does not exist; the snapshot becomes
     /// `None` when it is deleted.
     pub fn watch_inbound_external(&mut self, workload: &Key, port: u16) -> Option<OptionalView<InboundServer>> {
-        let Self { inbound_external, store, cluster, .. } = self;
-        let compute = |port: &u16| shared(inbound::compute_external(store, cluster, workload, *port));
+        let Self { inbound_external, store, cluster, server_policies: policies, .. } = self;
+        let compute = |port: &u16| shared(inbound::compute_external(store, cluster, policies, workload, *port));
         inbound_external.subscribe_known(workload, port, compute)
     }
 
@@ -280,13 +291,14 @@ impl Index {
 impl Index {
     /// Recomputes the snapshots that changes since the last call affect, and no others.
     fn publish(&mut self) {
+        self.derive_servers();
         let mut dirty = std::mem::take(&mut self.dirty);
         if self.synced {
             dirty.policies.iter().for_each(|namespace| self.report_ineffective(namespace));
         } else {
             self.dirty.policies = std::mem::take(&mut dirty.policies);
         }
-        let (store, cluster) = (&self.store, &*self.cluster);
+        let (store, cluster, policies) = (&self.store, &*self.cluster, &self.server_policies);
         if dirty.new_nodes {
             self.endpoints.end(|key| key.client.awaits_node());
         }
@@ -325,11 +337,13 @@ impl Index {
             });
         }
         for pod in &dirty.pods {
-            self.inbound.update(pod, |port, old| changed(old, inbound::compute(store, cluster, pod, *port)));
+            self.inbound
+                .update(pod, |port, old| changed(old, inbound::compute(store, cluster, policies, pod, *port)));
         }
         for workload in &dirty.workloads {
-            self.inbound_external
-                .update(workload, |port, old| changed(old, inbound::compute_external(store, cluster, workload, *port)));
+            self.inbound_external.update(workload, |port, old| {
+                changed(old, inbound::compute_external(store, cluster, policies, workload, *port))
+            });
         }
     }
 }

@@ -114,12 +114,6 @@ impl Members {
         }
     }
 
-    /// Workloads of a namespace.
-    pub(super) fn all<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Key> + use<'a> {
-        let names = self.0.get(namespace).into_iter().flat_map(|members| &members.all);
-        names.map(move |name| Key::new(namespace, name))
-    }
-
     /// Workloads of a namespace that a selector may select, each once; none without a selector.
     pub(super) fn candidates<'a>(
         &'a self,
@@ -224,7 +218,7 @@ mod tests {
         assert_eq!(found(&members, json!({"matchLabels": {"tier": "front"}})), "");
         members.remove(&key("web-2"), &labels(&[("app", "web")]));
         members.remove(&key("api-1"), &labels(&[("app", "api")]));
-        assert_eq!(members.all("shop").count(), 0);
+        assert_eq!(members.candidates("shop", Some(&selector(json!({})))).count(), 0);
         members.remove(&Key::new("ops", "web-9"), &labels(&[("app", "web")]));
         assert!(members.0.is_empty());
     }

@@ -5,6 +5,7 @@
 
 mod pod;
 mod profile;
+mod route;
 mod service;
 mod workload;
 
@@ -13,13 +14,18 @@ use std::collections::BTreeMap;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use weft_k8s_api::{
     labels,
-    policy::{DefaultPolicy, IdentityMatch, NamespacedTargetRef, Server, ServerSpec},
+    policy::{
+        DefaultPolicy, EgressNetworkSpec, HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec, IdentityMatch,
+        NamespacedTargetRef, Server, ServerSpec, route::ParentKind,
+    },
     ports::PortSet,
 };
 
 pub(crate) use pod::{Lifecycle, PodRecord};
 pub(crate) use profile::ProfileRecord;
 pub use profile::{DstOverride, RetryBudget};
+pub(crate) use route::{GrpcRule, HttpRule, RouteRecord, RuleBackend, Rules, WrittenStatus};
+pub use route::{RouteId, RouteKind};
 pub(crate) use service::ServiceRecord;
 pub(crate) use service::{SliceEndpoint, SliceRecord, Target};
 pub(crate) use workload::ExternalWorkloadRecord;
@@ -77,6 +83,22 @@ pub(super) struct MeshTlsRecord {
     pub(super) references: Vec<NamespacedTargetRef>,
 }
 
+/// An HTTPLocalRateLimitPolicy.
+#[derive(Debug, PartialEq)]
+pub(super) struct RateLimitRecord {
+    pub(super) created: Option<Timestamp>,
+    pub(super) spec: HttpLocalRateLimitPolicySpec,
+}
+
+/// An EgressNetwork.
+#[derive(Debug, PartialEq)]
+pub(super) struct EgressNetworkRecord {
+    pub(super) key: Key,
+    pub(super) created: Option<Timestamp>,
+    pub(super) spec: EgressNetworkSpec,
+    pub(super) annotations: BTreeMap<String, String>,
+}
+
 /// A Server.
 #[derive(Debug, PartialEq)]
 pub(super) struct ServerRecord {
@@ -98,6 +120,18 @@ impl DefaultPolicyAnnotation {
                 Self::Unreadable
             }
         }
+    }
+}
+
+impl RateLimitRecord {
+    pub(super) fn new(policy: HttpLocalRateLimitPolicy) -> Self {
+        Self { created: created(&policy.metadata), spec: policy.spec }
+    }
+
+    /// Name of the Server that it is about; `None` if its target is of another kind, and then it means nothing.
+    pub(super) fn server(&self) -> Option<&str> {
+        let target = &self.spec.target_ref;
+        target.is(ParentKind::Server.group(), ParentKind::Server.name()).then_some(target.name.as_str())
     }
 }
 

@@ -21,6 +21,15 @@ impl Servers {
         self.by_name.insert(name.clone(), server)
     }
 
+    pub(super) fn get(&self, name: &str) -> Option<&Arc<ServerRecord>> {
+        self.by_name.get(name)
+    }
+
+    /// All of them, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<ServerRecord>> {
+        self.by_name.values()
+    }
+
     pub(super) fn remove(&mut self, name: &str) -> Option<Arc<ServerRecord>> {
         self.of_pods.remove(name);
         self.of_externals.remove(name);

@@ -8,13 +8,16 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use weft_k8s_api::policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec};
+use weft_k8s_api::policy::{
+    AuthorizationPolicySpec, Network, ServerAuthorizationSpec, TargetRef,
+    route::{Parent, ParentKind},
+};
 
 use super::{
     pairs::Members,
     records::{
-        ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord, ServerRecord,
-        ServiceRecord, SliceRecord,
+        EgressNetworkRecord, ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
+        RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord,
     },
     selectable::Selectable,
     servers::Servers,
@@ -57,7 +60,21 @@ pub(super) struct Store {
     /// Owners of ReplicaSets and Jobs.
     pub(super) owners: HashMap<Owned, Owner>,
     pub(super) namespaces: HashMap<String, NamespacePolicies>,
-    pub(super) policies_by_authentication: Table<Key, String>,
+    /// AuthorizationPolicies by the authentications that they refer to.
+    pub(super) policies_by_authentication: Table<Key, Key>,
+    pub(super) routes: HashMap<RouteId, Arc<RouteRecord>>,
+    /// Routes by their parents, whatever the port, and whether or not the parents exist.
+    pub(super) routes_of_parent: Table<ParentId, RouteId>,
+    /// Routes by the Services that they send traffic to.
+    pub(super) routes_of_backend: Table<Key, RouteId>,
+    pub(super) egress_networks: HashMap<Key, Arc<EgressNetworkRecord>>,
+}
+
+/// A parent of routes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ParentId {
+    pub(super) kind: ParentKind,
+    pub(super) key: Key,
 }
 
 /// An object between pods and what people deploy (a ReplicaSet or a Job).
@@ -79,9 +96,14 @@ pub(super) struct PodAt<'a> {
 pub(super) struct NamespacePolicies {
     pub(super) servers: Servers,
     pub(super) authorizations: BTreeMap<String, Authz>,
+    /// AuthorizationPolicies by what they protect, whether or not it exists.
+    pub(super) authorizations_of: Table<Protected, String>,
     pub(super) server_authorizations: BTreeMap<String, ServerAuthorizationSpec>,
     pub(super) mesh_tls: HashMap<String, MeshTlsRecord>,
     pub(super) networks: HashMap<String, Vec<Network>>,
+    pub(super) rate_limits: BTreeMap<String, RateLimitRecord>,
+    /// HTTPLocalRateLimitPolicies by the Servers that they name, whether or not the Servers exist.
+    pub(super) rate_limits_of_server: Table<String, String>,
 }
 
 /// An AuthorizationPolicy.
@@ -89,6 +111,17 @@ pub(super) struct NamespacePolicies {
 pub(super) struct Authz {
     pub(super) created: Option<Timestamp>,
     pub(super) spec: AuthorizationPolicySpec,
+}
+
+/// What an AuthorizationPolicy protects, in its own namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Protected {
+    /// Every Server.
+    Namespace,
+    /// A Server.
+    Server(String),
+    /// A route that is attached to Servers.
+    Route(RouteKind, String),
 }
 
 /// Several values per key, in order.
@@ -119,7 +152,40 @@ impl<K: Eq + Hash, V: Ord> Table<K, V> {
     }
 }
 
+impl Protected {
+    /// `None` if the target is of another kind, or another namespace.
+    pub(super) fn of(target: &TargetRef, namespace: &str) -> Option<Self> {
+        let name = || target.name.clone();
+        if target.is("", "Namespace") {
+            return (target.name == namespace).then_some(Self::Namespace);
+        }
+        if target.is(ParentKind::Server.group(), ParentKind::Server.name()) {
+            return Some(Self::Server(name()));
+        }
+        let kinds = [RouteKind::Http, RouteKind::GatewayHttp, RouteKind::Grpc];
+        let kind = kinds.into_iter().find(|kind| target.is(kind.group(), kind.name()))?;
+        Some(Self::Route(kind, name()))
+    }
+}
+
+impl ParentId {
+    pub(super) fn new(kind: ParentKind, key: Key) -> Self {
+        Self { kind, key }
+    }
+
+    pub(super) fn of(parent: &Parent) -> Self {
+        Self::new(parent.kind, Key::new(&parent.namespace, &parent.name))
+    }
+}
+
 impl Store {
+    /// Routes that name a parent, whatever the port, the oldest first, then by name: Linkerd's order.
+    pub(super) fn routes_of(&self, parent: &ParentId) -> Vec<&Arc<RouteRecord>> {
+        let mut routes: Vec<_> = self.routes_of_parent.iter(parent).filter_map(|id| self.routes.get(id)).collect();
+        routes.sort_by_key(|route| (route.created, &route.id.key.namespace, &route.id.key.name, route.id.kind));
+        routes
+    }
+
     pub(super) fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {
         self.services.get(key).cloned()
     }
@@ -198,13 +264,6 @@ impl Store {
         }
     }
 
-    pub(super) fn workloads_in<'a>(
-        &'a self,
-        namespace: &'a str,
-    ) -> impl Iterator<Item = &'a Arc<ExternalWorkloadRecord>> {
-        self.workloads_in_namespace.all(namespace).filter_map(|key| self.workloads.get(&key))
-    }
-
     /// Pods that a Server selects, whatever the port.
     pub(super) fn pods_of<'a>(&'a self, server: &'a ServerRecord) -> impl Iterator<Item = &'a Arc<PodRecord>> {
         let (namespace, selector) = (&server.key.namespace, server.spec.pod_selector.as_ref());
@@ -226,10 +285,6 @@ impl Store {
 
     pub(super) fn policies(&self, namespace: &str) -> Option<&NamespacePolicies> {
         self.namespaces.get(namespace)
-    }
-
-    pub(super) fn pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<PodRecord>> {
-        self.pods_in_namespace.all(namespace).filter_map(|key| self.pods.get(&key))
     }
 
     pub(super) fn policies_mut(&mut self, namespace: &str) -> &mut NamespacePolicies {

@@ -2,6 +2,7 @@
 
 mod destination;
 mod policy;
+mod policy_routes;
 mod random;
 
 use std::cell::{RefCell, RefMut};

@@ -13,9 +13,7 @@ use crate::problem::Problem;
 const CURE: &str = "docs/compatibility.md says what works; remove it, so that no one relies on it";
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
-pub(super) const KINDS: [(&str, &str, &str); 10] = [
-    ("policy.linkerd.io", "AuthorizationPolicy", "authorizationpolicies"),
-    ("policy.linkerd.io", "HTTPLocalRateLimitPolicy", "httplocalratelimitpolicies"),
+pub(super) const KINDS: [(&str, &str, &str); 8] = [
     ("policy.linkerd.io", "EgressNetwork", "egressnetworks"),
     ("policy.linkerd.io", "HTTPRoute", "httproutes"),
     ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
@@ -86,11 +84,9 @@ mod tests {
             name: "x".to_owned(),
             content,
         };
-        let target = |kind: &str| json!({"spec": {"targetRef": {"kind": kind, "name": "x"}}});
         cluster.objects = Ok(vec![
             custom("gateway.networking.k8s.io", "HTTPRoute", json!({"spec": {}})),
-            custom("policy.linkerd.io", "AuthorizationPolicy", target("HTTPRoute")),
-            custom("policy.linkerd.io", "AuthorizationPolicy", target("Server")),
+            custom("linkerd.io", "ServiceProfile", json!({"spec": {"dstOverrides": [{"weight": "1"}]}})),
             custom("linkerd.io", "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}})),
         ]);
         let accrual = json!({"balancer.linkerd.io/failure-accrual": "consecutive"});
@@ -105,7 +101,6 @@ mod tests {
             resources(&facts),
             &[
                 ("HTTPRoute.gateway.networking.k8s.io shop/x, kind", "not supported yet"),
-                ("AuthorizationPolicy.policy.linkerd.io shop/x, spec.targetRef.kind", "\"HTTPRoute\""),
                 ("ServiceProfile.linkerd.io shop/x, spec.retryBudget", "does not retry"),
             ],
         );

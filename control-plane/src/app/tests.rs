@@ -290,7 +290,7 @@ async fn profiles_of_services_pods_and_bare_addresses() {
 }
 
 #[tokio::test]
-async fn inbound_policies_follow_servers() {
+async fn inbound_policies_follow_servers_and_their_routes() {
     let world = World::start().await;
     let mut client = InboundServerPoliciesClient::new(channel(world.bound.policy).await);
     let spec = |workload: &str, port| PortSpec { workload: workload.to_owned(), port };
@@ -317,6 +317,22 @@ async fn inbound_policies_follow_servers() {
     assert_eq!((denied.labels["kind"].as_str(), denied.authorizations.len()), ("server", 0));
     world.write("policy.yaml", &server("all-authenticated"));
     assert_eq!(next(&mut stream).await.unwrap().authorizations.len(), 1);
+    let routes = |message: weft_proto::linkerd::inbound::Server| match message.protocol.unwrap().kind {
+        Some(inbound_protocol::Kind::Detect(detect)) => {
+            detect.http_routes.into_iter().map(|route| route.metadata.unwrap().kind.unwrap()).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    world.write(
+        "route.yaml",
+        "{apiVersion: policy.linkerd.io/v1beta3, kind: HTTPRoute, metadata: {name: api, namespace: shop}, \
+         spec: {parentRefs: [{kind: Server, name: web}], rules: [{matches: [{path: {value: /api}}]}]}}",
+    );
+    let attached = routes(next(&mut stream).await.unwrap());
+    assert!(matches!(&attached[..], [metadata::Kind::Resource(route)] if route.name == "api"), "{attached:?}");
+    fs::remove_file(world.manifests.join("route.yaml")).unwrap();
+    let defaults = ["default", "probe"].map(|name| metadata::Kind::Default(name.to_owned()));
+    assert_eq!(routes(next(&mut stream).await.unwrap()), defaults);
     world.write("policy.yaml", &server("everybody"));
     world.write("web.yaml", SERVICE);
     assert!(next(&mut stream).await.is_none(), "an unreadable server changes nothing; the stream ends with the pod");

@@ -2,53 +2,75 @@
 
 use std::collections::HashMap;
 
-use weft_k8s_api::policy::{IdentityMatch, Network};
+use http::StatusCode;
+use weft_k8s_api::policy::{
+    IdentityMatch, Network,
+    route::{Filter, GrpcMatch, HttpMatch},
+};
 use weft_proto::linkerd::{
-    grpc_route::GrpcRouteMatch,
-    http_route::{HttpRouteMatch, PathMatch, path_match},
+    grpc_route::{GrpcFailureInjector, GrpcRouteMatch},
+    http_route::{HttpFailureInjector, HttpRouteMatch, PathMatch, path_match},
     http_types::{HttpMethod, http_method},
     inbound::{
-        self, Authn, Authz, GrpcRoute, HttpRoute, Identity, IdentitySuffix, ProxyProtocol, Server,
+        self, Authn, Authz, GrpcRoute, HttpLocalRateLimit, HttpRoute, Identity, IdentitySuffix, ProxyProtocol, Server,
         authn::{Permit, PermitMeshTls, PermitUnauthenticated, permit_mesh_tls},
-        grpc_route, http_route,
+        grpc_route,
+        http_local_rate_limit::{Limit, Override, r#override::ClientIdentities},
+        http_route,
         proxy_protocol::{self, Kind},
     },
     meta::{Metadata, Resource},
 };
 
-use super::{DETECT_TIMEOUT, default_metadata, labels, resource_metadata};
-use weft_index::{Authentication, Authorization, InboundServer, Origin, ServerProtocol};
+use super::{DETECT_TIMEOUT, default_metadata, labels, resource_metadata, route_message};
+use weft_index::{
+    Authentication, Authorization, InboundRateLimit, InboundRoute, InboundRoutes, InboundServer, Origin, RouteId,
+    ServerProtocol,
+};
 
 /// API group of Server and AuthorizationPolicy in labels.
 const GROUP: &str = weft_k8s_api::policy::GROUP;
+/// The gRPC status INTERNAL.
+const GRPC_INTERNAL: u32 = 13;
 
 /// The message of a port's policy.
 pub(super) fn server(server: &InboundServer) -> Server {
-    let authorizations: Vec<_> = server.authorizations.iter().map(authz).collect();
+    let policy = &server.policy;
     let http = || http_routes(server);
-    let kind = match server.protocol {
+    let limit = || policy.rate_limit.as_ref().map(rate_limit);
+    let kind = match policy.protocol {
         ServerProtocol::Detect => Kind::Detect(proxy_protocol::Detect {
             timeout: DETECT_TIMEOUT.try_into().ok(),
             http_routes: http(),
-            http_local_rate_limit: None,
+            http_local_rate_limit: limit(),
         }),
-        ServerProtocol::Http1 => Kind::Http1(proxy_protocol::Http1 { routes: http(), local_rate_limit: None }),
-        ServerProtocol::Http2 => Kind::Http2(proxy_protocol::Http2 { routes: http(), local_rate_limit: None }),
-        ServerProtocol::Grpc => Kind::Grpc(proxy_protocol::Grpc { routes: vec![grpc_route()] }),
+        ServerProtocol::Http1 => Kind::Http1(proxy_protocol::Http1 { routes: http(), local_rate_limit: limit() }),
+        ServerProtocol::Http2 => Kind::Http2(proxy_protocol::Http2 { routes: http(), local_rate_limit: limit() }),
+        // Linkerd's API has no rate limit of gRPC.
+        ServerProtocol::Grpc => Kind::Grpc(proxy_protocol::Grpc { routes: grpc_routes(&policy.routes) }),
         ServerProtocol::Opaque => Kind::Opaque(proxy_protocol::Opaque {}),
         ServerProtocol::Tls => Kind::Tls(proxy_protocol::Tls {}),
     };
     Server {
         protocol: Some(ProxyProtocol { kind: Some(kind) }),
         server_ips: Vec::new(),
-        labels: origin_labels(&server.origin),
-        authorizations,
+        labels: origin_labels(&policy.origin),
+        authorizations: policy.authorizations.iter().map(authz).collect(),
+    }
+}
+
+/// The attached routes, or else the default ones.
+fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
+    match &server.policy.routes {
+        InboundRoutes::Http(routes) => routes.iter().map(http_route).collect(),
+        InboundRoutes::Default | InboundRoutes::Grpc(_) => default_http_routes(server),
     }
 }
 
 /// A route for all requests, and one for the probes of the kubelet, which has no identity. Proxies add the Server's
 /// authorizations to those of each route, so that a default route needs none of its own.
-fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
+fn default_http_routes(server: &InboundServer) -> Vec<HttpRoute> {
+    let probe_networks = &server.policy.probe_networks;
     let all = HttpRoute {
         metadata: Some(default_metadata("default")),
         authorizations: Vec::new(),
@@ -58,7 +80,7 @@ fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
         }],
         hosts: Vec::new(),
     };
-    if server.probe_paths.is_empty() || server.probe_networks.is_empty() {
+    if server.probe_paths.is_empty() || probe_networks.is_empty() {
         return vec![all];
     }
     let get = HttpMethod { r#type: Some(http_method::Type::Registered(http_method::Registered::Get.into())) };
@@ -67,8 +89,7 @@ fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
     let probes = HttpRoute {
         metadata: Some(default_metadata("probe")),
         authorizations: vec![Authz {
-            networks: server
-                .probe_networks
+            networks: probe_networks
                 .iter()
                 .map(|net| inbound::Network { net: Some((*net).into()), except: Vec::new() })
                 .collect(),
@@ -82,12 +103,99 @@ fn http_routes(server: &InboundServer) -> Vec<HttpRoute> {
     vec![all, probes]
 }
 
-fn grpc_route() -> GrpcRoute {
+fn http_route(route: &InboundRoute<HttpMatch>) -> HttpRoute {
+    let rules = route.rules.iter().map(|rule| http_route::Rule {
+        matches: rule.matches.iter().map(route_message::http_match).collect(),
+        filters: rule.filters.iter().filter_map(http_filter).collect(),
+    });
+    HttpRoute {
+        metadata: Some(route_metadata(&route.id)),
+        hosts: route.hosts.iter().map(route_message::host).collect(),
+        authorizations: route.authorizations.iter().map(authz).collect(),
+        rules: rules.collect(),
+    }
+}
+
+fn http_filter(filter: &Filter) -> Option<http_route::Filter> {
+    use http_route::filter::Kind;
+    let kind = match filter {
+        Filter::RequestHeaders(modifier) => Kind::RequestHeaderModifier(route_message::request_headers(modifier)),
+        Filter::Redirect(redirect) => Kind::Redirect(route_message::redirect(redirect)),
+        // What a request would be without the filter is not known: all of the rule's fail.
+        Filter::Unsupported(name) => Kind::FailureInjector(HttpFailureInjector {
+            status: StatusCode::INTERNAL_SERVER_ERROR.as_u16().into(),
+            message: unsupported(name),
+            ratio: None,
+        }),
+        // Proxies have no such filter inbound; Linkerd leaves it out as well.
+        Filter::ResponseHeaders(_) => return None,
+    };
+    Some(http_route::Filter { kind: Some(kind) })
+}
+
+/// The attached routes, or else the default one.
+fn grpc_routes(routes: &InboundRoutes) -> Vec<GrpcRoute> {
+    match routes {
+        InboundRoutes::Grpc(routes) => routes.iter().map(grpc_route).collect(),
+        InboundRoutes::Default | InboundRoutes::Http(_) => vec![default_grpc_route()],
+    }
+}
+
+fn default_grpc_route() -> GrpcRoute {
     GrpcRoute {
         metadata: Some(default_metadata("default")),
         authorizations: Vec::new(),
         rules: vec![grpc_route::Rule { matches: vec![GrpcRouteMatch::default()], filters: Vec::new() }],
         hosts: Vec::new(),
+    }
+}
+
+fn grpc_route(route: &InboundRoute<GrpcMatch>) -> GrpcRoute {
+    let rules = route.rules.iter().map(|rule| grpc_route::Rule {
+        matches: rule.matches.iter().map(route_message::grpc_match).collect(),
+        filters: rule.filters.iter().filter_map(grpc_filter).collect(),
+    });
+    GrpcRoute {
+        metadata: Some(route_metadata(&route.id)),
+        hosts: route.hosts.iter().map(route_message::host).collect(),
+        authorizations: route.authorizations.iter().map(authz).collect(),
+        rules: rules.collect(),
+    }
+}
+
+fn grpc_filter(filter: &Filter) -> Option<grpc_route::Filter> {
+    use grpc_route::filter::Kind;
+    let fail = |name: &str| {
+        Kind::FailureInjector(GrpcFailureInjector { code: GRPC_INTERNAL, message: unsupported(name), ratio: None })
+    };
+    let kind = match filter {
+        Filter::RequestHeaders(modifier) => Kind::RequestHeaderModifier(route_message::request_headers(modifier)),
+        Filter::Unsupported(name) => fail(name),
+        Filter::Redirect(_) => fail("RequestRedirect"),
+        // Proxies have no such filter inbound; Linkerd leaves it out as well.
+        Filter::ResponseHeaders(_) => return None,
+    };
+    Some(grpc_route::Filter { kind: Some(kind) })
+}
+
+fn unsupported(filter: &str) -> String {
+    format!("the route has a filter {filter}, which is not supported")
+}
+
+fn rate_limit(limit: &InboundRateLimit) -> HttpLocalRateLimit {
+    let rate = |requests_per_second: u32| Limit { requests_per_second };
+    let overrides = limit.overrides.iter().map(|limit| Override {
+        limit: Some(rate(limit.requests_per_second)),
+        clients: Some(ClientIdentities {
+            identities: limit.identities.iter().map(|name| Identity { name: name.clone() }).collect(),
+        }),
+    });
+    HttpLocalRateLimit {
+        // Not in lower case, as Linkerd's.
+        metadata: Some(policy_metadata("HTTPLocalRateLimitPolicy", &limit.name)),
+        total: limit.total.map(rate),
+        identity: limit.identity.map(rate),
+        overrides: overrides.collect(),
     }
 }
 
@@ -149,54 +257,32 @@ fn origin_labels(origin: &Origin) -> HashMap<String, String> {
 }
 
 fn origin_metadata(origin: &Origin) -> Metadata {
-    let resource = |kind: &str, name: &str| {
-        resource_metadata(Resource {
-            group: GROUP.to_owned(),
-            kind: kind.to_owned(),
-            name: name.to_owned(),
-            ..Resource::default()
-        })
-    };
     match origin {
         Origin::Default(name) => default_metadata(name),
-        Origin::Server(name) => resource("server", name),
-        Origin::ServerAuthorization(name) => resource("serverauthorization", name),
-        Origin::AuthorizationPolicy(name) => resource("authorizationpolicy", name),
+        Origin::Server(name) => policy_metadata("server", name),
+        Origin::ServerAuthorization(name) => policy_metadata("serverauthorization", name),
+        Origin::AuthorizationPolicy(name) => policy_metadata("authorizationpolicy", name),
     }
+}
+
+fn policy_metadata(kind: &str, name: &str) -> Metadata {
+    resource_metadata(Resource {
+        group: GROUP.to_owned(),
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        ..Resource::default()
+    })
+}
+
+/// Group, kind and name of a route, without its namespace, as Linkerd's.
+fn route_metadata(id: &RouteId) -> Metadata {
+    resource_metadata(Resource {
+        group: id.kind.group().to_owned(),
+        kind: id.kind.name().to_owned(),
+        name: id.key.name.clone(),
+        ..Resource::default()
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use ipnet::IpNet;
-
-    use super::*;
-
-    /// Names of the routes of a port with a probe.
-    fn routes(probe_networks: Vec<IpNet>) -> Vec<String> {
-        let answer = server(&InboundServer {
-            origin: Origin::Default("deny"),
-            protocol: ServerProtocol::Http1,
-            authorizations: Vec::new(),
-            probe_paths: vec!["/live".to_owned()],
-            probe_networks,
-        });
-        let Some(Kind::Http1(http)) = answer.protocol.unwrap().kind else { panic!("the port speaks HTTP/1") };
-        for authz in http.routes.iter().flat_map(|route| &route.authorizations) {
-            assert!(!authz.networks.is_empty(), "stock proxies refuse an authorization without networks");
-        }
-        let name = |metadata: Option<Metadata>| match metadata.and_then(|metadata| metadata.kind) {
-            Some(weft_proto::linkerd::meta::metadata::Kind::Default(name)) => name,
-            other => panic!("{other:?}"),
-        };
-        http.routes.into_iter().map(|route| name(route.metadata)).collect()
-    }
-
-    #[test]
-    fn probes_are_admitted_from_probe_networks_where_there_are_any() {
-        let anywhere = IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0);
-        assert_eq!(routes(vec![anywhere]), ["default", "probe"]);
-        assert_eq!(routes(Vec::new()), ["default"]);
-    }
-}
+mod tests;

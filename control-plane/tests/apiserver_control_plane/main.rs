@@ -8,6 +8,7 @@
 
 mod link;
 mod process;
+mod routes;
 mod webhook;
 mod world;
 

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Definitions that the control plane watches.
-const DEFINITIONS: [&str; 7] = [
+const DEFINITIONS: [&str; 9] = [
     "serviceprofiles.linkerd.io",
     "servers.policy.linkerd.io",
     "serverauthorizations.policy.linkerd.io",
@@ -43,6 +43,8 @@ const DEFINITIONS: [&str; 7] = [
     "meshtlsauthentications.policy.linkerd.io",
     "networkauthentications.policy.linkerd.io",
     "externalworkloads.workload.linkerd.io",
+    "httproutes.policy.linkerd.io",
+    "httplocalratelimitpolicies.policy.linkerd.io",
 ];
 /// The lease of the writer.
 const LEASE: &str = "linkerd-destination-endpoint-write";
@@ -173,7 +175,8 @@ impl World {
             "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
             "Server" => ("policy.linkerd.io", "v1beta3"),
             "ServerAuthorization" => ("policy.linkerd.io", "v1beta1"),
-            "AuthorizationPolicy" => ("policy.linkerd.io", "v1alpha1"),
+            "AuthorizationPolicy" | "HTTPLocalRateLimitPolicy" => ("policy.linkerd.io", "v1alpha1"),
+            "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),
             _ => panic!("{kind}"),
         };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));

@@ -178,7 +178,10 @@ fn an_external_workload_is_meshed_by_name_and_by_address() {
             "externalWorkloadSelector": {"matchLabels": {"app": "vm"}}}}));
     assert_eq!(changed(&mut rx).unwrap().by_addr[&addr("192.0.2.1:8080")].hint, Hint::Opaque);
     let policy = world.index().watch_inbound_external(&Key::new("shop", "vm"), 8080).unwrap().borrow().clone().unwrap();
-    assert_eq!((policy.origin.clone(), policy.protocol), (Origin::Server("s".to_owned()), ServerProtocol::Opaque));
+    assert_eq!(
+        (policy.policy.origin.clone(), policy.policy.protocol),
+        (Origin::Server("s".to_owned()), ServerProtocol::Opaque)
+    );
     world.delete(Kind::ExternalWorkload, "shop", "vm");
     assert!(changed(&mut rx).unwrap().by_addr.is_empty());
     assert!(world.index().watch_inbound_external(&Key::new("shop", "vm"), 8080).is_none());

@@ -2,26 +2,26 @@
 
 use super::*;
 
-fn rule(kind: &str, version: &str, name: &str, spec: Value) -> Value {
+pub(super) fn rule(kind: &str, version: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind, "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
 }
 
-fn server(name: &str, spec: Value) -> Value {
+pub(super) fn server(name: &str, spec: Value) -> Value {
     let mut object =
         rule("Server", "v1beta3", name, json!({"podSelector": {"matchLabels": {"app": "web"}}, "port": 8080}));
     merge(&mut object, json!({"spec": spec}));
     object
 }
 
-fn authorization(name: &str, target: Value, refs: Value) -> Value {
+pub(super) fn authorization(name: &str, target: Value, refs: Value) -> Value {
     rule("AuthorizationPolicy", "v1alpha1", name, json!({"targetRef": target, "requiredAuthenticationRefs": refs}))
 }
 
-fn target(name: &str) -> Value {
+pub(super) fn target(name: &str) -> Value {
     json!({"group": "policy.linkerd.io", "kind": "Server", "name": name})
 }
 
-fn mesh_tls(name: &str) -> Value {
+pub(super) fn mesh_tls(name: &str) -> Value {
     json!({"group": "policy.linkerd.io", "kind": "MeshTLSAuthentication", "name": name})
 }
 
@@ -30,14 +30,14 @@ fn network(name: &str) -> Value {
 }
 
 /// `web-1` and the given objects.
-fn world<const N: usize>(objects: [Value; N]) -> World {
+pub(super) fn world<const N: usize>(objects: [Value; N]) -> World {
     let world = World::new();
     world.apply(pod("web-1", "10.244.0.1", json!({})));
     world.apply_all(objects);
     world
 }
 
-fn web_1() -> Key {
+pub(super) fn web_1() -> Key {
     Key::new("shop", "web-1")
 }
 
@@ -47,8 +47,8 @@ fn check(world: &World, expected: &[&str]) {
     assert_eq!(show(&server), expected);
 }
 
-fn show(server: &InboundServer) -> Vec<String> {
-    let each = server.authorizations.iter().map(|authorization| {
+pub(super) fn show(server: &InboundServer) -> Vec<String> {
+    let each = server.policy.authorizations.iter().map(|authorization| {
         let origin = match &authorization.origin {
             Origin::Default(name) => *name,
             Origin::Server(name) | Origin::ServerAuthorization(name) | Origin::AuthorizationPolicy(name) => name,
@@ -120,7 +120,7 @@ fn a_server_replaces_the_default_on_its_port_only() {
     let world = world([server("s", json!({}))]);
     check(&world, &[]);
     let other = world.index().watch_inbound(&web_1(), 9090).unwrap().borrow().clone().unwrap();
-    assert_eq!(other.origin, Origin::Default("all-unauthenticated"));
+    assert_eq!(other.policy.origin, Origin::Default("all-unauthenticated"));
     world.apply(server("s", json!({"accessPolicy": "all-authenticated"})));
     check(&world, &[&format!("all-authenticated: * from {ANYWHERE}")]);
     world.apply(server("s", json!({"podSelector": {"matchLabels": {"app": "api"}}})));
@@ -148,8 +148,9 @@ fn of_several_servers_the_oldest_speaks() {
         object["metadata"]["creationTimestamp"] = json!(time);
         object
     };
-    let origin =
-        |world: &World| world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
+    let origin = |world: &World| {
+        world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().policy.origin.clone()
+    };
     let by_time = world([dated("a", "2026-01-02T00:00:00Z"), dated("b", "2026-01-01T00:00:00Z")]);
     assert_eq!(origin(&by_time), Origin::Server("b".to_owned()));
     let by_name = world([server("b", json!({})), server("a", json!({}))]);
@@ -168,7 +169,7 @@ fn protocols() {
     ] {
         let world = world([server("s", json!({"proxyProtocol": name}))]);
         assert_eq!(
-            world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().protocol,
+            world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().policy.protocol,
             expected,
             "{name}"
         );
@@ -179,7 +180,8 @@ fn protocols() {
         "10.244.0.1",
         json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "http"}}}),
     ));
-    let protocol = |port| annotated.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
+    let protocol =
+        |port| annotated.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().policy.protocol;
     assert_eq!((protocol(8080), protocol(8081)), (ServerProtocol::Opaque, ServerProtocol::Detect));
 }
 
@@ -291,6 +293,21 @@ fn policies_grant_what_their_authentications_say() {
     }
 }
 
+/// Linkerd's controller cannot read such an object either: what is not stored is an unresolved reference.
+#[test]
+fn a_bad_identity_denies_the_whole_authentication() {
+    let value = rule("MeshTLSAuthentication", "v1alpha1", "m", json!({"identities": ["*", "not an identity"]}));
+    let unreadable = manifest::from_api(Kind::MeshTLSAuthentication, value).unwrap_err();
+    assert!(unreadable.restrictive.is_none());
+    check(&world([server("s", json!({})), authorization("p", target("s"), json!([mesh_tls("m")]))]), &[]);
+}
+
+#[test]
+fn an_access_policy_of_audit_admits_under_its_own_name() {
+    let world = world([server("s", json!({"accessPolicy": "audit"}))]);
+    check(&world, &[&format!("audit: anyone from {ANYWHERE}")]);
+}
+
 #[test]
 fn an_authentication_without_networks_grants_nothing() {
     let value = rule("NetworkAuthentication", "v1alpha1", "n", json!({"networks": []}));
@@ -362,7 +379,8 @@ fn a_policy_for_another_target_grants_nothing() {
     check(&routed, &[]);
     let namespace = authorization("p", json!({"kind": "Namespace", "name": "shop"}), json!([]));
     let without_server = world([namespace]);
-    let origin = without_server.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().origin.clone();
+    let origin =
+        without_server.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap().policy.origin.clone();
     assert_eq!(origin, Origin::Default("all-unauthenticated"), "policies attach to Servers only");
 }
 
@@ -412,9 +430,14 @@ fn a_policy_that_grants_nothing_is_reported_when_that_becomes_so() {
     assert_eq!(world.index().ineffective_policies(), 1);
     let route = json!({"group": "policy.linkerd.io", "kind": "HTTPRoute", "name": "r"});
     let route = manifest::from_api(Kind::AuthorizationPolicy, authorization("p", route, json!([]))).unwrap();
-    let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r is not a valid target, expected a Server or the \
-                    policy's Namespace; the policy grants nothing";
+    let expected = "AuthorizationPolicy shop/p: spec.targetRef: HTTPRoute r of policy.linkerd.io does not exist, or no \
+                    Server of its namespace is its parent; the policy grants nothing";
     assert_eq!(apply(vec![Event::Apply(Box::new(route))]), [expected]);
+    let egress = json!({"group": "policy.linkerd.io", "kind": "EgressNetwork", "name": "r"});
+    let egress = serde_json::from_value(authorization("p", egress, json!([]))).unwrap();
+    let expected = "AuthorizationPolicy shop/p: spec.targetRef: EgressNetwork r is not a valid target, expected a Server, \
+                    an HTTPRoute, a GRPCRoute or the policy's Namespace; the policy grants nothing";
+    assert_eq!(apply(vec![Event::Apply(Box::new(manifest::Object::AuthorizationPolicy(egress)))]), [expected]);
     world.delete(Kind::AuthorizationPolicy, "shop", "p");
     assert_eq!(world.index().ineffective_policies(), 0);
 }
@@ -437,7 +460,7 @@ fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
 #[test]
 fn both_ends_agree_on_ports_that_are_opaque_by_default() {
     let world = world([]);
-    let protocol = |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().protocol;
+    let protocol = |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().policy.protocol;
     let client = |port| {
         let addr = SocketAddr::new("10.244.0.1".parse().unwrap(), port);
         world.index().watch_endpoint_profile(addr).unwrap().borrow().as_ref().unwrap().opaque

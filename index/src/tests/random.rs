@@ -245,6 +245,38 @@ fn forms() -> Vec<Object> {
     ] {
         all.push(policy("Server", "v1beta3", name, spec));
     }
+    for (group, version, kind) in [
+        ("policy.linkerd.io", "v1beta3", "HTTPRoute"),
+        ("gateway.networking.k8s.io", "v1", "HTTPRoute"),
+        ("gateway.networking.k8s.io", "v1", "GRPCRoute"),
+    ] {
+        for (parents, spec, created) in [
+            (&["s1"][..], json!({}), "2026-01-02T00:00:00Z"),
+            (&["s1", "s2"], json!({"hostnames": ["web.shop"], "rules": [{}]}), "2026-01-01T00:00:00Z"),
+            (&["s2"], json!({"rules": []}), "2026-01-02T00:00:00Z"),
+        ] {
+            let to = |name: &&str| json!({"group": "policy.linkerd.io", "kind": "Server", "name": name});
+            let parents: Vec<_> = parents.iter().map(to).collect();
+            let mut route = json!({"apiVersion": format!("{group}/{version}"), "kind": kind,
+                "metadata": {"name": "r", "namespace": "shop", "creationTimestamp": created},
+                "spec": {"parentRefs": parents}});
+            merge(&mut route, json!({"spec": spec}));
+            all.push(route);
+        }
+    }
+    for (name, server, rate) in [("l1", "s1", 1), ("l1", "s2", 2), ("l2", "s1", 3), ("l2", "s2", 4)] {
+        let target = json!({"group": "policy.linkerd.io", "kind": "Server", "name": server});
+        let spec = json!({"targetRef": target, "total": {"requestsPerSecond": rate}});
+        all.push(policy("HTTPLocalRateLimitPolicy", "v1alpha1", name, spec));
+    }
+    let authorizes_as = |name: &str, target: Value, refs: Value| {
+        policy(
+            "AuthorizationPolicy",
+            "v1alpha1",
+            name,
+            json!({"targetRef": target, "requiredAuthenticationRefs": refs}),
+        )
+    };
     let authorizes = |target: Value, refs: Value| {
         policy("AuthorizationPolicy", "v1alpha1", "p", json!({"targetRef": target, "requiredAuthenticationRefs": refs}))
     };
@@ -275,6 +307,15 @@ fn forms() -> Vec<Object> {
             json!({"server": {"selector": {}}, "client": {"meshTLS": {"identities": ["*"]}}}),
         ),
     ]);
+    for (group, kind) in [
+        ("policy.linkerd.io", "HTTPRoute"),
+        ("gateway.networking.k8s.io", "HTTPRoute"),
+        ("gateway.networking.k8s.io", "GRPCRoute"),
+    ] {
+        let route = json!({"group": group, "kind": kind, "name": "r"});
+        all.push(authorizes_as("p", route.clone(), json!([])));
+        all.push(authorizes_as("q", route, reference("MeshTLSAuthentication")));
+    }
     for namespace in ["shop", "ops"] {
         all.push(json!({"apiVersion": "linkerd.io/v1alpha2", "kind": "ServiceProfile",
             "metadata": {"name": "web.shop.svc.cluster.local", "namespace": namespace},

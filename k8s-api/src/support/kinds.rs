@@ -10,18 +10,17 @@ const POLICY: &str = "policy.linkerd.io";
 const GATEWAY: &str = "gateway.networking.k8s.io";
 const NO_ROUTES: &str = "no routes: requests go where the Service's endpoints are, and policy is that of the Server";
 const NO_FILTER: &str = "the proxy has no such filter, and a rule with it is not applied";
-const NO_ROUTE_POLICY: &str = "not applied: it admits nobody; target the Server";
 
 /// Kinds, and fields that deserve a row of their own.
 pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "Server", Works, ""),
     Field::kind(POLICY, "ServerAuthorization", Works, ""),
-    Field::kind(POLICY, "AuthorizationPolicy", Works, "of a Server or a Namespace"),
-    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "HTTPRoute", Unsupported, NO_ROUTE_POLICY),
-    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "GRPCRoute", Unsupported, NO_ROUTE_POLICY),
+    Field::kind(POLICY, "AuthorizationPolicy", Works, "of a Server, of a Server's route, or of a Namespace"),
+    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "HTTPRoute", Works, ""),
+    Field::value(POLICY, "AuthorizationPolicy", "spec.targetRef.kind", "GRPCRoute", Works, ""),
     Field::kind(POLICY, "MeshTLSAuthentication", Works, ""),
     Field::kind(POLICY, "NetworkAuthentication", Works, ""),
-    Field::kind(POLICY, "HTTPLocalRateLimitPolicy", Unsupported, "no rate limits"),
+    Field::kind(POLICY, "HTTPLocalRateLimitPolicy", Works, "of HTTP Servers; those of gRPC have none, as with Linkerd"),
     Field::kind(POLICY, "EgressNetwork", Unsupported, "traffic out of the cluster is not limited"),
     Field::kind(POLICY, "HTTPRoute", Unsupported, NO_ROUTES),
     Field::kind(GATEWAY, "HTTPRoute", Unsupported, NO_ROUTES),

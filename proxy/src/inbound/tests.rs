@@ -5,6 +5,7 @@
 mod limits;
 mod policy;
 mod requests;
+mod routes;
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 
@@ -204,13 +205,14 @@ async fn answer(
     }
     let ids: Vec<&str> = request.headers().get_all("l5d-client-id").iter().map(|id| id.to_str().unwrap()).collect();
     let seen = format!(
-        "{:?} {} {} id={} proto={} host={} connection={connection}",
+        "{:?} {} {} id={} proto={} host={} added={} connection={connection}",
         request.version(),
         request.method(),
         request.uri(),
         ids.join(","),
         request.headers().contains_key("l5d-orig-proto"),
         request.headers().get("host").map_or("", |host| host.to_str().unwrap()),
+        request.headers().get("x-added").map_or("", |added| added.to_str().unwrap()),
     );
     Ok(::http::Response::new(Full::new(Bytes::from(seen))))
 }

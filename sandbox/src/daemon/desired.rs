@@ -107,11 +107,7 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
             Object::Job(_)
             | Object::ExternalWorkload(_)
-            | Object::HttpLocalRateLimitPolicy(_)
             | Object::EgressNetwork(_)
-            | Object::HttpRoute(_)
-            | Object::GatewayHttpRoute(_)
-            | Object::GrpcRoute(_)
             | Object::TlsRoute(_)
             | Object::TcpRoute(_) => {
                 tracing::warn!(object = %object.reference(), "the sandbox does not use this kind");

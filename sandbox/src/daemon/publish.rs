@@ -81,7 +81,10 @@ impl Publisher {
 
 fn file_name(object: &Value) -> String {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or("-").to_lowercase();
-    format!("{}_{}_{}.json", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
+    // There are HTTPRoutes of two groups.
+    let version = text("/apiVersion");
+    let group = version.split_once('/').map_or("core", |(group, _)| group);
+    format!("{group}_{}_{}_{}.json", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
 }
 
 /// An object as JSON.
@@ -99,6 +102,10 @@ pub(super) fn json_of(object: &Object) -> Option<Value> {
         Object::AuthorizationPolicy(object) => json(object),
         Object::MeshTLSAuthentication(object) => json(object),
         Object::NetworkAuthentication(object) => json(object),
+        Object::HttpLocalRateLimitPolicy(object) => json(object),
+        Object::HttpRoute(object) => json(object),
+        Object::GatewayHttpRoute(object) => json(object),
+        Object::GrpcRoute(object) => json(object),
         Object::ServiceProfile(object) => json(object),
         _ => return None,
     })
@@ -281,6 +288,21 @@ mod tests {
         }))
         .unwrap();
         RunningPod { pod, ips: vec![ip.parse().unwrap(), "fd00::1".parse().unwrap()], ready }
+    }
+
+    #[test]
+    fn routes_of_both_groups_are_published_beside_each_other() {
+        let route = |version: &str| {
+            let object = serde_json::json!({"apiVersion": version, "kind": "HTTPRoute",
+                "metadata": {"name": "r", "namespace": "shop"},
+                "spec": {"parentRefs": [{"group": "policy.linkerd.io", "kind": "Server", "name": "s"}]}});
+            let read = weft_k8s_api::manifest::parse("test.json".as_ref(), &object.to_string());
+            json_of(&read.objects[0].object).unwrap()
+        };
+        let routes = [route("policy.linkerd.io/v1beta3"), route("gateway.networking.k8s.io/v1")];
+        let dir = tempfile::tempdir().unwrap();
+        Publisher::create(dir.path().to_path_buf()).unwrap().publish(&routes).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

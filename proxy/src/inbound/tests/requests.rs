@@ -3,7 +3,7 @@
 use super::*;
 
 /// Sends bytes as a client outside the mesh and reads until the connection ends.
-async fn exchange(world: &World, request: &str) -> String {
+pub(super) async fn exchange(world: &World, request: &str) -> String {
     let mut stream = world.connect(Via::Plain, Some(ELSEWHERE)).await;
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();

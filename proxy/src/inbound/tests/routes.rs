@@ -1,0 +1,114 @@
+//! Routes of a server: which request takes which, with whose authorizations, and how many.
+
+use weft_proto::linkerd::{
+    http_route::{HeaderMatch, HostMatch, HttpRouteMatch, PathMatch, header_match, host_match, path_match},
+    http_types::{Headers, headers::Header},
+    inbound::{
+        Authz, HttpLocalRateLimit, HttpRoute, Server,
+        http_local_rate_limit::Limit,
+        http_route,
+        proxy_protocol::{Detect, Kind},
+    },
+    meta::{Metadata, Resource, metadata},
+};
+
+use super::*;
+
+/// A server of its own authorizations with these routes.
+fn routed(authorizations: Vec<Authz>, change: impl FnOnce(&mut Detect)) -> Server {
+    let mut server = detecting(authorizations);
+    let kind = server.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut());
+    let Some(Kind::Detect(detect)) = kind else { panic!("not detecting") };
+    detect.http_routes.clear();
+    change(detect);
+    server
+}
+
+fn route(name: &str, authorizations: Vec<Authz>, rule: http_route::Rule) -> HttpRoute {
+    let resource = Resource {
+        group: "policy.linkerd.io".to_owned(),
+        kind: "HTTPRoute".to_owned(),
+        name: name.to_owned(),
+        ..Resource::default()
+    };
+    let metadata = Some(Metadata { kind: Some(metadata::Kind::Resource(resource)) });
+    HttpRoute { metadata, hosts: Vec::new(), authorizations, rules: vec![rule] }
+}
+
+fn prefix(path: &str) -> HttpRouteMatch {
+    let kind = Some(path_match::Kind::Prefix(path.to_owned()));
+    HttpRouteMatch { path: Some(PathMatch { kind }), ..HttpRouteMatch::default() }
+}
+
+fn rule(found: HttpRouteMatch) -> http_route::Rule {
+    http_route::Rule { matches: vec![found], filters: Vec::new() }
+}
+
+#[tokio::test]
+async fn authorizations_of_a_route_admit_to_that_route_alone() {
+    let world = World::new(http_app().await).await;
+    let server = routed(vec![authz("server", only(&[CLIENT]))], |detect| {
+        detect.http_routes.push(route("open", vec![authz("anybody", anybody())], rule(prefix("/open"))));
+        detect.http_routes.push(route("closed", Vec::new(), rule(prefix("/closed"))));
+    });
+    world.policies.publish(world.app.port(), server);
+    for (via, path, expected) in [
+        (Via::Plain, "/open/x", 200),
+        (Via::Plain, "/closed/x", 403),
+        (Via::Plain, "/other", 404),
+        (Via::Tls, "/open/x", 200),
+        (Via::Tls, "/closed/x", 200),
+        (Via::Tls, "/other", 404),
+    ] {
+        assert_eq!(world.get(via, Some(ELSEWHERE), path).await.0, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_route_without_rules_takes_no_request() {
+    let world = World::new(http_app().await).await;
+    let server = routed(vec![authz("server", anybody())], |detect| {
+        let unreadable = HttpRoute { rules: Vec::new(), ..route("r", Vec::new(), rule(prefix("/"))) };
+        detect.http_routes.push(unreadable);
+    });
+    world.policies.publish(world.app.port(), server);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 404);
+}
+
+#[tokio::test]
+async fn hosts_and_headers_choose_the_route_and_its_filters_change_the_request() {
+    let world = World::new(http_app().await).await;
+    let canary = HeaderMatch { name: "x-canary".to_owned(), value: Some(header_match::Value::Exact(b"1".to_vec())) };
+    let found = HttpRouteMatch { headers: vec![canary], ..prefix("/") };
+    let set = Headers { headers: vec![Header { name: "x-added".to_owned(), value: b"by-route".to_vec() }] };
+    let modifier = weft_proto::linkerd::http_route::RequestHeaderModifier {
+        set: Some(set),
+        ..weft_proto::linkerd::http_route::RequestHeaderModifier::default()
+    };
+    let filter = http_route::Filter { kind: Some(http_route::filter::Kind::RequestHeaderModifier(modifier)) };
+    let changed = http_route::Rule { matches: vec![found], filters: vec![filter] };
+    let host = HostMatch { r#match: Some(host_match::Match::Exact("a".to_owned())) };
+    let server = routed(vec![authz("server", anybody())], |detect| {
+        detect.http_routes.push(HttpRoute { hosts: vec![host], ..route("r", Vec::new(), changed) });
+    });
+    world.policies.publish(world.app.port(), server);
+    for (host, canary, expected) in [("a", "1", 200), ("a", "2", 404), ("b", "1", 404)] {
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nx-canary: {canary}\r\nconnection: close\r\n\r\n");
+        let answer = requests::exchange(&world, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected} ")), "{host} {canary}: {answer}");
+        assert_eq!(answer.contains("added=by-route "), expected == 200, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn requests_beyond_the_rate_are_refused() {
+    let world = World::new(http_app().await).await;
+    let server = routed(vec![authz("server", anybody())], |detect| {
+        detect.http_routes.push(route("r", Vec::new(), rule(prefix("/"))));
+        let total = Some(Limit { requests_per_second: 1 });
+        detect.http_local_rate_limit = Some(HttpLocalRateLimit { total, ..HttpLocalRateLimit::default() });
+    });
+    world.policies.publish(world.app.port(), server);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, 200);
+    assert_eq!(world.get(Via::Plain, Some(ELSEWHERE), "/").await.0, StatusCode::TOO_MANY_REQUESTS);
+}
