@@ -268,7 +268,8 @@ impl Parts {
     async fn policy(&mut self, args: &PolicyArgs, served: &Served) -> anyhow::Result<()> {
         let listener = bind(args.policy_addr, "--policy-addr").await?;
         self.bound.policy = Some(listener.local_addr()?);
-        let service = Policies(self.answering(served));
+        let service =
+            Policies { answering: self.answering(served), allow_l5d_request_headers: args.allow_l5d_request_headers };
         let service = move |request| service.clone().call(request);
         self.serve("policy", listener, service, Some(served.synced.clone()));
         Ok(())

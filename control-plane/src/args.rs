@@ -241,6 +241,12 @@ pub(crate) struct PolicyArgs {
     /// Networks from which probes come.
     #[arg(long, value_delimiter = ',', default_value = "0.0.0.0/0,::/0")]
     pub(crate) probe_networks: Vec<IpNet>,
+    /// Namespace whose EgressNetworks apply to clients of all namespaces that have none of their own.
+    #[arg(long, default_value = "linkerd-egress")]
+    pub(crate) global_egress_network_namespace: String,
+    /// Let clients set timeouts and retries of single requests by headers, such as `l5d-timeout`.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub(crate) allow_l5d_request_headers: bool,
 }
 
 /// Certificate authority.
@@ -347,6 +353,7 @@ impl ClusterArgs {
                 TransportModeArg::TransportHeader => TransportMode::TransportHeader,
                 TransportModeArg::Transparent => TransportMode::Transparent,
             },
+            egress_namespace: policy.map(|args| args.global_egress_network_namespace.clone()).unwrap_or_default(),
             ipv6: destination.is_some_and(|args| args.enable_ipv6),
         }
     }

@@ -23,15 +23,21 @@ use outbound::OutboundPolicies;
 
 /// Both services, which share an address.
 #[derive(Clone)]
-pub(crate) struct Policies(pub(crate) Answering);
+pub(crate) struct Policies {
+    /// What answers.
+    pub(crate) answering: Answering,
+    /// Whether headers of requests may set timeouts and retries.
+    pub(crate) allow_l5d_request_headers: bool,
+}
 
 impl Policies {
     /// Answers a request.
     pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
+        let Self { answering, allow_l5d_request_headers } = self;
         if request.uri().path().starts_with(InboundPolicies::PATH) {
-            InboundPolicies(self.0).call(request).await
+            InboundPolicies(answering).call(request).await
         } else {
-            OutboundPolicies(self.0).call(request).await
+            OutboundPolicies { answering, allow_l5d_request_headers }.call(request).await
         }
     }
 }

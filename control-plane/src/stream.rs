@@ -34,9 +34,6 @@ pub(crate) struct Answering {
 /// How to subscribe to a view: asked at the start, and again when the view ended.
 pub(crate) type Ask<V> = Arc<dyn Fn(&mut Index) -> Result<watch::Receiver<V>, Status> + Send + Sync>;
 
-/// What to do with a snapshot, given the one that the client has.
-pub(crate) type Step<V> = fn(Option<&V>, &V) -> Next;
-
 /// What comes next on a stream.
 pub(crate) enum Next {
     /// Whole messages; none if there is nothing to say.
@@ -64,21 +61,21 @@ impl Answering {
     pub(crate) async fn subscribe<V: View>(
         &self,
         ask: Ask<V>,
-        step: Step<V>,
-    ) -> Result<impl Stream<Item = Bytes> + use<V>, Status> {
+        step: impl Fn(Option<&V>, &V) -> Next + Send + 'static,
+    ) -> Result<impl Stream<Item = Bytes> + Send + 'static, Status> {
         let asked = ask.clone();
         let view = self.ask(move |index| asked(index)).await??;
         Ok(self.follow(view, Some(ask), step))
     }
 
-    /// The first and every later snapshot of a view, as frames. The stream ends when `step` says so, when the process
+    /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next. The stream ends when `step` says so, when the process
     /// drains, and when the view ended and `again` leads to no other.
     pub(crate) fn follow<V: View>(
         &self,
         view: watch::Receiver<V>,
         again: Option<Ask<V>>,
-        step: Step<V>,
-    ) -> impl Stream<Item = Bytes> + use<V> {
+        step: impl Fn(Option<&V>, &V) -> Next + Send + 'static,
+    ) -> impl Stream<Item = Bytes> + Send + 'static {
         let client = Client { index: self.index.clone(), drain: self.drain.clone(), view, again, step, sent: None };
         stream::unfold(client, |mut client| async move { Some((client.next().await?, client)) })
     }
@@ -90,17 +87,17 @@ pub(crate) trait View: Clone + Send + Sync + 'static {}
 impl<V: Clone + Send + Sync + 'static> View for V {}
 
 /// One client of a view.
-struct Client<V> {
+struct Client<V, S> {
     index: SharedIndex,
     drain: drain::Watch,
     view: watch::Receiver<V>,
     again: Option<Ask<V>>,
-    step: Step<V>,
+    step: S,
     /// The snapshot that the client has.
     sent: Option<V>,
 }
 
-impl<V: View> Client<V> {
+impl<V: View, S: Fn(Option<&V>, &V) -> Next> Client<V, S> {
     /// The next frames, or `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         loop {

@@ -2,7 +2,11 @@
 
 mod policy;
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use weft_k8s_api::{
     labels,
@@ -16,7 +20,7 @@ use super::{
         self, EgressNetworkRecord, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
         RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord,
     },
-    store::{Authz, Owned, ParentId},
+    store::{Authz, Owned, ParentId, Store},
 };
 
 impl Index {
@@ -69,13 +73,7 @@ impl Index {
                 self.set_rate_limit(&key, Some(RateLimitRecord::new(policy)));
             }
             Object::EgressNetwork(network) => {
-                let record = EgressNetworkRecord {
-                    key: key.clone(),
-                    created: records::created(&network.metadata),
-                    spec: network.spec,
-                    annotations: network.metadata.annotations.unwrap_or_default(),
-                };
-                self.set_egress_network(&key, Some(record));
+                self.set_egress_network(&key, Some(EgressNetworkRecord::new(network)));
             }
             Object::HttpRoute(route) => self.set_route(RouteKind::Http, key, RouteRecord::http(&route)),
             Object::GatewayHttpRoute(route) => {
@@ -123,25 +121,52 @@ impl Index {
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
         self.report(kind.name(), &id.key, before, now);
+        let parents = [old.as_deref(), new.as_ref()].into_iter().flatten().flat_map(|route| &route.parents);
+        let parents: HashSet<_> = parents.map(ParentId::of).collect();
+        let namespace = id.key.namespace.clone();
+        let consumed = |store: &Store| -> Vec<bool> {
+            parents.iter().map(|parent| store.has_consumer_routes(parent, &namespace)).collect()
+        };
         let store = &mut self.store;
-        let mut parents = HashSet::new();
+        let (consumed_before, chose_before) = (consumed(store), store.chooses_egress(&self.cluster, &namespace));
         if let Some(old) = store.routes.remove(&id) {
             for parent in old.parents.iter().map(ParentId::of) {
                 store.routes_of_parent.remove(&parent, &id);
-                parents.insert(parent);
             }
+            store.egress_consumers.remove(&namespace, &id);
             old.services().iter().for_each(|service| store.routes_of_backend.remove(service, &id));
         }
         if let Some(new) = new {
             for parent in new.parents.iter().map(ParentId::of) {
-                store.routes_of_parent.insert(parent.clone(), id.clone());
-                parents.insert(parent);
+                if parent.kind == ParentKind::EgressNetwork && parent.key.namespace != namespace {
+                    store.egress_consumers.insert(namespace.clone(), id.clone());
+                }
+                store.routes_of_parent.insert(parent, id.clone());
             }
             new.services().into_iter().for_each(|service| store.routes_of_backend.insert(service, id.clone()));
             store.routes.insert(id.clone(), Arc::new(new));
         }
+        if store.chooses_egress(&self.cluster, &namespace) != chose_before {
+            self.dirty.egress_consumers.insert(namespace.clone());
+        }
+        for ((parent, before), now) in parents.iter().zip(consumed_before).zip(consumed(store)) {
+            if parent.kind == ParentKind::Service && before != now {
+                self.dirty.consumers.insert((parent.clone(), namespace.clone()));
+            }
+        }
         parents.iter().for_each(|parent| self.parent_changed(parent));
         self.route_changed(&id);
+    }
+
+    /// Marks the policies of the parents whose routes send traffic to a Service that appeared or went.
+    fn backend_changed(&mut self, service: &Key) {
+        let routes = self.store.routes_of_backend.iter(service).filter_map(|id| self.store.routes.get(id));
+        let parents: HashSet<_> = routes.flat_map(|route| &route.parents).map(ParentId::of).collect();
+        // Inbound, a route's backends mean nothing.
+        parents
+            .iter()
+            .filter(|parent| parent.kind != ParentKind::Server)
+            .for_each(|parent| self.parent_changed(parent));
     }
 
     /// Marks the policies that a parent's routes are part of.
@@ -161,13 +186,20 @@ impl Index {
     }
 
     fn set_egress_network(&mut self, key: &Key, new: Option<EgressNetworkRecord>) {
-        if self.store.egress_networks.get(key).map(|old| &**old) == new.as_ref() {
+        let old = self.store.egress_networks.get(key).cloned();
+        if old.as_deref() == new.as_ref() {
             return;
         }
+        let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
+        self.report("EgressNetwork", key, before, now);
+        let chose_before = self.store.chooses_egress(&self.cluster, &key.namespace);
         match new {
             Some(new) => self.store.egress_networks.insert(key.clone(), Arc::new(new)),
             None => self.store.egress_networks.remove(key),
         };
+        if self.store.chooses_egress(&self.cluster, &key.namespace) != chose_before {
+            self.dirty.egress_consumers.insert(key.namespace.clone());
+        }
         self.dirty.egress = true;
     }
 
@@ -189,10 +221,8 @@ impl Index {
         if new.as_ref().is_some_and(|new| new.local != old.as_ref().is_some_and(|old| old.local)) {
             self.dirty.moved.insert(key.clone());
         }
-        let ports = |record: &ServiceRecord| record.ports.iter().map(|port| port.port).collect::<HashSet<_>>();
-        if old.as_deref().map(ports) != new.as_ref().map(ports) {
-            self.dirty.profiled.insert(key.clone());
-        }
+        self.service_addresses_changed(key, old.as_deref(), new.as_ref());
+        let appears_or_goes = old.is_some() != new.is_some();
         let store = &mut self.store;
         if let Some(old) = store.services.remove(key) {
             for ip in &old.cluster_ips {
@@ -212,6 +242,25 @@ impl Index {
                 self.problems
                     .push(Problem { object, problem: format!("{error}; clients of that address get no policy") });
             }
+        }
+        if appears_or_goes {
+            self.backend_changed(key);
+        }
+    }
+
+    /// Marks addresses that a Service gets or loses; also its profiles and addresses if it declares other ports than before.
+    fn service_addresses_changed(&mut self, key: &Key, old: Option<&ServiceRecord>, new: Option<&ServiceRecord>) {
+        let addresses = |service: Option<&ServiceRecord>| -> HashSet<IpAddr> {
+            service.into_iter().flat_map(|service| &service.cluster_ips).copied().collect()
+        };
+        let ports = |service: Option<&ServiceRecord>| -> BTreeSet<u16> {
+            service.into_iter().flat_map(|service| &service.ports).map(|port| port.port).collect()
+        };
+        let (before, now) = (addresses(old), addresses(new));
+        self.dirty.reassigned.extend(before.symmetric_difference(&now));
+        if ports(old) != ports(new) {
+            self.dirty.profiled.insert(key.clone());
+            self.dirty.ports.extend(now);
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Cluster {
     pub default_opaque_ports: PortSet,
     /// How proxies reach meshed endpoints.
     pub transport_mode: TransportMode,
+    /// The namespace whose EgressNetworks apply to clients of all namespaces that have none.
+    pub egress_namespace: String,
     /// Whether IPv6 endpoints are announced.
     pub ipv6: bool,
 }

@@ -50,7 +50,11 @@ pub use inbound::{
     Authentication, Authorization, InboundRateLimit, InboundRateLimitOverride, InboundRoute, InboundRoutes,
     InboundRule, InboundServer, Origin, ServerPolicy, ServerProtocol,
 };
-pub use outbound::{OutboundPolicy, OutboundProtocol};
+use outbound::OutboundKey;
+pub use outbound::{
+    BackendResource, ConnectionRoute, OutboundGrpcRoute, OutboundHttpRoute, OutboundParent, OutboundPolicy,
+    OutboundProtocol, ParentPolicy, RequestFilter, RequestRoute, RequestRule, RouteBackend, ServicePort,
+};
 use profile::ProfileKey;
 pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
 pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind};
@@ -59,7 +63,7 @@ pub use snapshot::Snapshot;
 pub use store::AmbiguousAddress;
 
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
-use store::Store;
+use store::{ParentId, Store};
 use watches::Watches;
 
 /// A subscription to a value: the newest snapshot.
@@ -100,8 +104,8 @@ pub struct Index {
     endpoint_profiles: Watches<IpAddr, u16, Option<Arc<Snapshot<EndpointProfile>>>>,
     inbound: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
     inbound_external: Watches<Key, u16, Option<Arc<Snapshot<InboundServer>>>>,
-    outbound: Watches<IpAddr, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
-    outbound_names: Watches<Key, u16, Option<Arc<Snapshot<OutboundPolicy>>>>,
+    outbound: Watches<IpAddr, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
+    outbound_names: Watches<Key, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
     server_policies: ServerPolicies,
 }
 
@@ -120,8 +124,16 @@ struct Dirty {
     outbound_names: HashSet<Key>,
     /// Addresses of Services.
     outbound: HashSet<IpAddr>,
+    /// Addresses that another Service has than before, or none.
+    reassigned: HashSet<IpAddr>,
+    /// Addresses of Services that declare other ports than before.
+    ports: HashSet<IpAddr>,
+    /// Namespaces that began or ceased to have routes of their own at a Service of another one.
+    consumers: HashSet<(ParentId, String)>,
     /// Whether EgressNetworks or their routes changed, and with them the policy of every address outside the cluster.
     egress: bool,
+    /// Namespaces that began or ceased to have EgressNetworks, or routes at those of another one.
+    egress_consumers: HashSet<String>,
     /// Addresses of workloads.
     endpoint_profiles: HashSet<IpAddr>,
     pods: HashSet<Key>,
@@ -179,6 +191,12 @@ impl Index {
     #[cfg(test)]
     fn endpoints_subscriptions(&mut self) -> usize {
         self.endpoints.len()
+    }
+
+    /// Number of different answers about addresses that clients have subscribed to.
+    #[cfg(test)]
+    fn outbound_subscriptions(&mut self) -> usize {
+        self.outbound.len()
     }
 
     /// Settings of the mesh, which never change.
@@ -271,20 +289,22 @@ impl Index {
         inbound_external.subscribe_known(workload, port, compute)
     }
 
-    /// The policy towards an address. `None` if the address is unknown; the snapshot becomes `None` when that
-    /// is so.
-    pub fn watch_outbound(&mut self, addr: SocketAddr) -> Option<OptionalView<OutboundPolicy>> {
+    /// The policy towards an address, for clients of a namespace. `None` if the address is unknown; the snapshot becomes
+    /// `None` when that is so. The subscription ends, and the client's stream is to ask again, when the namespace begins or
+    /// ceases to have routes or EgressNetworks of its own for the address, and when the address is assigned to another
+    /// Service.
+    pub fn watch_outbound(&mut self, addr: SocketAddr, namespace: &str) -> Option<OptionalView<OutboundPolicy>> {
         let Self { outbound, store, cluster, .. } = self;
-        let ip = addr.ip();
-        let compute = |port: &u16| shared(outbound::compute_by_addr(store, cluster, SocketAddr::new(ip, *port)));
-        outbound.subscribe_known(&ip, addr.port(), compute)
+        let (ip, key) = (addr.ip(), OutboundKey::of_addr(store, cluster, addr, namespace));
+        outbound.subscribe_known(&ip, key, |key| shared(outbound::compute_by_addr(store, cluster, ip, key)))
     }
 
-    /// The policy towards a Service by its name, which need not exist yet.
-    pub fn watch_outbound_name(&mut self, service: &Key, port: u16) -> OptionalView<OutboundPolicy> {
+    /// The policy towards a Service by its name, which need not exist yet, for clients of a namespace. The subscription
+    /// ends like that to an address.
+    pub fn watch_outbound_name(&mut self, service: &Key, port: u16, namespace: &str) -> OptionalView<OutboundPolicy> {
         let Self { outbound_names, store, cluster, .. } = self;
-        let compute = |port: &u16| shared(Some(outbound::compute_by_name(store, cluster, service, *port)));
-        outbound_names.subscribe(service, port, compute)
+        let key = OutboundKey::of_name(store, service, port, namespace);
+        outbound_names.subscribe(service, key, |key| shared(outbound::compute_by_name(store, cluster, service, key)))
     }
 }
 
@@ -306,6 +326,7 @@ impl Index {
             let local = store.service(service).is_some_and(|service| service.local);
             self.endpoints.end_in(service, |key| !key.client.suits(local));
         }
+        dirty.end_outbound(store, cluster, &mut self.outbound, &mut self.outbound_names);
         for service in &dirty.endpoints {
             let mut known = Known::of(self.endpoints.values(service));
             self.endpoints.update(service, |key, old| {
@@ -323,22 +344,18 @@ impl Index {
             });
         }
         for service in &dirty.outbound_names {
-            self.outbound_names.update(service, |port, old| {
-                changed(old, Some(outbound::compute_by_name(store, cluster, service, *port)))
-            });
+            self.outbound_names
+                .update(service, |key, old| changed(old, outbound::compute_by_name(store, cluster, service, key)));
         }
         for ip in &dirty.endpoint_profiles {
             self.endpoint_profiles
                 .update(ip, |port, old| changed(old, profile::endpoint(store, cluster, SocketAddr::new(*ip, *port))));
         }
         for ip in &dirty.outbound {
-            self.outbound.update(ip, |port, old| {
-                changed(old, outbound::compute_by_addr(store, cluster, SocketAddr::new(*ip, *port)))
-            });
+            self.outbound.update(ip, |key, old| changed(old, outbound::compute_by_addr(store, cluster, *ip, key)));
         }
         for pod in &dirty.pods {
-            self.inbound
-                .update(pod, |port, old| changed(old, inbound::compute(store, cluster, policies, pod, *port)));
+            self.inbound.update(pod, |port, old| changed(old, inbound::compute(store, cluster, policies, pod, *port)));
         }
         for workload in &dirty.workloads {
             self.inbound_external.update(workload, |port, old| {
@@ -359,6 +376,36 @@ fn changed<T: PartialEq>(old: &Option<Arc<Snapshot<T>>>, new: Option<T>) -> Opti
 }
 
 impl Dirty {
+    /// Ends the subscriptions whose keys are no longer those that their clients would get now, and marks those of addresses
+    /// outside the cluster if EgressNetworks changed.
+    fn end_outbound(
+        &mut self,
+        store: &Store,
+        cluster: &Cluster,
+        outbound: &mut Watches<IpAddr, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
+        names: &mut Watches<Key, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
+    ) {
+        self.reassigned.iter().for_each(|ip| outbound.end_in(ip, |_| true));
+        self.ports.iter().for_each(|ip| outbound.end_in(ip, |key| *key == OutboundKey::Undeclared));
+        for (parent, namespace) in &self.consumers {
+            let counts = store.has_consumer_routes(parent, namespace);
+            names.end_in(&parent.key, |key| key.is_stale(namespace, counts));
+            for ip in store.services.get(&parent.key).iter().flat_map(|service| &service.cluster_ips) {
+                outbound.end_in(ip, |key| key.is_stale(namespace, counts));
+            }
+        }
+        if !self.egress && self.egress_consumers.is_empty() {
+            return;
+        }
+        let is_outside = |ip: &IpAddr| !cluster.contains(*ip) && matches!(store.service_by_ip(*ip), Ok(None));
+        let outside: Vec<_> = outbound.groups().copied().filter(is_outside).collect();
+        for namespace in &self.egress_consumers {
+            let counts = store.chooses_egress(cluster, namespace);
+            outside.iter().for_each(|ip| outbound.end_in(ip, |key| key.is_stale(namespace, counts)));
+        }
+        self.outbound.extend(outside);
+    }
+
     fn service(&mut self, service: &ServiceRecord) {
         for services in [&mut self.endpoints, &mut self.profiles, &mut self.outbound_names] {
             services.insert(service.key.clone());

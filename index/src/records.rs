@@ -7,6 +7,7 @@ mod pod;
 mod profile;
 mod route;
 mod service;
+mod traffic;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -15,10 +16,10 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp
 use weft_k8s_api::{
     labels,
     policy::{
-        DefaultPolicy, EgressNetworkSpec, HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec, IdentityMatch,
-        NamespacedTargetRef, Server, ServerSpec, route::ParentKind,
+        DefaultPolicy, EgressNetwork, EgressNetworkSpec, HttpLocalRateLimitPolicy, HttpLocalRateLimitPolicySpec,
+        IdentityMatch, NamespacedTargetRef, Server, ServerSpec, route::ParentKind,
     },
-    ports::PortSet,
+    ports::{PortList, PortSet},
 };
 
 pub(crate) use pod::{Lifecycle, PodRecord};
@@ -28,6 +29,7 @@ pub(crate) use route::{GrpcRule, HttpRule, RouteRecord, RuleBackend, Rules, Writ
 pub use route::{RouteId, RouteKind};
 pub(crate) use service::ServiceRecord;
 pub(crate) use service::{SliceEndpoint, SliceRecord, Target};
+pub(crate) use traffic::Traffic;
 pub(crate) use workload::ExternalWorkloadRecord;
 
 /// Namespace and name of an object whose kind is known.
@@ -96,7 +98,10 @@ pub(super) struct EgressNetworkRecord {
     pub(super) key: Key,
     pub(super) created: Option<Timestamp>,
     pub(super) spec: EgressNetworkSpec,
-    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) traffic: Traffic,
+    pub(super) opaque_ports: Option<PortList>,
+    /// Parts that cannot be read.
+    pub(super) problems: Vec<String>,
 }
 
 /// A Server.
@@ -132,6 +137,20 @@ impl RateLimitRecord {
     pub(super) fn server(&self) -> Option<&str> {
         let target = &self.spec.target_ref;
         target.is(ParentKind::Server.group(), ParentKind::Server.name()).then_some(target.name.as_str())
+    }
+}
+
+impl EgressNetworkRecord {
+    pub(super) fn new(network: EgressNetwork) -> Self {
+        let mut problems = Vec::new();
+        Self {
+            key: Key::of(&network.metadata),
+            created: created(&network.metadata),
+            traffic: Traffic::of_egress_network(&network.metadata, &mut problems),
+            opaque_ports: optional(&network.metadata, labels::OPAQUE_PORTS, &mut problems),
+            spec: network.spec,
+            problems,
+        }
     }
 }
 

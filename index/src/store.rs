@@ -14,6 +14,7 @@ use weft_k8s_api::policy::{
 };
 
 use super::{
+    cluster::Cluster,
     pairs::Members,
     records::{
         EgressNetworkRecord, ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
@@ -67,7 +68,10 @@ pub(super) struct Store {
     pub(super) routes_of_parent: Table<ParentId, RouteId>,
     /// Routes by the Services that they send traffic to.
     pub(super) routes_of_backend: Table<Key, RouteId>,
-    pub(super) egress_networks: HashMap<Key, Arc<EgressNetworkRecord>>,
+    /// By namespace and name, so that those of a namespace are together.
+    pub(super) egress_networks: BTreeMap<Key, Arc<EgressNetworkRecord>>,
+    /// Routes of EgressNetworks of other namespaces, by their own.
+    pub(super) egress_consumers: Table<String, RouteId>,
 }
 
 /// A parent of routes.
@@ -184,6 +188,30 @@ impl Store {
         let mut routes: Vec<_> = self.routes_of_parent.iter(parent).filter_map(|id| self.routes.get(id)).collect();
         routes.sort_by_key(|route| (route.created, &route.id.key.namespace, &route.id.key.name, route.id.kind));
         routes
+    }
+
+    /// Whether a namespace has routes at a parent of another namespace: its clients follow them, and no others do.
+    pub(super) fn has_consumer_routes(&self, parent: &ParentId, namespace: &str) -> bool {
+        namespace != parent.key.namespace
+            && self.routes_of_parent.iter(parent).any(|route| route.key.namespace == namespace)
+    }
+
+    /// Whether a namespace has EgressNetworks, or routes at those of another namespace. For clients of the namespace of the
+    /// cluster's EgressNetworks, they are the same as for clients without any.
+    pub(super) fn chooses_egress(&self, cluster: &Cluster, namespace: &str) -> bool {
+        namespace != cluster.egress_namespace
+            && (self.egress_networks_in(namespace).next().is_some()
+                || self.egress_consumers.iter(&namespace.to_owned()).next().is_some())
+    }
+
+    /// The EgressNetworks of a namespace.
+    pub(super) fn egress_networks_in<'a>(
+        &'a self,
+        namespace: &str,
+    ) -> impl Iterator<Item = &'a Arc<EgressNetworkRecord>> {
+        let from = Key::new(namespace, "");
+        let of = namespace.to_owned();
+        self.egress_networks.range(from..).take_while(move |(key, _)| key.namespace == of).map(|(_, network)| network)
     }
 
     pub(super) fn service(&self, key: &Key) -> Option<Arc<ServiceRecord>> {

@@ -1,6 +1,8 @@
 //! The index from outside: events in, snapshots out.
 
 mod destination;
+mod outbound;
+mod outbound_routes;
 mod policy;
 mod policy_routes;
 mod random;
@@ -32,6 +34,7 @@ pub(crate) fn cluster() -> Cluster {
         default_policy: DefaultPolicy::AllUnauthenticated,
         default_opaque_ports: ports::default_opaque_ports(),
         transport_mode: TransportMode::TransportHeader,
+        egress_namespace: "linkerd-egress".to_owned(),
         ipv6: false,
     }
 }
@@ -65,10 +68,21 @@ impl World {
         self.index().apply(batch.collect());
     }
 
+    /// Applies an object of which parts cannot be used.
+    fn apply_unreadable(&self, object: &Value) {
+        self.index().apply(vec![Event::Apply(Box::new(unreadable(object)))]);
+    }
+
     fn delete(&self, kind: Kind, namespace: &str, name: &str) {
         let reference = manifest::ObjectRef { kind, namespace: Some(namespace.to_owned()), name: name.to_owned() };
         self.index().apply(vec![Event::Delete(reference)]);
     }
+}
+
+/// An object of which parts cannot be used, as a reader gets it that must deny what it cannot read.
+fn unreadable(object: &Value) -> manifest::Object {
+    let read = manifest::parse("test.json".as_ref(), &object.to_string());
+    *read.errors.into_iter().find_map(|error| error.restrictive).unwrap()
 }
 
 /// The snapshot, if it has not been seen yet.

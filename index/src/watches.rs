@@ -70,6 +70,11 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
         }
     }
 
+    /// Groups that have subscriptions.
+    pub(super) fn groups(&self) -> impl Iterator<Item = &G> {
+        self.groups.keys()
+    }
+
     /// Number of subscriptions with a receiver.
     #[cfg(test)]
     pub(super) fn len(&mut self) -> usize {

@@ -24,13 +24,25 @@ const WATCH: Method = Method { grpc_service: SERVICE, grpc_method: "Watch", grpc
 
 /// The service.
 #[derive(Clone)]
-pub(super) struct OutboundPolicies(pub(super) Answering);
+pub(super) struct OutboundPolicies {
+    pub(super) answering: Answering,
+    /// Whether headers of requests may set timeouts and retries.
+    pub(super) allow_l5d_request_headers: bool,
+}
+
+type Policy = Option<Arc<Snapshot<OutboundPolicy>>>;
+
+/// What a client asks for: how to subscribe to it, and its port, which all undeclared ports of a Service share a view for.
+struct Question {
+    ask: Ask<Policy>,
+    port: u16,
+}
 
 impl OutboundPolicies {
     /// Answers a request.
     pub(super) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
         let path = request.uri().path();
-        let start = |method| self.0.metrics.start(method);
+        let start = |method| self.answering.metrics.start(method);
         if GET.is_at(path) {
             grpc::respond(start(GET), self.get(request).await)
         } else if WATCH.is_at(path) {
@@ -41,19 +53,24 @@ impl OutboundPolicies {
     }
 
     async fn get(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let ask = self.question(&grpc::read(request).await?)?;
-        let view = self.0.ask(move |index| ask(index)).await??;
-        let policy = view.borrow().clone().ok_or_else(unknown)?;
-        Ok(grpc::message(policy.whole(encode)))
+        let Question { ask, port } = self.question(&grpc::read(request).await?)?;
+        let view = self.answering.ask(move |index| ask(index)).await??;
+        let policy = view.borrow().clone();
+        match step(None, &policy, port, self.allow_l5d_request_headers) {
+            Next::Send(frame) => Ok(grpc::message(frame)),
+            Next::End => Err(unknown()),
+        }
     }
 
     async fn watch(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let ask = self.question(&grpc::read(request).await?)?;
-        self.0.subscribe(ask, step).await
+        let Question { ask, port } = self.question(&grpc::read(request).await?)?;
+        let l5d_headers = self.allow_l5d_request_headers;
+        let step = move |sent: Option<&Policy>, policy: &Policy| step(sent, policy, port, l5d_headers);
+        self.answering.subscribe(ask, step).await
     }
 
-    fn question(&self, request: &TrafficSpec) -> Result<Ask<Option<Arc<Snapshot<OutboundPolicy>>>>, Status> {
-        workload::parse(&request.source_workload)?;
+    fn question(&self, request: &TrafficSpec) -> Result<Question, Status> {
+        let namespace = workload::parse(&request.source_workload)?.namespace().to_owned();
         let target = request.target.as_ref().ok_or_else(|| Status::invalid_argument("target is required"))?;
         match target {
             Target::Addr(addr) => {
@@ -61,15 +78,19 @@ impl OutboundPolicies {
                 let ip = addr.ip.ok_or_else(|| Status::invalid_argument("target address has no IP"))?;
                 let ip = ip.try_into().map_err(|_| Status::invalid_argument("target address has no IP"))?;
                 let addr = SocketAddr::new(ip, port);
-                Ok(Arc::new(move |index| index.watch_outbound(addr).ok_or_else(unknown)))
+                let ask: Ask<_> = Arc::new(move |index| index.watch_outbound(addr, &namespace).ok_or_else(unknown));
+                Ok(Question { ask, port })
             }
             Target::Authority(text) => {
                 let shown = authority::excerpt(text);
                 let authority = Authority::parse(text)
                     .ok_or_else(|| Status::invalid_argument(format!("failed to parse target authority: {shown}")))?;
-                match authority::resolve(&authority.host, &self.0.index.cluster().cluster_domain) {
+                match authority::resolve(&authority.host, &self.answering.index.cluster().cluster_domain) {
                     Some(Host::Service(service)) => {
-                        Ok(Arc::new(move |index| Ok(index.watch_outbound_name(&service, authority.port))))
+                        let port = authority.port;
+                        let ask: Ask<_> =
+                            Arc::new(move |index| Ok(index.watch_outbound_name(&service, port, &namespace)));
+                        Ok(Question { ask, port })
                     }
                     _ => Err(Status::not_found(format!("no such policy: {shown}"))),
                 }
@@ -79,12 +100,16 @@ impl OutboundPolicies {
 }
 
 /// When the destination is no longer known, the client asks again and gets NotFound.
-fn step(sent: Option<&Option<Arc<Snapshot<OutboundPolicy>>>>, policy: &Option<Arc<Snapshot<OutboundPolicy>>>) -> Next {
-    stream::whole_or_end(sent, policy, encode)
-}
-
-fn encode(policy: &OutboundPolicy) -> Bytes {
-    grpc::frame(&outbound_message::policy(policy))
+fn step(sent: Option<&Policy>, policy: &Policy, port: u16, l5d_headers: bool) -> Next {
+    let encode = |policy: &OutboundPolicy| grpc::frame(&outbound_message::policy(policy, port, l5d_headers));
+    match policy.as_ref().map(|policy| &***policy) {
+        // Clients of different ports share the view, and each is told its own port.
+        Some(policy @ OutboundPolicy::UndefinedPort { .. }) => {
+            let same = sent.and_then(Option::as_ref).is_some_and(|sent| **sent == *policy);
+            Next::Send(if same { Bytes::new() } else { encode(policy) })
+        }
+        _ => stream::whole_or_end(sent, policy, encode),
+    }
 }
 
 fn unknown() -> Status {

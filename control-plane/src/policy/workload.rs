@@ -16,6 +16,14 @@ pub(super) enum Workload {
     External(Key),
 }
 
+impl Workload {
+    /// The namespace.
+    pub(super) fn namespace(&self) -> &str {
+        let (Self::Pod(key) | Self::External(key)) = self;
+        &key.namespace
+    }
+}
+
 #[derive(Deserialize)]
 struct Json {
     ns: String,

@@ -173,7 +173,7 @@ impl World {
         let (group, version) = match kind {
             "EndpointSlice" => ("discovery.k8s.io", "v1"),
             "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
-            "Server" => ("policy.linkerd.io", "v1beta3"),
+            "Server" | "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),
             "ServerAuthorization" => ("policy.linkerd.io", "v1beta1"),
             "AuthorizationPolicy" | "HTTPLocalRateLimitPolicy" => ("policy.linkerd.io", "v1alpha1"),
             "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),

@@ -11,7 +11,7 @@ use weft_k8s_api::{
     ports::{PortList, PortSet},
 };
 
-use super::{Key, optional};
+use super::{Key, optional, traffic::Traffic};
 
 /// A Service.
 #[derive(Debug, PartialEq)]
@@ -24,6 +24,8 @@ pub struct ServiceRecord {
     pub local: bool,
     /// Parts that cannot be read.
     pub problems: Vec<String>,
+    /// Annotations about traffic.
+    pub(crate) traffic: Traffic,
     opaque_ports: Option<PortList>,
 }
 
@@ -90,6 +92,7 @@ impl ServiceRecord {
             external: spec.type_.as_deref() == Some("ExternalName"),
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
             opaque_ports: optional(&service.metadata, labels::OPAQUE_PORTS, &mut problems),
+            traffic: Traffic::of_service(&service.metadata, &mut problems),
             key: Key::of(&service.metadata),
             problems,
         }

@@ -1,4 +1,4 @@
-//! Inbound and outbound policies; each grant has a test of its refusal.
+//! Inbound policies; each grant has a test of its refusal.
 
 use super::*;
 
@@ -460,7 +460,8 @@ fn an_unreadable_list_of_ports_that_require_identity_means_every_port() {
 #[test]
 fn both_ends_agree_on_ports_that_are_opaque_by_default() {
     let world = world([]);
-    let protocol = |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().policy.protocol;
+    let protocol =
+        |port| world.index().watch_inbound(&web_1(), port).unwrap().borrow().as_ref().unwrap().policy.protocol;
     let client = |port| {
         let addr = SocketAddr::new("10.244.0.1".parse().unwrap(), port);
         world.index().watch_endpoint_profile(addr).unwrap().borrow().as_ref().unwrap().opaque
@@ -509,67 +510,4 @@ fn a_probes_path_is_that_of_its_request() {
         "livenessProbe": probe("/live?verbose=1"), "readinessProbe": probe("ready#now"), "startupProbe": probe("?x")}]}})));
     let paths = world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().as_ref().unwrap().probe_paths.clone();
     assert_eq!(paths, ["/", "/live", "/ready"]);
-}
-
-/// The outbound policy towards an address, in one word.
-fn outbound(world: &World, target: &str) -> String {
-    let Some(policy) = world.index().watch_outbound(addr(target)) else { return "none".to_owned() };
-    match value(&policy.borrow()).unwrap() {
-        OutboundPolicy::UndefinedPort { service, port } => format!("undefined {service}:{port}"),
-        OutboundPolicy::Egress { addr } => format!("egress {addr}"),
-        OutboundPolicy::Service { authority, protocol, .. } => format!("{protocol:?} {authority}"),
-    }
-}
-
-#[test]
-fn outbound_by_address() {
-    let world = World::new();
-    let ports = json!([
-        {"name": "http", "port": 80}, {"name": "mysql", "port": 3306}, {"name": "mysql-http", "port": 4444, "appProtocol": "http"},
-        {"name": "h1", "port": 81, "appProtocol": "http"}, {"name": "h2", "port": 82, "appProtocol": "kubernetes.io/h2c"},
-        {"name": "tcp", "port": 83, "appProtocol": "linkerd.io/tcp"}, {"name": "opaque", "port": 84, "appProtocol": "linkerd.io/opaque"},
-        {"name": "other", "port": 85, "appProtocol": "mongo"}, {"name": "udp", "port": 86, "protocol": "UDP"}]);
-    world.apply(service("web", "10.96.0.1", json!({"ports": ports})));
-    for (target, expected) in [
-        ("10.96.0.1:80", "Detect web.shop.svc.cluster.local:80"),
-        ("10.96.0.1:3306", "Opaque web.shop.svc.cluster.local:3306"),
-        ("10.96.0.1:4444", "Http1 web.shop.svc.cluster.local:4444"),
-        ("10.96.0.1:81", "Http1 web.shop.svc.cluster.local:81"),
-        ("10.96.0.1:82", "Http2 web.shop.svc.cluster.local:82"),
-        ("10.96.0.1:83", "Opaque web.shop.svc.cluster.local:83"),
-        ("10.96.0.1:84", "Opaque web.shop.svc.cluster.local:84"),
-        ("10.96.0.1:85", "Opaque web.shop.svc.cluster.local:85"),
-        ("10.96.0.1:86", "undefined shop/web:86"),
-        ("10.96.0.1:9", "undefined shop/web:9"),
-        ("10.244.0.1:80", "none"),
-        ("93.184.216.34:443", "egress 93.184.216.34:443"),
-    ] {
-        assert_eq!(outbound(&world, target), expected, "{target}");
-    }
-}
-
-#[test]
-fn outbound_watchers_follow_the_service() {
-    let world = World::new();
-    assert!(world.index().watch_outbound(addr("10.96.0.1:80")).is_none());
-    world.apply(service("web", "10.96.0.1", json!({})));
-    let mut rx = world.index().watch_outbound(addr("10.96.0.1:80")).unwrap();
-    assert!(matches!(value(&rx.borrow()), Some(OutboundPolicy::Service { port: 80, .. })));
-    world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81}]})));
-    assert!(matches!(value(&changed(&mut rx).unwrap()), Some(OutboundPolicy::UndefinedPort { port: 80, .. })));
-    world.apply(service("web", "10.96.0.9", json!({})));
-    assert!(changed(&mut rx).unwrap().is_none());
-    assert_eq!(outbound(&world, "10.96.0.9:80"), "Detect web.shop.svc.cluster.local:80");
-}
-
-#[test]
-fn outbound_by_name_needs_no_service_yet() {
-    let world = World::new();
-    let mut rx = world.index().watch_outbound_name(&Key::new("shop", "web"), 81);
-    assert!(matches!(value(&rx.borrow()), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Detect, .. })));
-    world.apply(service("web", "10.96.0.1", json!({})));
-    assert!(changed(&mut rx).is_none(), "by name, the port need not be declared");
-    world.apply(service("web", "10.96.0.1", json!({"ports": [{"port": 81, "appProtocol": "http"}]})));
-    let found = changed(&mut rx).unwrap();
-    assert!(matches!(value(&found), Some(OutboundPolicy::Service { protocol: OutboundProtocol::Http1, .. })));
 }

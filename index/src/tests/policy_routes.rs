@@ -31,7 +31,7 @@ fn to(group: &str, kind: &str, name: &str) -> Value {
     json!({"group": group, "kind": kind, "name": name})
 }
 
-fn inbound(world: &World) -> Arc<InboundServer> {
+fn inbound(world: &World) -> Arc<Snapshot<InboundServer>> {
     world.index().watch_inbound(&web_1(), 8080).unwrap().borrow().clone().unwrap()
 }
 
@@ -340,8 +340,8 @@ fn all_pods_and_ports_of_a_server_share_its_policy() {
 fn touched(world: &World, object: Value) -> Vec<String> {
     let read = manifest::parse("test.json".as_ref(), &object.to_string());
     assert!(read.errors.is_empty(), "{:?}", read.errors);
-    let mut index = world.index.0.lock();
-    index.apply(read.objects.into_iter().next().unwrap().object);
+    let mut index = world.index();
+    index.set(read.objects.into_iter().next().unwrap().object);
     index.derive_servers();
     let mut found: Vec<_> = index.dirty.pods.iter().chain(&index.dirty.workloads).map(|key| key.name.clone()).collect();
     found.sort_unstable();

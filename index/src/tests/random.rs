@@ -19,6 +19,10 @@ const HISTORIES: u32 = 150;
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "none"];
 const ADDRESSES: [&str; 6] = ["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.96.0.1", "10.96.0.2", "192.168.0.1"];
+/// Addresses outside the cluster.
+const OUTSIDE: [&str; 2] = ["8.8.8.8", "93.184.216.34"];
+/// Namespaces of clients.
+const CLIENTS: [&str; 3] = ["shop", "ops", "dev"];
 const PORTS: [u16; 3] = [80, 8080, 9999];
 
 /// An open subscription: what it asks, and the answer so far.
@@ -37,8 +41,8 @@ struct Client {
     endpoint_profiles: Vec<Open<SocketAddr, Maybe<EndpointProfile>>>,
     inbound: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     inbound_external: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
-    outbound: Vec<Open<SocketAddr, Maybe<OutboundPolicy>>>,
-    outbound_names: Vec<Open<(Key, u16), Maybe<OutboundPolicy>>>,
+    outbound: Vec<Open<(SocketAddr, &'static str), Maybe<OutboundPolicy>>>,
+    outbound_names: Vec<Open<(Key, u16, &'static str), Maybe<OutboundPolicy>>>,
 }
 
 fn open<Q, T>(questions: impl IntoIterator<Item = Q>) -> Vec<Open<Q, T>> {
@@ -61,9 +65,9 @@ fn services() -> Vec<Key> {
     ["web", "api"].map(|name| Key::new("shop", name)).to_vec()
 }
 
-fn addresses() -> Vec<SocketAddr> {
+fn addresses(ips: &[&str]) -> Vec<SocketAddr> {
     let with_ports = |ip: &&str| PORTS.map(|port| SocketAddr::new(ip.parse().unwrap(), port));
-    ADDRESSES.iter().flat_map(with_ports).collect()
+    ips.iter().flat_map(with_ports).collect()
 }
 
 fn ports_of(names: &[(&str, &str)]) -> Vec<(Key, u16)> {
@@ -87,14 +91,17 @@ impl Client {
                 }
             }
         }
-        let names: Vec<_> = services().into_iter().flat_map(|key| PORTS.map(|port| (key.clone(), port))).collect();
+        let outside = addresses(&OUTSIDE);
+        let outbound = addresses(&ADDRESSES).into_iter().chain(outside).flat_map(|addr| CLIENTS.map(|of| (addr, of)));
+        let names = services().into_iter().flat_map(|key| PORTS.map(|port| (key.clone(), port)));
+        let names = names.flat_map(|(key, port)| CLIENTS.map(|of| (key.clone(), port, of)));
         Self {
             endpoints: open(endpoints),
             service_profiles: open(service_profiles),
-            endpoint_profiles: open(addresses()),
+            endpoint_profiles: open(addresses(&ADDRESSES)),
             inbound: open(ports_of(&[("shop", "web-1"), ("shop", "web-2"), ("shop", "web-3")])),
             inbound_external: open(ports_of(&[("shop", "vm")])),
-            outbound: open(addresses()),
+            outbound: open(outbound),
             outbound_names: open(names),
         }
     }
@@ -126,11 +133,12 @@ impl Client {
             all.push(format!("inbound external {:?}: {answer:?}", open.question));
         }
         for open in &mut self.outbound {
-            let answer = open.answer(Option::is_none, |addr| index.index().watch_outbound(*addr)).flatten();
-            all.push(format!("outbound {}: {answer:?}", open.question));
+            let answer = open.answer(Option::is_none, |(addr, of)| index.index().watch_outbound(*addr, of)).flatten();
+            all.push(format!("outbound {:?}: {answer:?}", open.question));
         }
         for open in &mut self.outbound_names {
-            let answer = open.answer(|_| false, |(key, port)| Some(index.index().watch_outbound_name(key, *port)));
+            let ask = |(key, port, of): &(Key, u16, &str)| Some(index.index().watch_outbound_name(key, *port, of));
+            let answer = open.answer(|_| false, ask);
             all.push(format!("outbound {:?}: {answer:?}", open.question));
         }
         all
@@ -139,8 +147,7 @@ impl Client {
 
 fn parse(object: Value) -> Object {
     let read = manifest::parse("test.json".as_ref(), &object.to_string());
-    assert!(read.errors.is_empty(), "{:?}", read.errors);
-    read.objects.into_iter().next().unwrap().object
+    if read.errors.is_empty() { read.objects.into_iter().next().unwrap().object } else { unreadable(&object) }
 }
 
 fn reference(object: &Object) -> ObjectRef {
@@ -155,6 +162,50 @@ fn reference(object: &Object) -> ObjectRef {
 fn policy(kind: &str, version: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": format!("policy.linkerd.io/{version}"), "kind": kind,
         "metadata": {"name": name, "namespace": "shop"}, "spec": spec})
+}
+
+/// A route of a kind, of a namespace, with a parent and backends.
+fn route(kind: &str, namespace: &str, name: &str, parent: Value, backends: &[&str]) -> Value {
+    let version = if kind.starts_with('T') { "v1alpha2" } else { "v1" };
+    let backends: Vec<_> = backends.iter().map(|name| json!({"name": name, "namespace": "shop", "port": 80})).collect();
+    json!({"apiVersion": format!("gateway.networking.k8s.io/{version}"), "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"parentRefs": [parent], "rules": [{"backendRefs": backends}]}})
+}
+
+/// Objects that only the policy of clients depends on.
+fn outbound_forms() -> Vec<Value> {
+    let at = |service: &str, port: Option<u16>| json!({"group": "core", "kind": "Service", "namespace": "shop", "name": service, "port": port});
+    let network = |namespace: &str, port: Option<u16>| json!({"group": "policy.linkerd.io", "kind": "EgressNetwork", "namespace": namespace, "name": "e", "port": port});
+    let mut all = vec![
+        route("HTTPRoute", "shop", "r1", at("web", None), &["api"]),
+        route("HTTPRoute", "shop", "r1", at("api", Some(80)), &["web", "gone"]),
+        route("HTTPRoute", "ops", "r1", at("web", Some(80)), &[]),
+        route("HTTPRoute", "ops", "r1", network("linkerd-egress", Some(80)), &["web"]),
+        route("HTTPRoute", "ops", "r2", at("web", None), &["web"]),
+        route("GRPCRoute", "shop", "g", at("web", Some(8080)), &["api"]),
+        route("GRPCRoute", "dev", "g", at("api", None), &[]),
+        route("TLSRoute", "dev", "t", at("web", None), &["web"]),
+        route("TLSRoute", "linkerd-egress", "t", network("linkerd-egress", Some(80)), &["api"]),
+        route("TLSRoute", "dev", "t", network("ops", Some(80)), &[]),
+        route("TCPRoute", "shop", "c", at("web", Some(80)), &["api", "web"]),
+        route("TCPRoute", "ops", "c", network("ops", Some(8080)), &["web"]),
+    ];
+    let mut strange = route("HTTPRoute", "shop", "r1", at("web", None), &["api"]);
+    merge(&mut strange["spec"]["rules"][0], json!({"matches": [{"unknown": 1}]}));
+    let mut annotated = service("web", "10.96.0.1", json!({}));
+    merge(&mut annotated, json!({"metadata": {"annotations": {"timeout.linkerd.io/request": "1s"}}}));
+    all.extend([strange, annotated, service("web", "None", json!({})), service("api", "8.8.8.8", json!({}))]);
+    for namespace in ["ops", "linkerd-egress"] {
+        for spec in [
+            json!({"trafficPolicy": "Deny"}),
+            json!({"trafficPolicy": "Allow", "networks": [{"cidr": "8.8.0.0/16", "except": ["8.8.8.0/24"]}]}),
+            json!({"trafficPolicy": "Allow", "networks": [{"cidr": "0.0.0.0/0"}]}),
+        ] {
+            all.push(super::outbound::egress_network(namespace, "e", spec));
+        }
+    }
+    all
 }
 
 /// Every object that a history may contain, in each of its forms.
@@ -321,6 +372,7 @@ fn forms() -> Vec<Object> {
             "metadata": {"name": "web.shop.svc.cluster.local", "namespace": namespace},
             "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": "1"}]}}));
     }
+    all.extend(outbound_forms());
     all.into_iter().map(parse).collect()
 }
 

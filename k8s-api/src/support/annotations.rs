@@ -12,9 +12,10 @@ const DEBUG: &str = "of enable-debug-sidecar";
 const NO_TRACING: &str = "passed to the proxy with proxy.tracing; Weft's exports no traces";
 const NATIVE: &str =
     "the proxy is always a native sidecar, for which Kubernetes starts and stops applications in order";
-const NO_BREAKER: &str = "no circuit breaking: a failing endpoint stays in the balancer";
-const NO_RETRY: &str = "the proxy does not retry requests";
-const NO_TIMEOUT: &str = "the proxy limits no request's time";
+const NO_BREAKER: &str = "passed to the proxy; Weft's leaves a failing endpoint in the balancer";
+const NO_RETRY: &str = "passed to the proxy; Weft's does not retry requests";
+const NO_TIMEOUT: &str = "passed to the proxy; Weft's limits only requests as a whole";
+const NO_BIAS: &str = "passed to the proxy; with Weft's, failures do not change an endpoint's load";
 
 /// Annotations of pods, and of namespaces for their pods.
 pub const POD_ANNOTATIONS: &[Setting] = &[
@@ -107,13 +108,10 @@ pub const SERVICE_ANNOTATIONS: &[Setting] = &[
     Setting::new("balancer.linkerd.io/failure-accrual", Unsupported, NO_BREAKER),
     Setting::new("balancer.linkerd.io/failure-accrual-consecutive-*", Unsupported, NO_BREAKER),
     Setting::new("balancer.alpha.linkerd.io/failure-accrual-*", Unsupported, NO_BREAKER),
-    Setting::new(
-        "balancer.alpha.linkerd.io/penalize-failures",
-        Unsupported,
-        "failures do not change an endpoint's load",
-    ),
-    Setting::new("balancer.alpha.linkerd.io/load-biaser-*", Unsupported, "failures do not change an endpoint's load"),
+    Setting::new("balancer.alpha.linkerd.io/penalize-failures", Unsupported, NO_BIAS),
+    Setting::new("balancer.alpha.linkerd.io/load-biaser-*", Unsupported, NO_BIAS),
     Setting::new("retry.linkerd.io/*", Unsupported, NO_RETRY),
+    Setting::new("timeout.linkerd.io/request", Works, ""),
     Setting::new("timeout.linkerd.io/*", Unsupported, NO_TIMEOUT),
     Setting::new("multicluster.linkerd.io/*", Unsupported, "no multicluster"),
     Setting::new("mirror.linkerd.io/*", Unsupported, "no multicluster"),

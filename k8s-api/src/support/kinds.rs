@@ -8,8 +8,9 @@ use super::{
 
 const POLICY: &str = "policy.linkerd.io";
 const GATEWAY: &str = "gateway.networking.k8s.io";
-const NO_ROUTES: &str = "no routes: requests go where the Service's endpoints are, and policy is that of the Server";
-const NO_FILTER: &str = "the proxy has no such filter, and a rule with it is not applied";
+const NO_FILTER: &str = "the proxy has no such filter: requests of a rule with it fail";
+const NO_SUCH_BACKEND: &str =
+    "while a backend does not exist, Weft's proxy fails all requests of the parent, not a share";
 
 /// Kinds, and fields that deserve a row of their own.
 pub const FIELDS: &[Field] = &[
@@ -21,22 +22,37 @@ pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "MeshTLSAuthentication", Works, ""),
     Field::kind(POLICY, "NetworkAuthentication", Works, ""),
     Field::kind(POLICY, "HTTPLocalRateLimitPolicy", Works, "of HTTP Servers; those of gRPC have none, as with Linkerd"),
-    Field::kind(POLICY, "EgressNetwork", Unsupported, "traffic out of the cluster is not limited"),
-    Field::kind(POLICY, "HTTPRoute", Unsupported, NO_ROUTES),
-    Field::kind(GATEWAY, "HTTPRoute", Unsupported, NO_ROUTES),
+    Field::kind(POLICY, "EgressNetwork", Works, ""),
+    Field::kind(POLICY, "HTTPRoute", Works, NO_SUCH_BACKEND),
+    Field::part(
+        POLICY,
+        "HTTPRoute",
+        "spec.rules.timeouts.backendRequest",
+        Unsupported,
+        "as with Linkerd; annotate the route with retry.linkerd.io/timeout",
+    ),
+    Field::kind(GATEWAY, "HTTPRoute", Works, NO_SUCH_BACKEND),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "URLRewrite", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "CORS", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "ExternalAuth", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "ExtensionRef", Unsupported, NO_FILTER),
     Field::part(GATEWAY, "HTTPRoute", "spec.rules.retry", Unsupported, "as with Linkerd; annotate the route"),
+    Field::part(
+        GATEWAY,
+        "HTTPRoute",
+        "spec.rules.timeouts.backendRequest",
+        Unsupported,
+        "as with Linkerd; annotate the route with retry.linkerd.io/timeout",
+    ),
     Field::part(GATEWAY, "HTTPRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
-    Field::kind(GATEWAY, "GRPCRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "GRPCRoute", Works, NO_SUCH_BACKEND),
+    Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "ResponseHeaderModifier", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "ExtensionRef", Unsupported, NO_FILTER),
     Field::part(GATEWAY, "GRPCRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
-    Field::kind(GATEWAY, "TLSRoute", Unsupported, NO_ROUTES),
-    Field::kind(GATEWAY, "TCPRoute", Unsupported, NO_ROUTES),
+    Field::kind(GATEWAY, "TLSRoute", Works, NO_SUCH_BACKEND),
+    Field::kind(GATEWAY, "TCPRoute", Works, NO_SUCH_BACKEND),
     Field::kind("linkerd.io", "ServiceProfile", Works, "dstOverrides"),
     Field::part("linkerd.io", "ServiceProfile", "spec.routes", Unsupported, "the proxy has no metrics by route"),
     Field::part(

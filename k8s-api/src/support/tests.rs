@@ -161,34 +161,43 @@ fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
         "balancer.alpha.linkerd.io/load-biaser-penalty",
         "retry.linkerd.io/http",
         "retry.linkerd.io/limit",
-        "timeout.linkerd.io/request",
+        "timeout.linkerd.io/response",
         "timeout.linkerd.io/idle",
         "mirror.linkerd.io/exported",
         "multicluster.linkerd.io/remote-discovery",
     ] {
         assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))).len(), 1, "{annotation}");
     }
-    assert_eq!(service_warnings(&metadata(json!({"config.linkerd.io/opaque-ports": "25", "example.org/x": ""}))), []);
+    assert_eq!(
+        service_warnings(&metadata(
+            json!({"config.linkerd.io/opaque-ports": "25", "timeout.linkerd.io/request": "1s"})
+        )),
+        []
+    );
     let (policy, gateway, linkerd) = ("policy.linkerd.io", "gateway.networking.k8s.io", "linkerd.io");
     let route = json!({"spec": {"targetRef": {"kind": "HTTPRoute", "name": "x"}}});
     let routes = json!({"spec": {"routes": [{"name": "a"}, {"name": "b", "isRetryable": true, "timeout": "1s"}]}});
     let filter = |name: &str| json!({"spec": {"rules": [{"filters": [{"type": name}]}]}});
     let parents = |parents: Json| json!({"spec": {"parentRefs": parents}});
     for (group, kind, object, expected) in [
-        (gateway, "HTTPRoute", json!({}), &["kind"][..]),
+        (gateway, "HTTPRoute", filter("RequestMirror"), &["spec.rules.filters.type"][..]),
         (gateway, "HTTPRoute", parents(json!([{"name": "front"}])), &[]),
         (
             gateway,
             "HTTPRoute",
             parents(json!([{"name": "front"}, {"kind": "Service", "group": "", "name": "web"}])),
-            &["kind"],
+            &[],
         ),
-        (policy, "HTTPRoute", json!({}), &["kind"]),
-        (policy, "HTTPRoute", parents(json!([{"name": "front"}])), &["kind"]),
-        (gateway, "GRPCRoute", json!({}), &["kind"]),
-        (gateway, "HTTPRoute", filter("RequestMirror"), &["kind", "spec.rules.filters.type"]),
-        (gateway, "HTTPRoute", filter("RequestRedirect"), &["kind"]),
-        (policy, "EgressNetwork", json!({}), &["kind"]),
+        (
+            policy,
+            "HTTPRoute",
+            json!({"spec": {"rules": [{"timeouts": {"backendRequest": "1s"}}]}}),
+            &["spec.rules.timeouts.backendRequest"],
+        ),
+        (policy, "HTTPRoute", json!({"spec": {"rules": [{"timeouts": {"request": "1s"}}]}}), &[]),
+        (gateway, "GRPCRoute", filter("ResponseHeaderModifier"), &["spec.rules.filters.type"]),
+        (gateway, "HTTPRoute", filter("RequestRedirect"), &[]),
+        (policy, "EgressNetwork", json!({}), &[]),
         (policy, "HTTPLocalRateLimitPolicy", json!({}), &[]),
         (policy, "AuthorizationPolicy", route, &[]),
         (policy, "AuthorizationPolicy", json!({"spec": {"targetRef": {"kind": "Server"}}}), &[]),

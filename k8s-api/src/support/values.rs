@@ -170,6 +170,6 @@ pub const VALUES: &[Value] = &[
     Value::new("podMonitor.controller", Meaningless, "no PodMonitor"),
     Value::new("podMonitor.serviceMirror", Meaningless, "no PodMonitor"),
     Value::new("podMonitor.proxy", Meaningless, "no PodMonitor"),
-    Value::new("egress", Unsupported, "no EgressNetwork"),
+    Value::new("egress.globalEgressNetworkNamespace", Works, ""),
     Value::new("configReaders", Unsupported, "users who may read ConfigMaps can read linkerd-config"),
 ];
