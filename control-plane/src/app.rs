@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! source --batches--> index task --> SharedIndex <--ask-- destination, policy services
-//!                          `--> SliceWriter, while the lease is held
+//!                          |                  `--> StatusWriter, while its lease is held
+//!                          `--> SliceWriter, while its lease is held
 //! issuer files, tokens' reviewer ---------------> identity service
 //! Helm values, namespaces ------------------------> injector
 //! ```
@@ -58,6 +59,7 @@ use crate::{
         file::FileSource,
         kube::{Interest, KubeSource},
     },
+    status::{StatusMetrics, StatusWriter},
     stream::Answering,
     webhook::{self, Admission, Injector, Webhook},
 };
@@ -199,7 +201,7 @@ impl Parts {
     async fn index(
         &mut self,
         cluster: &ClusterArgs,
-        source: &SourceArgs,
+        source_args: &SourceArgs,
         destination: Option<&DestinationArgs>,
         policy: Option<&PolicyArgs>,
     ) -> anyhow::Result<Served> {
@@ -210,7 +212,7 @@ impl Parts {
         }
         let (batch_tx, batch_rx) = mpsc::channel(BATCHES);
         let (synced_tx, synced) = watch::channel(false);
-        let (gate, known, slices) = match source.source()? {
+        let (gate, known, slices) = match source_args.source()? {
             Source::File(dir) => {
                 self.tasks.spawn("source", FileSource::new(dir)?.run(batch_tx));
                 (self.readiness.gate("manifests"), "manifests are known", None)
@@ -223,7 +225,10 @@ impl Parts {
                 let owners = if interest.policy { Events::new(client.clone(), "policy") } else { Events::none() };
                 let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
                 self.tasks.spawn("source", source.run(batch_tx));
-                let slices = destination.map(|destination| self.slices(client, cluster, destination)).transpose()?;
+                if let Some(policy) = policy {
+                    self.statuses(client.clone(), cluster, source_args, policy, &index)?;
+                }
+                let slices = destination.map(|_| self.slices(client, cluster, source_args)).transpose()?;
                 (gate, "caches synced", slices)
             }
         };
@@ -241,19 +246,38 @@ impl Parts {
     }
 
     /// Takes part in the election of the writer of EndpointSlices, and writes while it holds the lease.
-    fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &DestinationArgs) -> anyhow::Result<SliceWriter> {
-        let identity = args.lease_identity()?;
-        let config = LeaseConfig {
-            namespace: cluster.controller_namespace.clone(),
-            name: labels::ENDPOINT_WRITE_LEASE.to_owned(),
-            identity,
-        };
-        let (held_tx, held_rx) = watch::channel(false);
-        let holding = lease::hold(client.clone(), config, held_tx, self.watch.clone());
-        self.tasks.spawn("lease", self.watch.track(holding));
+    fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &SourceArgs) -> anyhow::Result<SliceWriter> {
+        let config = lease_config(cluster, args, labels::ENDPOINT_WRITE_LEASE, None)?;
+        let held = self.hold("lease", client.clone(), config);
         let writer = SliceWriter::default();
-        self.tasks.spawn("slices", writer.clone().run(client, held_rx));
+        self.tasks.spawn("slices", writer.clone().run(client, held));
         Ok(writer)
+    }
+
+    /// Takes part in the election of the writer of statuses, and writes while it holds the lease.
+    fn statuses(
+        &mut self,
+        client: Client,
+        cluster: &ClusterArgs,
+        args: &SourceArgs,
+        policy: &PolicyArgs,
+        index: &SharedIndex,
+    ) -> anyhow::Result<()> {
+        let config = lease_config(cluster, args, labels::STATUS_WRITE_LEASE, Some(labels::DESTINATION_DEPLOYMENT))?;
+        let held = self.hold("status lease", client.clone(), config);
+        let statuses = index.statuses();
+        let metrics = self.metrics.register(|registry| StatusMetrics::new(registry, statuses.clone()));
+        let timeout = Duration::from_millis(policy.patch_timeout_ms);
+        self.tasks.spawn("statuses", StatusWriter::new(client, statuses, timeout, metrics).run(held));
+        Ok(())
+    }
+
+    /// Takes part in an election; the result says whether this replica holds the lease.
+    fn hold(&mut self, task: &'static str, client: Client, config: LeaseConfig) -> watch::Receiver<bool> {
+        let (held_tx, held_rx) = watch::channel(false);
+        let holding = lease::hold(client, config, held_tx, self.watch.clone());
+        self.tasks.spawn(task, self.watch.track(holding));
+        held_rx
     }
 
     async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {
@@ -440,6 +464,17 @@ async fn apply(
             synced(changes);
         }
     }
+}
+
+/// A lease that this replica wants.
+fn lease_config(
+    cluster: &ClusterArgs,
+    args: &SourceArgs,
+    name: &str,
+    owner: Option<&'static str>,
+) -> anyhow::Result<LeaseConfig> {
+    let (namespace, name) = (cluster.controller_namespace.clone(), name.to_owned());
+    Ok(LeaseConfig { namespace, name, identity: args.lease_identity()?, owner })
 }
 
 fn read(flag: &str, path: &std::path::Path) -> anyhow::Result<String> {

@@ -157,6 +157,9 @@ pub(crate) struct SourceArgs {
     /// Directory of manifests (*.yaml, *.yml, *.json), watched with everything below it.
     #[arg(long, value_name = "DIR", required_if_eq("source", "file"))]
     pub(crate) dir: Option<PathBuf>,
+    /// Name of this replica in the elections of the writers of EndpointSlices and of statuses; a pod's own name.
+    #[arg(long, env = "HOSTNAME", value_name = "NAME")]
+    lease_identity: Option<String>,
 }
 
 /// Kinds of sources.
@@ -190,6 +193,15 @@ impl SourceArgs {
             (Some(SourceKind::File), None) => anyhow::bail!("--source file needs --dir"),
         }
     }
+
+    /// The name of this replica.
+    ///
+    /// # Errors
+    /// When there is none: two replicas of one name would both believe that they hold a lease.
+    pub(crate) fn lease_identity(&self) -> anyhow::Result<String> {
+        let identity = self.lease_identity.clone().filter(|identity| !identity.is_empty());
+        identity.context("--lease-identity: no name, pass the pod's own (the environment has no HOSTNAME)")
+    }
 }
 
 /// Discovery.
@@ -204,20 +216,6 @@ pub(crate) struct DestinationArgs {
     /// Announce IPv6 endpoints; pods with both families are then reached by IPv6.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_ipv6: bool,
-    /// Name of this replica in the election of the EndpointSlice writer; a pod's own name.
-    #[arg(long, env = "HOSTNAME", value_name = "NAME")]
-    lease_identity: Option<String>,
-}
-
-impl DestinationArgs {
-    /// The name of this replica.
-    ///
-    /// # Errors
-    /// When there is none: two replicas of one name would both believe that they hold the lease.
-    pub(crate) fn lease_identity(&self) -> anyhow::Result<String> {
-        let identity = self.lease_identity.clone().filter(|identity| !identity.is_empty());
-        identity.context("--lease-identity: no name, pass the pod's own (the environment has no HOSTNAME)")
-    }
 }
 
 /// Names of [`TransportMode`].
@@ -247,6 +245,9 @@ pub(crate) struct PolicyArgs {
     /// Let clients set timeouts and retries of single requests by headers, such as `l5d-timeout`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub(crate) allow_l5d_request_headers: bool,
+    /// How long a patch of a status may take, in milliseconds.
+    #[arg(long, default_value_t = 5000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) patch_timeout_ms: u64,
 }
 
 /// Certificate authority.
@@ -409,8 +410,8 @@ mod tests {
         let parse = |name: &str| {
             let parsed = Args::try_parse_from(["weft-control-plane", "destination", "--lease-identity", name]).unwrap();
             let Command::Run(command) = parsed.command else { panic!("a process runs") };
-            let RunCommand::Destination { destination, .. } = *command else { panic!("it is the destination service") };
-            destination.lease_identity().map_err(|error| error.to_string())
+            let RunCommand::Destination { source, .. } = *command else { panic!("it is the destination service") };
+            source.lease_identity().map_err(|error| error.to_string())
         };
         assert_eq!(parse("linkerd-destination-0"), Ok("linkerd-destination-0".to_owned()));
         assert!(parse("").unwrap_err().contains("--lease-identity"));

@@ -16,8 +16,11 @@ use std::{pin::pin, time::Duration};
 use anyhow::Context;
 use futures::StreamExt;
 use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    api::{
+        apps::v1::Deployment,
+        coordination::v1::{Lease, LeaseSpec},
+    },
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference},
     jiff::Timestamp,
 };
 use kube::{
@@ -59,6 +62,8 @@ pub(crate) struct LeaseConfig {
     pub(crate) name: String,
     /// This replica's name, unique among those that want the lease.
     pub(crate) identity: String,
+    /// The Deployment that owns the lease, if it exists: the lease is removed with it.
+    pub(crate) owner: Option<&'static str>,
 }
 
 /// Holds the lease whenever possible and publishes that in `held`; when the drain begins, releases it and
@@ -72,17 +77,48 @@ pub(crate) async fn hold(
     held: watch::Sender<bool>,
     drain: drain::Watch,
 ) -> anyhow::Result<()> {
+    let owner = owner(&client, &config).await;
     let api = Api::namespaced(client, &config.namespace);
-    let mut holder = Holder { election: Election::new(config.identity.clone()), api, config, held, complaint: None };
+    let election = Election::new(config.identity.clone());
+    let mut holder = Holder { election, api, config, owner, held, complaint: None };
     holder.run_until(drain.signaled()).await;
     holder.release().await;
     Ok(())
+}
+
+/// A reference to the owner of the lease. Without it, the lease works all the same.
+async fn owner(client: &Client, config: &LeaseConfig) -> Option<OwnerReference> {
+    let deployments = Api::<Deployment>::namespaced(client.clone(), &config.namespace);
+    let name = config.owner?;
+    match tokio::time::timeout(REQUEST_TIMEOUT, deployments.get_metadata_opt(name)).await {
+        Ok(Ok(found)) => Some(OwnerReference {
+            api_version: "apps/v1".to_owned(),
+            kind: "Deployment".to_owned(),
+            name: name.to_owned(),
+            uid: found?.metadata.uid?,
+            controller: Some(true),
+            ..OwnerReference::default()
+        }),
+        Ok(Err(error)) => {
+            tracing::warn!(
+                deployment = name,
+                error = explain(&error),
+                "owner of the lease cannot be read, it gets none"
+            );
+            None
+        }
+        Err(_) => {
+            tracing::warn!(deployment = name, "owner of the lease cannot be read in time, it gets none");
+            None
+        }
+    }
 }
 
 struct Holder {
     election: Election,
     api: Api<Lease>,
     config: LeaseConfig,
+    owner: Option<OwnerReference>,
     held: watch::Sender<bool>,
     /// The last problem, which is reported once.
     complaint: Option<String>,
@@ -161,6 +197,7 @@ impl Holder {
                 metadata: ObjectMeta {
                     name: Some(self.config.name.clone()),
                     namespace: Some(self.config.namespace.clone()),
+                    owner_references: self.owner.clone().map(|owner| vec![owner]),
                     ..ObjectMeta::default()
                 },
                 ..Lease::default()

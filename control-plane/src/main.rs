@@ -17,6 +17,7 @@ mod metrics;
 mod policy;
 mod slices;
 mod source;
+mod status;
 mod stream;
 mod webhook;
 

@@ -58,11 +58,11 @@ impl Answering {
     ///
     /// # Errors
     /// Those of `ask`, and `Unavailable`.
-    pub(crate) async fn subscribe<V: View>(
+    pub(crate) async fn subscribe<V: View, S: Step<V>>(
         &self,
         ask: Ask<V>,
-        step: impl Fn(Option<&V>, &V) -> Next + Send + 'static,
-    ) -> Result<impl Stream<Item = Bytes> + Send + 'static, Status> {
+        step: S,
+    ) -> Result<impl Stream<Item = Bytes> + use<V, S>, Status> {
         let asked = ask.clone();
         let view = self.ask(move |index| asked(index)).await??;
         Ok(self.follow(view, Some(ask), step))
@@ -70,12 +70,12 @@ impl Answering {
 
     /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next. The stream ends when `step` says so, when the process
     /// drains, and when the view ended and `again` leads to no other.
-    pub(crate) fn follow<V: View>(
+    pub(crate) fn follow<V: View, S: Step<V>>(
         &self,
         view: watch::Receiver<V>,
         again: Option<Ask<V>>,
-        step: impl Fn(Option<&V>, &V) -> Next + Send + 'static,
-    ) -> impl Stream<Item = Bytes> + Send + 'static {
+        step: S,
+    ) -> impl Stream<Item = Bytes> + use<V, S> {
         let client = Client { index: self.index.clone(), drain: self.drain.clone(), view, again, step, sent: None };
         stream::unfold(client, |mut client| async move { Some((client.next().await?, client)) })
     }
@@ -85,6 +85,11 @@ impl Answering {
 pub(crate) trait View: Clone + Send + Sync + 'static {}
 
 impl<V: Clone + Send + Sync + 'static> View for V {}
+
+/// What to send, given the snapshot that the client has and the next one.
+pub(crate) trait Step<V>: Fn(Option<&V>, &V) -> Next + Send + 'static {}
+
+impl<V, F: Fn(Option<&V>, &V) -> Next + Send + 'static> Step<V> for F {}
 
 /// One client of a view.
 struct Client<V, S> {
@@ -97,7 +102,7 @@ struct Client<V, S> {
     sent: Option<V>,
 }
 
-impl<V: View, S: Fn(Option<&V>, &V) -> Next> Client<V, S> {
+impl<V: View, S: Step<V>> Client<V, S> {
     /// The next frames, or `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         loop {

@@ -66,21 +66,6 @@ pub(super) fn of(store: &Store, cluster: &Cluster, route: &RouteRecord, parent: 
     }
 }
 
-/// Routes that a parent accepts, for one of its ports; the oldest first, then by name.
-pub(super) fn accepted<'a>(
-    store: &'a Store,
-    cluster: &Cluster,
-    parent: &ParentId,
-    port: u16,
-) -> Vec<&'a Arc<RouteRecord>> {
-    let mut routes = store.routes_of(parent);
-    routes.retain(|route| {
-        let named = route.parents.iter().filter(|named| ParentId::of(named) == *parent && covers(named.port, port));
-        named.into_iter().any(|named| of(store, cluster, route, named) == Acceptance::Accepted)
-    });
-    routes
-}
-
 /// Routes that a Server accepts; the oldest first, then by name.
 pub(super) fn accepted_by_server<'a>(store: &'a Store, cluster: &Cluster, server: &Key) -> Vec<&'a Arc<RouteRecord>> {
     let parent = ParentId::new(ParentKind::Server, server.clone());
@@ -130,8 +115,4 @@ fn stronger(store: &Store, route: &RouteRecord, parent: &Parent, id: &ParentId) 
         other.readable && rank(other.id.kind) < rank(route.id.kind) && other.parents.iter().any(same)
     };
     others.filter(is_stronger).map(|other| other.id.kind).min_by_key(|kind| rank(*kind))
-}
-
-fn covers(named: Option<u16>, port: u16) -> bool {
-    named.is_none_or(|named| named == port)
 }

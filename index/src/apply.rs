@@ -27,6 +27,7 @@ impl Index {
     /// Applies a new or changed object.
     pub(super) fn set(&mut self, object: Object) {
         let key = Key::of(object.metadata());
+        self.set_status(&object);
         match object {
             Object::Service(service) => self.set_service(&key, Some(ServiceRecord::new(&service))),
             Object::EndpointSlice(slice) => self.set_slice(&key, SliceRecord::new(&slice)),
@@ -88,6 +89,7 @@ impl Index {
     /// Removes an object.
     pub(super) fn remove(&mut self, reference: &ObjectRef) {
         let key = Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone());
+        self.forget_status(reference);
         match reference.kind {
             Kind::Service => self.set_service(&key, None),
             Kind::EndpointSlice => self.set_slice(&key, None),
@@ -129,14 +131,17 @@ impl Index {
         };
         let store = &mut self.store;
         let (consumed_before, chose_before) = (consumed(store), store.chooses_egress(&self.cluster, &namespace));
-        if let Some(old) = store.routes.remove(&id) {
+        if let Some(old) = &old {
+            store.routes.remove(&id);
             for parent in old.parents.iter().map(ParentId::of) {
                 store.routes_of_parent.remove(&parent, &id);
             }
             store.egress_consumers.remove(&namespace, &id);
             old.services().iter().for_each(|service| store.routes_of_backend.remove(service, &id));
+            old.egress_networks().iter().for_each(|network| store.routes_to_egress_network.remove(network, &id));
         }
-        if let Some(new) = new {
+        let new = new.map(Arc::new);
+        if let Some(new) = &new {
             for parent in new.parents.iter().map(ParentId::of) {
                 if parent.kind == ParentKind::EgressNetwork && parent.key.namespace != namespace {
                     store.egress_consumers.insert(namespace.clone(), id.clone());
@@ -144,7 +149,9 @@ impl Index {
                 store.routes_of_parent.insert(parent, id.clone());
             }
             new.services().into_iter().for_each(|service| store.routes_of_backend.insert(service, id.clone()));
-            store.routes.insert(id.clone(), Arc::new(new));
+            let networks = new.egress_networks().into_iter();
+            networks.for_each(|network| store.routes_to_egress_network.insert(network, id.clone()));
+            store.routes.insert(id.clone(), new.clone());
         }
         if store.chooses_egress(&self.cluster, &namespace) != chose_before {
             self.dirty.egress_consumers.insert(namespace.clone());
@@ -154,6 +161,7 @@ impl Index {
                 self.dirty.consumers.insert((parent.clone(), namespace.clone()));
             }
         }
+        self.route_status_changed(&id, old.as_deref(), new.as_deref(), &parents);
         parents.iter().for_each(|parent| self.parent_changed(parent));
         self.route_changed(&id);
     }
@@ -201,6 +209,7 @@ impl Index {
             self.dirty.egress_consumers.insert(key.namespace.clone());
         }
         self.dirty.egress = true;
+        self.egress_network_status_changed(key);
     }
 
     /// Reports problems that an object did not have before.
@@ -218,6 +227,7 @@ impl Index {
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
         self.report("Service", key, before, now);
+        self.service_status_changed(key, old.as_deref(), new.as_ref());
         if new.as_ref().is_some_and(|new| new.local != old.as_ref().is_some_and(|old| old.local)) {
             self.dirty.moved.insert(key.clone());
         }

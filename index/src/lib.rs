@@ -25,6 +25,7 @@ mod selection;
 mod servers;
 mod shared;
 mod snapshot;
+mod status;
 mod store;
 mod watches;
 mod workload;
@@ -39,6 +40,7 @@ use std::{
 };
 
 use tokio::sync::watch;
+use weft_k8s_api::manifest::ObjectRef;
 
 pub use cluster::{Cluster, TransportMode};
 pub use endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint};
@@ -57,9 +59,10 @@ pub use outbound::{
 };
 use profile::ProfileKey;
 pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
-pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind};
+pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind, Status};
 pub use shared::{SharedIndex, Unanswered};
 pub use snapshot::Snapshot;
+pub use status::PendingStatuses;
 pub use store::AmbiguousAddress;
 
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
@@ -107,6 +110,7 @@ pub struct Index {
     outbound: Watches<IpAddr, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
     outbound_names: Watches<Key, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
     server_policies: ServerPolicies,
+    statuses: PendingStatuses,
 }
 
 /// Changes since the last publication, by the subscriptions that they affect.
@@ -144,6 +148,8 @@ struct Dirty {
     policies: HashSet<String>,
     /// Whether a node became known.
     new_nodes: bool,
+    /// Objects whose status may be another.
+    statuses: HashSet<ObjectRef>,
 }
 
 impl Index {
@@ -164,6 +170,7 @@ impl Index {
             outbound: Watches::default(),
             outbound_names: Watches::default(),
             server_policies: ServerPolicies::default(),
+            statuses: PendingStatuses::default(),
         }
     }
 
@@ -185,6 +192,11 @@ impl Index {
     /// Number of AuthorizationPolicies that grant nothing.
     pub fn ineffective_policies(&self) -> usize {
         self.ineffective.values().map(BTreeMap::len).sum()
+    }
+
+    /// Statuses that are to be written.
+    pub fn statuses(&self) -> PendingStatuses {
+        self.statuses.clone()
     }
 
     /// Number of different answers about endpoints that clients have subscribed to.
@@ -315,8 +327,10 @@ impl Index {
         let mut dirty = std::mem::take(&mut self.dirty);
         if self.synced {
             dirty.policies.iter().for_each(|namespace| self.report_ineffective(namespace));
+            self.statuses.update(&self.store, &self.cluster, std::mem::take(&mut dirty.statuses));
         } else {
             self.dirty.policies = std::mem::take(&mut dirty.policies);
+            self.dirty.statuses = std::mem::take(&mut dirty.statuses);
         }
         let (store, cluster, policies) = (&self.store, &*self.cluster, &self.server_policies);
         if dirty.new_nodes {

@@ -7,6 +7,7 @@ mod pod;
 mod profile;
 mod route;
 mod service;
+mod status;
 mod traffic;
 mod workload;
 
@@ -25,10 +26,12 @@ use weft_k8s_api::{
 pub(crate) use pod::{Lifecycle, PodRecord};
 pub(crate) use profile::ProfileRecord;
 pub use profile::{DstOverride, RetryBudget};
-pub(crate) use route::{GrpcRule, HttpRule, RouteRecord, RuleBackend, Rules, WrittenStatus};
+pub(crate) use route::{GrpcRule, HttpRule, RouteRecord, RuleBackend, Rules};
 pub use route::{RouteId, RouteKind};
 pub(crate) use service::ServiceRecord;
 pub(crate) use service::{SliceEndpoint, SliceRecord, Target};
+pub use status::Status;
+pub(crate) use status::UNSET;
 pub(crate) use traffic::Traffic;
 pub(crate) use workload::ExternalWorkloadRecord;
 

@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Applied, Cluster, Event, Index};
+use super::{Applied, Cluster, Event, Index, PendingStatuses};
 
 /// Questions that may wait; those who ask wait beyond.
 const QUESTIONS: usize = 1024;
@@ -39,6 +39,7 @@ pub struct SharedIndex {
     batches: mpsc::Sender<Batch>,
     questions: mpsc::Sender<Question>,
     ineffective: Arc<AtomicUsize>,
+    statuses: PendingStatuses,
 }
 
 /// Why a question was not answered.
@@ -69,7 +70,8 @@ impl SharedIndex {
         let (questions, question_rx) = mpsc::channel(QUESTIONS);
         let index = Index::new(cluster);
         let (cluster, ineffective) = (index.cluster().clone(), Arc::new(AtomicUsize::new(0)));
-        let shared = Self { cluster, batches, questions, ineffective: ineffective.clone() };
+        let statuses = index.statuses();
+        let shared = Self { cluster, batches, questions, ineffective: ineffective.clone(), statuses };
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let serving = Serving { index, ineffective };
         let thread = std::thread::Builder::new().name("index".to_owned());
@@ -112,6 +114,11 @@ impl SharedIndex {
             answered.await.map_err(|_| Unanswered::Stopped)
         };
         timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
+    }
+
+    /// Statuses that are to be written.
+    pub fn statuses(&self) -> PendingStatuses {
+        self.statuses.clone()
     }
 
     /// Number of AuthorizationPolicies that grant nothing.

@@ -8,9 +8,12 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use weft_k8s_api::policy::{
-    AuthorizationPolicySpec, Network, ServerAuthorizationSpec, TargetRef,
-    route::{Parent, ParentKind},
+use weft_k8s_api::{
+    manifest::ObjectRef,
+    policy::{
+        AuthorizationPolicySpec, Network, ServerAuthorizationSpec, TargetRef,
+        route::{Parent, ParentKind},
+    },
 };
 
 use super::{
@@ -18,7 +21,7 @@ use super::{
     pairs::Members,
     records::{
         EgressNetworkRecord, ExternalWorkloadRecord, Key, Lifecycle, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
-        RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord,
+        RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord, Status,
     },
     selectable::Selectable,
     servers::Servers,
@@ -72,6 +75,10 @@ pub(super) struct Store {
     pub(super) egress_networks: BTreeMap<Key, Arc<EgressNetworkRecord>>,
     /// Routes of EgressNetworks of other namespaces, by their own.
     pub(super) egress_consumers: Table<String, RouteId>,
+    /// Routes by the EgressNetworks that they send traffic to.
+    pub(super) routes_to_egress_network: Table<Key, RouteId>,
+    /// What the statuses of objects say now, of those whose status Weft writes.
+    pub(super) statuses: HashMap<ObjectRef, Status>,
 }
 
 /// A parent of routes.

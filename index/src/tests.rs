@@ -6,6 +6,7 @@ mod outbound_routes;
 mod policy;
 mod policy_routes;
 mod random;
+mod status;
 
 use std::cell::{RefCell, RefMut};
 

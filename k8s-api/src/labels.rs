@@ -21,6 +21,10 @@ pub const ADMIN_PORT: u16 = 4191;
 
 /// The lease whose holder writes the EndpointSlices of ExternalWorkloads, in the control plane's namespace.
 pub const ENDPOINT_WRITE_LEASE: &str = "linkerd-destination-endpoint-write";
+/// The lease whose holder writes the statuses of routes and policies, in the control plane's namespace.
+pub const STATUS_WRITE_LEASE: &str = "policy-controller-write";
+/// The Deployment of discovery and policy, in the control plane's namespace.
+pub const DESTINATION_DEPLOYMENT: &str = "linkerd-destination";
 
 /// Audience of the projected service-account token that the identity service accepts.
 pub const IDENTITY_AUDIENCE: &str = "identity.l5d.io";

@@ -456,7 +456,16 @@ fn accounts_are_limited(cluster: &Cluster) {
     }
     for (account, question, expected) in [
         ("linkerd-destination", &["update", "leases/linkerd-destination-endpoint-write", "-n", MESH][..], true),
+        ("linkerd-destination", &["update", "leases/policy-controller-write", "-n", MESH], true),
         ("linkerd-destination", &["update", "leases/another", "-n", MESH], false),
+        ("linkerd-destination", &["get", "deployments/linkerd-destination", "-n", MESH], true),
+        ("linkerd-destination", &["get", "deployments/another", "-n", MESH], false),
+        ("linkerd-destination", &["watch", "egressnetworks.policy.linkerd.io", "-A"], true),
+        ("linkerd-destination", &["patch", "egressnetworks.policy.linkerd.io", "--subresource=status", "-A"], true),
+        ("linkerd-destination", &["patch", "egressnetworks.policy.linkerd.io", "-A"], false),
+        ("linkerd-destination", &["patch", "httproutes.policy.linkerd.io", "--subresource=status", "-A"], true),
+        ("linkerd-destination", &["update", "httproutes.policy.linkerd.io", "--subresource=status", "-A"], false),
+        ("linkerd-destination", &["patch", "servers.policy.linkerd.io", "--subresource=status", "-A"], false),
         ("linkerd-destination", &["create", "leases", "-n", "default"], false),
         ("linkerd-destination", &["patch", "leases/linkerd-destination-endpoint-write", "-n", MESH], false),
         ("linkerd-destination", &["update", "secrets/linkerd-sp-validator-k8s-tls", "-n", MESH], true),

@@ -105,7 +105,7 @@ fn step(sent: Option<&Policy>, policy: &Policy, port: u16, l5d_headers: bool) ->
     match policy.as_ref().map(|policy| &***policy) {
         // Clients of different ports share the view, and each is told its own port.
         Some(policy @ OutboundPolicy::UndefinedPort { .. }) => {
-            let same = sent.and_then(Option::as_ref).is_some_and(|sent| **sent == *policy);
+            let same = sent.and_then(Option::as_ref).is_some_and(|sent| ***sent == *policy);
             Next::Send(if same { Bytes::new() } else { encode(policy) })
         }
         _ => stream::whole_or_end(sent, policy, encode),

@@ -9,6 +9,7 @@
 //! that vanished during an interruption are deleted. Nodes, ReplicaSets and Jobs are watched by their metadata alone.
 
 mod caches;
+mod definition;
 mod follow;
 mod kinds;
 
@@ -19,7 +20,7 @@ use weft_runtime::readiness::Gate;
 
 use crate::api::events::Events;
 use caches::Caches;
-pub(crate) use kinds::Interest;
+pub(crate) use kinds::{Interest, resources};
 use weft_index::Event;
 
 /// Updates that may wait to be merged into a batch; beyond that, the watches wait.

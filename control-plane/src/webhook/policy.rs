@@ -199,8 +199,13 @@ mod tests {
     #[test]
     fn what_has_no_effect_yet_is_said() {
         let web = json!({"group": "core", "kind": "Service", "name": "web", "port": 80});
-        let response = answered(GROUP, "HTTPRoute", "v1beta3", &json!({"parentRefs": [web]}));
-        let warnings = response.warnings.unwrap_or_default().join("; ");
-        assert!(response.allowed && warnings.contains("not supported yet"), "{warnings}");
+        let answered = |rules: Value| {
+            let response = answered(GROUP, "HTTPRoute", "v1beta3", &json!({"parentRefs": [web], "rules": rules}));
+            assert!(response.allowed);
+            response.warnings.unwrap_or_default().join("; ")
+        };
+        assert_eq!(answered(json!([{"timeouts": {"request": "10s"}}])), "");
+        let warnings = answered(json!([{"timeouts": {"backendRequest": "10s"}}]));
+        assert!(warnings.contains("not supported yet"), "{warnings}");
     }
 }

@@ -10,6 +10,7 @@ mod link;
 mod outbound;
 mod process;
 mod routes;
+mod status;
 mod webhook;
 mod world;
 

@@ -420,6 +420,8 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
         let process = installation.process("policy", &[
             "--source",
             "kube",
+            "--lease-identity",
+            "policy-0",
             "--policy-addr",
             "127.0.0.1:0",
         ]);

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Definitions that the control plane watches.
-const DEFINITIONS: [&str; 9] = [
+const DEFINITIONS: [&str; 10] = [
     "serviceprofiles.linkerd.io",
     "servers.policy.linkerd.io",
     "serverauthorizations.policy.linkerd.io",
@@ -43,8 +43,9 @@ const DEFINITIONS: [&str; 9] = [
     "meshtlsauthentications.policy.linkerd.io",
     "networkauthentications.policy.linkerd.io",
     "externalworkloads.workload.linkerd.io",
-    "httproutes.policy.linkerd.io",
     "httplocalratelimitpolicies.policy.linkerd.io",
+    "egressnetworks.policy.linkerd.io",
+    "httproutes.policy.linkerd.io",
 ];
 /// The lease of the writer.
 const LEASE: &str = "linkerd-destination-endpoint-write";
@@ -113,12 +114,18 @@ impl World {
     }
 
     pub(crate) async fn policy(&self) -> Process {
-        Process::start(&["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace])
+        self.policy_named("policy").await
+    }
+
+    /// A replica with this name in the election of the writer of statuses.
+    pub(crate) async fn policy_named(&self, identity: &str) -> Process {
+        let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
+        Process::start(&[&arguments[..], &["--lease-identity", identity]].concat())
     }
 
     pub(crate) async fn policy_as(&self, kubeconfig: &str) -> Process {
         let arguments = ["policy", "--policy-addr", "127.0.0.1:0", "--controller-namespace", &self.namespace];
-        Process::start(&[&arguments[..], &["--kubeconfig", kubeconfig]].concat())
+        Process::start(&[&arguments[..], &["--kubeconfig", kubeconfig, "--lease-identity", "policy"]].concat())
     }
 
     pub(crate) async fn identity_as(&self, kubeconfig: Option<&str>, certificates: &tempfile::TempDir) -> Process {
@@ -171,12 +178,12 @@ impl World {
     /// Deletes an object of the test's namespace.
     pub(crate) async fn delete(&self, kind: &str, name: &str) {
         let (group, version) = match kind {
+            "Service" => ("", "v1"),
             "EndpointSlice" => ("discovery.k8s.io", "v1"),
             "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
             "Server" | "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),
             "ServerAuthorization" => ("policy.linkerd.io", "v1beta1"),
             "AuthorizationPolicy" | "HTTPLocalRateLimitPolicy" => ("policy.linkerd.io", "v1alpha1"),
-            "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),
             _ => panic!("{kind}"),
         };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
@@ -414,7 +421,10 @@ fn definitions(client: &Client) -> Api<DynamicObject> {
 /// Installs the definition of a kind, as the chart has it.
 pub(crate) async fn define(client: &Client, name: &str) {
     // Relative to the package, where cargo runs its tests.
-    let file = format!("../charts/weft-crds/templates/{name}.yaml");
+    let file = match name.strip_suffix(".gateway.networking.k8s.io") {
+        Some(plural) => format!("../charts/weft-crds/files/gateway-api/gateway.networking.k8s.io_{plural}.yaml"),
+        None => format!("../charts/weft-crds/templates/{name}.yaml"),
+    };
     let definition: DynamicObject = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let definitions = definitions(client);
     definitions.patch(name, &PatchParams::apply("weft-test").force(), &Patch::Apply(&definition)).await.unwrap();

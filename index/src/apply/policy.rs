@@ -3,11 +3,15 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use weft_k8s_api::policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec, route::ParentKind};
+use weft_k8s_api::{
+    manifest::Kind,
+    policy::{AuthorizationPolicySpec, Network, ServerAuthorizationSpec, route::ParentKind},
+};
 
 use crate::{
     Index, Problem, inbound,
     records::{Key, MeshTlsRecord, RateLimitRecord, RouteId, ServerRecord},
+    status,
     store::{Authz, Protected},
 };
 
@@ -23,6 +27,9 @@ impl Index {
             Some(new) => servers.insert(new.clone()),
             None => servers.remove(&key.name),
         };
+        if old.is_some() != new.is_some() {
+            self.server_status_changed(key);
+        }
         self.dirty.servers.insert(key.clone());
         self.server_changed([old, new].into_iter().flatten());
     }
@@ -113,7 +120,12 @@ impl Index {
             }
             policies.rate_limits.insert(key.name.clone(), new);
         }
-        self.dirty.servers.extend(servers.into_iter().map(|server| Key::new(&key.namespace, server)));
+        self.dirty.statuses.insert(status::reference(Kind::HttpLocalRateLimitPolicy, &key.namespace, &key.name));
+        for server in servers {
+            let server = Key::new(&key.namespace, server);
+            self.rate_limit_statuses_changed(&server);
+            self.dirty.servers.insert(server);
+        }
     }
 
     /// A route may be the target of policies, which then begin or cease to grant something.

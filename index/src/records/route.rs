@@ -10,8 +10,7 @@ use weft_k8s_api::{
         GROUP,
         route::{
             Backend, BackendKind, Filter, GATEWAY_GROUP, GatewayHttpRoute, GrpcMatch, GrpcRoute, HostMatch, HttpMatch,
-            HttpRoute, HttpRouteSpec, OpaqueRule, Parent, ParentReference, RouteStatus, RouteView, RuleTimeouts,
-            TcpRoute, TlsRoute,
+            HttpRoute, HttpRouteSpec, OpaqueRule, Parent, RouteView, RuleTimeouts, TcpRoute, TlsRoute,
         },
         traffic::{self, Annotations, GrpcCode, Retry, StatusRange, Timeouts},
     },
@@ -97,14 +96,6 @@ pub(crate) struct RuleBackend {
     pub(crate) filters: Vec<Filter>,
 }
 
-/// What the status of a route is written from: the references as written, and what all controllers said.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct WrittenStatus {
-    pub(crate) parent_refs: Vec<ParentReference>,
-    pub(crate) status: RouteStatus,
-    pub(crate) generation: Option<i64>,
-}
-
 impl RouteKind {
     /// The API group.
     pub const fn group(self) -> &'static str {
@@ -121,6 +112,17 @@ impl RouteKind {
             Self::Grpc => "GRPCRoute",
             Self::Tls => "TLSRoute",
             Self::Tcp => "TCPRoute",
+        }
+    }
+
+    /// The kind of object.
+    pub const fn kind(self) -> Kind {
+        match self {
+            Self::Http => Kind::HttpRoute,
+            Self::GatewayHttp => Kind::GatewayHttpRoute,
+            Self::Grpc => Kind::GrpcRoute,
+            Self::Tls => Kind::TlsRoute,
+            Self::Tcp => Kind::TcpRoute,
         }
     }
 
@@ -233,8 +235,17 @@ impl RouteRecord {
 
     /// Services that the rules name as backends, each once.
     pub(crate) fn services(&self) -> BTreeSet<Key> {
-        let services = self.backends().filter(|backend| backend.kind == BackendKind::Service);
-        services.map(|backend| Key::new(&backend.namespace, &backend.name)).collect()
+        self.backends_of(&BackendKind::Service)
+    }
+
+    /// EgressNetworks that the rules name as backends, each once.
+    pub(crate) fn egress_networks(&self) -> BTreeSet<Key> {
+        self.backends_of(&BackendKind::EgressNetwork)
+    }
+
+    fn backends_of(&self, kind: &BackendKind) -> BTreeSet<Key> {
+        let backends = self.backends().filter(|backend| backend.kind == *kind);
+        backends.map(|backend| Key::new(&backend.namespace, &backend.name)).collect()
     }
 
     /// Backends of all rules.
@@ -247,16 +258,6 @@ impl RouteRecord {
                 Box::new(rules.iter().flat_map(|rule| &rule.backends).map(|backend| &backend.backend))
             }
             Rules::Tls { backends, .. } | Rules::Tcp { backends } => Box::new(backends.iter()),
-        }
-    }
-}
-
-impl WrittenStatus {
-    pub(crate) fn of(view: &RouteView<'_>) -> Self {
-        Self {
-            parent_refs: view.parent_refs.to_vec(),
-            status: view.status.cloned().unwrap_or_default(),
-            generation: view.metadata.generation,
         }
     }
 }

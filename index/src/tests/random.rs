@@ -31,18 +31,24 @@ struct Open<Q, T> {
     answer: Option<watch::Receiver<T>>,
 }
 
+/// An answer that is always there.
+type Always<T> = Arc<Snapshot<T>>;
+
+/// A Service's port, and the namespace of the client.
+type NamedPort = (Key, u16, &'static str);
+
 /// An answer that may not be there.
 type Maybe<T> = Option<Arc<Snapshot<T>>>;
 
 /// Every question that there is, open.
 struct Client {
-    endpoints: Vec<Open<(Key, EndpointsQuery), Arc<Snapshot<Endpoints>>>>,
-    service_profiles: Vec<Open<(Key, ProfileQuery), Arc<Snapshot<ServiceProfile>>>>,
+    endpoints: Vec<Open<(Key, EndpointsQuery), Always<Endpoints>>>,
+    service_profiles: Vec<Open<(Key, ProfileQuery), Always<ServiceProfile>>>,
     endpoint_profiles: Vec<Open<SocketAddr, Maybe<EndpointProfile>>>,
     inbound: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     inbound_external: Vec<Open<(Key, u16), Maybe<InboundServer>>>,
     outbound: Vec<Open<(SocketAddr, &'static str), Maybe<OutboundPolicy>>>,
-    outbound_names: Vec<Open<(Key, u16, &'static str), Maybe<OutboundPolicy>>>,
+    outbound_names: Vec<Open<NamedPort, Maybe<OutboundPolicy>>>,
 }
 
 fn open<Q, T>(questions: impl IntoIterator<Item = Q>) -> Vec<Open<Q, T>> {
@@ -145,6 +151,7 @@ impl Client {
     }
 }
 
+/// An object, as restrictive as it has to be if it is not valid.
 fn parse(object: Value) -> Object {
     let read = manifest::parse("test.json".as_ref(), &object.to_string());
     if read.errors.is_empty() { read.objects.into_iter().next().unwrap().object } else { unreadable(&object) }
@@ -373,7 +380,58 @@ fn forms() -> Vec<Object> {
             "spec": {"dstOverrides": [{"authority": "api.shop.svc.cluster.local", "weight": "1"}]}}));
     }
     all.extend(outbound_forms());
+    all.extend(forms_with_status());
     all.into_iter().map(parse).collect()
+}
+
+/// Objects with statuses, some of which have been written.
+fn forms_with_status() -> Vec<Value> {
+    let mut all = Vec::new();
+    let reference = |kind: &str, name: &str| {
+        let group = if kind == "Service" { "core" } else { "policy.linkerd.io" };
+        json!({"group": group, "kind": kind, "name": name, "port": 80})
+    };
+    let route = |kind: &str, parents: Value, backends: Value| {
+        let version = if kind == "TCPRoute" { "v1alpha2" } else { "v1" };
+        json!({"apiVersion": format!("gateway.networking.k8s.io/{version}"), "kind": kind,
+            "metadata": {"name": "r", "namespace": "shop"},
+            "spec": {"parentRefs": parents, "rules": [{"backendRefs": backends}]}})
+    };
+    let (web, api, out) = (reference("Service", "web"), reference("Service", "api"), reference("EgressNetwork", "e"));
+    for kind in ["HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"] {
+        all.push(route(kind, json!([web, reference("Server", "s1")]), json!([api])));
+        all.push(route(kind, json!([web, out]), json!([out])));
+        let mut written = route(kind, json!([web, {"kind": "Gateway", "name": "g"}]), json!([]));
+        let said = json!({"type": "Accepted", "status": "True", "reason": "Accepted", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        written["status"] = json!({"parents": [
+            {"controllerName": "linkerd.io/policy-controller", "parentRef": web, "conditions": [said]},
+            {"controllerName": "example.org/gateway", "parentRef": {"name": "g"}, "conditions": [said]}]});
+        all.push(written);
+    }
+    let unknown = json!({"parentRefs": [web], "rules": [{"matches": [{"path": {"type": "Glob", "value": "/"}}]}]});
+    all.push(json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "HTTPRoute", "spec": unknown,
+        "metadata": {"name": "r", "namespace": "shop"}}));
+    for (name, server) in [("l1", "s1"), ("l1", "s2"), ("l2", "s1")] {
+        let spec = json!({"targetRef": reference("Server", server), "total": {"requestsPerSecond": 1}});
+        all.push(policy("HTTPLocalRateLimitPolicy", "v1alpha1", name, spec));
+    }
+    for cidr in ["1.0.0.0/8", "10.0.0.0/8"] {
+        let spec = json!({"trafficPolicy": "Allow", "networks": [{"cidr": cidr}]});
+        all.push(policy("EgressNetwork", "v1alpha1", "e", spec));
+    }
+    all.push(service("api", "None", json!({})));
+    all
+}
+
+/// What is to be written, without the times, which tell of the history.
+fn statuses(index: &World) -> BTreeMap<ObjectRef, Status> {
+    let mut all: BTreeMap<_, _> =
+        index.index().statuses().all().into_iter().map(|(object, status)| (object, (*status).clone())).collect();
+    for status in all.values_mut() {
+        status.conditions_mut().for_each(|condition| condition.last_transition_time = records::UNSET);
+    }
+    all
 }
 
 /// Applies a history and compares after each of its batches.
@@ -403,6 +461,7 @@ fn check(forms: &[Object], history: &[Vec<(bool, usize)>]) -> Result<(), TestCas
             prop_assert_eq!(found, expected);
         }
         prop_assert_eq!(world.index().ineffective_policies(), fresh.index().ineffective_policies());
+        prop_assert_eq!(statuses(&world), statuses(&fresh));
     }
     Ok(())
 }

@@ -79,12 +79,12 @@ impl Publisher {
     }
 }
 
+/// A name of its own for each object: two kinds of different groups may have the same name.
 fn file_name(object: &Value) -> String {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or("-").to_lowercase();
-    // There are HTTPRoutes of two groups.
     let version = text("/apiVersion");
     let group = version.split_once('/').map_or("core", |(group, _)| group);
-    format!("{group}_{}_{}_{}.json", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
+    format!("{}.{group}_{}_{}.json", text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
 }
 
 /// An object as JSON.
@@ -271,6 +271,21 @@ pub(super) fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = &En
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn objects_of_two_kinds_with_one_name_have_two_files() {
+        let route = |version: &str| {
+            file_name(&serde_json::json!({"apiVersion": version, "kind": "HTTPRoute",
+                "metadata": {"name": "r", "namespace": "shop"}}))
+        };
+        assert_eq!(route("policy.linkerd.io/v1beta3"), "httproute.policy.linkerd.io_shop_r.json");
+        assert_eq!(route("gateway.networking.k8s.io/v1"), "httproute.gateway.networking.k8s.io_shop_r.json");
+        // Another version of the same object.
+        assert_eq!(route("gateway.networking.k8s.io/v1beta1"), route("gateway.networking.k8s.io/v1"));
+        let pod =
+            serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "r", "namespace": "shop"}});
+        assert_eq!(file_name(&pod), "pod.core_shop_r.json");
+    }
 
     fn service() -> Service {
         serde_json::from_value(serde_json::json!({

@@ -1,6 +1,6 @@
 //! From manifests to messages, field by field as Linkerd's controller answers.
 
-use weft_index::{Cluster, Event, Key, SharedIndex, TransportMode};
+use weft_index::{Cluster, Event, Index, Key, TransportMode};
 use weft_k8s_api::{manifest, policy::DefaultPolicy, ports};
 use weft_proto::linkerd::{
     grpc_route::GrpcRpcMatch,
@@ -23,7 +23,7 @@ spec: {containers: [{name: app, livenessProbe: {httpGet: {path: /live, port: 808
 
 /// The message about port 8080 of a pod whose Server `s` has this protocol.
 fn answer(protocol: &str, probe_networks: &[&str], objects: &str) -> Server {
-    let index = SharedIndex::new(Cluster {
+    let mut index = Index::new(Cluster {
         control_namespace: "linkerd".to_owned(),
         cluster_domain: "cluster.local".to_owned(),
         trust_domain: "cluster.local".to_owned(),
@@ -32,6 +32,7 @@ fn answer(protocol: &str, probe_networks: &[&str], objects: &str) -> Server {
         default_policy: DefaultPolicy::Deny,
         default_opaque_ports: ports::default_opaque_ports(),
         transport_mode: TransportMode::TransportHeader,
+        egress_namespace: "linkerd-egress".to_owned(),
         ipv6: false,
     });
     let manifests = format!(

@@ -1,7 +1,7 @@
 //! Objects in, messages out: what proxies get, as Linkerd's control plane writes it.
 
 use serde_json::{Value, json};
-use weft_index::{Cluster, Event, SharedIndex, TransportMode};
+use weft_index::{Cluster, Event, Index, TransportMode};
 use weft_k8s_api::{inject, manifest, policy::DefaultPolicy, ports};
 use weft_proto::linkerd::{
     meta::metadata,
@@ -15,7 +15,7 @@ const OUTSIDE: &str = "93.184.216.34:80";
 
 /// The message for a client in `shop`, after these objects.
 fn message(objects: &[Value], target: &str) -> Message {
-    let index = SharedIndex::new(Cluster {
+    let mut index = Index::new(Cluster {
         control_namespace: "linkerd".to_owned(),
         cluster_domain: "cluster.local".to_owned(),
         trust_domain: "cluster.local".to_owned(),

@@ -38,6 +38,8 @@ struct Cache {
     /// Whether a list has ever been complete.
     listed: bool,
     trouble: Option<Trouble>,
+    /// Whether the kind is not installed.
+    absent: bool,
 }
 
 type Name = (Option<String>, String);
@@ -54,8 +56,14 @@ struct Known {
 impl Caches {
     /// Empty caches.
     pub(super) fn new(kinds: &[Watched]) -> Self {
-        let cache =
-            |kind: &Watched| Cache { kind: *kind, known: HashMap::new(), listing: None, listed: false, trouble: None };
+        let cache = |kind: &Watched| Cache {
+            kind: *kind,
+            known: HashMap::new(),
+            listing: None,
+            listed: false,
+            trouble: None,
+            absent: false,
+        };
         Self { kinds: kinds.iter().map(cache).collect(), reports: Vec::new() }
     }
 
@@ -88,6 +96,9 @@ impl Caches {
         if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
             tracing::info!(kind = %cache.kind.kind, "watch works again");
         }
+        if !matches!(update, Update::Trouble(_) | Update::NotInstalled) && std::mem::take(&mut cache.absent) {
+            tracing::info!(kind = cache.kind.kind.name(), group = cache.kind.kind.group(), "kind is installed");
+        }
         match update {
             Update::ListBegins => cache.listing = Some(HashSet::new()),
             Update::Listed(read) => {
@@ -107,6 +118,14 @@ impl Caches {
             Update::Changed(read) => self.reports.extend(cache.changed(read, events)),
             Update::Deleted(reference) => cache.deleted(reference, events),
             Update::Trouble(trouble) => cache.trouble(trouble),
+            // Its objects stay: the API server reports their deletion before it forgets the kind.
+            Update::NotInstalled => {
+                cache.listed = true;
+                if !std::mem::replace(&mut cache.absent, true) {
+                    let (kind, group) = (cache.kind.kind.name(), cache.kind.kind.group());
+                    tracing::info!(kind, group, "kind is not installed, it is watched once it is");
+                }
+            }
         }
     }
 }
@@ -354,6 +373,19 @@ mod tests {
         ] {
             assert_eq!(absence_denies(kind), expected, "{kind}");
         }
+    }
+
+    #[test]
+    fn a_kind_that_is_not_installed_is_not_waited_for_and_followed_when_it_is() {
+        let mut world = World::new();
+        let (servers, networks) = (world.servers, world.networks);
+        world.check(servers, vec![ListBegins, ListEnds], "");
+        assert!(!world.caches.synced());
+        world.check(networks, vec![Update::NotInstalled, Update::NotInstalled], "");
+        assert!(world.caches.synced());
+        world.check(networks, vec![ListBegins, Listed(network(1, "10.0.0.0/8")), ListEnds], "+n");
+        // Without a word of the API server about its objects, they stay.
+        world.check(networks, vec![Update::NotInstalled], "");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use kube::{
 };
 use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 
-use super::kinds::Watched;
+use super::{definition, kinds::Watched};
 use crate::api::explain_watch;
 
 /// A message of a watch.
@@ -31,6 +31,8 @@ pub(super) enum Update {
     Deleted(ObjectRef),
     /// The watch fails at present.
     Trouble(Trouble),
+    /// The kind is not installed, and need not be.
+    NotInstalled,
 }
 
 /// Why a watch cannot continue.
@@ -153,8 +155,14 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                 tracing::debug!(kind = %kind.kind, error = explain_watch(&error), "watch begins anew");
                 break;
             }
-            if !send(Update::Trouble(explain(kind, status(&error), &error))).await {
+            let absent = kind.optional && status(&error) == Some(NOT_FOUND);
+            let update =
+                if absent { Update::NotInstalled } else { Update::Trouble(explain(kind, status(&error), &error)) };
+            if !send(update).await {
                 return;
+            }
+            if absent {
+                definition::installed(&client, kind).await;
             }
             tokio::time::sleep(backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF)).await;
             if retry == Retry::Restart {
@@ -370,6 +378,7 @@ mod tests {
             ("servers", 404, "helm install weft-crds", true),
             ("pods", 403, "grant list and watch", true),
             ("pods", 500, "pods cannot be watched", false),
+            ("tcproutes", 403, "tcproutes of gateway.networking.k8s.io may not be watched", true),
             ("servers", 429, "servers cannot be watched", false),
         ] {
             let trouble = text(plural, code);

@@ -26,18 +26,24 @@ pub(super) struct Watched {
     pub(super) metadata_only: bool,
     /// Restricts the watch to objects with this label.
     pub(super) label: Option<&'static str>,
+    /// Whether the cluster may be without it: nothing waits for it, and it is watched once it is installed.
+    pub(super) optional: bool,
 }
 
 impl Watched {
     const fn new(kind: Kind, versions: &'static [&'static str], plural: &'static str) -> Self {
-        Self { versions, kind, plural, metadata_only: false, label: None }
+        Self { versions, kind, plural, metadata_only: false, label: None, optional: false }
     }
 
     const fn metadata(kind: Kind, versions: &'static [&'static str], plural: &'static str) -> Self {
         Self { metadata_only: true, ..Self::new(kind, versions, plural) }
     }
 
-    /// Whether it is a custom resource, whose definition has to be installed.
+    const fn optional(kind: Kind, versions: &'static [&'static str], plural: &'static str) -> Self {
+        Self { optional: true, ..Self::new(kind, versions, plural) }
+    }
+
+    /// Whether it is a custom resource of Weft's, whose definition has to be installed.
     pub(super) fn is_custom(&self) -> bool {
         self.kind.group().ends_with("linkerd.io")
     }
@@ -67,8 +73,19 @@ const SERVER_AUTHORIZATIONS: Watched = Watched::new(Kind::ServerAuthorization, &
 const AUTHORIZATION_POLICIES: Watched = Watched::new(Kind::AuthorizationPolicy, &["v1alpha1"], "authorizationpolicies");
 const MESH_TLS: Watched = Watched::new(Kind::MeshTLSAuthentication, &["v1alpha1"], "meshtlsauthentications");
 const NETWORKS: Watched = Watched::new(Kind::NetworkAuthentication, &["v1alpha1"], "networkauthentications");
+const RATE_LIMITS: Watched = Watched::new(Kind::HttpLocalRateLimitPolicy, &["v1alpha1"], "httplocalratelimitpolicies");
+const EGRESS_NETWORKS: Watched = Watched::new(Kind::EgressNetwork, &["v1alpha1"], "egressnetworks");
+const HTTP_ROUTES: Watched = Watched::new(Kind::HttpRoute, &["v1beta3", "v1beta2", "v1beta1"], "httproutes");
+const GATEWAY_HTTP_ROUTES: Watched = Watched::optional(Kind::GatewayHttpRoute, &["v1", "v1beta1"], "httproutes");
+const GRPC_ROUTES: Watched = Watched::optional(Kind::GrpcRoute, &["v1", "v1alpha2"], "grpcroutes");
+const TLS_ROUTES: Watched = Watched::optional(Kind::TlsRoute, &["v1", "v1alpha3", "v1alpha2"], "tlsroutes");
+const TCP_ROUTES: Watched = Watched::optional(Kind::TcpRoute, &["v1alpha2", "v1"], "tcproutes");
 const PROFILES: Watched = Watched::new(Kind::ServiceProfile, &["v1alpha2"], "serviceprofiles");
 const WORKLOADS: Watched = Watched::new(Kind::ExternalWorkload, &["v1beta1"], "externalworkloads");
+
+/// Kinds whose status Weft writes.
+const WITH_STATUS: [Watched; 7] =
+    [RATE_LIMITS, EGRESS_NETWORKS, HTTP_ROUTES, GATEWAY_HTTP_ROUTES, GRPC_ROUTES, TLS_ROUTES, TCP_ROUTES];
 
 /// Kinds that some part needs, each once.
 pub(super) fn watched(interest: Interest) -> Vec<Watched> {
@@ -81,8 +98,15 @@ pub(super) fn watched(interest: Interest) -> Vec<Watched> {
     }
     if interest.policy {
         kinds.extend([SERVER_AUTHORIZATIONS, AUTHORIZATION_POLICIES, MESH_TLS, NETWORKS]);
+        kinds.extend(WITH_STATUS);
     }
     kinds
+}
+
+/// The resource of a kind whose status Weft writes, in each of its versions, the best first.
+pub(crate) fn resources(kind: Kind) -> Vec<ApiResource> {
+    let found = WITH_STATUS.into_iter().find(|watched| watched.kind == kind);
+    found.iter().flat_map(|watched| watched.versions.iter().map(|version| watched.resource(version))).collect()
 }
 
 #[cfg(test)]
@@ -102,8 +126,26 @@ mod tests {
         assert_eq!(
             names(false, true),
             "services pods servers externalworkloads serverauthorizations authorizationpolicies \
-             meshtlsauthentications networkauthentications"
+             meshtlsauthentications networkauthentications httplocalratelimitpolicies egressnetworks httproutes \
+             httproutes grpcroutes tlsroutes tcproutes"
         );
+        let all = watched(Interest { destination: true, policy: true });
+        for kind in all {
+            assert_eq!(kind.optional, kind.kind.group() == "gateway.networking.k8s.io", "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_status_is_written_in_the_best_version_that_is_served() {
+        let versions = |kind| resources(kind).into_iter().map(|resource| resource.api_version).collect::<Vec<_>>();
+        let gateway = |version: &str| format!("gateway.networking.k8s.io/{version}");
+        assert_eq!(versions(Kind::TlsRoute), ["v1", "v1alpha3", "v1alpha2"].map(gateway));
+        assert_eq!(versions(Kind::EgressNetwork), ["policy.linkerd.io/v1alpha1"]);
+        assert!(versions(Kind::Service).is_empty());
+    }
+
+    #[test]
+    fn policy_watches_meshed_pods_only() {
         let meshed = watched(Interest { destination: false, policy: true });
         assert_eq!(meshed[1].label, Some("linkerd.io/control-plane-ns"));
     }

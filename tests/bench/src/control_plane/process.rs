@@ -75,7 +75,7 @@ impl ControlPlane {
         let began = Instant::now();
         let (destination, policy) = tokio::try_join!(
             Process::start("destination", kubeconfig, namespace, &["--lease-identity", "bench"]),
-            Process::start("policy", kubeconfig, namespace, &[]),
+            Process::start("policy", kubeconfig, namespace, &["--lease-identity", "bench"]),
         )?;
         let mut control_plane = Self { destination, policy };
         let mut seconds = BTreeMap::new();
