@@ -46,6 +46,15 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client>
     client(config(kubeconfig).await?).context("prepare the client of the Kubernetes API")
 }
 
+/// Prepares a client of another cluster's API; nothing is sent yet.
+///
+/// # Errors
+/// When the kubeconfig names no server, or its credentials cannot be read.
+pub(crate) async fn connect_to(kubeconfig: Kubeconfig) -> anyhow::Result<Client> {
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    client(config).context("prepare the client of a linked cluster's API")
+}
+
 /// The error on one line: the API server's own message, or the error with its causes.
 pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {

@@ -23,7 +23,7 @@ use tokio::{
 };
 use tonic::{body::Body, service::Routes};
 use tower::Service;
-use weft_index::{Event, Problem, SharedIndex};
+use weft_index::{EndpointsFrom, Event, Problem, SharedIndex};
 use weft_k8s_api::labels;
 use weft_proto::linkerd::identity::identity_server::IdentityServer;
 use weft_runtime::{
@@ -44,6 +44,7 @@ use crate::{
         AdminArgs, ClusterArgs, DestinationArgs, IdentityArgs, InjectorArgs, LogArgs, PolicyArgs, RunCommand, Source,
         SourceArgs, ValidatorArgs, WebhookArgs,
     },
+    clusters::{self, ClusterStoreSize, Clusters, Following},
     destination::Destination,
     identity::{
         Certifier, Tokens,
@@ -131,14 +132,14 @@ impl App {
         let admin = match command {
             RunCommand::All { cluster, source, destination, policy, identity, admin } => {
                 let served = parts.index(cluster, source, Some(destination), Some(policy)).await?;
-                parts.destination(destination, &served).await?;
+                parts.destination(cluster, destination, &served).await?;
                 parts.policy(policy, &served).await?;
                 parts.identity(cluster, identity).await?;
                 admin
             }
             RunCommand::Destination { cluster, source, destination, admin } => {
                 let served = parts.index(cluster, source, Some(destination), None).await?;
-                parts.destination(destination, &served).await?;
+                parts.destination(cluster, destination, &served).await?;
                 admin
             }
             RunCommand::Policy { cluster, source, policy, validator, admin } => {
@@ -181,6 +182,8 @@ impl App {
 struct Served {
     index: SharedIndex,
     synced: watch::Receiver<bool>,
+    /// The API that the index is read from.
+    api: Option<Client>,
 }
 
 impl Parts {
@@ -205,6 +208,7 @@ impl Parts {
         destination: Option<&DestinationArgs>,
         policy: Option<&PolicyArgs>,
     ) -> anyhow::Result<Served> {
+        destination.map_or(Ok(()), DestinationArgs::check)?;
         let index = SharedIndex::start(cluster.cluster(destination, policy)).context("start the index")?;
         if policy.is_some() {
             let ineffective = IneffectivePolicies(index.clone());
@@ -212,6 +216,7 @@ impl Parts {
         }
         let (batch_tx, batch_rx) = mpsc::channel(BATCHES);
         let (synced_tx, synced) = watch::channel(false);
+        let mut api = None;
         let (gate, known, slices) = match source_args.source()? {
             Source::File(dir) => {
                 self.tasks.spawn("source", FileSource::new(dir)?.run(batch_tx));
@@ -219,16 +224,23 @@ impl Parts {
             }
             Source::Kube => {
                 let client = self.api(cluster).await?;
+                api = Some(client.clone());
                 let gate = self.readiness.gate("caches");
-                let interest = Interest { destination: destination.is_some(), policy: policy.is_some() };
+                let interest = Interest::Parts {
+                    discovery: destination.map(DestinationArgs::endpoints_from),
+                    policy: policy.is_some(),
+                };
                 // Both parts watch Servers; only one of them informs their owners.
-                let owners = if interest.policy { Events::new(client.clone(), "policy") } else { Events::none() };
+                let owners = if policy.is_some() { Events::new(client.clone(), "policy") } else { Events::none() };
                 let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
                 self.tasks.spawn("source", source.run(batch_tx));
                 if let Some(policy) = policy {
                     self.statuses(client.clone(), cluster, source_args, policy, &index)?;
                 }
-                let slices = destination.map(|_| self.slices(client, cluster, source_args)).transpose()?;
+                // Endpoints of ExternalWorkloads are EndpointSlices; without these there is nothing to write.
+                let writes = |args: &&DestinationArgs| args.endpoints_from() == EndpointsFrom::Slices;
+                let writer = destination.filter(writes).map(|_| self.slices(client, cluster, source_args));
+                let slices = writer.transpose()?;
                 (gate, "caches synced", slices)
             }
         };
@@ -242,7 +254,7 @@ impl Parts {
             .await;
             Err(anyhow!("the source or the index ended"))
         });
-        Ok(Served { index, synced })
+        Ok(Served { index, synced, api })
     }
 
     /// Takes part in the election of the writer of EndpointSlices, and writes while it holds the lease.
@@ -280,10 +292,37 @@ impl Parts {
         held_rx
     }
 
-    async fn destination(&mut self, args: &DestinationArgs, served: &Served) -> anyhow::Result<()> {
+    /// Follows linked clusters, if there is a Kubernetes API to read Secrets from.
+    fn clusters(&mut self, cluster: &ClusterArgs, args: &DestinationArgs, api: Option<Client>) -> Clusters {
+        let Some(client) = api.filter(|_| args.enable_remote_discovery) else { return Clusters::none() };
+        let clusters = Clusters::new();
+        let size = ClusterStoreSize(clusters.clone());
+        self.metrics.register(|registry| registry.register_collector(Box::new(size)));
+        let following = Following {
+            events: Events::new(client.clone(), "destination"),
+            client,
+            namespace: cluster.controller_namespace.clone(),
+            cluster: cluster.cluster(Some(args), None),
+            endpoints_from: args.endpoints_from(),
+            clusters: clusters.clone(),
+        };
+        self.tasks.spawn("clusters", clusters::follow(following));
+        clusters
+    }
+
+    async fn destination(
+        &mut self,
+        cluster: &ClusterArgs,
+        args: &DestinationArgs,
+        served: &Served,
+    ) -> anyhow::Result<()> {
         let listener = bind(args.destination_addr, "--destination-addr").await?;
         self.bound.destination = Some(listener.local_addr()?);
-        let service = Destination(self.answering(served));
+        let service = Destination {
+            answering: self.answering(served),
+            clusters: self.clusters(cluster, args, served.api.clone()),
+            settings: args.endpoint_settings(),
+        };
         let service = move |request| service.clone().call(request);
         self.serve("destination", listener, service, Some(served.synced.clone()));
         Ok(())

@@ -8,7 +8,12 @@ use ipnet::IpNet;
 use weft_k8s_api::{inject, policy::DefaultPolicy, ports};
 use weft_runtime::telemetry::LogFormat;
 
-use weft_index::{Cluster, TransportMode};
+use weft_index::{Cluster, EndpointsFrom, TransportMode};
+
+use crate::destination::{
+    EndpointSettings,
+    http2::{self, MeshedHttp2},
+};
 
 /// Weft's control plane: certificates, service discovery and policy for the proxies of a mesh.
 #[derive(Debug, Parser)]
@@ -214,8 +219,56 @@ pub(crate) struct DestinationArgs {
     #[arg(long, default_value = "transport-header")]
     pub(crate) outbound_transport_mode: TransportModeArg,
     /// Announce IPv6 endpoints; pods with both families are then reached by IPv6.
-    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1,
+        default_missing_value = "true")]
     pub(crate) enable_ipv6: bool,
+    /// Tell proxies that meshed endpoints accept HTTP/1 inside HTTP/2.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
+        default_missing_value = "true")]
+    pub(crate) enable_h2_upgrade: bool,
+    /// Read endpoints from EndpointSlices; from Endpoints if false, which have neither zones nor IPv6, and then the
+    /// endpoints of ExternalWorkloads are not written.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
+        default_missing_value = "true")]
+    pub(crate) enable_endpoint_slices: bool,
+    /// Give endpoints in the client's zone ten times the weight of others.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1,
+        default_missing_value = "true")]
+    pub(crate) ext_endpoint_zone_weights: bool,
+    /// Parameters of HTTP/2 connections to meshed endpoints, JSON as in Linkerd's chart; empty leaves them to the proxy.
+    #[arg(long, value_name = "JSON", default_value = http2::DEFAULT)]
+    pub(crate) meshed_http2_client_params: MeshedHttp2,
+    /// Follow the clusters that Secrets in the control plane's namespace link, and announce endpoints of Services there.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
+        default_missing_value = "true")]
+    pub(crate) enable_remote_discovery: bool,
+}
+
+impl DestinationArgs {
+    /// Checks flags that exclude each other.
+    ///
+    /// # Errors
+    /// When IPv6 is announced from objects that have a pod's first address alone.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.enable_endpoint_slices || !self.enable_ipv6,
+            "--enable-ipv6 needs --enable-endpoint-slices: Endpoints have only one address of a pod"
+        );
+        Ok(())
+    }
+
+    /// Settings of messages about endpoints.
+    pub(crate) fn endpoint_settings(&self) -> EndpointSettings {
+        EndpointSettings {
+            http2: self.meshed_http2_client_params.clone(),
+            zone_weights: self.ext_endpoint_zone_weights,
+        }
+    }
+
+    /// The objects that list endpoints.
+    pub(crate) fn endpoints_from(&self) -> EndpointsFrom {
+        if self.enable_endpoint_slices { EndpointsFrom::Slices } else { EndpointsFrom::Endpoints }
+    }
 }
 
 /// Names of [`TransportMode`].
@@ -356,6 +409,8 @@ impl ClusterArgs {
             },
             egress_namespace: policy.map(|args| args.global_egress_network_namespace.clone()).unwrap_or_default(),
             ipv6: destination.is_some_and(|args| args.enable_ipv6),
+            h2_upgrade: destination.is_none_or(|args| args.enable_h2_upgrade),
+            endpoints_from: destination.map_or(EndpointsFrom::Slices, DestinationArgs::endpoints_from),
         }
     }
 }
@@ -415,6 +470,22 @@ mod tests {
         };
         assert_eq!(parse("linkerd-destination-0"), Ok("linkerd-destination-0".to_owned()));
         assert!(parse("").unwrap_err().contains("--lease-identity"));
+    }
+
+    #[test]
+    fn ipv6_needs_endpoint_slices() {
+        for (flags, fine) in [
+            (&[][..], true),
+            (&["--enable-endpoint-slices=false"], true),
+            (&["--enable-ipv6=true"], true),
+            (&["--enable-ipv6"], true),
+            (&["--enable-ipv6=true", "--enable-endpoint-slices=false"], false),
+        ] {
+            let all = ["weft-control-plane", "destination"].iter().chain(flags);
+            let Command::Run(command) = Args::try_parse_from(all).unwrap().command else { panic!("a process runs") };
+            let RunCommand::Destination { destination, .. } = *command else { panic!("it is the destination service") };
+            assert_eq!(destination.check().is_ok(), fine, "{flags:?}");
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! The destination service: `Get` streams a Service's endpoints, `GetProfile` the profile of an address or a
 //! name.
 //!
-//! It parses requests, chooses the view, and turns snapshots into messages; the index decides everything else. Codes and texts of errors are Linkerd's
-//! (`linkerd2:controller/api/destination/server.go`), because proxies choose between retrying and giving up
-//! by them.
+//! It parses requests, chooses the view, and turns snapshots into messages; the index decides everything else. Codes and
+//! texts of errors are Linkerd's (`linkerd2:controller/api/destination/server.go`), because proxies choose between
+//! retrying and giving up by them.
 
 mod endpoints;
+mod federated;
+pub(crate) mod http2;
+mod linked;
 mod message;
 mod routes;
 mod token;
@@ -15,20 +18,24 @@ use std::{net::SocketAddr, sync::Arc};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::{Request, Response};
+use tokio::sync::watch;
 use tonic::{Status, body::Body};
 use weft_index::{
-    AmbiguousAddress, EndpointProfile, EndpointsQuery, Index, Key, OptionalView, ProfileQuery, ServiceProfile,
-    Snapshot, View,
+    AmbiguousAddress, Discovery, EndpointProfile, Endpoints, EndpointsQuery, Index, Key, OptionalView, ProfileQuery,
+    ServiceProfile, Snapshot, View,
 };
 use weft_proto::linkerd::destination::GetDestination;
 use weft_runtime::server::RequestBody;
 
 use crate::{
     authority::{self, Authority, Host},
+    clusters::Clusters,
     grpc,
     metrics::Method,
     stream::{self, Answering, Ask, Next},
 };
+use linked::Asked;
+pub(crate) use message::EndpointSettings;
 use token::Token;
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
@@ -37,7 +44,20 @@ const GET_PROFILE: Method = Method { grpc_service: SERVICE, grpc_method: "GetPro
 
 /// The service.
 #[derive(Clone)]
-pub(crate) struct Destination(pub(crate) Answering);
+pub(crate) struct Destination {
+    /// The index that answers.
+    pub(crate) answering: Answering,
+    /// Clusters whose Services have endpoints here.
+    pub(crate) clusters: Clusters,
+    /// Settings of messages about endpoints.
+    pub(crate) settings: EndpointSettings,
+}
+
+/// Where the endpoints are that a request asks for.
+enum Found {
+    Here(View<Endpoints>),
+    Elsewhere(watch::Receiver<Option<Discovery>>),
+}
 
 /// The profile of what a request names.
 enum Profile {
@@ -49,7 +69,7 @@ impl Destination {
     /// Answers a request.
     pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
         let path = request.uri().path();
-        let start = |method| self.0.metrics.start(method);
+        let start = |method| self.answering.metrics.start(method);
         if GET.is_at(path) {
             grpc::respond(start(GET), self.get(request).await)
         } else if GET_PROFILE.is_at(path) {
@@ -71,16 +91,25 @@ impl Destination {
         };
         let node = Token::parse(&request.context_token).node_name;
         let query = EndpointsQuery { port: authority.port, node, hostname };
-        let ask: Ask<_> = Arc::new(move |index| {
-            match index.service(&service) {
-                None => return Err(not_found(&service)),
-                Some(record) if record.external => return Err(external(&service)),
-                Some(_) if !index.has_room_for(&service, query.port) => return Err(too_many_ports(&service)),
-                Some(_) => {}
+        self.endpoints(Asked { service, query, path: request.path }).await
+    }
+
+    async fn endpoints(&self, asked: Asked) -> Result<impl Stream<Item = Bytes> + Send + use<>, Status> {
+        let (service, query) = (asked.service.clone(), asked.query.clone());
+        let ask = move |index: &mut Index| find(index, &service, &query);
+        let asking = ask.clone();
+        match self.answering.ask(asking).await?? {
+            Found::Here(view) => {
+                let again: Ask<_> = Arc::new(move |index| match ask(index)? {
+                    Found::Here(view) => Ok(view),
+                    Found::Elsewhere(_) => Err(Status::aborted("the endpoints are in other clusters now")),
+                });
+                let settings = self.settings.clone();
+                let step = move |sent: Option<&_>, endpoints: &_| endpoints::step(sent, endpoints, &settings);
+                Ok(self.answering.follow(view, Some(again), step).left_stream())
             }
-            Ok(index.watch_endpoints(&service, query.clone()))
-        });
-        self.0.subscribe(ask, endpoints::step).await
+            Found::Elsewhere(discovery) => Ok(linked::frames(self, asked, discovery).await?.right_stream()),
+        }
     }
 
     async fn get_profile(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
@@ -89,17 +118,37 @@ impl Destination {
         let host = self.host(&authority)?;
         let namespace = Token::parse(&request.context_token).namespace;
         let query = ProfileQuery { port: authority.port, namespace };
-        match self.0.ask(move |index| profile(index, host, query)).await?? {
-            Profile::Service(view, again) => Ok(self.0.follow(view, Some(again), service_profile).left_stream()),
-            Profile::Endpoint(view) => Ok(self.0.follow(view, None, endpoint_profile).right_stream()),
+        match self.answering.ask(move |index| profile(index, host, query)).await?? {
+            Profile::Service(view, again) => {
+                Ok(self.answering.follow(view, Some(again), service_profile).left_stream())
+            }
+            Profile::Endpoint(view) => {
+                let settings = self.settings.clone();
+                let step = move |sent: Option<&_>, profile: &_| endpoint_profile(sent, profile, &settings);
+                Ok(self.answering.follow(view, None, step).right_stream())
+            }
         }
     }
 
     fn host(&self, authority: &Authority) -> Result<Host, Status> {
-        let domain = &self.0.index.cluster().cluster_domain;
+        let domain = &self.answering.index.cluster().cluster_domain;
         authority::resolve(&authority.host, domain)
             .ok_or_else(|| Status::invalid_argument(format!("Invalid authority: {}", authority.host)))
     }
+}
+
+fn find(index: &mut Index, service: &Key, query: &EndpointsQuery) -> Result<Found, Status> {
+    let record = index.service(service).ok_or_else(|| not_found(service))?;
+    if record.external {
+        return Err(external(service));
+    }
+    if record.discovery != Discovery::Local {
+        return index.watch_discovery(service).map(Found::Elsewhere).ok_or_else(|| not_found(service));
+    }
+    if !index.has_room_for(service, query.port) {
+        return Err(too_many_ports(service));
+    }
+    Ok(Found::Here(index.watch_endpoints(service, query.clone())))
 }
 
 fn profile(index: &mut Index, host: Host, query: ProfileQuery) -> Result<Profile, Status> {
@@ -137,9 +186,10 @@ fn service_profile(sent: Option<&Arc<Snapshot<ServiceProfile>>>, profile: &Arc<S
 fn endpoint_profile(
     sent: Option<&Option<Arc<Snapshot<EndpointProfile>>>>,
     profile: &Option<Arc<Snapshot<EndpointProfile>>>,
+    settings: &EndpointSettings,
 ) -> Next {
     let Some(profile) = profile else { return Next::Send(Bytes::new()) };
-    let encode = |profile: &EndpointProfile| grpc::frame(&message::endpoint_profile(profile));
+    let encode = |profile: &EndpointProfile| grpc::frame(&message::endpoint_profile(profile, settings));
     stream::whole(sent.and_then(Option::as_ref), profile, encode)
 }
 

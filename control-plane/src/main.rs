@@ -9,6 +9,7 @@ mod api;
 mod app;
 mod args;
 mod authority;
+mod clusters;
 mod destination;
 mod grpc;
 mod identity;

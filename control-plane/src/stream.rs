@@ -51,7 +51,7 @@ impl Answering {
         &self,
         question: impl FnOnce(&mut Index) -> R + Send + 'static,
     ) -> Result<R, Status> {
-        self.index.ask(question).await.map_err(|error: Unanswered| Status::unavailable(error.to_string()))
+        ask(&self.index, question).await
     }
 
     /// Subscribes to a view, and follows it.
@@ -68,8 +68,8 @@ impl Answering {
         Ok(self.follow(view, Some(ask), step))
     }
 
-    /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next. The stream ends when `step` says so, when the process
-    /// drains, and when the view ended and `again` leads to no other.
+    /// The first and every later snapshot of a view, as frames: `step` gets the one that the client has, and the next. The
+    /// stream ends when `step` says so, when the process drains, and when the view ended and `again` leads to no other.
     pub(crate) fn follow<V: View, S: Step<V>>(
         &self,
         view: watch::Receiver<V>,
@@ -79,6 +79,17 @@ impl Answering {
         let client = Client { index: self.index.clone(), drain: self.drain.clone(), view, again, step, sent: None };
         stream::unfold(client, |mut client| async move { Some((client.next().await?, client)) })
     }
+}
+
+/// Asks an index.
+///
+/// # Errors
+/// `Unavailable` when the answer takes too long; clients try again.
+pub(crate) async fn ask<R: Send + 'static>(
+    index: &SharedIndex,
+    question: impl FnOnce(&mut Index) -> R + Send + 'static,
+) -> Result<R, Status> {
+    index.ask(question).await.map_err(|error: Unanswered| Status::unavailable(error.to_string()))
 }
 
 /// What views publish.

@@ -15,7 +15,7 @@ use weft_k8s_api::{
 };
 
 use super::{
-    Index, Problem,
+    EndpointsFrom, Index, Problem,
     records::{
         self, EgressNetworkRecord, ExternalWorkloadRecord, Key, MeshTlsRecord, Owner, PodRecord, ProfileRecord,
         RateLimitRecord, RouteId, RouteKind, RouteRecord, ServerRecord, ServiceRecord, SliceRecord,
@@ -30,7 +30,10 @@ impl Index {
         self.set_status(&object);
         match object {
             Object::Service(service) => self.set_service(&key, Some(ServiceRecord::new(&service))),
-            Object::EndpointSlice(slice) => self.set_slice(&key, SliceRecord::new(&slice)),
+            Object::EndpointSlice(_) if !self.reads(EndpointsFrom::Slices) => self.not_read(Kind::EndpointSlice, &key),
+            Object::EndpointSlice(slice) => self.set_slice(Kind::EndpointSlice, &key, SliceRecord::new(&slice)),
+            Object::Endpoints(_) if !self.reads(EndpointsFrom::Endpoints) => self.not_read(Kind::Endpoints, &key),
+            Object::Endpoints(endpoints) => self.set_endpoints(&key, records::subsets(&endpoints)),
             Object::Pod(pod) => self.set_pod(&key, Some(PodRecord::new(&pod))),
             Object::Node(node) => {
                 let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(labels::ZONE)).cloned();
@@ -92,7 +95,8 @@ impl Index {
         self.forget_status(reference);
         match reference.kind {
             Kind::Service => self.set_service(&key, None),
-            Kind::EndpointSlice => self.set_slice(&key, None),
+            Kind::EndpointSlice => self.set_slice(Kind::EndpointSlice, &key, None),
+            Kind::Endpoints => self.set_endpoints(&key, Vec::new()),
             Kind::Pod => self.set_pod(&key, None),
             Kind::Node => self.set_node(&key.name, None),
             Kind::ReplicaSet | Kind::Job => self.set_owner(reference.kind, key, None),
@@ -233,6 +237,10 @@ impl Index {
         }
         self.service_addresses_changed(key, old.as_deref(), new.as_ref());
         let appears_or_goes = old.is_some() != new.is_some();
+        let elsewhere = |old: &Arc<ServiceRecord>, new: &ServiceRecord| old.discovery != new.discovery;
+        if old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| elsewhere(old, new)) {
+            self.dirty.redirected.insert(key.clone());
+        }
         let store = &mut self.store;
         if let Some(old) = store.services.remove(key) {
             for ip in &old.cluster_ips {
@@ -274,13 +282,40 @@ impl Index {
         }
     }
 
-    fn set_slice(&mut self, key: &Key, new: Option<SliceRecord>) {
+    fn reads(&self, from: EndpointsFrom) -> bool {
+        self.cluster.endpoints_from == from
+    }
+
+    /// Reports an object of a kind that the settings exclude; manifests may contain some.
+    fn not_read(&mut self, kind: Kind, key: &Key) {
+        let problem = "not read, because another kind lists the endpoints (--enable-endpoint-slices)".to_owned();
+        self.problems.push(Problem { object: format!("{kind} {key}"), problem });
+    }
+
+    /// Each subset is like a slice, since it has ports of its own.
+    fn set_endpoints(&mut self, key: &Key, subsets: Vec<SliceRecord>) {
+        let before = self.store.subsets.remove(key).unwrap_or_default();
+        let now = subsets.len();
+        // No object has such a name.
+        let subset_key = |number: usize| Key::new(&key.namespace, format!("{}/{number}", key.name));
+        for (number, subset) in subsets.into_iter().enumerate() {
+            self.set_slice(Kind::Endpoints, &subset_key(number), Some(subset));
+        }
+        for number in now..before {
+            self.set_slice(Kind::Endpoints, &subset_key(number), None);
+        }
+        if now > 0 {
+            self.store.subsets.insert(key.clone(), now);
+        }
+    }
+
+    fn set_slice(&mut self, kind: Kind, key: &Key, new: Option<SliceRecord>) {
         let old = self.store.slices.get(key).cloned();
         if old.as_deref() == new.as_ref() {
             return;
         }
         let (before, now) = (old.as_ref().map(|old| &*old.problems), new.as_ref().map(|new| &*new.problems));
-        self.report("EndpointSlice", key, before, now);
+        self.report(kind.name(), key, before, now);
         let store = &mut self.store;
         if let Some(old) = store.slices.remove(key) {
             store.slices_of_service.remove(&old.service, key);

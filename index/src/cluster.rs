@@ -16,6 +16,15 @@ pub enum TransportMode {
     Transparent,
 }
 
+/// Objects that list the endpoints of Services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointsFrom {
+    /// EndpointSlices.
+    Slices,
+    /// Endpoints, which have neither zones nor a second family of addresses.
+    Endpoints,
+}
+
 /// Settings of the mesh.
 #[derive(Clone, Debug)]
 pub struct Cluster {
@@ -39,6 +48,10 @@ pub struct Cluster {
     pub egress_namespace: String,
     /// Whether IPv6 endpoints are announced.
     pub ipv6: bool,
+    /// Whether clients are told that meshed endpoints accept HTTP/1 inside HTTP/2.
+    pub h2_upgrade: bool,
+    /// The objects that list endpoints; the others are not read.
+    pub endpoints_from: EndpointsFrom,
 }
 
 impl Cluster {

@@ -7,8 +7,10 @@ use bytes::Bytes;
 /// How clients may use an endpoint's proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Unknown.
+    /// None: there is no proxy, or nothing is known of it.
     Unknown,
+    /// The proxy detects the protocol: HTTP/1 is not upgraded.
+    Detect,
     /// The proxy accepts HTTP/1 inside HTTP/2.
     H2,
     /// The port is opaque: the proxy must not detect a protocol.
@@ -21,6 +23,9 @@ pub enum PeerIdentity {
     /// A service account of the cluster: the name in its certificate, which clients also send as the TLS
     /// server name.
     ServiceAccount(String),
+    /// The gateway of another cluster: the name in its certificate. No server name is sent to clients, as in Linkerd;
+    /// they use the same one.
+    Gateway(String),
     /// A machine outside the cluster.
     External {
         /// Its SPIFFE ID.
@@ -47,8 +52,21 @@ pub struct Endpoint {
     pub http2: bool,
     /// Whether its port is opaque.
     pub opaque: bool,
+    /// The authority by which a gateway knows what is behind it.
+    pub authority_override: Option<String>,
     /// The zone that its EndpointSlice names.
     pub zone: Option<String>,
+}
+
+impl Hint {
+    /// Of a meshed port.
+    pub(super) fn of(opaque: bool, h2_upgrade: bool) -> Self {
+        match (opaque, h2_upgrade) {
+            (true, _) => Self::Opaque,
+            (false, true) => Self::H2,
+            (false, false) => Self::Detect,
+        }
+    }
 }
 
 /// Where an endpoint is, seen from a client.
@@ -79,6 +97,7 @@ impl Endpoint {
             transport_port: None,
             http2: false,
             opaque: false,
+            authority_override: None,
             zone: None,
         }
     }

@@ -10,8 +10,8 @@ use tokio::sync::watch::Ref;
 
 use super::{
     cluster::Cluster,
-    endpoint::{Endpoint, Locality, SharedEndpoint},
-    records::{Key, ServiceRecord, SliceEndpoint, Target},
+    endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint},
+    records::{Gateway, Key, ServiceRecord, SliceEndpoint, Target},
     snapshot::Snapshot,
     store::Store,
     workload,
@@ -52,6 +52,8 @@ pub(super) enum Client {
     Unknown,
     /// In a zone.
     Zone(String),
+    /// In another cluster, and perhaps in a zone of the same name.
+    Afar(Option<String>),
     /// On a node, because the Service is served by endpoints on the client's node alone.
     Node {
         /// The node.
@@ -71,7 +73,7 @@ impl Client {
     /// another.
     pub(super) fn suits(&self, local: bool) -> bool {
         match self {
-            Self::Anywhere => true,
+            Self::Afar(_) | Self::Anywhere => true,
             Self::Node { .. } => local,
             Self::NoZone | Self::Unknown | Self::Zone(_) => !local,
         }
@@ -96,8 +98,14 @@ impl EndpointsKey {
         Self { port, hostname, client }
     }
 
+    /// For a client in another cluster.
+    pub(super) fn from_afar(port: u16, hostname: Option<String>, zone: Option<String>) -> Self {
+        Self { port, hostname, client: Client::Afar(zone) }
+    }
+
     fn zone(&self) -> Option<&str> {
         match &self.client {
+            Client::Afar(zone) => zone.as_deref(),
             Client::Zone(zone) => Some(zone),
             Client::Node { zone, .. } => zone.as_deref(),
             Client::Anywhere | Client::NoZone | Client::Unknown => None,
@@ -107,7 +115,7 @@ impl EndpointsKey {
     fn node(&self) -> Option<&str> {
         match &self.client {
             Client::Node { name, .. } => Some(name),
-            Client::Anywhere | Client::NoZone | Client::Unknown | Client::Zone(_) => None,
+            Client::Afar(_) | Client::Anywhere | Client::NoZone | Client::Unknown | Client::Zone(_) => None,
         }
     }
 }
@@ -169,7 +177,7 @@ pub(super) fn compute(
     let mut of_pods = Vec::new();
     for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
         for addr in addresses(cluster, endpoint, port) {
-            let Some(found) = build(store, cluster, endpoint, addr) else { continue };
+            let Some(found) = build(store, cluster, endpoint, addr, key.port) else { continue };
             by_addr.insert(addr, known.share(found));
             if let Target::Pod(pod) = &endpoint.target {
                 of_pods.push((pod, addr));
@@ -184,10 +192,11 @@ pub(super) fn compute(
             by_addr.remove(addr);
         }
     }
-    let labels = BTreeMap::from([
+    let mut labels = BTreeMap::from([
         ("namespace".to_owned(), service.namespace.clone()),
         ("service".to_owned(), service.name.clone()),
     ]);
+    labels.extend(store.slices(service).flat_map(|slice| slice.target_labels.clone()));
     Endpoints { by_addr, labels, client_zone: client_zone.map(str::to_owned) }
 }
 
@@ -199,6 +208,7 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
     let of_slice = slices.filter_map(|slice| {
         let port = match &name {
             Some(name) => *slice.ports.get(name)?,
+            None if !slice.has_ports => return None,
             None => key.port,
         };
         Some(slice.endpoints.iter().map(move |endpoint| (port, endpoint)))
@@ -210,19 +220,22 @@ fn candidates<'a>(store: &'a Store, service: &ServiceRecord, key: &EndpointsKey)
     let known = |endpoint: &SliceEndpoint| match &endpoint.target {
         Target::Pod(pod) => store.pod(pod).is_some(),
         Target::External(workload) => store.workload(workload).is_some(),
-        Target::Address => true,
+        Target::Address(_) => true,
     };
     of_slice.flatten().filter(|(_, endpoint)| wanted(endpoint) && known(endpoint)).collect()
 }
 
-/// Linkerd's topology filter. A local Service has only the endpoints on the client's node. Otherwise the zone
-/// hints apply, if every endpoint has hints and at least one endpoint is left.
+/// Linkerd's topology filter, which does not concern clients in other clusters. A local Service has only the endpoints on
+/// the client's node. Otherwise the zone hints apply, if every endpoint has hints and at least one endpoint is left.
 fn filter<'a>(
     candidates: Vec<(u16, &'a SliceEndpoint)>,
     local: bool,
     key: &EndpointsKey,
     client_zone: Option<&str>,
 ) -> Vec<(u16, &'a SliceEndpoint)> {
+    if let Client::Afar(_) = key.client {
+        return candidates;
+    }
     if local {
         let on_node = |endpoint: &SliceEndpoint| key.node().is_some() && endpoint.node.as_deref() == key.node();
         return candidates.into_iter().filter(|(_, endpoint)| on_node(endpoint)).collect();
@@ -245,11 +258,15 @@ fn addresses<'a>(
     usable.map(move |ip| SocketAddr::new(*ip, port))
 }
 
-fn build(store: &Store, cluster: &Cluster, slice: &SliceEndpoint, addr: SocketAddr) -> Option<Endpoint> {
+fn build(
+    store: &Store,
+    cluster: &Cluster,
+    slice: &SliceEndpoint,
+    addr: SocketAddr,
+    service_port: u16,
+) -> Option<Endpoint> {
     let mut endpoint = match &slice.target {
-        Target::Address => {
-            Endpoint { opaque: cluster.default_opaque_ports.contains(addr.port()), ..Endpoint::plain(addr) }
-        }
+        Target::Address(gateway) => return Some(address(cluster, gateway.as_deref(), addr, service_port)),
         Target::Pod(key) => workload::endpoint(store, cluster, store.pod(key)?, addr)?,
         Target::External(key) => workload::external_endpoint(store, cluster, store.workload(key)?, addr),
     };
@@ -260,4 +277,18 @@ fn build(store: &Store, cluster: &Cluster, slice: &SliceEndpoint, addr: SocketAd
         endpoint.zone = Some(zone.clone());
     }
     Some(endpoint)
+}
+
+/// An address without an object. Linkerd knows no zone of it; behind a gateway's is another cluster's Service.
+fn address(cluster: &Cluster, gateway: Option<&Gateway>, addr: SocketAddr, port: u16) -> Endpoint {
+    let mut endpoint = Endpoint { opaque: cluster.default_opaque_ports.contains(addr.port()), ..Endpoint::plain(addr) };
+    let Some(Gateway { identity, service }) = gateway else { return endpoint };
+    endpoint.authority_override = service.as_ref().map(|service| format!("{service}:{port}"));
+    if let Some(identity) = identity {
+        endpoint.identity = Some(PeerIdentity::Gateway(identity.clone()));
+        // As in Linkerd, a gateway without upgrades has no hint.
+        endpoint.hint = if cluster.h2_upgrade { Hint::H2 } else { Hint::Unknown };
+        endpoint.http2 = true;
+    }
+    endpoint
 }

@@ -12,6 +12,7 @@
 mod acceptance;
 mod apply;
 mod cluster;
+mod discovery;
 mod endpoint;
 mod endpoints;
 mod event;
@@ -42,7 +43,8 @@ use std::{
 use tokio::sync::watch;
 use weft_k8s_api::manifest::ObjectRef;
 
-pub use cluster::{Cluster, TransportMode};
+pub use cluster::{Cluster, EndpointsFrom, TransportMode};
+pub use discovery::{Discovery, LinkedService};
 pub use endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint};
 pub use endpoints::{Endpoints, EndpointsQuery};
 use endpoints::{EndpointsKey, Known, MAX_UNDECLARED_PORTS};
@@ -102,6 +104,7 @@ pub struct Index {
     /// AuthorizationPolicies that grant nothing, with the reason, by namespace and name.
     ineffective: HashMap<String, BTreeMap<String, String>>,
     synced: bool,
+    discovery: Watches<Key, (), Option<Discovery>>,
     endpoints: Watches<Key, EndpointsKey, Arc<Snapshot<Endpoints>>>,
     service_profiles: Watches<Key, ProfileKey, Arc<Snapshot<ServiceProfile>>>,
     endpoint_profiles: Watches<IpAddr, u16, Option<Arc<Snapshot<EndpointProfile>>>>,
@@ -120,6 +123,10 @@ struct Dirty {
     endpoints: HashSet<Key>,
     /// Services whose clients' places may have to be looked up again, see `Client::suits`.
     moved: HashSet<Key>,
+    /// Services whose endpoints may be elsewhere now.
+    discovery: HashSet<Key>,
+    /// Services whose endpoints are elsewhere now: clients ask again.
+    redirected: HashSet<Key>,
     /// Services whose profiles changed.
     profiles: HashSet<Key>,
     /// Services whose clients may need another profile, see `ProfileKey`.
@@ -162,6 +169,7 @@ impl Index {
             problems: Vec::new(),
             ineffective: HashMap::new(),
             synced: false,
+            discovery: Watches::default(),
             endpoints: Watches::default(),
             service_profiles: Watches::default(),
             endpoint_profiles: Watches::default(),
@@ -248,15 +256,43 @@ impl Index {
     }
 
     /// The endpoints of a Service's port. The subscription survives deletion and re-creation of the Service. It ends, and
-    /// the client's stream is to ask again, when the Service's endpoints begin or cease to depend on the client's node, and
-    /// when the client's node was not known and may be now.
+    /// the client's stream is to ask again, when the Service's endpoints begin or cease to depend on the client's node,
+    /// when the client's node was not known and may be now, and when the endpoints begin or cease to be in other clusters.
     pub fn watch_endpoints(&mut self, service: &Key, query: EndpointsQuery) -> View<Endpoints> {
+        let key = EndpointsKey::new(&self.store, service, query);
+        self.endpoints_for(service, key)
+    }
+
+    /// The endpoints of a Service's port for a client in another cluster, whose zone is known and whose node is not: no
+    /// endpoint is too far away for it.
+    pub fn watch_endpoints_from_afar(
+        &mut self,
+        service: &Key,
+        port: u16,
+        hostname: Option<String>,
+        zone: Option<String>,
+    ) -> View<Endpoints> {
+        self.endpoints_for(service, EndpointsKey::from_afar(port, hostname, zone))
+    }
+
+    fn endpoints_for(&mut self, service: &Key, key: EndpointsKey) -> View<Endpoints> {
         let Self { endpoints, store, cluster, .. } = self;
-        let key = EndpointsKey::new(store, service, query);
         let known = Known::of(endpoints.values(service));
         endpoints.subscribe(service, key, |key| {
             Arc::new(Snapshot::first(endpoints::compute(store, cluster, service, key, &mut { known })))
         })
+    }
+
+    /// Where the endpoints of a Service are. `None` if the Service does not exist; the value becomes `None` when it is
+    /// deleted.
+    pub fn watch_discovery(&mut self, service: &Key) -> Option<watch::Receiver<Option<Discovery>>> {
+        let Self { discovery, store, .. } = self;
+        discovery.subscribe_known(service, (), |()| discovered(store, service))
+    }
+
+    /// The zone of a node, if it is known.
+    pub fn zone_of(&self, node: &str) -> Option<String> {
+        self.store.node(node).flatten().map(str::to_owned)
     }
 
     /// The profile of a Service's port. The subscription ends, and the client's stream is to ask again, when the Service
@@ -341,6 +377,15 @@ impl Index {
             self.endpoints.end_in(service, |key| !key.client.suits(local));
         }
         dirty.end_outbound(store, cluster, &mut self.outbound, &mut self.outbound_names);
+        for service in &dirty.redirected {
+            self.endpoints.end_in(service, |_| true);
+        }
+        for service in &dirty.discovery {
+            self.discovery.update(service, |(), old| {
+                let new = discovered(store, service);
+                (*old != new).then_some(new)
+            });
+        }
         for service in &dirty.endpoints {
             let mut known = Known::of(self.endpoints.values(service));
             self.endpoints.update(service, |key, old| {
@@ -377,6 +422,11 @@ impl Index {
             });
         }
     }
+}
+
+/// Where the endpoints of a Service are, if it exists.
+fn discovered(store: &Store, service: &Key) -> Option<Discovery> {
+    store.service(service).map(|record| record.discovery.clone())
 }
 
 /// The first snapshot of a view that may have none.
@@ -421,7 +471,7 @@ impl Dirty {
     }
 
     fn service(&mut self, service: &ServiceRecord) {
-        for services in [&mut self.endpoints, &mut self.profiles, &mut self.outbound_names] {
+        for services in [&mut self.discovery, &mut self.endpoints, &mut self.profiles, &mut self.outbound_names] {
             services.insert(service.key.clone());
         }
         self.outbound.extend(&service.cluster_ips);

@@ -3,6 +3,8 @@
 //! A record that equals its predecessor changes nothing. Parts of an object that cannot be parsed are
 //! problems of its record, which the index reports once.
 
+mod endpoints;
+mod mirror;
 mod pod;
 mod profile;
 mod route;
@@ -23,6 +25,8 @@ use weft_k8s_api::{
     ports::{PortList, PortSet},
 };
 
+pub(crate) use endpoints::subsets;
+pub(crate) use mirror::Gateway;
 pub(crate) use pod::{Lifecycle, PodRecord};
 pub(crate) use profile::ProfileRecord;
 pub use profile::{DstOverride, RetryBudget};

@@ -25,7 +25,7 @@ pub struct Snapshot<T> {
 
 impl<T> Snapshot<T> {
     /// The first value of a view.
-    pub(crate) fn first(value: T) -> Self {
+    pub fn first(value: T) -> Self {
         Self::new(value, None)
     }
 

@@ -47,6 +47,8 @@ pub(super) struct Store {
     pub(super) services: HashMap<Key, Arc<ServiceRecord>>,
     pub(super) service_ips: Table<IpAddr, Key>,
     pub(super) slices: HashMap<Key, Arc<SliceRecord>>,
+    /// Number of subsets of Endpoints objects.
+    pub(super) subsets: HashMap<Key, usize>,
     pub(super) slices_of_service: Table<Key, Key>,
     pub(super) services_of_pod: Table<Key, Key>,
     pub(super) pods: HashMap<Key, Arc<PodRecord>>,

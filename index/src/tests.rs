@@ -1,6 +1,10 @@
 //! The index from outside: events in, snapshots out.
 
+mod addresses;
 mod destination;
+mod endpoints;
+mod linked;
+mod mirrored;
 mod outbound;
 mod outbound_routes;
 mod policy;
@@ -37,6 +41,8 @@ pub(crate) fn cluster() -> Cluster {
         transport_mode: TransportMode::TransportHeader,
         egress_namespace: "linkerd-egress".to_owned(),
         ipv6: false,
+        h2_upgrade: true,
+        endpoints_from: EndpointsFrom::Slices,
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn endpoint(store: &Store, cluster: &Cluster, pod: &PodRecord, addr: 
     let meshed = pod.control_namespace().filter(|_| !pod.skip_inbound.contains(port));
     let Some(control_namespace) = meshed else { return Some(endpoint) };
     let proxy = pod.proxy?;
-    endpoint.hint = if opaque { Hint::Opaque } else { Hint::H2 };
+    endpoint.hint = Hint::of(opaque, cluster.h2_upgrade);
     endpoint.http2 = true;
     let through_proxy = cluster.transport_mode == TransportMode::TransportHeader || opaque;
     if through_proxy && port != proxy.admin && port != proxy.control {
@@ -55,7 +55,7 @@ pub(super) fn external_endpoint(
     Endpoint {
         labels: found,
         opaque,
-        hint: if opaque { Hint::Opaque } else { Hint::H2 },
+        hint: Hint::of(opaque, cluster.h2_upgrade),
         http2: true,
         transport_port: through_proxy.then_some(workload.inbound_port),
         identity: Some(PeerIdentity::External {

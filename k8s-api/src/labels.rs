@@ -162,6 +162,29 @@ pub const TRACE_ATTRIBUTE_PREFIX: &str = "resource.opentelemetry.io/";
 /// Annotation: further environment of the proxy, a JSON list of Kubernetes `EnvVar`s.
 pub const PROXY_ADDITIONAL_ENV: &str = "config.linkerd.io/proxy-additional-env";
 
+/// EndpointSlice annotation: the mesh identity of the gateway that stands for another cluster's Service.
+pub const REMOTE_GATEWAY_IDENTITY: &str = "mirror.linkerd.io/remote-gateway-identity";
+/// EndpointSlice annotation: the DNS name of the Service in the other cluster.
+pub const REMOTE_SERVICE_NAME: &str = "mirror.linkerd.io/remote-svc-fq-name";
+/// EndpointSlice label: the cluster whose Service is mirrored.
+pub const MIRRORED_CLUSTER: &str = "mirror.linkerd.io/cluster-name";
+
+/// Service label: the linked cluster whose endpoints the Service has. As an annotation: members of a federated Service,
+/// `service@cluster` separated by commas.
+pub const REMOTE_DISCOVERY: &str = "multicluster.linkerd.io/remote-discovery";
+/// Service label: the name of the Service in the linked cluster.
+pub const REMOTE_SERVICE: &str = "multicluster.linkerd.io/remote-service";
+/// Service annotation: the Service of this cluster that is a member of a federated one.
+pub const LOCAL_DISCOVERY: &str = "multicluster.linkerd.io/local-discovery";
+/// Type of the Secrets that link clusters; their key `kubeconfig` says how to read the other cluster's objects.
+pub const LINK_SECRET_TYPE: &str = "mirror.linkerd.io/remote-kubeconfig";
+/// Secret label: the linked cluster's name.
+pub const LINK_CLUSTER: &str = "multicluster.linkerd.io/cluster-name";
+/// Secret annotation: the trust domain of identities in the linked cluster.
+pub const LINK_TRUST_DOMAIN: &str = "multicluster.linkerd.io/trust-domain";
+/// Secret annotation: the domain of DNS names in the linked cluster.
+pub const LINK_CLUSTER_DOMAIN: &str = "multicluster.linkerd.io/cluster-domain";
+
 /// EndpointSlice label that names the Service, `discovery.k8s.io`'s.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Pod label that distinguishes the ReplicaSets of one Deployment.

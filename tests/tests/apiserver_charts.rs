@@ -126,7 +126,9 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
         ("Linkerd's, and not supported", set("proxy.tracing.enabled=true"), &["proxy.tracing", "not supported yet"]),
         ("no duration", set("proxy.inboundConnectTimeout=1m30s"), &["inboundConnectTimeout", "1m30s"]),
         ("no fraction", set("proxy.runtime.workers.maximumCPURatio=2"), &["maximumCPURatio"]),
-        ("Linkerd's, switched off", set("enableEndpointSlices=false"), &["enableEndpointSlices", "not supported yet"]),
+        ("Linkerd's, switched off", set("identity.serviceAccountTokenProjection=false"), &["not supported yet"]),
+        ("IPv6 without slices", set("enableEndpointSlices=false,disableIPv6=false"), &["enableEndpointSlices", "IPv6"]),
+        ("no transport mode", set("proxy.outboundTransportMode=tunnel"), &["/proxy/outboundTransportMode"]),
         (
             "Linkerd's image",
             set("controllerImage=cr.l5d.io/linkerd/controller"),
@@ -172,6 +174,20 @@ fn rendering_twice_is_rendering_once() {
     let values = certificates.all();
     // Generated certificates would differ each time, so every upgrade would restart everything.
     assert_eq!(render(&values), render(&values));
+}
+
+#[test]
+fn what_discovery_may_read_depends_on_what_it_is_to_do() {
+    let certificates = Certificates::generate();
+    let with = |setting: &str| render(&[certificates.all(), strings(&["--set", setting])].concat());
+    let (linked, plain) = (with("enableRemoteDiscovery=true"), render(&certificates.all()));
+    for part in ["name: remote-discovery", "--enable-remote-discovery=true"] {
+        assert!(linked.contains(part) && !plain.contains(part), "{part}");
+    }
+    let by_endpoints = with("enableEndpointSlices=false");
+    for part in ["resources: [endpoints]", "--enable-endpoint-slices=false"] {
+        assert!(by_endpoints.contains(part) && !plain.contains(part), "{part}");
+    }
 }
 
 #[test]

@@ -12,6 +12,9 @@ Checks before anything is installed. Each message names the value and the remedy
 {{- with include "weft.differs" (dict "root" . "supported" false) | fromYamlArray -}}
 {{- fail (printf "\n\nvalues of Linkerd that Weft does not support yet (docs/compatibility.md), remove them:\n  %s\n" (join "\n  " .)) -}}
 {{- end -}}
+{{- if and (not .Values.disableIPv6) (not .Values.enableEndpointSlices) -}}
+{{- fail "\n\nenableEndpointSlices is false, but disableIPv6 is too: Endpoints have only one address of a pod. Set disableIPv6=true, or enableEndpointSlices=true\n" -}}
+{{- end -}}
 {{- if hasPrefix "cr.l5d.io/" .Values.controllerImage -}}
 {{- fail "\n\ncontrollerImage is Linkerd's image, which is not Weft's control plane: remove the value\n" -}}
 {{- end -}}

@@ -255,6 +255,32 @@ async fn names_that_lead_nowhere_have_linkerds_codes() {
 }
 
 #[tokio::test]
+async fn addresses_with_several_owners_are_failed_preconditions() {
+    let world = World::start().await;
+    let mut client = DestinationClient::new(channel(world.bound.destination).await);
+    let on_port =
+        |name: &str| pod(name, "10.244.0.1").replace("containerPort: 8080", "containerPort: 8080, hostPort: 80");
+    let host = |name: &str, ip: &str| {
+        on_port(name).replace("10.244.0.1", ip).replace("status: {", "status: {hostIP: 192.168.0.1, ")
+    };
+    let another = SERVICE.replace("{name: web,", "{name: another,").replace("{name: out,", "{name: other,");
+    world.write("another.yaml", &(another + &host("web-2", "10.244.0.1") + &host("web-3", "10.244.0.3")));
+    for path in ["10.96.0.1:80", "10.244.0.1:8080", "192.168.0.1:80"] {
+        let code = async || {
+            client.clone().get_profile(destination(path)).await.map_or_else(|status| status.code(), |_| Code::Ok)
+        };
+        let refused = async {
+            while code().await != Code::FailedPrecondition {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(DEADLINE, refused).await.unwrap_or_else(|_| panic!("{path}"));
+    }
+    assert!(client.get_profile(destination("10.244.0.3:8080")).await.is_ok());
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn profiles_of_services_pods_and_bare_addresses() {
     let world = World::start().await;
     let mut client = DestinationClient::new(channel(world.bound.destination).await);

@@ -3,14 +3,14 @@
 //! An endpoint is encoded once for all clients to which it has the same locality. The messages around it name it as bytes:
 //! a nested message and a field of bytes are the same on the wire.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use prost::Message;
 use weft_index::{Endpoints, SharedEndpoint, Snapshot};
 use weft_proto::linkerd::destination::{AddrSet, Update, update};
 
-use super::message;
+use super::message::{self, EndpointSettings};
 use crate::{grpc, stream::Next};
 
 /// `Update` with an `Add`.
@@ -30,10 +30,14 @@ struct Add {
 }
 
 /// What a client gets that has `sent`.
-pub(super) fn step(sent: Option<&Arc<Snapshot<Endpoints>>>, endpoints: &Arc<Snapshot<Endpoints>>) -> Next {
+pub(super) fn step(
+    sent: Option<&Arc<Snapshot<Endpoints>>>,
+    endpoints: &Arc<Snapshot<Endpoints>>,
+    settings: &EndpointSettings,
+) -> Next {
     Next::Send(match sent {
-        None => endpoints.whole(|endpoints| change(&Endpoints::default(), endpoints)),
-        Some(sent) => endpoints.since(sent, change),
+        None => endpoints.whole(|endpoints| change(&Endpoints::default(), endpoints, settings)),
+        Some(sent) => endpoints.since(sent, |old, new| change(old, new, settings)),
     })
 }
 
@@ -41,32 +45,52 @@ pub(super) fn step(sent: Option<&Arc<Snapshot<Endpoints>>>, endpoints: &Arc<Snap
 ///
 /// A Service without endpoints sends nothing at all, and its deletion sends one `Remove`. Linkerd never sends
 /// `no_endpoints`; a proxy that receives it fails fast instead of waiting.
-pub(super) fn change(old: &Endpoints, new: &Endpoints) -> Bytes {
-    let has = |endpoint: &SharedEndpoint| {
-        let known = old.by_addr.get(&endpoint.addr);
-        known.is_some_and(|known| **known == *endpoint && old.locality(known) == new.locality(endpoint))
-    };
-    let form = |endpoint: &SharedEndpoint| {
-        let locality = new.locality(endpoint);
-        endpoint.form(locality, |endpoint| message::weighted_addr(endpoint, Some(locality)).encode_to_vec().into())
-    };
-    let addrs: Vec<_> = new.by_addr.values().filter(|endpoint| !has(endpoint)).map(|endpoint| form(endpoint)).collect();
+fn change(old: &Endpoints, new: &Endpoints, settings: &EndpointSettings) -> Bytes {
+    let changed = new.by_addr.values().map(|endpoint| &**endpoint).filter(|endpoint| !has(old, new, endpoint));
     let gone = old.by_addr.keys().filter(|addr| !new.by_addr.contains_key(addr));
-    let gone: Vec<_> = gone.map(|addr| (*addr).into()).collect();
-    let add = (!addrs.is_empty())
-        .then(|| grpc::frame(&AddUpdate { add: Some(Add { addrs, metric_labels: new.labels.clone() }) }));
-    let remove = (!gone.is_empty())
-        .then(|| grpc::frame(&Update { update: Some(update::Update::Remove(AddrSet { addrs: gone })) }));
-    match (add, remove) {
-        (Some(add), Some(remove)) => [add, remove].concat().into(),
-        (one, other) => one.or(other).unwrap_or_default(),
+    let updates: Vec<_> = add(new, changed, settings).into_iter().chain(remove(gone)).collect();
+    together(&updates)
+}
+
+/// Whether a client that has `old` has an endpoint of `new` as it is.
+pub(super) fn has(old: &Endpoints, new: &Endpoints, endpoint: &SharedEndpoint) -> bool {
+    let known = old.by_addr.get(&endpoint.addr);
+    known.is_some_and(|known| **known == *endpoint && old.locality(known) == new.locality(endpoint))
+}
+
+/// An `Add` of some of the endpoints, unless there are none.
+pub(super) fn add<'a>(
+    endpoints: &Endpoints,
+    some: impl IntoIterator<Item = &'a SharedEndpoint>,
+    settings: &EndpointSettings,
+) -> Option<Bytes> {
+    let form = |endpoint: &SharedEndpoint| {
+        let locality = endpoints.locality(endpoint);
+        endpoint.form(locality, |endpoint| {
+            message::weighted_addr(endpoint, Some(locality), settings).encode_to_vec().into()
+        })
+    };
+    let addrs: Vec<_> = some.into_iter().map(form).collect();
+    (!addrs.is_empty())
+        .then(|| grpc::frame(&AddUpdate { add: Some(Add { addrs, metric_labels: endpoints.labels.clone() }) }))
+}
+
+/// A `Remove`, unless nothing is gone.
+pub(super) fn remove<'a>(gone: impl Iterator<Item = &'a SocketAddr>) -> Option<Bytes> {
+    let addrs: Vec<_> = gone.map(|addr| (*addr).into()).collect();
+    (!addrs.is_empty()).then(|| grpc::frame(&Update { update: Some(update::Update::Remove(AddrSet { addrs })) }))
+}
+
+/// Several updates, in order.
+pub(super) fn together(updates: &[Bytes]) -> Bytes {
+    match updates {
+        [only] => only.clone(),
+        all => all.concat().into(),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::SocketAddr;
-
+pub(super) mod tests {
     use http_body_util::Full;
     use tonic::codec::Streaming;
     use tonic_prost::ProstDecoder;
@@ -85,7 +109,7 @@ mod tests {
         Endpoints { by_addr: by_addr.collect(), labels, client_zone: Some("a".to_owned()) }
     }
 
-    async fn updates(frames: Bytes) -> Vec<Update> {
+    pub(crate) async fn updates(frames: Bytes) -> Vec<Update> {
         let mut messages = Streaming::new_request(ProstDecoder::<Update>::default(), Full::new(frames), None, None);
         let mut all = Vec::new();
         while let Some(message) = messages.message().await.unwrap() {
@@ -97,7 +121,7 @@ mod tests {
     /// `+` for added and `-` for removed ports, in the order of messages.
     async fn check(old: &Endpoints, new: &Endpoints, expected: &str) {
         let mut got = String::new();
-        for update in updates(change(old, new)).await {
+        for update in updates(change(old, new, &EndpointSettings::default())).await {
             match update.update.unwrap() {
                 update::Update::Add(set) => {
                     assert_eq!(set.metric_labels["service"], "web");
@@ -129,7 +153,7 @@ mod tests {
         let mut view = state(&[("10.0.0.1:1", false, "a")]);
         for (zone, expected) in [(Some("a"), "local"), (Some("b"), "remote"), (None, "unknown"), (Some("a"), "local")] {
             view.client_zone = zone.map(str::to_owned);
-            let updates = updates(change(&Endpoints::default(), &view)).await;
+            let updates = updates(change(&Endpoints::default(), &view, &EndpointSettings::default())).await;
             let Some(update::Update::Add(set)) = &updates[0].update else { panic!("{updates:?}") };
             assert_eq!(set.addrs[0].metric_labels["zone_locality"], expected);
         }

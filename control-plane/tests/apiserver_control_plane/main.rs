@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "waits for other processes, whose clock is the machine's")]
 
 mod link;
+mod linked;
 mod outbound;
 mod process;
 mod routes;

@@ -178,7 +178,7 @@ impl World {
     /// Deletes an object of the test's namespace.
     pub(crate) async fn delete(&self, kind: &str, name: &str) {
         let (group, version) = match kind {
-            "Service" => ("", "v1"),
+            "Secret" | "Service" => ("", "v1"),
             "EndpointSlice" => ("discovery.k8s.io", "v1"),
             "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
             "Server" | "HTTPRoute" => ("policy.linkerd.io", "v1beta3"),
@@ -313,7 +313,7 @@ impl World {
     }
 
     /// The kubeconfig with a change, its certificates inline or by absolute path; returns the file's path.
-    fn kubeconfig(&self, name: &str, change: impl FnOnce(&mut Value)) -> String {
+    pub(crate) fn kubeconfig(&self, name: &str, change: impl FnOnce(&mut Value)) -> String {
         let path = std::env::var("KUBECONFIG").unwrap();
         let mut config = serde_json::to_value(Kubeconfig::read_from(&path).unwrap()).unwrap();
         let current = config["current-context"].clone();
@@ -444,6 +444,12 @@ async fn api_server() -> (String, u16) {
 }
 
 impl Updates {
+    /// Waits for the end of the stream, which must be no error.
+    pub(crate) async fn end(&mut self) {
+        let waiting = tokio::time::timeout(Duration::from_secs(90), self.stream.message());
+        assert_eq!(waiting.await.expect("an end in time").unwrap(), None);
+    }
+
     /// The next update: `+` and `-` with addresses.
     pub(crate) async fn next(&mut self) -> String {
         let waiting = tokio::time::timeout(Duration::from_secs(90), self.stream.message());

@@ -1,6 +1,10 @@
 //! Services, and the EndpointSlices with their endpoints.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use k8s_openapi::api::{
     core::v1::{ObjectReference, Service},
@@ -11,7 +15,8 @@ use weft_k8s_api::{
     ports::{PortList, PortSet},
 };
 
-use super::{Key, optional, traffic::Traffic};
+use super::{Gateway, Key, mirror, optional, traffic::Traffic};
+use crate::discovery::Discovery;
 
 /// A Service.
 #[derive(Debug, PartialEq)]
@@ -22,6 +27,8 @@ pub struct ServiceRecord {
     pub external: bool,
     /// Whether only endpoints on the client's node serve it.
     pub local: bool,
+    /// Where its endpoints are.
+    pub discovery: Discovery,
     /// Parts that cannot be read.
     pub problems: Vec<String>,
     /// Annotations about traffic.
@@ -44,6 +51,10 @@ pub(crate) struct SliceRecord {
     /// Ports by name; an unnamed one has the empty name.
     pub ports: HashMap<String, u16>,
     pub endpoints: Vec<SliceEndpoint>,
+    /// Whether the endpoints have ports at all: without, they have not even those that the Service does not declare.
+    pub has_ports: bool,
+    /// Labels of a Service of another cluster.
+    pub target_labels: BTreeMap<String, String>,
     /// Parts that cannot be used.
     pub problems: Vec<String>,
 }
@@ -64,8 +75,8 @@ pub(crate) struct SliceEndpoint {
 pub(crate) enum Target {
     Pod(Key),
     External(Key),
-    /// A bare address.
-    Address,
+    /// A bare address, or the gateway of another cluster.
+    Address(Option<Arc<Gateway>>),
 }
 
 impl ServiceRecord {
@@ -94,6 +105,7 @@ impl ServiceRecord {
             opaque_ports: optional(&service.metadata, labels::OPAQUE_PORTS, &mut problems),
             traffic: Traffic::of_service(&service.metadata, &mut problems),
             key: Key::of(&service.metadata),
+            discovery: Discovery::new(&service.metadata, &mut problems),
             problems,
         }
     }
@@ -141,8 +153,9 @@ impl SliceRecord {
             endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false)
         });
         let mut problems = Vec::new();
+        let gateway = Gateway::new(&slice.metadata).map(Arc::new);
         let endpoints = endpoints.filter_map(|endpoint| {
-            let target = match target(&namespace, endpoint.target_ref.as_ref()) {
+            let target = match target(&namespace, endpoint.target_ref.as_ref(), gateway.as_ref()) {
                 Ok(target) => target,
                 Err(problem) => {
                     if !problems.contains(&problem) {
@@ -166,14 +179,22 @@ impl SliceRecord {
             })
         });
         let endpoints = endpoints.collect();
-        Some(Self { service, ports, endpoints, problems })
+        let has_ports = slice.ports.is_some();
+        Some(Self {
+            has_ports,
+            service,
+            ports,
+            endpoints,
+            target_labels: mirror::target_labels(&slice.metadata),
+            problems,
+        })
     }
 
     /// Pods that the slice refers to.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Key> {
         self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
             Target::Pod(pod) => Some(pod),
-            Target::External(_) | Target::Address => None,
+            Target::External(_) | Target::Address(_) => None,
         })
     }
 
@@ -181,14 +202,18 @@ impl SliceRecord {
     pub(crate) fn workloads(&self) -> impl Iterator<Item = &Key> {
         self.endpoints.iter().filter_map(|endpoint| match &endpoint.target {
             Target::External(workload) => Some(workload),
-            Target::Pod(_) | Target::Address => None,
+            Target::Pod(_) | Target::Address(_) => None,
         })
     }
 }
 
 /// The object that an endpoint refers to, in the slice's namespace.
-fn target(namespace: &str, reference: Option<&ObjectReference>) -> Result<Target, String> {
-    let Some(reference) = reference else { return Ok(Target::Address) };
+pub(super) fn target(
+    namespace: &str,
+    reference: Option<&ObjectReference>,
+    gateway: Option<&Arc<Gateway>>,
+) -> Result<Target, String> {
+    let Some(reference) = reference else { return Ok(Target::Address(gateway.cloned())) };
     let key = Key::new(namespace, reference.name.clone().unwrap_or_default());
     match reference.kind.as_deref().unwrap_or_default() {
         "Pod" => Ok(Target::Pod(key)),

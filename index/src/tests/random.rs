@@ -254,6 +254,12 @@ fn forms() -> Vec<Object> {
     let mut other = placed("web", &[two], &["a"]);
     merge(&mut other, json!({"metadata": {"name": "web-more"}}));
     all.push(other);
+    let mut mirrored = slice("web", &[("gateway", "192.168.0.1")], 4143);
+    mirrored["endpoints"][0].as_object_mut().unwrap().remove("targetRef");
+    let metadata = json!({"name": "web-east", "labels": {"mirror.linkerd.io/cluster-name": "east"},
+        "annotations": {"mirror.linkerd.io/remote-gateway-identity": "gateway"}});
+    merge(&mut mirrored, json!({"metadata": metadata}));
+    all.push(mirrored);
     let mut machine = slice("web", &[("vm", "192.168.0.1")], 8080);
     merge(&mut machine, json!({"metadata": {"name": "web-vm"}}));
     machine["endpoints"][0]["targetRef"]["kind"] = json!("ExternalWorkload");

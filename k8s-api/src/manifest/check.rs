@@ -2,7 +2,7 @@
 
 use k8s_openapi::{
     api::{
-        core::v1::{Pod, Service},
+        core::v1::{Endpoints, Pod, Service},
         discovery::v1::EndpointSlice,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -23,6 +23,7 @@ pub(super) fn check(object: &Object) -> Vec<Invalid> {
         Object::Namespace(namespace) => inject::check_annotations(&namespace.metadata),
         Object::Pod(pod) => check_pod(pod),
         Object::Service(service) => check_service(service),
+        Object::Endpoints(endpoints) => check_endpoints(endpoints),
         Object::EndpointSlice(slice) => check_slice(slice),
         Object::Deployment(deployment) => check_template(deployment.spec.template.metadata.as_ref()),
         Object::ReplicaSet(set) => {
@@ -97,6 +98,19 @@ fn check_service(service: &Service) -> Vec<Invalid> {
     for (field, ip) in ips.chain(spec.cluster_ip.iter().map(|ip| (FieldPath::of("spec.clusterIP"), ip))) {
         if !ip.is_empty() && ip != "None" && ip.parse::<std::net::IpAddr>().is_err() {
             found.push(field.invalid(format!("bad address {ip:?}, expected an IP address or None")));
+        }
+    }
+    found
+}
+
+fn check_endpoints(endpoints: &Endpoints) -> Vec<Invalid> {
+    let mut found = Vec::new();
+    for (index, subset) in endpoints.subsets.iter().flatten().enumerate() {
+        for (number, address) in subset.addresses.iter().flatten().enumerate() {
+            if address.ip.parse::<std::net::IpAddr>().is_err() {
+                let field = FieldPath::of("subsets").index(index).key("addresses").index(number).key("ip");
+                found.push(field.invalid(format!("bad address {:?}, expected an IP address", address.ip)));
+            }
         }
     }
     found

@@ -6,7 +6,7 @@ use k8s_openapi::{
     api::{
         apps::v1::{Deployment, ReplicaSet},
         batch::v1::Job,
-        core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount},
+        core::v1::{ConfigMap, Endpoints, Namespace, Node, Pod, Secret, Service, ServiceAccount},
         discovery::v1::EndpointSlice,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -133,6 +133,8 @@ objects! {
     ReplicaSet, "apps", true;
     /// A Job.
     Job, "batch", true;
+    /// Endpoints.
+    Endpoints, "", true;
     /// An EndpointSlice.
     EndpointSlice, "discovery.k8s.io", true;
     /// A Server.

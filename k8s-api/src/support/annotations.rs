@@ -113,6 +113,14 @@ pub const SERVICE_ANNOTATIONS: &[Setting] = &[
     Setting::new("retry.linkerd.io/*", Unsupported, NO_RETRY),
     Setting::new("timeout.linkerd.io/request", Works, ""),
     Setting::new("timeout.linkerd.io/*", Unsupported, NO_TIMEOUT),
-    Setting::new("multicluster.linkerd.io/*", Unsupported, "no multicluster"),
-    Setting::new("mirror.linkerd.io/*", Unsupported, "no multicluster"),
+    Setting::new("multicluster.linkerd.io/remote-discovery", Works, "with enableRemoteDiscovery"),
+    Setting::new("multicluster.linkerd.io/remote-service", Works, "with enableRemoteDiscovery"),
+    Setting::new("multicluster.linkerd.io/local-discovery", Works, ""),
+    Setting::new("multicluster.linkerd.io/*", Unsupported, "Weft has no service mirror; Linkerd's acts on it"),
+    Setting::new(
+        "mirror.linkerd.io/exported",
+        Unsupported,
+        "Weft has no service mirror; Linkerd's in another cluster acts on it",
+    ),
+    Setting::new("mirror.linkerd.io/*", Works, "of mirrored Services and their EndpointSlices"),
 ];

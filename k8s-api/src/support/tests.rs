@@ -164,7 +164,7 @@ fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
         "timeout.linkerd.io/response",
         "timeout.linkerd.io/idle",
         "mirror.linkerd.io/exported",
-        "multicluster.linkerd.io/remote-discovery",
+        "multicluster.linkerd.io/cluster-name",
     ] {
         assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))).len(), 1, "{annotation}");
     }

@@ -104,7 +104,7 @@ pub(super) fn desired(objects: Vec<Object>, config: &InjectConfig, allocator: &m
             Object::Pod(pod) => all.add_pod(pod, &namespaces, config),
             Object::Service(service) => all.services.push(with_cluster_ip(service, allocator, &chosen)),
             // The sandbox creates these objects itself; manifests of these kinds would conflict with them.
-            Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
+            Object::Endpoints(_) | Object::EndpointSlice(_) | Object::ReplicaSet(_) | Object::Node(_) => {}
             Object::Job(_)
             | Object::ExternalWorkload(_)
             | Object::EgressNetwork(_)

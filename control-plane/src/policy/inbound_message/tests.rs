@@ -1,6 +1,6 @@
 //! From manifests to messages, field by field as Linkerd's controller answers.
 
-use weft_index::{Cluster, Event, Index, Key, TransportMode};
+use weft_index::{Cluster, EndpointsFrom, Event, Index, Key, TransportMode};
 use weft_k8s_api::{manifest, policy::DefaultPolicy, ports};
 use weft_proto::linkerd::{
     grpc_route::GrpcRpcMatch,
@@ -34,6 +34,8 @@ fn answer(protocol: &str, probe_networks: &[&str], objects: &str) -> Server {
         transport_mode: TransportMode::TransportHeader,
         egress_namespace: "linkerd-egress".to_owned(),
         ipv6: false,
+        h2_upgrade: true,
+        endpoints_from: EndpointsFrom::Slices,
     });
     let manifests = format!(
         "{POD}---

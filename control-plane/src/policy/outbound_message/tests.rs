@@ -1,7 +1,7 @@
 //! Objects in, messages out: what proxies get, as Linkerd's control plane writes it.
 
 use serde_json::{Value, json};
-use weft_index::{Cluster, Event, Index, TransportMode};
+use weft_index::{Cluster, EndpointsFrom, Event, Index, TransportMode};
 use weft_k8s_api::{inject, manifest, policy::DefaultPolicy, ports};
 use weft_proto::linkerd::{
     meta::metadata,
@@ -26,6 +26,8 @@ fn message(objects: &[Value], target: &str) -> Message {
         transport_mode: TransportMode::TransportHeader,
         egress_namespace: "linkerd-egress".to_owned(),
         ipv6: false,
+        h2_upgrade: true,
+        endpoints_from: EndpointsFrom::Slices,
     });
     let batch = objects.iter().map(|object| {
         let read = manifest::parse("test.json".as_ref(), &object.to_string());

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     fn kind(plural: &str) -> Watched {
-        let all = watched(Interest { destination: true, policy: true });
+        let all = watched(Interest::Parts { discovery: Some(weft_index::EndpointsFrom::Slices), policy: true });
         all.into_iter().find(|kind| kind.plural == plural).unwrap()
     }
 

@@ -1,15 +1,21 @@
 //! The kinds that are watched, for which parts, and with which fields.
 
 use kube::core::ApiResource;
+use weft_index::EndpointsFrom;
 use weft_k8s_api::{labels, manifest::Kind};
 
 /// Parts of the control plane that use objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Interest {
-    /// Discovery.
-    pub(crate) destination: bool,
-    /// Policy.
-    pub(crate) policy: bool,
+pub(crate) enum Interest {
+    /// Parts that serve this cluster.
+    Parts {
+        /// Discovery, by the objects that list endpoints.
+        discovery: Option<EndpointsFrom>,
+        /// Policy.
+        policy: bool,
+    },
+    /// Endpoints of a linked cluster: what the role of Linkerd's multicluster extension allows to read.
+    Linked(EndpointsFrom),
 }
 
 /// A kind, and how it is watched.
@@ -65,6 +71,7 @@ const SERVICES: Watched = Watched::new(Kind::Service, &["v1"], "services");
 const PODS: Watched = Watched::new(Kind::Pod, &["v1"], "pods");
 const MESHED_PODS: Watched = Watched { label: Some(labels::CONTROL_PLANE_NS), ..PODS };
 const SLICES: Watched = Watched::new(Kind::EndpointSlice, &["v1"], "endpointslices");
+const ENDPOINTS: Watched = Watched::new(Kind::Endpoints, &["v1"], "endpoints");
 const NODES: Watched = Watched::metadata(Kind::Node, &["v1"], "nodes");
 const REPLICA_SETS: Watched = Watched::metadata(Kind::ReplicaSet, &["v1"], "replicasets");
 const JOBS: Watched = Watched::metadata(Kind::Job, &["v1"], "jobs");
@@ -89,14 +96,19 @@ const WITH_STATUS: [Watched; 7] =
 
 /// Kinds that some part needs, each once.
 pub(super) fn watched(interest: Interest) -> Vec<Watched> {
+    let (discovery, policy) = match interest {
+        Interest::Parts { discovery, policy } => (discovery, policy),
+        Interest::Linked(from) => return vec![SERVICES, PODS, SERVERS, list_of(from), REPLICA_SETS],
+    };
     let mut kinds = vec![SERVICES];
     // Discovery also needs pods that are not meshed: their endpoints are reached in plain text.
-    kinds.push(if interest.destination { PODS } else { MESHED_PODS });
+    kinds.push(if discovery.is_some() { PODS } else { MESHED_PODS });
     kinds.extend([SERVERS, WORKLOADS]);
-    if interest.destination {
-        kinds.extend([SLICES, NODES, REPLICA_SETS, JOBS, PROFILES]);
+    if let Some(from) = discovery {
+        kinds.push(list_of(from));
+        kinds.extend([NODES, REPLICA_SETS, JOBS, PROFILES]);
     }
-    if interest.policy {
+    if policy {
         kinds.extend([SERVER_AUTHORIZATIONS, AUTHORIZATION_POLICIES, MESH_TLS, NETWORKS]);
         kinds.extend(WITH_STATUS);
     }
@@ -109,28 +121,39 @@ pub(crate) fn resources(kind: Kind) -> Vec<ApiResource> {
     found.iter().flat_map(|watched| watched.versions.iter().map(|version| watched.resource(version))).collect()
 }
 
+fn list_of(from: EndpointsFrom) -> Watched {
+    match from {
+        EndpointsFrom::Slices => SLICES,
+        EndpointsFrom::Endpoints => ENDPOINTS,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn each_part_watches_only_what_it_reads() {
-        let names = |destination, policy| {
-            let kinds = watched(Interest { destination, policy });
+        let names = |discovery, policy| {
+            let kinds = watched(Interest::Parts { discovery, policy });
             kinds.iter().map(|kind| kind.plural).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
-            names(true, false),
+            names(Some(EndpointsFrom::Slices), false),
             "services pods servers externalworkloads endpointslices nodes replicasets jobs serviceprofiles"
         );
         assert_eq!(
-            names(false, true),
+            names(None, true),
             "services pods servers externalworkloads serverauthorizations authorizationpolicies \
              meshtlsauthentications networkauthentications httplocalratelimitpolicies egressnetworks httproutes \
              httproutes grpcroutes tlsroutes tcproutes"
         );
-        let all = watched(Interest { destination: true, policy: true });
-        for kind in all {
+        let by_endpoints = names(Some(EndpointsFrom::Endpoints), false);
+        assert!(by_endpoints.contains(" endpoints ") && !by_endpoints.contains("endpointslices"), "{by_endpoints}");
+        let linked = watched(Interest::Linked(EndpointsFrom::Slices));
+        let linked: Vec<_> = linked.iter().map(|kind| kind.plural).collect();
+        assert_eq!(linked, ["services", "pods", "servers", "endpointslices", "replicasets"]);
+        for kind in watched(Interest::Parts { discovery: Some(EndpointsFrom::Slices), policy: true }) {
             assert_eq!(kind.optional, kind.kind.group() == "gateway.networking.k8s.io", "{kind:?}");
         }
     }
@@ -146,7 +169,7 @@ mod tests {
 
     #[test]
     fn policy_watches_meshed_pods_only() {
-        let meshed = watched(Interest { destination: false, policy: true });
+        let meshed = watched(Interest::Parts { discovery: None, policy: true });
         assert_eq!(meshed[1].label, Some("linkerd.io/control-plane-ns"));
     }
 }
