@@ -20,6 +20,7 @@ use kube::Client;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
+    time::Instant,
 };
 use tonic::{body::Body, service::Routes};
 use tower::Service;
@@ -53,7 +54,7 @@ use crate::{
         review::Reviewer,
     },
     lease::{self, LeaseConfig},
-    metrics::{GrpcMetrics, IneffectivePolicies, IssuerTtl},
+    metrics::{GrpcMetrics, IndexMetrics, IneffectivePolicies, IssuerTtl, WatchMetrics},
     policy::Policies,
     slices::SliceWriter,
     source::{
@@ -232,7 +233,8 @@ impl Parts {
                 };
                 // Both parts watch Servers; only one of them informs their owners.
                 let owners = if policy.is_some() { Events::new(client.clone(), "policy") } else { Events::none() };
-                let source = KubeSource::new(client.clone(), interest, gate.clone(), owners);
+                let watches = self.metrics.register(WatchMetrics::new);
+                let source = KubeSource::new(client.clone(), interest, gate.clone(), owners, watches);
                 self.tasks.spawn("source", source.run(batch_tx));
                 if let Some(policy) = policy {
                     self.statuses(client.clone(), cluster, source_args, policy, &index)?;
@@ -244,9 +246,11 @@ impl Parts {
                 (gate, "caches synced", slices)
             }
         };
+        let metrics = self.metrics.register(|registry| IndexMetrics::new(registry, &index));
+        self.tasks.spawn("index metrics", metrics.clone().run(index.clone()));
         let applied = index.clone();
         self.tasks.spawn("index", async move {
-            apply(applied, slices, batch_rx, |changes| {
+            apply(applied, &metrics, slices, batch_rx, |changes| {
                 tracing::info!(changes, "{known}");
                 gate.open();
                 synced_tx.send_replace(true);
@@ -484,6 +488,7 @@ impl Parts {
 /// Applies batches; `synced` receives the number of changes that the initial state consisted of.
 async fn apply(
     index: SharedIndex,
+    metrics: &IndexMetrics,
     slices: Option<SliceWriter>,
     mut batches: mpsc::Receiver<Vec<Event>>,
     synced: impl Fn(usize),
@@ -495,7 +500,9 @@ async fn apply(
             slices.observe(&batch);
         }
         tracing::trace!(changes = batch.len(), "objects changed");
+        let since = Instant::now();
         let Ok(applied) = index.apply(batch).await else { return };
+        metrics.applied(since);
         for Problem { object, problem } in applied.problems {
             tracing::error!(object, problem, "object cannot be used as it is");
         }

@@ -1,4 +1,8 @@
-//! Metrics of the gRPC services, under the names of Go's gRPC middleware that Linkerd's dashboards query.
+//! Metrics of the gRPC services, under the names of Go's gRPC middleware that Linkerd's dashboards query, of the index and of
+//! watches.
+
+mod index;
+mod watches;
 
 use std::{
     fmt,
@@ -16,6 +20,8 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tonic::Code;
 
+pub(crate) use index::IndexMetrics;
+pub(crate) use watches::WatchMetrics;
 use weft_index::SharedIndex;
 
 /// Buckets of Linkerd's `grpc_server_handling_seconds`: streams live long.

@@ -26,6 +26,7 @@ mod selection;
 mod servers;
 mod shared;
 mod snapshot;
+mod statistics;
 mod status;
 mod store;
 mod watches;
@@ -64,6 +65,7 @@ pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
 pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind, Status};
 pub use shared::{SharedIndex, Unanswered};
 pub use snapshot::Snapshot;
+pub use statistics::{Statistics, Views};
 pub use status::PendingStatuses;
 pub use store::AmbiguousAddress;
 

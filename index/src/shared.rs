@@ -116,6 +116,11 @@ impl SharedIndex {
         timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
     }
 
+    /// Number of questions that wait for the index.
+    pub fn waiting_questions(&self) -> usize {
+        self.questions.max_capacity() - self.questions.capacity()
+    }
+
     /// Statuses that are to be written.
     pub fn statuses(&self) -> PendingStatuses {
         self.statuses.clone()

@@ -37,6 +37,15 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
         receiver
     }
 
+    /// Subscriptions, each with the number of its receivers, which may be zero.
+    pub(super) fn subscribers(&self) -> impl Iterator<Item = (&G, &K, usize)> {
+        let of_group = |(group, keys)| {
+            let keys: &HashMap<K, watch::Sender<T>> = keys;
+            keys.iter().map(move |(key, sender)| (group, key, sender.receiver_count()))
+        };
+        self.groups.iter().flat_map(of_group)
+    }
+
     /// The keys of a group's subscriptions that have a receiver.
     pub(super) fn keys(&self, group: &G) -> impl Iterator<Item = &K> {
         let keys = self.groups.get(group).into_iter().flatten();

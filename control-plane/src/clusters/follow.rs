@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     api::{self, events::Events, explain_watch},
+    metrics::WatchMetrics,
     source::kube::{Interest, KubeSource},
 };
 
@@ -241,7 +242,7 @@ async fn follow_one(
     // Another cluster must not hold up this one's readiness.
     let gate = Readiness::new().gate("caches");
     let (batches_tx, mut batches) = mpsc::channel::<Vec<Event>>(BATCHES);
-    let source = KubeSource::new(client, interest, gate, Events::none()).run(batches_tx);
+    let source = KubeSource::new(client, interest, gate, Events::none(), WatchMetrics::default()).run(batches_tx);
     let apply = async {
         while let Some(batch) = batches.recv().await {
             let applied = linked.index.apply(batch).await.context("the index of a linked cluster")?;

@@ -18,7 +18,7 @@ use kube::Client;
 use tokio::sync::mpsc;
 use weft_runtime::readiness::Gate;
 
-use crate::api::events::Events;
+use crate::{api::events::Events, metrics::WatchMetrics};
 use caches::Caches;
 pub(crate) use kinds::{Interest, resources};
 use weft_index::Event;
@@ -32,12 +32,13 @@ pub(crate) struct KubeSource {
     interest: Interest,
     gate: Gate,
     owners: Events,
+    metrics: WatchMetrics,
 }
 
 impl KubeSource {
     /// Prepares the watches. `gate` shows what the start waits for; `owners` publishes problems of objects as Events.
-    pub(crate) fn new(client: Client, interest: Interest, gate: Gate, owners: Events) -> Self {
-        Self { client, interest, gate, owners }
+    pub(crate) fn new(client: Client, interest: Interest, gate: Gate, owners: Events, metrics: WatchMetrics) -> Self {
+        Self { client, interest, gate, owners, metrics }
     }
 
     /// Sends everything that exists, then [`Event::Synced`], then every change. Runs until the receiver is dropped.
@@ -64,6 +65,7 @@ impl KubeSource {
                 for (index, update) in received.drain(..) {
                     caches.take(index, update, &mut batch);
                 }
+                caches.works().for_each(|(kind, works)| self.metrics.set(kind.group(), kind.name(), works));
                 for report in caches.reports() {
                     self.owners.warning("Unreadable", report.problem, report.regarding);
                 }

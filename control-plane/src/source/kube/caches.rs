@@ -72,6 +72,11 @@ impl Caches {
         self.kinds.iter().all(|cache| cache.listed)
     }
 
+    /// Each kind, and whether its watch works.
+    pub(super) fn works(&self) -> impl Iterator<Item = (Kind, bool)> {
+        self.kinds.iter().map(|cache| (cache.kind.kind, cache.trouble.is_none()))
+    }
+
     /// What the start waits for, as text.
     pub(super) fn waiting(&self) -> String {
         let waiting = self.kinds.iter().filter(|cache| !cache.listed);
