@@ -11,6 +11,7 @@ mod policy;
 mod policy_routes;
 mod random;
 mod status;
+mod views;
 
 use std::cell::{RefCell, RefMut};
 
