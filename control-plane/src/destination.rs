@@ -108,7 +108,8 @@ impl Destination {
                 let step = move |sent: Option<&_>, endpoints: &_| endpoints::step(sent, endpoints, &settings);
                 Ok(self.answering.follow(view, Some(again), step).left_stream())
             }
-            Found::Elsewhere(discovery) => Ok(linked::frames(self, asked, discovery).await?.right_stream()),
+            // Such streams are few and large: on the heap, they cost the others nothing.
+            Found::Elsewhere(discovery) => Ok(linked::frames(self, asked, discovery).await?.boxed().right_stream()),
         }
     }
 
