@@ -415,6 +415,16 @@ impl ClusterArgs {
     }
 }
 
+/// Settings of the index by the defaults of the command line.
+#[cfg(test)]
+pub(crate) fn default_cluster() -> Cluster {
+    let Command::Run(command) = Args::parse_from(["weft-control-plane", "policy"]).command else {
+        panic!("no command")
+    };
+    let RunCommand::Policy { cluster, policy, .. } = *command else { panic!("another command") };
+    cluster.cluster(None, Some(&policy))
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     weft_k8s_api::duration::parse(text)
         .ok_or_else(|| "expected numbers with units ms, s, m, h or d, such as 500ms or 24h0m0s".to_owned())

@@ -48,7 +48,7 @@ pub struct Cluster {
     pub egress_namespace: String,
     /// Whether IPv6 endpoints are announced.
     pub ipv6: bool,
-    /// Whether clients are told that meshed endpoints accept HTTP/1 inside HTTP/2.
+    /// Whether meshed endpoints are announced as accepting HTTP/1 inside HTTP/2.
     pub h2_upgrade: bool,
     /// The objects that list endpoints; the others are not read.
     pub endpoints_from: EndpointsFrom,

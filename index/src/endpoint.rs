@@ -124,7 +124,7 @@ impl Locality {
 }
 
 impl SharedEndpoint {
-    /// An endpoint that nobody has encoded yet.
+    /// An endpoint that is not encoded yet.
     pub fn new(endpoint: Endpoint) -> Self {
         Self { endpoint, forms: Default::default() }
     }

@@ -129,18 +129,15 @@ fn number(count: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use weft_index::{EndpointsQuery, Event, Key};
     use weft_k8s_api::manifest;
 
     use super::*;
-    use crate::args::{Args, Command, RunCommand};
+    use crate::args;
 
     #[tokio::test]
     async fn objects_views_and_streams_are_counted() {
-        let Command::Run(command) = Args::parse_from(["weft-control-plane", "destination"]).command else { panic!() };
-        let RunCommand::Destination { cluster, destination, .. } = *command else { panic!() };
-        let index = SharedIndex::start(cluster.cluster(Some(&destination), None)).unwrap();
+        let index = SharedIndex::start(args::default_cluster()).unwrap();
         let mut registry = Registry::default();
         let metrics = IndexMetrics::new(&mut registry, &index);
         let service = r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"},

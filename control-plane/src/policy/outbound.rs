@@ -103,7 +103,7 @@ impl OutboundPolicies {
 fn step(sent: Option<&Policy>, policy: &Policy, port: u16, l5d_headers: bool) -> Next {
     let encode = |policy: &OutboundPolicy| grpc::frame(&outbound_message::policy(policy, port, l5d_headers));
     match policy.as_ref().map(|policy| &***policy) {
-        // Clients of different ports share the view, and each is told its own port.
+        // Clients of different ports share the view; the message names each client's own port.
         Some(policy @ OutboundPolicy::UndefinedPort { .. }) => {
             let same = sent.and_then(Option::as_ref).is_some_and(|sent| ***sent == *policy);
             Next::Send(if same { Bytes::new() } else { encode(policy) })

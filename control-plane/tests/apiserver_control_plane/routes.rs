@@ -1,4 +1,4 @@
-//! Routes of Servers on a real API server: what a proxy is told of them.
+//! Routes of Servers on a real API server: what proxies receive.
 
 use serde_json::json;
 use weft_proto::linkerd::{

@@ -1,7 +1,10 @@
 //! Changes of inbound policy: which Servers they concern. A Server's policy is then derived anew, and its pods get another
 //! answer only if it differs.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use weft_k8s_api::{
     manifest::Kind,
@@ -80,27 +83,15 @@ impl Index {
     }
 
     pub(super) fn set_mesh_tls(&mut self, key: &Key, new: Option<MeshTlsRecord>) {
-        let known = &mut self.store.policies_mut(&key.namespace).mesh_tls;
-        if known.get(&key.name) == new.as_ref() {
-            return;
+        if replace(&mut self.store.policies_mut(&key.namespace).mesh_tls, &key.name, new) {
+            self.authentication_changed(key);
         }
-        match new {
-            Some(new) => known.insert(key.name.clone(), new),
-            None => known.remove(&key.name),
-        };
-        self.authentication_changed(key);
     }
 
     pub(super) fn set_networks(&mut self, key: &Key, new: Option<Vec<Network>>) {
-        let known = &mut self.store.policies_mut(&key.namespace).networks;
-        if known.get(&key.name) == new.as_ref() {
-            return;
+        if replace(&mut self.store.policies_mut(&key.namespace).networks, &key.name, new) {
+            self.authentication_changed(key);
         }
-        match new {
-            Some(new) => known.insert(key.name.clone(), new),
-            None => known.remove(&key.name),
-        };
-        self.authentication_changed(key);
     }
 
     pub(super) fn set_rate_limit(&mut self, key: &Key, new: Option<RateLimitRecord>) {
@@ -217,4 +208,16 @@ impl Index {
 fn authentications<'a>(namespace: &'a str, spec: &'a AuthorizationPolicySpec) -> impl Iterator<Item = Key> + 'a {
     let refs = spec.required_authentication_refs.iter();
     refs.map(|reference| Key::new(reference.namespace.as_deref().unwrap_or(namespace), &reference.name))
+}
+
+/// Sets or removes a value; returns whether that changed anything.
+fn replace<T: PartialEq>(known: &mut HashMap<String, T>, name: &str, new: Option<T>) -> bool {
+    if known.get(name) == new.as_ref() {
+        return false;
+    }
+    match new {
+        Some(new) => known.insert(name.to_owned(), new),
+        None => known.remove(name),
+    };
+    true
 }

@@ -3,21 +3,17 @@
 use std::{collections::VecDeque, pin::Pin, time::Duration};
 
 use futures::StreamExt;
-use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tonic::Code;
-use weft_index::{Cluster, EndpointsFrom, Event, SharedIndex, TransportMode};
-use weft_k8s_api::{
-    manifest::{self, Kind, ObjectRef},
-    policy::DefaultPolicy,
-    ports,
-};
+use weft_index::{Cluster, Event, SharedIndex};
+use weft_k8s_api::manifest::{self, Kind, ObjectRef};
 use weft_proto::linkerd::destination::{Update, update};
 use weft_runtime::{drain, metrics::Metrics};
 
 use super::*;
 use crate::{
+    args,
     clusters::{Clusters, LinkedCluster},
     destination::{EndpointSettings, endpoints::tests::updates, http2},
     metrics::GrpcMetrics,
@@ -33,21 +29,9 @@ const NAME: &str = "multicluster.linkerd.io/remote-service";
 const LOCAL: &str = "multicluster.linkerd.io/local-discovery";
 
 fn index(domain: &str) -> SharedIndex {
-    SharedIndex::start(Cluster {
-        control_namespace: "linkerd".to_owned(),
-        cluster_domain: domain.to_owned(),
-        trust_domain: domain.to_owned(),
-        networks: Vec::<IpNet>::new(),
-        probe_networks: Vec::new(),
-        default_policy: DefaultPolicy::Deny,
-        default_opaque_ports: ports::default_opaque_ports(),
-        transport_mode: TransportMode::TransportHeader,
-        egress_namespace: "linkerd-egress".to_owned(),
-        ipv6: false,
-        h2_upgrade: true,
-        endpoints_from: EndpointsFrom::Slices,
-    })
-    .unwrap()
+    let domain = domain.to_owned();
+    SharedIndex::start(Cluster { cluster_domain: domain.clone(), trust_domain: domain, ..args::default_cluster() })
+        .unwrap()
 }
 
 async fn apply(index: &SharedIndex, object: Value) {

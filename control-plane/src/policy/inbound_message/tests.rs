@@ -1,7 +1,7 @@
 //! From manifests to messages, field by field as Linkerd's controller answers.
 
-use weft_index::{Cluster, EndpointsFrom, Event, Index, Key, TransportMode};
-use weft_k8s_api::{manifest, policy::DefaultPolicy, ports};
+use weft_index::{Cluster, Event, Index, Key};
+use weft_k8s_api::{manifest, policy::DefaultPolicy};
 use weft_proto::linkerd::{
     grpc_route::GrpcRpcMatch,
     http_route::{
@@ -13,6 +13,7 @@ use weft_proto::linkerd::{
 };
 
 use super::*;
+use crate::args;
 
 const POD: &str = "
 apiVersion: v1
@@ -24,18 +25,10 @@ spec: {containers: [{name: app, livenessProbe: {httpGet: {path: /live, port: 808
 /// The message about port 8080 of a pod whose Server `s` has this protocol.
 fn answer(protocol: &str, probe_networks: &[&str], objects: &str) -> Server {
     let mut index = Index::new(Cluster {
-        control_namespace: "linkerd".to_owned(),
-        cluster_domain: "cluster.local".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
         networks: Vec::new(),
         probe_networks: probe_networks.iter().map(|network| network.parse().unwrap()).collect(),
         default_policy: DefaultPolicy::Deny,
-        default_opaque_ports: ports::default_opaque_ports(),
-        transport_mode: TransportMode::TransportHeader,
-        egress_namespace: "linkerd-egress".to_owned(),
-        ipv6: false,
-        h2_upgrade: true,
-        endpoints_from: EndpointsFrom::Slices,
+        ..args::default_cluster()
     });
     let manifests = format!(
         "{POD}---

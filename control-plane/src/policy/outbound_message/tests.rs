@@ -1,34 +1,22 @@
 //! Objects in, messages out: what proxies get, as Linkerd's control plane writes it.
 
 use serde_json::{Value, json};
-use weft_index::{Cluster, EndpointsFrom, Event, Index, TransportMode};
-use weft_k8s_api::{inject, manifest, policy::DefaultPolicy, ports};
+use weft_index::{Event, Index};
+use weft_k8s_api::manifest;
 use weft_proto::linkerd::{
     meta::metadata,
     outbound::{HttpRoute, backend, grpc_route, http_route, tls_route},
 };
 
 use super::*;
+use crate::args;
 
 const WEB: &str = "10.96.0.1:80";
 const OUTSIDE: &str = "93.184.216.34:80";
 
 /// The message for a client in `shop`, after these objects.
 fn message(objects: &[Value], target: &str) -> Message {
-    let mut index = Index::new(Cluster {
-        control_namespace: "linkerd".to_owned(),
-        cluster_domain: "cluster.local".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        networks: inject::default_cluster_networks(),
-        probe_networks: Vec::new(),
-        default_policy: DefaultPolicy::Deny,
-        default_opaque_ports: ports::default_opaque_ports(),
-        transport_mode: TransportMode::TransportHeader,
-        egress_namespace: "linkerd-egress".to_owned(),
-        ipv6: false,
-        h2_upgrade: true,
-        endpoints_from: EndpointsFrom::Slices,
-    });
+    let mut index = Index::new(args::default_cluster());
     let batch = objects.iter().map(|object| {
         let read = manifest::parse("test.json".as_ref(), &object.to_string());
         assert!(read.errors.is_empty(), "{:?}", read.errors);
