@@ -13,13 +13,10 @@ use crate::problem::Problem;
 const CURE: &str = "docs/compatibility.md says what works; remove it, so that no one relies on it";
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
-pub(super) const KINDS: [(&str, &str, &str); 8] = [
-    ("policy.linkerd.io", "EgressNetwork", "egressnetworks"),
+pub(super) const KINDS: [(&str, &str, &str); 5] = [
     ("policy.linkerd.io", "HTTPRoute", "httproutes"),
     ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
     ("gateway.networking.k8s.io", "GRPCRoute", "grpcroutes"),
-    ("gateway.networking.k8s.io", "TLSRoute", "tlsroutes"),
-    ("gateway.networking.k8s.io", "TCPRoute", "tcproutes"),
     ("linkerd.io", "ServiceProfile", "serviceprofiles"),
     ("multicluster.linkerd.io", "Link", "links"),
 ];
@@ -85,7 +82,7 @@ mod tests {
             content,
         };
         cluster.objects = Ok(vec![
-            custom("gateway.networking.k8s.io", "HTTPRoute", json!({"spec": {}})),
+            custom("gateway.networking.k8s.io", "HTTPRoute", json!({"spec": {"rules": [{"retry": {"attempts": 2}}]}})),
             custom("linkerd.io", "ServiceProfile", json!({"spec": {"dstOverrides": [{"weight": "1"}]}})),
             custom("linkerd.io", "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}})),
         ]);
@@ -100,12 +97,12 @@ mod tests {
         check(
             resources(&facts),
             &[
-                ("HTTPRoute.gateway.networking.k8s.io shop/x, kind", "not supported yet"),
+                ("HTTPRoute.gateway.networking.k8s.io shop/x, spec.rules.retry", "not supported yet"),
                 ("ServiceProfile.linkerd.io shop/x, spec.retryBudget", "does not retry"),
             ],
         );
         let field = "metadata.annotations[\"balancer.linkerd.io/failure-accrual\"]";
-        check(services(&facts), &[(&format!("Service shop/web, {field}"), "no circuit breaking")]);
+        check(services(&facts), &[(&format!("Service shop/web, {field}"), "leaves a failing endpoint in the balancer")]);
         check(
             pods(&facts),
             &[
