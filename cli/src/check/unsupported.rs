@@ -102,7 +102,10 @@ mod tests {
             ],
         );
         let field = "metadata.annotations[\"balancer.linkerd.io/failure-accrual\"]";
-        check(services(&facts), &[(&format!("Service shop/web, {field}"), "leaves a failing endpoint in the balancer")]);
+        check(
+            services(&facts),
+            &[(&format!("Service shop/web, {field}"), "leaves a failing endpoint in the balancer")],
+        );
         check(
             pods(&facts),
             &[

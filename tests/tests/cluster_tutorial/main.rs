@@ -15,6 +15,7 @@ mod under_load;
 mod world;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -139,27 +140,32 @@ fn watches_and_does_not_poll(world: &mut World) {
     for uri in watches().filter_map(|entry| entry["requestURI"].as_str()) {
         assert!(uri.contains("watch=true") && uri.contains("allowWatchBookmarks=true"), "{uri}");
     }
-    let watched: std::collections::BTreeSet<_> =
-        watches().filter_map(|entry| entry["objectRef"]["resource"].as_str()).collect();
+    let watched: BTreeSet<_> = watches().filter_map(|entry| entry["objectRef"]["resource"].as_str()).collect();
     for resource in ["services", "endpointslices", "pods", "servers", "nodes", "replicasets"] {
         assert!(watched.contains(resource), "{resource} is not watched by {account}: {watched:?}");
     }
-    // An idle minute: the lease is renewed, watches may end and restart, and nothing is listed.
+    // Half an idle minute: the leases are renewed, watches may end and restart, and nothing is listed.
     let quiet = Duration::from_secs(30);
     std::thread::sleep(quiet);
     let after = world.cluster.audit().unwrap().unwrap();
     let new = after[before.len().min(after.len())..].iter().filter(by_destination);
-    let (mut renewals, mut polls) = (0, Vec::new());
+    let (mut renewals, mut polls) = (BTreeMap::new(), Vec::new());
     for entry in new.filter(|entry| entry["stage"] == "ResponseComplete") {
         match (entry["verb"].as_str().unwrap_or_default(), entry["objectRef"]["resource"].as_str().unwrap_or_default())
         {
-            ("update" | "patch", "leases") => renewals += 1,
+            ("update" | "patch", "leases") => {
+                *renewals.entry(entry["objectRef"]["name"].as_str().unwrap_or_default()).or_insert(0) += 1;
+            }
             ("get" | "list", resource) if resource != "leases" => polls.push(entry["requestURI"].clone()),
             _ => {}
         }
     }
     assert!(polls.is_empty(), "within {quiet:?} of quiet these were asked: {polls:?}");
-    assert!((8..=20).contains(&renewals), "about every 2 s the lease is renewed, but {renewals} times in {quiet:?}");
+    for lease in [LEASE, "policy-controller-write"] {
+        let renewals = renewals.remove(lease).unwrap_or(0);
+        assert!((8..=20).contains(&renewals), "about every 2 s {lease} is renewed, but {renewals} times in {quiet:?}");
+    }
+    assert!(renewals.is_empty(), "leases that are not Linkerd's: {renewals:?}");
 }
 
 fn lease_is_renewed(world: &mut World) {
