@@ -279,9 +279,13 @@ impl Index {
 
     fn endpoints_for(&mut self, service: &Key, key: EndpointsKey) -> View<Endpoints> {
         let Self { endpoints, store, cluster, .. } = self;
-        let known = Known::of(endpoints.values(service));
+        // Most clients join a view, and must not pay for what only a new one needs.
+        if let Some(joined) = endpoints.join(service, &key) {
+            return joined;
+        }
+        let mut known = Known::of(endpoints.values(service));
         endpoints.subscribe(service, key, |key| {
-            Arc::new(Snapshot::first(endpoints::compute(store, cluster, service, key, &mut { known })))
+            Arc::new(Snapshot::first(endpoints::compute(store, cluster, service, key, &mut known)))
         })
     }
 

@@ -25,8 +25,8 @@ impl<G, K, T> Default for Watches<G, K, T> {
 impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
     /// Joins a subscription, or starts it with the snapshot that `compute` returns.
     pub(super) fn subscribe(&mut self, group: &G, key: K, compute: impl FnOnce(&K) -> T) -> watch::Receiver<T> {
-        if let Some(sender) = self.groups.get(group).and_then(|keys| keys.get(&key)) {
-            return sender.subscribe();
+        if let Some(joined) = self.join(group, &key) {
+            return joined;
         }
         if self.subscriptions >= self.sweep_at {
             self.sweep();
@@ -35,6 +35,11 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
         self.groups.entry(group.clone()).or_default().insert(key, sender);
         self.subscriptions += 1;
         receiver
+    }
+
+    /// Joins a subscription, if there is one.
+    pub(super) fn join(&self, group: &G, key: &K) -> Option<watch::Receiver<T>> {
+        Some(self.groups.get(group)?.get(key)?.subscribe())
     }
 
     /// Subscriptions, each with the number of its receivers, which may be zero.
