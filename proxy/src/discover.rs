@@ -14,7 +14,6 @@ pub(crate) mod endpoints;
 pub(crate) mod policy;
 pub(crate) mod profile;
 pub(crate) mod route;
-mod unsupported;
 
 use std::{
     collections::HashMap,
@@ -31,7 +30,6 @@ use crate::{control::ControlClient, shared::Shared};
 use endpoints::EndpointsState;
 use policy::PolicyState;
 use profile::ProfileState;
-use unsupported::UnsupportedFields;
 
 /// Discovery. Clones share it.
 #[derive(Clone)]
@@ -46,7 +44,6 @@ struct Inner {
     context: String,
     workload: String,
     networks: Vec<ipnet::IpNet>,
-    unsupported: UnsupportedFields,
     lookups: Mutex<HashMap<SocketAddr, Weak<Lookup>>>,
     endpoints: Mutex<HashMap<String, Weak<Endpoints>>>,
 }
@@ -91,7 +88,6 @@ impl Discover {
                 context: config.destination.context.clone(),
                 workload: config.policy.workload.clone(),
                 networks: config.destination.networks.clone(),
-                unsupported: UnsupportedFields::new(shared.metrics.unsupported_fields.clone()),
                 lookups: Mutex::default(),
                 endpoints: Mutex::default(),
             }),
@@ -105,24 +101,13 @@ impl Discover {
             let (profile_tx, profile) = watch::channel(ProfileState::Pending);
             let (policy_tx, policy) = watch::channel(PolicyState::Pending);
             let profile_stream = if inner.networks.iter().any(|network| network.contains(&addr.ip())) {
-                inner.spawn(profile::watch(
-                    inner.destination.clone(),
-                    addr,
-                    inner.context.clone(),
-                    inner.unsupported.clone(),
-                    profile_tx,
-                ))
+                inner.spawn(profile::watch(inner.destination.clone(), addr, inner.context.clone(), profile_tx))
             } else {
                 profile_tx.send_replace(ProfileState::Absent);
                 inner.spawn(async move { profile_tx.closed().await })
             };
-            let policy_stream = inner.spawn(policy::watch(
-                inner.policy.clone(),
-                addr,
-                inner.workload.clone(),
-                inner.unsupported.clone(),
-                policy_tx,
-            ));
+            let policy_stream =
+                inner.spawn(policy::watch(inner.policy.clone(), addr, inner.workload.clone(), policy_tx));
             Lookup { profile, policy, _streams: [profile_stream, policy_stream] }
         })
     }

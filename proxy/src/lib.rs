@@ -21,6 +21,7 @@ mod metrics;
 mod orig_dst;
 mod outbound;
 mod policy;
+mod request;
 mod route;
 mod shared;
 mod transport_header;

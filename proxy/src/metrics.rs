@@ -6,9 +6,10 @@
 mod histogram;
 mod http;
 mod retain;
+mod retries;
 mod transport;
 
-use std::{borrow::Cow, collections::HashSet, net::SocketAddr, time::Duration};
+use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use prometheus_client::{
@@ -16,9 +17,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use histogram::LatencyMs;
-pub(crate) use http::HttpMetrics;
+use http::HttpFamilies;
+pub(crate) use http::{HttpMetrics, ProfileMetrics};
 use retain::{InUse, Retained};
+pub(crate) use retries::RetryCounters;
+use retries::RetryFamilies;
 pub(crate) use transport::TransportMetrics;
 
 /// A set of labels. Keys come from code, except the `dst_*` ones, which come from the destination controller.
@@ -35,9 +38,10 @@ pub(crate) struct ProxyMetrics {
     tcp_read_bytes: Counters,
     tcp_write_bytes: Counters,
     tcp_close: Counters,
-    requests: Counters,
-    responses: Counters,
-    response_latency: Family<Labels, LatencyMs>,
+    http: HttpFamilies,
+    route: HttpFamilies,
+    route_actual: HttpFamilies,
+    route_retryable: Counters,
     retained: Retained,
     /// `inbound_http_authz_allow_total`.
     pub(crate) inbound_http_allow: Counters,
@@ -75,10 +79,10 @@ pub(crate) struct ProxyMetrics {
     pub(crate) outbound_route_statuses: Counters,
     /// `outbound_http_route_backend_requests_total`.
     pub(crate) outbound_backend_requests: Counters,
+    /// `outbound_http_route_retry_*`.
+    pub(crate) retries: RetryFamilies,
     /// `outbound_http_balancer_endpoints`, by `endpoint_state`.
     pub(crate) outbound_balancer_endpoints: Family<Labels, Gauge>,
-    /// `weft_proxy_policy_fields_unsupported_total`, by `field`.
-    pub(crate) unsupported_fields: Counters,
     /// `control_dns_resolutions_total`.
     pub(crate) dns_resolutions: Counters,
 }
@@ -196,7 +200,18 @@ impl TcpRoute {
 impl ProxyMetrics {
     /// Creates the families and registers them. The encoder appends `_total` to counters.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+        let metrics = Self {
+            route: HttpFamilies::of_routes(),
+            route_actual: HttpFamilies::of_actual_routes(),
+            ..Self::default()
+        };
+        metrics.register_in(registry);
+        metrics
+    }
+
+    /// Registers the families.
+    pub(crate) fn register_in(&self, registry: &mut Registry) {
+        let metrics = self;
         let mut counters = |name: &'static str, help: &'static str, family: &Counters| {
             registry.register(name, help, family.clone());
         };
@@ -204,8 +219,7 @@ impl ProxyMetrics {
         counters("tcp_read_bytes", "Bytes read from peers", &metrics.tcp_read_bytes);
         counters("tcp_write_bytes", "Bytes written to peers", &metrics.tcp_write_bytes);
         counters("tcp_close", "Closed connections", &metrics.tcp_close);
-        counters("request", "HTTP requests", &metrics.requests);
-        counters("response", "HTTP responses", &metrics.responses);
+        counters("route_retryable", "Failures on retryable routes of ServiceProfiles", &metrics.route_retryable);
         counters("inbound_http_authz_allow", "Requests allowed by policy", &metrics.inbound_http_allow);
         counters("inbound_http_authz_deny", "Requests denied by policy", &metrics.inbound_http_deny);
         counters(
@@ -249,24 +263,17 @@ impl ProxyMetrics {
             "Requests sent to a route's backends",
             &metrics.outbound_backend_requests,
         );
-        counters(
-            "weft_proxy_policy_fields_unsupported",
-            "Fields of policies that the proxy does not support",
-            &metrics.unsupported_fields,
-        );
         counters("control_dns_resolutions", "DNS lookups of control-plane services", &metrics.dns_resolutions);
+        metrics.retries.register(registry);
         registry.register("tcp_open_connections", "Open connections", metrics.tcp_open_connections.clone());
-        registry.register(
-            "response_latency_ms",
-            "Milliseconds from a request's arrival to its response's end",
-            metrics.response_latency.clone(),
-        );
+        for families in [&metrics.http, &metrics.route, &metrics.route_actual] {
+            families.register(registry);
+        }
         registry.register(
             "outbound_http_balancer_endpoints",
             "Endpoints of a balancer by state",
             metrics.outbound_balancer_endpoints.clone(),
         );
-        metrics
     }
 
     /// Removes the series of kinds of connections and requests that have not been used for `idle`.
@@ -294,7 +301,22 @@ impl ProxyMetrics {
     pub(crate) fn http(&self, direction: Direction, labels: &Labels) -> HttpMetrics {
         let mut all = vec![label("direction", direction.label())];
         all.extend(labels.iter().cloned());
-        HttpMetrics::new(self, all)
+        HttpMetrics::new(&self.http, &self.retained, all)
+    }
+
+    /// The handles of a ServiceProfile's route; `dst` is the service and port, `route` the labels `rt_*`.
+    pub(crate) fn profile_route(&self, direction: Direction, dst: &str, route: &Labels) -> ProfileMetrics {
+        let mut all = vec![label("direction", direction.label()), label("dst", dst.to_owned())];
+        all.extend(route.iter().cloned());
+        let http = |families| Arc::new(HttpMetrics::new(families, &self.retained, all.clone()));
+        let mut skipped = all.clone();
+        skipped.push(label("skipped", "no_budget"));
+        ProfileMetrics {
+            route: http(&self.route),
+            actual: http(&self.route_actual),
+            retried: self.route_retryable.get_or_create_owned(&all),
+            skipped: self.route_retryable.get_or_create_owned(&skipped),
+        }
     }
 }
 

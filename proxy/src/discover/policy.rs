@@ -6,10 +6,7 @@ use tokio::sync::watch;
 use tonic::Code;
 use weft_proto::linkerd::outbound::{TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec};
 
-use super::{
-    route::Policy,
-    unsupported::{self, UnsupportedFields},
-};
+use super::route::Policy;
 use crate::control::{Backoff, ControlClient};
 
 /// Deadline of detection before a connection fails anyway.
@@ -33,7 +30,6 @@ pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,
     source_workload: String,
-    unsupported: UnsupportedFields,
     state: watch::Sender<PolicyState>,
 ) {
     let request = TrafficSpec { source_workload, target: Some(traffic_spec::Target::Addr(addr.into())) };
@@ -46,14 +42,11 @@ pub(super) async fn watch(
                 match stream.next().await {
                     Ok(Some(message)) => {
                         backoff.reset();
-                        let fields = unsupported::find_in_policy(&message);
                         state.send_replace(match Policy::read(message) {
-                            Ok(policy) => {
-                                unsupported.report(&policy.parent, fields);
-                                PolicyState::Known(Arc::new(policy))
-                            }
+                            Ok(policy) => PolicyState::Known(Arc::new(policy)),
                             Err(error) => {
-                                tracing::warn!(%error, orig_dst.addr = %addr, "policy is unusable, requests fail");
+                                let error = anyhow::Error::from(error);
+                                tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %addr, "policy is unusable, requests fail");
                                 PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
                             }
                         });

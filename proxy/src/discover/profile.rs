@@ -1,4 +1,6 @@
-//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, and a pod's endpoint.
+//! Follows `Destination.GetProfile`: whether a destination is opaque, its name, a pod's endpoint, a ServiceProfile's routes.
+
+pub(crate) mod routes;
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
@@ -6,14 +8,10 @@ use tokio::sync::watch;
 use tonic::Code;
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, destination_client::DestinationClient};
 
-use super::{
-    endpoint::{EndpointError, EndpointInfo},
-    unsupported::{self, UnsupportedFields},
-};
-use crate::{
-    control::{Backoff, ControlClient},
-    route::Meta,
-};
+use super::endpoint::{EndpointError, EndpointInfo};
+use crate::control::{Backoff, ControlClient};
+
+use routes::{ProfileRoutes, RoutesError};
 
 /// State of a destination's profile.
 #[derive(Clone, Debug)]
@@ -27,7 +25,7 @@ pub(crate) enum ProfileState {
 }
 
 /// A destination's profile.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Profile {
     /// The service's name, if the address is a service's.
     pub(crate) name: Option<String>,
@@ -37,10 +35,23 @@ pub(crate) struct Profile {
     pub(crate) endpoint: Option<Arc<EndpointInfo>>,
     /// Services among which traffic is split, by weight.
     pub(crate) overrides: Vec<(String, u32)>,
+    /// The ServiceProfile's routes.
+    pub(crate) routes: ProfileRoutes,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum ProfileError {
+    /// Its endpoint cannot be parsed.
+    #[error("read the profile's endpoint")]
+    Endpoint(#[from] EndpointError),
+    /// A route cannot be parsed.
+    #[error("read the profile's routes")]
+    Routes(#[from] RoutesError),
 }
 
 impl Profile {
-    fn read(message: DestinationProfile) -> Result<Self, EndpointError> {
+    fn read(message: DestinationProfile) -> Result<Self, ProfileError> {
         let endpoint = match message.endpoint {
             None => None,
             Some(endpoint) => Some(Arc::new(EndpointInfo::read(endpoint, &HashMap::new())?)),
@@ -50,6 +61,7 @@ impl Profile {
             opaque: message.opaque_protocol,
             endpoint,
             overrides: message.dst_overrides.into_iter().map(|dst| (dst.authority, dst.weight)).collect(),
+            routes: ProfileRoutes::read(message.routes, message.retry_budget)?,
         })
     }
 }
@@ -59,7 +71,6 @@ pub(super) async fn watch(
     client: ControlClient,
     addr: SocketAddr,
     context_token: String,
-    unsupported: UnsupportedFields,
     state: watch::Sender<ProfileState>,
 ) {
     let request = GetDestination { scheme: String::new(), path: addr.to_string(), context_token };
@@ -73,16 +84,13 @@ pub(super) async fn watch(
                     match stream.next().await {
                         Ok(Some(message)) => {
                             backoff.reset();
-                            let fields = unsupported::find_in_profile(&message);
                             match Profile::read(message) {
-                                Ok(profile) => {
-                                    let name = profile.name.as_deref().unwrap_or_default().into();
-                                    let meta = Meta { kind: "ServiceProfile".into(), name, ..Meta::default() };
-                                    unsupported.report(&meta, fields);
-                                    state.send_replace(ProfileState::Known(Arc::new(profile)));
-                                }
+                                Ok(profile) => drop(state.send_replace(ProfileState::Known(Arc::new(profile)))),
                                 // The last profile stays: without one, a meshed endpoint could get plaintext.
-                                Err(error) => tracing::warn!(%error, orig_dst.addr = %addr, "profile is unusable"),
+                                Err(error) => {
+                                    let error = anyhow::Error::from(error);
+                                    tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %addr, "profile is unusable");
+                                }
                             }
                         }
                         Ok(None) => break tonic::Status::unavailable("the stream ended"),

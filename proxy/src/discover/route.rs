@@ -4,11 +4,20 @@
 //! cannot be parsed make requests fail instead of being skipped.
 
 mod read;
+mod terms;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
-use super::endpoint::EndpointInfo;
-use crate::route::{Meta, Route, filter::Filter, matching::HostMatch};
+use super::{endpoint::EndpointInfo, profile::routes::RequestCondition};
+use crate::{
+    metrics::Labels,
+    request::{backoff::Backoff, terms::Terms},
+    route::{
+        Meta, Route,
+        filter::Filter,
+        matching::{self, Found, HostMatch},
+    },
+};
 
 /// A destination's policy.
 #[derive(Clone, Debug)]
@@ -44,7 +53,33 @@ pub(crate) enum Protocol {
 }
 
 /// Routes of requests.
-pub(crate) type HttpRoutes = Arc<[Route<Action>]>;
+#[derive(Clone, Debug)]
+pub(crate) enum HttpRoutes {
+    /// Those of a policy: the most specific match wins.
+    Policy(Arc<[Route<Action>]>),
+    /// Those of a ServiceProfile: the first match wins.
+    Profile(Arc<[ProfileRoute]>),
+}
+
+/// A route of a ServiceProfile.
+#[derive(Clone, Debug)]
+pub(crate) struct ProfileRoute {
+    /// Which requests it is for.
+    pub(crate) condition: RequestCondition,
+    /// What happens to them.
+    pub(crate) action: Action,
+}
+
+/// A request's route.
+pub(crate) struct Matched<'a> {
+    /// Position of the route and of its rule.
+    pub(crate) id: (usize, usize),
+    /// What happens to the request.
+    pub(crate) action: &'a Action,
+    /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
+    pub(crate) prefix: Option<usize>,
+}
+
 /// Routes of connections.
 pub(crate) type OpaqueRoutes = Arc<[OpaqueRoute]>;
 
@@ -57,8 +92,19 @@ pub(crate) struct Action {
     pub(crate) filters: Vec<Filter>,
     /// Backends of the requests.
     pub(crate) backends: Distribution,
-    /// The longest time for a request and its response together.
-    pub(crate) request_timeout: Option<Duration>,
+    /// How long requests may take, and whether they are sent again.
+    pub(crate) terms: Terms,
+    /// What a ServiceProfile adds to its routes.
+    pub(crate) profile: Option<Arc<ProfileLabels>>,
+}
+
+/// What requests on a ServiceProfile's route carry and are counted under.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ProfileLabels {
+    /// The service and port: label `dst`, header `l5d-dst-canonical`.
+    pub(crate) dst: String,
+    /// The labels `rt_*`.
+    pub(crate) route: Labels,
 }
 
 /// How one of several backends is picked.
@@ -100,17 +146,60 @@ pub(crate) enum BackendKind {
         /// The service's authority.
         path: String,
         /// How load is estimated.
-        load: PeakEwma,
+        load: Load,
+        /// When an endpoint gets no requests; `None` is never.
+        accrual: Option<Arc<Accrual>>,
     },
+    /// Nothing: the policy names a backend that does not exist. Its share of requests fails.
+    Missing,
 }
 
 /// Parameters of load estimation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct PeakEwma {
+pub(crate) struct Load {
     /// Assumed latency of an endpoint that was never used.
     pub(crate) default_rtt: Duration,
-    /// Time constant with which old measurements decay.
+    /// Time constant with which old measurements decay; above 0.
     pub(crate) decay: Duration,
+    /// What failures add.
+    pub(crate) penalty: Option<Penalty>,
+}
+
+/// What a failure adds to an endpoint's load (`balancer.alpha.linkerd.io/penalize-failures`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Penalty {
+    /// The latency that it stands for.
+    pub(crate) penalty: Duration,
+    /// The most that a server's `Retry-After` counts.
+    pub(crate) max_retry_after: Duration,
+    /// Time constant with which it decays; above 0.
+    pub(crate) decay: Duration,
+}
+
+/// When an endpoint whose responses fail gets no requests for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Accrual {
+    /// Failures in a row; `None` does not count them.
+    pub(crate) max_failures: Option<NonZeroU32>,
+    /// The share of successes; `None` does not measure it.
+    pub(crate) success_rate: Option<SuccessRate>,
+    /// How long the endpoint gets no requests, each time longer.
+    pub(crate) backoff: Backoff,
+    /// Whether the endpoint's own `Retry-After` lengthens the first time, up to the longest back-off.
+    pub(crate) honors_retry_after: bool,
+    /// As many endpoints keep their requests, whatever they answer.
+    pub(crate) min_ready: u32,
+}
+
+/// A share of successes below which an endpoint gets no requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SuccessRate {
+    /// From 0 to 1.
+    pub(crate) threshold: f64,
+    /// Time constant of the average; above 0.
+    pub(crate) decay: Duration,
+    /// Responses before it counts.
+    pub(crate) min_requests: u32,
 }
 
 /// A route of connections.
@@ -135,9 +224,19 @@ pub(crate) enum RefuseOpaque {
     Invalid,
 }
 
-impl PeakEwma {
+impl Load {
     /// Linkerd's parameters if policy has none: 30 ms and 10 s.
-    pub(crate) const DEFAULT: Self = Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
+    pub(crate) const DEFAULT: Self =
+        Self { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10), penalty: None };
+}
+
+impl Penalty {
+    /// Linkerd's parameters if policy has none: 5 s, 300 s and 10 s.
+    pub(crate) const DEFAULT: Self = Self {
+        penalty: Duration::from_secs(5),
+        max_retry_after: Duration::from_secs(300),
+        decay: Duration::from_secs(10),
+    };
 }
 
 impl RefuseOpaque {
@@ -158,7 +257,38 @@ impl Backend {
 
     /// A service that is known by name only.
     pub(crate) fn balance(path: String) -> Self {
-        Self { meta: Meta::built_in(&path), kind: BackendKind::Balance { path, load: PeakEwma::DEFAULT } }
+        Self { meta: Meta::built_in(&path), kind: BackendKind::Balance { path, load: Load::DEFAULT, accrual: None } }
+    }
+}
+
+impl Action {
+    /// Sends requests on as they are.
+    pub(crate) fn plain(backends: Distribution) -> Self {
+        Self { meta: Meta::built_in("http"), filters: Vec::new(), backends, terms: Terms::default(), profile: None }
+    }
+}
+
+impl HttpRoutes {
+    /// The route of a request.
+    pub(crate) fn find<B>(&self, request: &http::Request<B>) -> Option<Matched<'_>> {
+        match self {
+            Self::Policy(routes) => {
+                let Found { route, rule, prefix } = matching::find(routes, request)?;
+                Some(Matched { id: (route, rule), action: &routes[route].rules[rule].action, prefix })
+            }
+            Self::Profile(routes) => {
+                let (index, route) = routes.iter().enumerate().find(|(_, route)| route.condition.holds(request))?;
+                Some(Matched { id: (index, 0), action: &route.action, prefix: None })
+            }
+        }
+    }
+
+    /// The actions of all routes.
+    pub(crate) fn actions(&self) -> Box<dyn Iterator<Item = &Action> + '_> {
+        match self {
+            Self::Policy(routes) => Box::new(routes.iter().flat_map(|route| &route.rules).map(|rule| &rule.action)),
+            Self::Profile(routes) => Box::new(routes.iter().map(|route| &route.action)),
+        }
     }
 }
 
@@ -183,8 +313,7 @@ impl Policy {
             return Self { parent, protocol: Protocol::Opaque(routes) };
         }
         let http = http_default(Vec::new(), backends);
-        let protocol =
-            Protocol::Detect { timeout: detect_timeout, http1: Arc::clone(&http), http2: http, opaque: routes };
+        let protocol = Protocol::Detect { timeout: detect_timeout, http1: http.clone(), http2: http, opaque: routes };
         Self { parent, protocol }
     }
 
@@ -199,7 +328,7 @@ impl Policy {
         }]);
         Self {
             parent: Meta::built_in("invalid"),
-            protocol: Protocol::Detect { timeout: detect_timeout, http1: Arc::clone(&http), http2: http, opaque },
+            protocol: Protocol::Detect { timeout: detect_timeout, http1: http.clone(), http2: http, opaque },
         }
     }
 
@@ -213,31 +342,32 @@ impl Policy {
         }
     }
 
-    /// The policy with all backends replaced, for a profile's overrides.
-    pub(crate) fn overridden(&self, backends: &Distribution) -> Self {
-        let http = http_default(Vec::new(), backends.clone());
-        let opaque: OpaqueRoutes = Arc::new([OpaqueRoute {
-            meta: Meta::built_in("profile"),
-            server_names: Vec::new(),
-            refuse: None,
-            backends: backends.clone(),
-        }]);
+    /// The policy with a ServiceProfile's routes; `opaque` are the backends of other connections, if the profile has some.
+    pub(crate) fn overridden(&self, http: HttpRoutes, opaque: Option<&Distribution>) -> Self {
+        let opaque = |of_policy: &OpaqueRoutes| match opaque {
+            None => Arc::clone(of_policy),
+            Some(backends) => Arc::new([OpaqueRoute {
+                meta: Meta::built_in("profile"),
+                server_names: Vec::new(),
+                refuse: None,
+                backends: backends.clone(),
+            }]),
+        };
         let protocol = match &self.protocol {
-            Protocol::Detect { timeout, .. } => {
-                Protocol::Detect { timeout: *timeout, http1: Arc::clone(&http), http2: http, opaque }
+            Protocol::Detect { timeout, opaque: routes, .. } => {
+                Protocol::Detect { timeout: *timeout, http1: http.clone(), http2: http, opaque: opaque(routes) }
             }
             Protocol::Http1(_) => Protocol::Http1(http),
             Protocol::Http2(_) => Protocol::Http2(http),
-            Protocol::Opaque(_) => Protocol::Opaque(opaque),
-            Protocol::Tls(_) => Protocol::Tls(opaque),
+            Protocol::Opaque(routes) => Protocol::Opaque(opaque(routes)),
+            Protocol::Tls(routes) => Protocol::Tls(opaque(routes)),
         };
         Self { parent: self.parent.clone(), protocol }
     }
 }
 
 fn http_default(filters: Vec<Filter>, backends: Distribution) -> HttpRoutes {
-    let rule = Action { meta: Meta::built_in("http"), filters, backends, request_timeout: None };
-    Arc::new([Route::catch_all(rule)])
+    HttpRoutes::Policy(Arc::new([Route::catch_all(Action { filters, ..Action::plain(backends) })]))
 }
 
 /// A plain endpoint as a distribution's only backend.

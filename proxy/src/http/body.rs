@@ -1,6 +1,7 @@
 //! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
 use std::{
+    collections::VecDeque,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -13,7 +14,18 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::metrics::HttpMetrics;
+use super::{
+    replay::{Replay, ReplayBody},
+    respond::Failure,
+    timed::{Clock, Reporting, Timed},
+};
+use crate::{
+    metrics::HttpMetrics,
+    request::{
+        classify::{Answer, Classes},
+        deadlines::Expired,
+    },
+};
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +36,12 @@ pub(crate) enum BodyError {
     /// The HTTP/2 stream was reset or its connection failed.
     #[error("read the body from its HTTP/2 stream")]
     H2(#[from] h2::Error),
+    /// Its time is over.
+    #[error("the body was not read in time: {0}")]
+    Expired(Expired),
+    /// The request is being sent again, from the beginning.
+    #[error("the request is sent again")]
+    Superseded,
 }
 
 /// A request's or response's body.
@@ -34,14 +52,89 @@ pub(crate) enum Body {
     /// The whole body at once.
     #[cfg(test)]
     Full(Bytes),
+    /// Frames that a test sends.
+    #[cfg(test)]
+    Channel(tokio::sync::mpsc::UnboundedReceiver<Result<Frame<Bytes>, BodyError>>),
     /// A body that hyper reads.
     Incoming(Incoming),
     /// A body that an HTTP/2 client stream reads.
     H2(h2::RecvStream),
+    /// A request's body that can be sent again.
+    Replay(ReplayBody),
+    /// A request's body that counts as progress against deadlines.
+    Reporting(Box<Reporting>),
+    /// A response's body under deadlines.
+    Timed(Box<Timed>),
+    /// A response's body whose first frames were read already.
+    Peeked(Box<Peeked>),
+}
+
+/// A body whose first frames were read already.
+#[derive(Debug)]
+pub(crate) struct Peeked {
+    frames: VecDeque<Result<Frame<Bytes>, BodyError>>,
+    rest: Body,
 }
 
 impl Body {
-    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    /// Reads a response's first frames where they may be its trailers already: the first frame, and the second if it is there.
+    /// Returns the body, whole, and the trailers.
+    pub(crate) async fn peek_trailers(mut self) -> (Self, Option<HeaderMap>) {
+        let mut frames = VecDeque::with_capacity(2);
+        let mut trailers = None;
+        while frames.len() < 2 && !self.is_end_stream() {
+            let is_first = frames.is_empty();
+            let frame = std::future::poll_fn(|cx| match self.poll_inner(cx) {
+                // Nobody waits for the second.
+                Poll::Pending if !is_first => Poll::Ready(None),
+                polled => polled.map(Some),
+            });
+            match frame.await {
+                None | Some(None) => break,
+                Some(Some(frame)) => {
+                    trailers = frame.as_ref().ok().and_then(Frame::trailers_ref).cloned();
+                    let is_last = trailers.is_some() || frame.is_err();
+                    frames.push_back(frame);
+                    if is_last {
+                        break;
+                    }
+                }
+            }
+        }
+        if frames.is_empty() {
+            return (self, None);
+        }
+        (Self::Peeked(Box::new(Peeked { frames, rest: self })), trailers)
+    }
+
+    /// What gives a request's body from its beginning again, if it is kept.
+    pub(crate) fn again(&self) -> Option<Again> {
+        match self {
+            Self::Empty => Some(Again { replay: None, clock: None }),
+            Self::Replay(body) => Some(Again { replay: Some(body.replay().clone()), clock: None }),
+            Self::Reporting(reporting) => {
+                let again = reporting.body.again()?;
+                Some(Again { clock: Some(reporting.clock().clone()), ..again })
+            }
+            other if other.is_end_stream() => Some(Again { replay: None, clock: None }),
+            _ => None,
+        }
+    }
+
+    /// A body whose frames a test sends.
+    #[cfg(test)]
+    pub(crate) fn channel() -> (tokio::sync::mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Self) {
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        (sender, Self::Channel(receiver))
+    }
+
+    /// A body of these frames.
+    #[cfg(test)]
+    pub(crate) fn frames(frames: impl IntoIterator<Item = Frame<Bytes>>) -> Self {
+        Self::Peeked(Box::new(Peeked { frames: frames.into_iter().map(Ok).collect(), rest: Self::Empty }))
+    }
+
+    pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self {
             Self::Empty => Poll::Ready(None),
             #[cfg(test)]
@@ -50,8 +143,17 @@ impl Body {
                 *self = Self::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
+            #[cfg(test)]
+            Self::Channel(receiver) => receiver.poll_recv(cx),
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Self::H2(stream) => poll_h2(stream, cx),
+            Self::Replay(body) => body.poll_inner(cx),
+            Self::Reporting(body) => body.poll_inner(cx),
+            Self::Timed(body) => body.poll_inner(cx),
+            Self::Peeked(body) => match body.frames.pop_front() {
+                Some(frame) => Poll::Ready(Some(frame)),
+                None => body.rest.poll_inner(cx),
+            },
         }
     }
 }
@@ -82,8 +184,14 @@ impl HttpBody for Body {
             Self::Empty => true,
             #[cfg(test)]
             Self::Full(bytes) => bytes.is_empty(),
+            #[cfg(test)]
+            Self::Channel(_) => false,
             Self::Incoming(body) => body.is_end_stream(),
             Self::H2(stream) => stream.is_end_stream(),
+            Self::Replay(body) => body.is_end_stream_inner(),
+            Self::Reporting(body) => body.body.is_end_stream(),
+            Self::Timed(body) => body.body.is_end_stream(),
+            Self::Peeked(body) => body.frames.is_empty() && body.rest.is_end_stream(),
         }
     }
 
@@ -92,50 +200,112 @@ impl HttpBody for Body {
             Self::Empty => SizeHint::with_exact(0),
             #[cfg(test)]
             Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            #[cfg(test)]
+            Self::Channel(_) => SizeHint::default(),
             Self::Incoming(body) => body.size_hint(),
+            Self::Replay(body) => body.size_hint_inner(),
+            Self::Reporting(body) => body.body.size_hint(),
+            Self::Timed(body) => body.body.size_hint(),
+            Self::Peeked(body) => body.size_hint(),
             Self::H2(stream) if stream.is_end_stream() => SizeHint::with_exact(0),
             Self::H2(_) => SizeHint::default(),
         }
     }
 }
 
-/// A response's body that notifies an [`Observer`] of how the response ended.
+/// Gives a request's body from its beginning.
+#[derive(Debug)]
+pub(crate) struct Again {
+    replay: Option<Replay>,
+    clock: Option<Clock>,
+}
+
+impl Again {
+    /// The body; `None` if it was too large to keep.
+    pub(crate) fn body(self) -> Option<Body> {
+        let body = match self.replay {
+            None => Body::Empty,
+            Some(replay) => Body::Replay(replay.body()?),
+        };
+        Some(match self.clock {
+            Some(clock) => clock.watch_request(body),
+            None => body,
+        })
+    }
+}
+
+impl Peeked {
+    fn size_hint(&self) -> SizeHint {
+        let read: usize = self.frames.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum();
+        let (read, rest) = (read as u64, self.rest.size_hint());
+        let mut hint = SizeHint::new();
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(read));
+        }
+        hint.set_lower(rest.lower().saturating_add(read));
+        hint
+    }
+}
+
+impl BodyError {
+    /// The failure that a gRPC client is told in trailers; `None` if the stream is reset instead, as the server has reset it.
+    fn failure(&self) -> Option<Failure> {
+        match self {
+            Self::Expired(expired) => Some(Failure::Timeout(*expired)),
+            Self::H2(error) if error.reason().is_some() && !error.is_go_away() => None,
+            Self::Hyper(_) | Self::H2(_) | Self::Superseded => {
+                Some(Failure::BadGateway("the response ended early".to_owned()))
+            }
+        }
+    }
+}
+
+/// A response's body that notifies an [`Observer`] of how the response ended. Where a gRPC response fails in its middle, the
+/// client is told in trailers.
 #[derive(Debug)]
 pub(crate) struct Observed<O: Observer> {
     body: Body,
     observer: Option<O>,
     started: bool,
+    is_grpc: bool,
 }
 
 /// Is notified of a response's progress, once for each step.
 pub(crate) trait Observer {
     /// The first frame has arrived.
     fn first_frame(&mut self);
-    /// The body has ended: with trailers, without, or because it failed or was dropped (`Err`).
-    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>);
+    /// The response has ended.
+    fn ended(self, end: End<'_>);
 }
 
-/// The body was not read to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Interrupted;
+/// How a response ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End<'a> {
+    /// Whole, with or without trailers.
+    Whole(Option<&'a HeaderMap>),
+    /// Its body failed.
+    Failed,
+    /// The client did not read it to its end.
+    Dropped,
+}
 
 impl<O: Observer> Observed<O> {
     /// Observes `body` for `observer`. An empty body ends at once.
-    pub(crate) fn new(body: Body, mut observer: O) -> Self {
+    pub(crate) fn new(body: Body, mut observer: O, is_grpc: bool) -> Self {
         if body.is_end_stream() {
             observer.first_frame();
-            observer.ended(Ok(None));
-            return Self { body, observer: None, started: true };
+            observer.ended(End::Whole(None));
+            return Self { body, observer: None, started: true, is_grpc };
         }
-        Self { body, observer: Some(observer), started: false }
+        Self { body, observer: Some(observer), started: false, is_grpc }
     }
 
     /// A body without an observer.
     pub(crate) fn unwatched(body: Body) -> Self {
-        Self { body, observer: None, started: true }
+        Self { body, observer: None, started: true, is_grpc: false }
     }
 
-    fn end(&mut self, end: Result<Option<&HeaderMap>, Interrupted>) {
+    fn end(&mut self, end: End<'_>) {
         if let Some(observer) = self.observer.take() {
             observer.ended(end);
         }
@@ -155,13 +325,22 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
                 observer.first_frame();
             }
         }
-        match &frame {
-            None => this.end(Ok(None)),
-            Some(Err(_)) => this.end(Err(Interrupted)),
-            Some(Ok(frame)) => match frame.trailers_ref() {
-                Some(trailers) => this.end(Ok(Some(trailers))),
+        match frame {
+            None => this.end(End::Whole(None)),
+            Some(Err(error)) => {
+                this.end(End::Failed);
+                let told = error.failure().filter(|_| this.is_grpc);
+                if let Some(failure) = told {
+                    tracing::debug!(%error, "a gRPC response failed after it had begun");
+                    this.body = Body::Empty;
+                    return Poll::Ready(Some(Ok(Frame::trailers(failure.trailers()))));
+                }
+                return Poll::Ready(Some(Err(error)));
+            }
+            Some(Ok(ref frame)) => match frame.trailers_ref() {
+                Some(trailers) => this.end(End::Whole(Some(trailers))),
                 // The server side stops polling at the last data frame, so the end has to be noticed here.
-                None if this.body.is_end_stream() => this.end(Ok(None)),
+                None if this.body.is_end_stream() => this.end(End::Whole(None)),
                 None => {}
             },
         }
@@ -179,57 +358,47 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
 
 impl<O: Observer> Drop for Observed<O> {
     fn drop(&mut self) {
-        self.end(Err(Interrupted));
+        self.end(End::Dropped);
     }
 }
 
-/// Counts a response when it ends, classified as Linkerd does by default: HTTP 5xx fails; with gRPC, the statuses that are the
-/// server's fault fail.
-#[derive(Debug)]
+/// Counts a response when it ends, as its route classifies it.
+#[derive(Clone, Debug)]
 pub(crate) struct CountResponse {
     /// The metrics.
     pub(crate) metrics: Arc<HttpMetrics>,
     /// When the request arrived.
     pub(crate) arrived: Instant,
-    /// The response's status.
-    pub(crate) status: StatusCode,
-    /// The gRPC status, if it was in the headers.
-    pub(crate) grpc_status: Option<u8>,
+    /// The response, as far as its head tells.
+    pub(crate) answer: Answer,
+    /// Which responses are failures.
+    pub(crate) classes: Classes,
 }
 
 impl CountResponse {
     /// Takes over the information in the response's head.
-    pub(crate) fn new(metrics: Arc<HttpMetrics>, arrived: Instant, status: StatusCode, headers: &HeaderMap) -> Self {
-        Self { metrics, arrived, status, grpc_status: grpc_status(headers) }
+    pub(crate) fn new(
+        metrics: Arc<HttpMetrics>,
+        arrived: Instant,
+        status: StatusCode,
+        headers: &HeaderMap,
+        classes: Classes,
+    ) -> Self {
+        Self { metrics, arrived, answer: Answer::of_head(status, headers), classes }
     }
 
-    fn count(self, trailers: Option<&HeaderMap>, interrupted: bool) {
-        let grpc_status = self.grpc_status.or_else(|| trailers.and_then(grpc_status));
-        let success = !interrupted && !self.status.is_server_error() && !grpc_status.is_some_and(is_grpc_failure);
+    /// Counts the response as it ended; returns what is known of it, and whether it is a failure. One that the client did not read
+    /// counts by what was known.
+    pub(crate) fn count(self, end: End<'_>) -> (Answer, bool) {
+        let answer = match end {
+            End::Whole(trailers) => self.answer.with_trailers(trailers),
+            End::Failed | End::Dropped => self.answer,
+        };
+        let is_failure = matches!(end, End::Failed) || self.classes.is_failure(&answer);
         let latency: Duration = self.arrived.elapsed();
-        self.metrics.response(self.status.as_u16(), success, grpc_status, latency);
+        self.metrics.response(answer.status.as_u16(), !is_failure, answer.grpc, latency);
+        (answer, is_failure)
     }
-}
-
-impl Observer for CountResponse {
-    fn first_frame(&mut self) {}
-
-    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-        match end {
-            Ok(trailers) => self.count(trailers, false),
-            Err(Interrupted) => self.count(None, true),
-        }
-    }
-}
-
-/// The `grpc-status` in headers or trailers, if it is there and readable.
-pub(crate) fn grpc_status(headers: &HeaderMap) -> Option<u8> {
-    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
-}
-
-/// Linkerd's default classification: unknown, deadline exceeded, permission denied, internal, unavailable, data loss.
-fn is_grpc_failure(status: u8) -> bool {
-    matches!(status, 2 | 4 | 7 | 13 | 14 | 15)
 }
 
 #[cfg(test)]
@@ -240,37 +409,100 @@ mod tests {
 
     use super::*;
 
-    #[derive(Clone, Default)]
+    #[derive(Clone, Debug, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);
+
+    impl Recorder {
+        fn seen(&self) -> Vec<String> {
+            self.0.lock().unwrap().clone()
+        }
+    }
 
     impl Observer for Recorder {
         fn first_frame(&mut self) {
             self.0.lock().unwrap().push("first".into());
         }
-        fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-            self.0.lock().unwrap().push(format!("ended ok={}", end.is_ok()));
+        fn ended(self, end: End<'_>) {
+            self.0.lock().unwrap().push(format!("{end:?}"));
         }
+    }
+
+    fn trailers() -> HeaderMap {
+        [(http::HeaderName::from_static("grpc-status"), http::HeaderValue::from_static("14"))].into_iter().collect()
+    }
+
+    fn data(text: &'static str) -> Frame<Bytes> {
+        Frame::data(Bytes::from_static(text.as_bytes()))
     }
 
     #[tokio::test]
     async fn the_end_is_reported_once() {
         let recorder = Recorder::default();
-        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone());
+        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone(), false);
         body.collect().await.unwrap();
-        assert_eq!(*recorder.0.lock().unwrap(), ["first", "ended ok=true"]);
+        assert_eq!(recorder.seen(), ["first", "Whole(None)"]);
     }
 
     #[test]
     fn a_dropped_body_was_interrupted_and_an_empty_one_was_not() {
         let recorder = Recorder::default();
-        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone()));
-        drop(Observed::new(Body::Empty, recorder.clone()));
-        assert_eq!(*recorder.0.lock().unwrap(), ["ended ok=false", "first", "ended ok=true"]);
+        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone(), false));
+        drop(Observed::new(Body::Empty, recorder.clone(), false));
+        assert_eq!(recorder.seen(), ["Dropped", "first", "Whole(None)"]);
     }
 
-    #[test]
-    fn grpc_failures_are_the_servers_faults() {
-        let failures: Vec<u8> = (0..17).filter(|status| is_grpc_failure(*status)).collect();
-        assert_eq!(failures, [2, 4, 7, 13, 14, 15]);
+    #[tokio::test]
+    async fn a_grpc_response_that_fails_in_its_middle_ends_with_trailers() {
+        for (error, code) in [
+            (BodyError::Expired(Expired::Request), Some("4")),
+            (BodyError::Superseded, Some("14")),
+            (BodyError::H2(h2::Reason::CANCEL.into()), None),
+        ] {
+            let (sender, body) = Body::channel();
+            sender.send(Ok(data("message"))).unwrap();
+            sender.send(Err(error)).unwrap();
+            let recorder = Recorder::default();
+            let collected = Observed::new(body, recorder.clone(), true).collect().await;
+            match code {
+                Some(code) => assert_eq!(collected.unwrap().trailers().unwrap()["grpc-status"], code),
+                None => assert!(matches!(collected, Err(BodyError::H2(_))), "a reset stays a reset"),
+            }
+            assert_eq!(recorder.seen(), ["first", "Failed"]);
+        }
+        let (sender, body) = Body::channel();
+        sender.send(Err(BodyError::Expired(Expired::Idle))).unwrap();
+        assert!(Observed::new(body, Recorder::default(), false).collect().await.is_err(), "HTTP has no such trailers");
+    }
+
+    #[tokio::test]
+    async fn trailers_are_seen_early_and_nothing_is_lost() {
+        for (frames, seen) in [
+            (vec![Frame::trailers(trailers())], true),
+            (vec![data("one"), Frame::trailers(trailers())], true),
+            (vec![data("one"), data("two"), Frame::trailers(trailers())], false),
+            (vec![data("one")], false),
+            (vec![], false),
+        ] {
+            let length: usize = frames.iter().filter_map(Frame::data_ref).map(Bytes::len).sum();
+            let has_trailers = frames.iter().any(Frame::is_trailers);
+            let (body, peeked) = Body::frames(frames).peek_trailers().await;
+            assert_eq!(peeked.is_some(), seen);
+            let collected = body.collect().await.unwrap();
+            assert_eq!(collected.trailers().is_some(), has_trailers);
+            assert_eq!(collected.to_bytes().len(), length);
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_the_frame_after_the_first() {
+        let (sender, body) = Body::channel();
+        sender.send(Ok(data("one"))).unwrap();
+        let (body, peeked) = body.peek_trailers().await;
+        assert!(peeked.is_none());
+        sender.send(Ok(Frame::trailers(trailers()))).unwrap();
+        drop(sender);
+        let collected = body.collect().await.unwrap();
+        assert!(collected.trailers().is_some());
+        assert_eq!(collected.to_bytes(), "one");
     }
 }

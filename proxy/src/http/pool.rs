@@ -1,14 +1,16 @@
 //! HTTP/1 connections that are kept between requests, to an endpoint or to the application.
 //!
-//! Owns the choice of a connection and its end. Refuses to connect.
+//! Owns the choice of a connection and its end, and which requests are sent again when a kept connection turns out to be dead.
+//! Refuses to connect.
 
-use std::time::Duration;
+use std::{error::Error as _, io, time::Duration};
 
+use http::Request;
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::body::Body;
+use super::body::{Again, Body};
 
 /// Idle connections, the most recent last.
 #[derive(Default)]
@@ -17,6 +19,37 @@ pub(crate) struct Pool(Mutex<Vec<Idle>>);
 struct Idle {
     sender: SendRequest<Body>,
     since: Instant,
+}
+
+/// A copy of a request on a kept connection, which the server may close just when the request comes.
+pub(crate) struct Repetition {
+    head: Request<()>,
+    body: Again,
+}
+
+impl Repetition {
+    /// The copy of a request that may reach the server twice (RFC 9110 section 9.2.2) and whose body is kept.
+    pub(crate) fn of(request: &Request<Body>) -> Option<Self> {
+        let body = request.method().is_idempotent().then(|| request.body().again()).flatten()?;
+        let mut head = Request::new(());
+        *head.method_mut() = request.method().clone();
+        *head.uri_mut() = request.uri().clone();
+        *head.version_mut() = request.version();
+        *head.headers_mut() = request.headers().clone();
+        Some(Self { head, body })
+    }
+
+    /// The request, if its connection ended without a whole head of a response.
+    pub(crate) fn after(self, error: &hyper::Error) -> Option<Request<Body>> {
+        let lost = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::NotConnected];
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        let has_ended = error.is_incomplete_message() || source.is_some_and(|source| lost.contains(&source.kind()));
+        if !has_ended {
+            return None;
+        }
+        let body = self.body.body()?;
+        Some(self.head.map(|()| body))
+    }
 }
 
 impl Pool {

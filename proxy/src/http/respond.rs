@@ -12,6 +12,7 @@ use super::{
     body::Body,
     headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc},
 };
+use crate::request::deadlines::Expired;
 
 /// The failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,8 +30,8 @@ pub(crate) enum Failure {
     #[error("connect timed out")]
     ConnectTimeout,
     /// A timeout of the policy.
-    #[error("request timed out")]
-    Timeout,
+    #[error("{0}")]
+    Timeout(Expired),
     /// Too many requests at once.
     #[error("load shed: too many requests in flight")]
     LoadShed,
@@ -100,7 +101,7 @@ impl Failure {
         match self {
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::BadGateway(_) => StatusCode::BAD_GATEWAY,
-            Self::FailFast | Self::ConnectTimeout | Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unauthorized => StatusCode::FORBIDDEN,
             Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
@@ -119,7 +120,7 @@ impl Failure {
         match self {
             Self::Internal(_) | Self::BadRequest => 13,
             Self::BadGateway(_) | Self::LoadShed => 14,
-            Self::FailFast | Self::ConnectTimeout | Self::Timeout => 4,
+            Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
             Self::NoRoute | Self::Redirect { .. } => 5,
@@ -137,7 +138,7 @@ impl Failure {
             | Self::ConnectTimeout
             | Self::LoadShed
             | Self::BadRequest => true,
-            Self::Timeout
+            Self::Timeout(_)
             | Self::Unauthorized
             | Self::RateLimited
             | Self::NoRoute
@@ -153,7 +154,7 @@ impl Failure {
             Self::BadGateway(_) => "io",
             Self::FailFast => "fail_fast",
             Self::ConnectTimeout => "connect_timeout",
-            Self::Timeout => "request_timeout",
+            Self::Timeout(expired) => expired.label(),
             Self::LoadShed => "load_shed",
             Self::Unauthorized => "unauthorized",
             Self::RateLimited => "rate_limited",
@@ -170,11 +171,22 @@ impl Failure {
         match self {
             Self::FailFast => "FAIL_FAST",
             Self::LoadShed => "LOAD_SHED",
-            Self::Timeout => "REQUEST_TIMEOUT",
+            Self::Timeout(Expired::Request) => "REQUEST_TIMEOUT",
+            Self::Timeout(Expired::Head) => "RESPONSE_HEADERS_TIMEOUT",
+            Self::Timeout(Expired::Response) => "RESPONSE_STREAM_TIMEOUT",
+            Self::Timeout(Expired::Idle) => "IDLE_TIMEOUT",
             Self::BadGateway(_) | Self::ConnectTimeout => "IO",
             Self::Injected { .. } | Self::Redirect { .. } => "",
             Self::Internal(_) | Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::BadRequest => "UNKNOWN",
         }
+    }
+
+    /// What a gRPC client is told after the response has begun.
+    pub(crate) fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        trailers.insert("grpc-status", HeaderValue::from(self.grpc_code()));
+        trailers.insert("grpc-message", grpc_message(&self.to_string()));
+        trailers
     }
 
     /// The response for a request of this kind.
@@ -185,8 +197,7 @@ impl Failure {
         let headers = response.headers_mut();
         if kind.grpc {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            headers.insert("grpc-status", HeaderValue::from(self.grpc_code()));
-            headers.insert("grpc-message", grpc_message(&self.to_string()));
+            headers.extend(self.trailers());
         } else {
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
             if let Self::Redirect { location, .. } = self {
@@ -241,7 +252,7 @@ mod tests {
             (Failure::BadGateway("x".into()), 502, 14, true),
             (Failure::FailFast, 504, 4, true),
             (Failure::ConnectTimeout, 504, 4, true),
-            (Failure::Timeout, 504, 4, false),
+            (Failure::Timeout(Expired::Request), 504, 4, false),
             (Failure::LoadShed, 503, 14, true),
             (Failure::Unauthorized, 403, 7, false),
             (Failure::RateLimited, 429, 8, false),

@@ -12,10 +12,7 @@ mod counters;
 
 use std::{error::Error, sync::Arc};
 
-use ::http::{
-    HeaderValue, Method, Request, Response, StatusCode, Version,
-    header::{HOST, HeaderMap},
-};
+use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header::HOST};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -27,7 +24,7 @@ use super::{
 };
 use crate::{
     http::{
-        body::{Body, CountResponse, Interrupted, Observed, Observer},
+        body::{Body, CountResponse, End, Observed, Observer},
         form,
         headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade},
         in_flight::Permit,
@@ -41,6 +38,7 @@ use crate::{
         authz::{Client, authorize},
         server::{Matched, ServerPolicy},
     },
+    request::classify::Classes,
     route::filter::apply_to_request,
 };
 
@@ -171,7 +169,7 @@ impl HttpConnection {
             self.send_http1(request, kind).await
         };
         match sent {
-            Ok((response, checked_out)) => Ok(observe(response, checked_out, Some(permit), &handles, arrived)),
+            Ok((response, checked_out)) => Ok(observe(response, checked_out, Some(permit), &handles, kind, arrived)),
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
@@ -238,7 +236,7 @@ impl HttpConnection {
         self.counters.failed(&self.inbound, failure, self.target.addr);
         let response = failure.respond(kind);
         match handles {
-            Some(handles) => observe(response, None, None, handles, arrived),
+            Some(handles) => observe(response, None, None, handles, kind, arrived),
             None => response.map(Observed::unwatched),
         }
     }
@@ -249,11 +247,13 @@ fn observe(
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
     handles: &Arc<Handles>,
+    kind: RequestKind,
     arrived: Instant,
 ) -> Response<ResponseBody> {
     let (parts, body) = response.into_parts();
-    let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers);
-    Response::from_parts(parts, Observed::new(body, Finish { count, checked_out, _permit: permit }))
+    let count =
+        CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, Classes::default());
+    Response::from_parts(parts, Observed::new(body, Finish { count, checked_out, _permit: permit }, kind.grpc))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.
@@ -265,14 +265,12 @@ fn inbound_failure(failure: Failure) -> Failure {
 }
 
 impl Observer for Finish {
-    fn first_frame(&mut self) {
-        self.count.first_frame();
-    }
+    fn first_frame(&mut self) {}
 
-    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-        if let (Ok(_), Some(checked_out)) = (&end, self.checked_out) {
+    fn ended(self, end: End<'_>) {
+        if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }
-        self.count.ended(end);
+        self.count.count(end);
     }
 }

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::{
     http::{
         body::Body,
-        pool::Pool,
+        pool::{Pool, Repetition},
         respond::Failure,
         serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES},
     },
@@ -147,6 +147,7 @@ impl ApplicationPort {
             let timeout = self.shared.config.inbound.http1_idle_timeout;
             let kept = if reuse && stale < STALE_ATTEMPTS { self.idle.take(timeout) } else { None };
             let is_new = kept.is_none();
+            let again = kept.as_ref().and_then(|_| Repetition::of(&request));
             let mut sender = match kept {
                 Some(sender) => sender,
                 None => self.connect_http1().await?,
@@ -159,7 +160,11 @@ impl ApplicationPort {
                 Err(mut error) => match error.take_message() {
                     // The application had closed the connection, and nothing of the request was sent.
                     Some(unsent) if !is_new => request = unsent,
-                    _ => return Err(SendError::Http(error.into_error())),
+                    // It closed the connection when the request came, and the request may be repeated.
+                    _ => match again.and_then(|again| again.after(error.error())) {
+                        Some(again) => request = again,
+                        None => return Err(SendError::Http(error.into_error())),
+                    },
                 },
             }
             stale += 1;

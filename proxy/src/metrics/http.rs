@@ -1,18 +1,87 @@
-//! Metrics of HTTP: requests, responses with their classification, latency.
+//! Metrics of HTTP: requests, responses with their classification, latency; of endpoints and of ServiceProfiles' routes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::{counter::Counter, family::Family};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 
-use super::{Counters, Labels, ProxyMetrics, histogram::LatencyMs, label, retain::InUse};
+use super::{
+    Counters, Labels,
+    histogram::LatencyMs,
+    label,
+    retain::{InUse, Retained},
+};
+
+/// Three families with a common prefix.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HttpFamilies {
+    names: Names,
+    requests: Counters,
+    responses: Counters,
+    latency: Family<Labels, LatencyMs>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Names {
+    requests: &'static str,
+    responses: &'static str,
+    latency: &'static str,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self { requests: "request", responses: "response", latency: "response_latency_ms" }
+    }
+}
+
+impl HttpFamilies {
+    /// `route_*`: requests as the application sees them.
+    pub(super) fn of_routes() -> Self {
+        let names =
+            Names { requests: "route_request", responses: "route_response", latency: "route_response_latency_ms" };
+        Self { names, ..Self::default() }
+    }
+
+    /// `route_actual_*`: requests with their repetitions.
+    pub(super) fn of_actual_routes() -> Self {
+        let names = Names {
+            requests: "route_actual_request",
+            responses: "route_actual_response",
+            latency: "route_actual_response_latency_ms",
+        };
+        Self { names, ..Self::default() }
+    }
+
+    /// Registers the families.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(self.names.requests, "HTTP requests", self.requests.clone());
+        registry.register(self.names.responses, "HTTP responses", self.responses.clone());
+        let help = "Milliseconds from a request's arrival to its response's end";
+        registry.register(self.names.latency, help, self.latency.clone());
+    }
+}
+
+/// What is counted of a ServiceProfile's route.
+#[derive(Debug)]
+pub(crate) struct ProfileMetrics {
+    /// Requests as the application sees them.
+    pub(crate) route: Arc<HttpMetrics>,
+    /// Requests with their repetitions.
+    pub(crate) actual: Arc<HttpMetrics>,
+    /// Failures for which the budget had a retry.
+    pub(crate) retried: Counter,
+    /// Failures for which it had none.
+    pub(crate) skipped: Counter,
+}
 
 /// Counters of requests of one kind, looked up once and shared.
 #[derive(Debug)]
 pub(crate) struct HttpMetrics {
     requests: Counter,
-    responses: Counters,
-    latency: Family<Labels, LatencyMs>,
+    families: HttpFamilies,
     labels: Labels,
     in_use: InUse,
     /// One entry per outcome; there are few, so a scan is fastest.
@@ -27,17 +96,16 @@ struct Outcome {
 }
 
 impl HttpMetrics {
-    pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
+    pub(super) fn new(families: &HttpFamilies, retained: &Retained, labels: Labels) -> Self {
         // Transport metrics also have direction and target; the name distinguishes the kinds.
         let mut key = labels.clone();
-        key.push(label("kind", "http"));
-        let in_use = metrics.retained.enter(key);
-        in_use.has("request", &metrics.requests, &labels);
+        key.push(label("kind", families.names.requests));
+        let in_use = retained.enter(key);
+        in_use.has(families.names.requests, &families.requests, &labels);
         Self {
             in_use,
-            requests: metrics.requests.get_or_create_owned(&labels),
-            responses: metrics.responses.clone(),
-            latency: metrics.response_latency.clone(),
+            requests: families.requests.get_or_create_owned(&labels),
+            families: families.clone(),
             labels,
             seen: Mutex::new(Vec::new()),
         }
@@ -67,13 +135,14 @@ impl HttpMetrics {
     fn look_up(&self, outcome: Outcome) -> (Counter, LatencyMs) {
         let mut labels = self.labels.clone();
         labels.push(label("status_code", outcome.status.to_string()));
-        self.in_use.has("response_latency_ms", &self.latency, &labels);
-        let latency = self.latency.get_or_create_owned(&labels);
+        let HttpFamilies { names, responses, latency, .. } = &self.families;
+        self.in_use.has(names.latency, latency, &labels);
+        let latency = latency.get_or_create_owned(&labels);
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
         }
-        self.in_use.has("response", &self.responses, &labels);
-        (self.responses.get_or_create_owned(&labels), latency)
+        self.in_use.has(names.responses, responses, &labels);
+        (responses.get_or_create_owned(&labels), latency)
     }
 }

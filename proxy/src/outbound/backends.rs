@@ -15,7 +15,7 @@ use crate::{
     discover::{
         Discover,
         endpoint::EndpointInfo,
-        route::{Backend, BackendKind, PeakEwma},
+        route::{Accrual, Backend, BackendKind, Load},
     },
     shared::Shared,
 };
@@ -28,8 +28,11 @@ pub(super) struct Backends {
     endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
 }
 
-/// The balancers of one service; several only if routes estimate load differently.
-type BalancersOfPath = Vec<(PeakEwma, Weak<Balancer>)>;
+/// The balancers of one service; several only if policies judge its endpoints differently.
+type BalancersOfPath = Vec<(Judgement, Weak<Balancer>)>;
+
+/// How load is estimated, and when an endpoint is left out.
+type Judgement = (Load, Option<Arc<Accrual>>);
 
 /// A backend's balancer or endpoint.
 #[derive(Clone)]
@@ -38,6 +41,8 @@ pub(super) enum Resolved {
     Forward(Arc<Endpoint>),
     /// A service.
     Balance(Arc<Balancer>),
+    /// A backend that does not exist.
+    Missing,
 }
 
 impl Backends {
@@ -49,7 +54,10 @@ impl Backends {
     pub(super) fn resolve(&self, backend: &Backend) -> Resolved {
         match &backend.kind {
             BackendKind::Forward(info) => Resolved::Forward(self.endpoint(info)),
-            BackendKind::Balance { path, load } => Resolved::Balance(self.balancer(path, *load)),
+            BackendKind::Balance { path, load, accrual } => {
+                Resolved::Balance(self.balancer(path, (*load, accrual.clone())))
+            }
+            BackendKind::Missing => Resolved::Missing,
         }
     }
 
@@ -65,17 +73,18 @@ impl Backends {
         endpoint
     }
 
-    fn balancer(&self, path: &str, load: PeakEwma) -> Arc<Balancer> {
+    fn balancer(&self, path: &str, judgement: Judgement) -> Arc<Balancer> {
         let mut balancers = self.balancers.lock();
         let of_path = balancers.entry(path.to_owned()).or_default();
-        let known = of_path.iter().find(|(of, _)| *of == load).and_then(|(_, balancer)| balancer.upgrade());
+        let known = of_path.iter().find(|(of, _)| *of == judgement).and_then(|(_, balancer)| balancer.upgrade());
         if let Some(known) = known {
             return known;
         }
         let discovered = self.discover.endpoints(path);
-        let balancer = Arc::new(Balancer::new(Arc::clone(&self.shared), path, discovered, load));
+        let (load, accrual) = judgement.clone();
+        let balancer = Arc::new(Balancer::new(Arc::clone(&self.shared), path, discovered, load, accrual));
         of_path.retain(|(_, balancer)| balancer.strong_count() > 0);
-        of_path.push((load, Arc::downgrade(&balancer)));
+        of_path.push((judgement, Arc::downgrade(&balancer)));
         balancer
     }
 

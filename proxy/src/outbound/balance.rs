@@ -1,10 +1,11 @@
 //! Picks an endpoint of a service: the less loaded of two random ones. Load is peak latency (EWMA) times requests in
 //! flight.
 //!
-//! Owns availability (an endpoint that refuses connections backs off, longer each time) and fail-fast (if none was
-//! available for 3 s, requests fail at once until one is). Refuses to connect: it returns endpoints. One balancer
-//! belongs to one worker.
+//! Owns availability (an endpoint that refuses connections backs off, longer each time; one whose responses fail is ejected,
+//! see `breaker`) and fail-fast (if none was available for 3 s, requests fail at once until one is). Refuses to connect: it
+//! returns endpoints. One balancer belongs to one worker.
 
+pub(super) mod breaker;
 mod ewma;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -28,11 +29,16 @@ use tokio::{
 use super::endpoint::Endpoint;
 use crate::{
     config::OutboundConfig,
-    discover::{Endpoints, endpoints::EndpointsState, route::PeakEwma},
+    discover::{
+        Endpoints,
+        endpoints::EndpointsState,
+        route::{Accrual, Load},
+    },
     metrics::label,
     shared::Shared,
 };
 
+use breaker::{Breaker, Change, Report};
 use ewma::Ewma;
 
 /// No endpoint was available in time.
@@ -44,11 +50,20 @@ pub(crate) struct FailFast;
 pub(crate) struct Balancer {
     shared: Arc<Shared>,
     discovered: Arc<Endpoints>,
-    load: PeakEwma,
+    load: Load,
+    accrual: Option<Arc<Accrual>>,
     state: Mutex<State>,
     failing_fast: AtomicBool,
+    pool: Arc<PoolState>,
+}
+
+/// What the endpoints of a balancer share.
+struct PoolState {
     gauges: Gauges,
-    available: Arc<Notify>,
+    /// Notified when an endpoint becomes available.
+    available: Notify,
+    endpoints: AtomicUsize,
+    ejected: AtomicUsize,
 }
 
 struct State {
@@ -72,9 +87,11 @@ pub(crate) struct Balanced {
     backoff_bounds: (Duration, Duration),
     /// Deadline for the connection that probes an endpoint after its backoff.
     probe: Duration,
-    gauges: Gauges,
-    /// Notified when an endpoint becomes available.
-    available: Arc<Notify>,
+    breaker: Option<Mutex<Breaker>>,
+    /// Whether its responses change its load or availability.
+    is_judged: bool,
+    min_ready: usize,
+    pool: Arc<PoolState>,
 }
 
 /// How long an endpoint that failed is not used.
@@ -90,12 +107,20 @@ struct Backoff {
 /// A picked endpoint. It counts as in flight until it is finished or dropped.
 pub(crate) struct InFlight {
     balanced: Option<Arc<Balanced>>,
+    /// The endpoint, if it waits for a report of how the request ended.
+    judged: Option<Arc<Balanced>>,
     started: Instant,
 }
 
 impl Balancer {
     /// Creates a balancer over discovered endpoints.
-    pub(crate) fn new(shared: Arc<Shared>, path: &str, discovered: Arc<Endpoints>, load: PeakEwma) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        path: &str,
+        discovered: Arc<Endpoints>,
+        load: Load,
+        accrual: Option<Arc<Accrual>>,
+    ) -> Self {
         let gauge = |state: &'static str| {
             let labels = vec![label("backend_name", path.to_owned()), label("endpoint_state", state)];
             shared.metrics.outbound_balancer_endpoints.get_or_create_owned(&labels)
@@ -107,10 +132,10 @@ impl Balancer {
             shared,
             discovered,
             load,
+            accrual,
             state: Mutex::new(State { changes, endpoints: Vec::new() }),
             failing_fast: AtomicBool::new(false),
-            gauges,
-            available: Arc::default(),
+            pool: Arc::new(PoolState::new(gauges)),
         }
     }
 
@@ -125,7 +150,7 @@ impl Balancer {
         let mut changes = self.discovered.state.clone();
         loop {
             changes.mark_unchanged();
-            let available = self.available.notified();
+            let available = self.pool.available.notified();
             let wake = match self.try_select() {
                 Ok(selected) => return Ok(selected),
                 Err(wake) => wake,
@@ -152,7 +177,7 @@ impl Balancer {
         let mut state = self.state.lock();
         self.reconcile(&mut state);
         let now = Instant::now();
-        state.endpoints.iter().any(|endpoint| endpoint.backs_off_until(now).is_none())
+        state.endpoints.iter().any(|endpoint| endpoint.blocked_until(now).is_none())
     }
 
     /// Closes connections that were idle for too long.
@@ -178,11 +203,11 @@ impl Balancer {
                 (first, if second >= first { second + 1 } else { second })
             }
         };
-        let available = |index: usize| endpoints[index].backs_off_until(now).is_none().then_some(index);
+        let available = |index: usize| endpoints[index].blocked_until(now).is_none().then_some(index);
         let picked = match (available(first), available(second)) {
             (Some(first), Some(second)) if endpoints[second].cost(now) < endpoints[first].cost(now) => Some(second),
             (Some(index), _) | (None, Some(index)) => Some(index),
-            // Both back off: with many endpoints that is rare, so a scan for the least loaded is affordable.
+            // Both are blocked: with many endpoints that is rare, so a scan for the least loaded is affordable.
             (None, None) => (0..endpoints.len())
                 .filter(|index| available(*index).is_some())
                 .min_by(|a, b| endpoints[*a].cost(now).total_cmp(&endpoints[*b].cost(now))),
@@ -193,7 +218,7 @@ impl Balancer {
                 endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
-            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.backs_off_until(now)).min()),
+            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min()),
         }
     }
 
@@ -212,33 +237,43 @@ impl Balancer {
                 None => Arc::new(Balanced::new(
                     Arc::new(Endpoint::new(Arc::clone(&self.shared), Arc::clone(info))),
                     self.load,
+                    self.accrual.clone(),
                     &self.shared.config.outbound,
-                    self.gauges.clone(),
-                    Arc::clone(&self.available),
+                    Arc::clone(&self.pool),
                 )),
             })
             .collect();
+        self.pool.endpoints.store(state.endpoints.len(), Ordering::Relaxed);
+    }
+}
+
+impl PoolState {
+    fn new(gauges: Gauges) -> Self {
+        Self { gauges, available: Notify::new(), endpoints: AtomicUsize::new(0), ejected: AtomicUsize::new(0) }
     }
 }
 
 impl Balanced {
     fn new(
         endpoint: Arc<Endpoint>,
-        load: PeakEwma,
+        load: Load,
+        accrual: Option<Arc<Accrual>>,
         config: &OutboundConfig,
-        gauges: Gauges,
-        available: Arc<Notify>,
+        pool: Arc<PoolState>,
     ) -> Self {
-        gauges.ready.inc();
+        pool.gauges.ready.inc();
+        let now = Instant::now();
         Self {
             endpoint,
-            rtt: Mutex::new(Ewma::new(load, Instant::now())),
+            is_judged: accrual.is_some() || load.penalty.is_some(),
+            min_ready: accrual.as_ref().and_then(|accrual| accrual.min_ready.try_into().ok()).unwrap_or(0),
+            breaker: accrual.map(|accrual| Mutex::new(Breaker::new(accrual, now))),
+            rtt: Mutex::new(Ewma::new(load, now)),
             in_flight: AtomicU32::new(0),
             backoff: Mutex::default(),
             backoff_bounds: (config.backoff_min, config.backoff_max),
             probe: config.connect_timeout,
-            gauges,
-            available,
+            pool,
         }
     }
 
@@ -251,8 +286,53 @@ impl Balanced {
         self.backoff.lock().until.filter(|until| *until > now)
     }
 
-    /// Records that the endpoint was picked; after a backoff, only this connection may probe it.
+    /// Until when the endpoint gets no requests, if it gets none.
+    fn blocked_until(&self, now: Instant) -> Option<Instant> {
+        let ejected = self.breaker.as_ref().and_then(|breaker| breaker.lock().blocked_until(now));
+        self.backs_off_until(now).max(ejected)
+    }
+
+    /// Records how a request ended.
+    fn report(&self, report: &Report) {
+        let now = Instant::now();
+        if let Report::Answered { answer, .. } = report {
+            self.rtt.lock().penalize(answer, now);
+        }
+        let Some(breaker) = &self.breaker else { return };
+        let ready =
+            self.pool.endpoints.load(Ordering::Relaxed).saturating_sub(self.pool.ejected.load(Ordering::Relaxed));
+        let change = breaker.lock().report(report, now, ready > self.min_ready, rand::rng().random());
+        match change {
+            Some(Change::Ejected) => {
+                tracing::info!(dst.addr = %self.endpoint.info.addr, "endpoint is ejected, its responses fail");
+                self.pool.ejected.fetch_add(1, Ordering::Relaxed);
+                self.pool.gauges.eject();
+            }
+            Some(Change::Restored) => {
+                tracing::info!(dst.addr = %self.endpoint.info.addr, "endpoint gets requests again");
+                self.pool.ejected.fetch_sub(1, Ordering::Relaxed);
+                self.pool.gauges.restore();
+                self.pool.available.notify_waiters();
+            }
+            // The end of a probe lets waiters compute when the next is due.
+            None => self.pool.available.notify_waiters(),
+        }
+    }
+
+    /// Records that the end of a request will not be known.
+    fn abandoned(&self) {
+        let was_probe = self.breaker.as_ref().is_some_and(|breaker| breaker.lock().abandoned(Instant::now()));
+        if was_probe {
+            self.pool.available.notify_waiters();
+        }
+    }
+
+    /// Records that the endpoint was picked; after a backoff, only this connection may probe it, and after an ejection only
+    /// this request.
     fn picked(&self, now: Instant) {
+        if let Some(breaker) = &self.breaker {
+            breaker.lock().picked();
+        }
         let mut backoff = self.backoff.lock();
         if backoff.until.is_some() {
             backoff.until = Some(now + self.probe);
@@ -270,8 +350,7 @@ impl Balanced {
             return;
         }
         if backoff.until.is_none() {
-            self.gauges.ready.dec();
-            self.gauges.pending.inc();
+            self.pool.gauges.eject();
         }
         backoff.last = (backoff.last * 2).clamp(min, max);
         // A tenth of jitter, as Linkerd's default.
@@ -286,27 +365,51 @@ impl Balanced {
         if backoff.until.take().is_some() {
             backoff.last = Duration::ZERO;
             backoff.probing = false;
-            self.gauges.pending.dec();
-            self.gauges.ready.inc();
-            self.available.notify_waiters();
+            self.pool.gauges.restore();
+            self.pool.available.notify_waiters();
         }
+    }
+}
+
+impl Gauges {
+    fn eject(&self) {
+        self.ready.dec();
+        self.pending.inc();
+    }
+
+    fn restore(&self) {
+        self.pending.dec();
+        self.ready.inc();
     }
 }
 
 impl Drop for Balanced {
     fn drop(&mut self) {
+        let gauges = &self.pool.gauges;
+        // An endpoint that backs off and is ejected counts as pending twice, and as ready once less.
         if self.backoff.get_mut().until.is_some() {
-            self.gauges.pending.dec()
-        } else {
-            self.gauges.ready.dec()
-        };
+            gauges.restore();
+        }
+        if self.breaker.as_mut().is_some_and(|breaker| breaker.get_mut().is_ejected()) {
+            gauges.restore();
+            self.pool.ejected.fetch_sub(1, Ordering::Relaxed);
+        }
+        gauges.ready.dec();
     }
 }
 
 impl InFlight {
     fn start(balanced: Arc<Balanced>, now: Instant) -> Self {
         balanced.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { balanced: Some(balanced), started: now }
+        let judged = balanced.is_judged.then(|| Arc::clone(&balanced));
+        Self { balanced: Some(balanced), judged, started: now }
+    }
+
+    /// Records how the request ended, if that changes anything.
+    pub(crate) fn report(mut self, report: Report) {
+        if let Some(judged) = self.judged.take() {
+            judged.report(&report);
+        }
     }
 
     /// The picked endpoint; `None` once finished.
@@ -334,6 +437,9 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        if let Some(judged) = self.judged.take() {
+            judged.abandoned();
+        }
         if let Some(balanced) = self.balanced.take() {
             balanced.in_flight.fetch_sub(1, Ordering::Relaxed);
         }

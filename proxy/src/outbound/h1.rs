@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
-    http::{body::Body, serve::MAX_HEAD_BYTES},
+    http::{body::Body, pool::Repetition, serve::MAX_HEAD_BYTES},
     transport_header::SessionProtocol,
 };
 
@@ -32,7 +32,8 @@ pub(crate) enum SendError {
 /// Sends a request over an idle connection or a new one.
 ///
 /// # Errors
-/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it.
+/// See [`SendError`]. On a connection that had been idle, `Unsent` without a reason means that the peer has closed it, before
+/// the request, or while it was sent and repeating it does no harm.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
     request: Request<Body>,
@@ -40,6 +41,7 @@ pub(crate) async fn send(
 ) -> Result<(Response<Incoming>, CheckedOut), SendError> {
     let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
     let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
+    let again = pooled.as_ref().and_then(|_| Repetition::of(&request));
     let mut sender = match pooled {
         Some(sender) => sender,
         None => match connect(endpoint).await {
@@ -54,7 +56,10 @@ pub(crate) async fn send(
         }
         Err(mut error) => Err(match error.take_message() {
             Some(request) => SendError::Unsent(Box::new(request), None),
-            None => SendError::Failed(error.into_error()),
+            None => match again.and_then(|again| again.after(error.error())) {
+                Some(request) => SendError::Unsent(Box::new(request), None),
+                None => SendError::Failed(error.into_error()),
+            },
         }),
     }
 }

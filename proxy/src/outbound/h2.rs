@@ -54,19 +54,26 @@ pub(crate) async fn send(
     // refusal.
     *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
     let (parts, body) = request.into_parts();
+    // The copy is sent again if the endpoint refuses the request before processing it.
+    let again = body.again().map(|body| (parts.clone(), body));
+    let failed = |error: ::h2::Error| {
+        let again = again.filter(|_| was_not_processed(&error));
+        match again.and_then(|(parts, body)| Some(Request::from_parts(parts, body.body()?))) {
+            Some(request) => SendError::Unsent(Box::new(request), None),
+            None => SendError::Failed(error),
+        }
+    };
     if body.is_end_stream() {
-        // The copy is sent again if the endpoint refuses the request before processing it.
-        let again = Request::from_parts(parts.clone(), Body::Empty);
         let response = match sender.send_request(Request::from_parts(parts, ()), true) {
             Ok((response, _)) => response.await,
             Err(error) => Err(error),
         };
-        return response.map_err(|error| {
-            if was_not_processed(&error) { SendError::Unsent(Box::new(again), None) } else { SendError::Failed(error) }
-        });
+        return response.map_err(failed);
     }
-    let (mut response, stream) =
-        sender.send_request(Request::from_parts(parts, ()), false).map_err(SendError::Failed)?;
+    let (mut response, stream) = match sender.send_request(Request::from_parts(parts, ()), false) {
+        Ok(sent) => sent,
+        Err(error) => return Err(failed(error)),
+    };
     let mut pump = Some(Pump::new(body, stream));
     let response = poll_fn(|cx| {
         if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
@@ -75,7 +82,7 @@ pub(crate) async fn send(
         std::pin::Pin::new(&mut response).poll(cx)
     })
     .await
-    .map_err(SendError::Failed)?;
+    .map_err(failed)?;
     if let Some(mut pump) = pump {
         // The answer began before the request ended. Both continue independently, because either may wait for the
         // other.

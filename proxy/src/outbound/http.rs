@@ -1,8 +1,12 @@
 //! HTTP from the application: one server connection, and for each request route, backend, endpoint, response.
 //!
-//! [`Connection::route`] follows these steps. A request that reached no endpoint is tried on another one; a request
-//! that may have been processed is never tried again.
+//! ```text
+//! Connection::route -> matching -> Routed::send (attempts) -> Routed::attempt (filters, backend, deadlines) -> Exchange (endpoint)
+//! ```
+//!
+//! What may be sent again, and how long it may take, is decided in `request`; these modules do it.
 
+mod attempt;
 mod exchange;
 mod response;
 
@@ -13,37 +17,24 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
-use super::{
-    Connection,
-    target::{RoutingPlan, RuleId},
-};
+use super::Connection;
 use crate::{
-    discover::route::Action,
+    discover::route::Matched,
     http::{
         body::{Body, Observed},
         form,
-        headers::{CLIENT_ID, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
+        headers::{CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
         respond::{Failure, RequestKind},
         serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
         upgrade,
     },
     io::{Io, Stream},
     metrics::label,
-    route::{
-        filter::{apply_to_request, apply_to_response},
-        matching::{self, Found},
-    },
 };
 
-use exchange::{Exchange, ExchangeError};
+use attempt::Routed;
+use exchange::ExchangeError;
 use response::ResponseObserver;
-
-/// The route of a request.
-struct Routed<'a> {
-    action: &'a Action,
-    /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
-    prefix: Option<usize>,
-}
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
 
@@ -76,7 +67,7 @@ impl Connection {
     async fn respond(&self, request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
-        let failure = match self.route(request).await {
+        let failure = match self.route(request, kind.grpc).await {
             Ok(response) => return Ok(response),
             Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => return Err(Reset(error)),
             Err(ExchangeError::Reset(error)) => Failure::BadGateway(error.to_string()),
@@ -88,8 +79,8 @@ impl Connection {
         Ok(failure.respond(kind).map(Observed::unwatched))
     }
 
-    /// One request: check, match, filter, pick, exchange, filter.
-    async fn route(&self, mut request: Request<Incoming>) -> Result<ObservedResponse, ExchangeError> {
+    /// One request: check, match, send, observe.
+    async fn route(&self, mut request: Request<Incoming>, is_grpc: bool) -> Result<ObservedResponse, ExchangeError> {
         let arrived = Instant::now();
         let permit = self.worker.limit.admit().ok_or(Failure::LoadShed)?;
         form::normalize(&mut request)?;
@@ -103,55 +94,26 @@ impl Connection {
         let plan = self.target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
         let http2 = request.version() == Version::HTTP_2;
         let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is no longer HTTP"))?;
-        let found = matching::find(routes, &request).ok_or(Failure::NoRoute)?;
-        let Found { route, rule, prefix } = found;
-        let routed = Routed { action: &routes[route].rules[rule].action, prefix };
-
-        let id = (http2, route, rule);
-        let exchanged = self.exchange(&plan, id, &routed, request, required, client_upgrade, arrived).await;
+        let Matched { id: (route, rule), action, prefix } = routes.find(&request).ok_or(Failure::NoRoute)?;
+        let routed = Routed {
+            connection: self,
+            plan: &plan,
+            id: (http2, route, rule),
+            action,
+            prefix,
+            required,
+            upgrades,
+            arrived,
+        };
+        let method = request.method().clone();
+        let exchanged = routed.send(request.map(Body::Incoming)).await;
         let (status, error) = match &exchanged {
             Ok((response, _)) => (response.status().as_u16(), ""),
             Err(ExchangeError::Failure(failure)) => (failure.status().as_u16(), failure.status_label()),
             Err(ExchangeError::Reset(error)) => (0, reset_label(error)),
         };
-        plan.count_status(&self.worker.shared, id, routed.action, status, error);
-        let (response, mut observer) = exchanged?;
-        observer.hold(permit);
-        Ok(response.map(|body| Observed::new(body, observer)))
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the parts of a request, taken apart once")]
-    async fn exchange(
-        &self,
-        plan: &RoutingPlan,
-        id: RuleId,
-        routed: &Routed<'_>,
-        mut request: Request<Incoming>,
-        required: Option<Identity>,
-        client_upgrade: Option<hyper::upgrade::OnUpgrade>,
-        arrived: Instant,
-    ) -> Result<(Response<Body>, ResponseObserver), ExchangeError> {
-        let Routed { action, prefix } = *routed;
-        apply_to_request(&action.filters, prefix, &mut request)?;
-        let (backend, resolved) = plan.pick(&action.backends).ok_or(Failure::Internal("the route has no backend"))?;
-        apply_to_request(&backend.filters, prefix, &mut request)?;
-        plan.count_backend(&self.worker.shared, id, action, &backend.backend);
-        let method = request.method().clone();
-        let exchange = Exchange {
-            connection: self,
-            backend: &resolved,
-            required: required.as_ref(),
-            upgrades: client_upgrade.is_some(),
-            arrived,
-        };
-        let exchanged = match action.request_timeout {
-            None => exchange.run(request.map(Body::Incoming)).await?,
-            Some(timeout) => match tokio::time::timeout(timeout, exchange.run(request.map(Body::Incoming))).await {
-                Ok(exchanged) => exchanged?,
-                Err(_) => return Err(Failure::Timeout.into()),
-            },
-        };
-        let (mut response, observer) = exchanged;
+        plan.count_status(&self.worker.shared, routed.id, routed.action, status, error);
+        let (mut response, mut observer) = exchanged?;
         if let Some(client) = client_upgrade.filter(|_| upgrade::is_tunnel(&method, response.status())) {
             if method == Method::CONNECT {
                 upgrade::strip_connect_response(&mut response);
@@ -160,9 +122,8 @@ impl Connection {
             upgrade::spawn_tunnel(&self.worker.shared.drain, client, server);
             *response.body_mut() = Body::Empty;
         }
-        apply_to_response(&backend.filters, response.headers_mut());
-        apply_to_response(&action.filters, response.headers_mut());
-        Ok((response, observer))
+        observer.hold(permit);
+        Ok(response.map(|body| Observed::new(body, observer, is_grpc)))
     }
 }
 
@@ -188,6 +149,7 @@ fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Fa
     let headers = request.headers_mut();
     headers.remove(CLIENT_ID);
     headers.remove(ORIG_PROTO);
+    headers.remove(DST_CANONICAL);
     let Some(required) = headers.remove(REQUIRE_ID) else { return Ok(None) };
     let identity = required.to_str().ok().and_then(|name| name.parse().ok());
     // An unreadable identity cannot be proven.

@@ -19,7 +19,7 @@ use crate::{
         profile::{Profile, ProfileState},
         route::{Action, Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
-    metrics::{Direction, Peer, TransportMetrics, label, target_labels},
+    metrics::{Direction, Labels, Peer, ProfileMetrics, RetryCounters, TransportMetrics, label, target_labels},
     shared::Shared,
 };
 
@@ -71,6 +71,10 @@ pub(super) struct RoutingPlan {
     backends: Vec<(Arc<Backend>, Resolved)>,
     statuses: RuleStatuses,
     requests: BackendRequests,
+    /// `outbound_http_route_retry_*`, per rule that has retried.
+    retries: Mutex<Vec<(RuleId, Arc<RetryCounters>)>>,
+    /// `route_*` and `route_actual_*`, per route of a ServiceProfile.
+    profiles: Mutex<Vec<(RuleId, Arc<ProfileMetrics>)>>,
 }
 
 /// `outbound_http_route_request_statuses_total`, per rule and status; few, so that a scan is fastest.
@@ -150,13 +154,20 @@ impl RoutingPlan {
             Protocol::Http1(http) | Protocol::Http2(http) => (vec![http], None),
             Protocol::Opaque(opaque) | Protocol::Tls(opaque) => (vec![], Some(opaque)),
         };
-        for rule in http.iter().flat_map(|routes| routes.iter()).flat_map(|route| &route.rules) {
-            resolve(&rule.action.backends);
+        for action in http.iter().flat_map(|routes| routes.actions()) {
+            resolve(&action.backends);
         }
         for route in opaque.iter().flat_map(|routes| routes.iter()) {
             resolve(&route.backends);
         }
-        Self { policy, backends, statuses: Mutex::default(), requests: Mutex::default() }
+        Self {
+            policy,
+            backends,
+            statuses: Mutex::default(),
+            requests: Mutex::default(),
+            retries: Mutex::default(),
+            profiles: Mutex::default(),
+        }
     }
 
     /// The HTTP routes for a version; `None` if the policy is for another protocol.
@@ -207,9 +218,7 @@ impl RoutingPlan {
             counter.inc();
             return;
         }
-        let mut labels = self.policy.parent.labels_with_port("parent");
-        labels.extend(action.meta.labels("route"));
-        labels.push(label("hostname", ""));
+        let mut labels = self.route_labels(action);
         labels.extend(backend.meta.labels_with_port("backend"));
         let counter = shared.metrics.outbound_backend_requests.get_or_create_owned(&labels);
         counter.inc();
@@ -226,9 +235,7 @@ impl RoutingPlan {
             counter.inc();
             return;
         }
-        let mut labels = self.policy.parent.labels_with_port("parent");
-        labels.extend(action.meta.labels("route"));
-        labels.push(label("hostname", ""));
+        let mut labels = self.route_labels(action);
         labels.push(label("http_status", status.to_string()));
         labels.push(label("error", error));
         let counter = shared.metrics.outbound_route_statuses.get_or_create_owned(&labels);
@@ -236,6 +243,36 @@ impl RoutingPlan {
         if error.is_empty() {
             statuses.push((id, status, counter));
         }
+    }
+
+    /// The counters of a rule's retries.
+    pub(super) fn retries(&self, shared: &Shared, id: RuleId, action: &Action) -> Arc<RetryCounters> {
+        let mut retries = self.retries.lock();
+        if let Some((_, known)) = retries.iter().find(|(known, _)| *known == id) {
+            return Arc::clone(known);
+        }
+        let counters = Arc::new(shared.metrics.retries.counters(&self.route_labels(action)));
+        retries.push((id, Arc::clone(&counters)));
+        counters
+    }
+
+    /// The metrics of a ServiceProfile's route.
+    pub(super) fn profile(&self, shared: &Shared, id: RuleId, action: &Action) -> Option<Arc<ProfileMetrics>> {
+        let profile = action.profile.as_ref()?;
+        let mut profiles = self.profiles.lock();
+        if let Some((_, known)) = profiles.iter().find(|(known, _)| *known == id) {
+            return Some(Arc::clone(known));
+        }
+        let metrics = Arc::new(shared.metrics.profile_route(Direction::Outbound, &profile.dst, &profile.route));
+        profiles.push((id, Arc::clone(&metrics)));
+        Some(metrics)
+    }
+
+    fn route_labels(&self, action: &Action) -> Labels {
+        let mut labels = self.policy.parent.labels_with_port("parent");
+        labels.extend(action.meta.labels("route"));
+        labels.push(label("hostname", ""));
+        labels
     }
 
     fn resolved<'a>(&'a self, backend: &'a RouteBackend) -> Option<(&'a RouteBackend, Resolved)> {
@@ -246,7 +283,8 @@ impl RoutingPlan {
     fn is_available(&self, backend: &RouteBackend) -> bool {
         match self.resolved(backend) {
             Some((_, Resolved::Balance(balancer))) => balancer.is_available(),
-            Some((_, Resolved::Forward(_))) => true,
+            // A backend that does not exist fails its share of the requests, as the Gateway API wants.
+            Some((_, Resolved::Forward(_) | Resolved::Missing)) => true,
             None => false,
         }
     }
@@ -282,6 +320,9 @@ pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&st
 }
 
 /// The result of profile and policy together; `None` if connections must be refused.
+///
+/// A ServiceProfile with routes or overrides takes requests from the policy, and one with overrides opaque connections too, as in
+/// Linkerd.
 fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect_timeout: Duration) -> Option<Policy> {
     let profile: Option<&Profile> = match profile {
         ProfileState::Pending => return None,
@@ -289,13 +330,12 @@ fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect
         ProfileState::Known(profile) => Some(profile),
     };
     let opaque = profile.is_some_and(|profile| profile.opaque);
-    let overrides = profile.map(|profile| &profile.overrides[..]).filter(|overrides| !overrides.is_empty());
-    let overrides = overrides.map(|overrides| {
-        let backends = overrides.iter().map(|(authority, weight)| {
+    let overrides = profile.and_then(|profile| {
+        let backends = profile.overrides.iter().map(|(authority, weight)| {
             let backend = Arc::new(Backend::balance(authority.clone()));
             (RouteBackend { filters: Vec::new(), backend }, *weight)
         });
-        Distribution::Random(backends.collect())
+        (!profile.overrides.is_empty()).then(|| Distribution::Random(backends.collect()))
     });
     let by_profile = || match profile {
         Some(Profile { endpoint: Some(endpoint), .. }) => Distribution::only(Backend::forward(Arc::clone(endpoint))),
@@ -304,21 +344,24 @@ fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect
         }
         _ => forward_to(addr),
     };
-    match policy {
-        PolicyState::Pending | PolicyState::Refused => None,
-        PolicyState::Absent => Some(Policy::synthesize(overrides.unwrap_or_else(by_profile), opaque, detect_timeout)),
-        PolicyState::Known(policy) => {
-            let policy = match &overrides {
-                Some(overrides) => policy.overridden(overrides),
-                None => Policy::clone(policy),
-            };
-            if !opaque {
-                return Some(policy);
-            }
-            match policy.opaque_routes() {
-                Some(routes) => Some(Policy { parent: policy.parent, protocol: Protocol::Opaque(routes) }),
-                None => Some(Policy::synthesize(by_profile(), true, detect_timeout)),
-            }
+    let policy = match policy {
+        PolicyState::Pending | PolicyState::Refused => return None,
+        PolicyState::Absent => Policy::synthesize(overrides.clone().unwrap_or_else(by_profile), opaque, detect_timeout),
+        PolicyState::Known(policy) => Policy::clone(policy),
+    };
+    let of_profile = profile.filter(|profile| profile.takes_requests());
+    let policy = match of_profile {
+        Some(profile) => {
+            let routes = profile.http_routes(&overrides.clone().unwrap_or_else(by_profile), addr.port());
+            policy.overridden(routes, overrides.as_ref())
         }
+        None => policy,
+    };
+    if !opaque {
+        return Some(policy);
     }
+    Some(match policy.opaque_routes() {
+        Some(routes) => Policy { parent: policy.parent, protocol: Protocol::Opaque(routes) },
+        None => Policy::synthesize(by_profile(), true, detect_timeout),
+    })
 }

@@ -114,6 +114,7 @@ async fn connect(
     let balancer = match backend {
         Resolved::Forward(endpoint) => return Ok((endpoint.connect(None).await?, Arc::clone(endpoint), None)),
         Resolved::Balance(balancer) => balancer,
+        Resolved::Missing => return Err(ForwardError::NoBackend),
     };
     let deadline = Instant::now() + connection.worker.shared.config.outbound.failfast_timeout;
     loop {

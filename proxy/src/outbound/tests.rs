@@ -2,6 +2,8 @@
 
 mod fake;
 mod pair;
+mod profile;
+mod resilience;
 
 use std::{
     convert::Infallible,
@@ -101,6 +103,15 @@ impl Proxy {
             }
         });
         Self { addr, control, mesh, drain: Some(drain), shared }
+    }
+
+    /// The proxy's metrics.
+    fn scrape(&self) -> String {
+        let mut registry = prometheus_client::registry::Registry::default();
+        self.shared.metrics.register_in(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
     }
 
     async fn connect(&self) -> TcpStream {

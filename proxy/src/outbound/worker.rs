@@ -6,7 +6,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{backends::Backends, target::OutboundTarget};
-use crate::{discover::Discover, http::in_flight::RequestLimit, shared::Shared};
+use crate::{
+    discover::Discover,
+    http::{in_flight::RequestLimit, replay::ReplayRoom},
+    shared::Shared,
+};
 
 /// One worker's outbound state.
 pub(super) struct Worker {
@@ -17,6 +21,8 @@ pub(super) struct Worker {
     pub(super) backends: Arc<Backends>,
     /// Limit of requests in flight.
     pub(super) limit: RequestLimit,
+    /// Room for bodies of requests that may be sent again.
+    pub(super) replay_room: ReplayRoom,
     #[cfg(test)]
     pub(super) pretended_dst: Mutex<Option<SocketAddr>>,
 }
@@ -30,6 +36,7 @@ impl Worker {
     pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Arc<Self> {
         Arc::new(Self {
             limit: RequestLimit::new(shared.config.outbound.max_in_flight),
+            replay_room: ReplayRoom::default(),
             backends: Arc::new(Backends::new(Arc::clone(&shared), discover.clone())),
             shared,
             discover,

@@ -8,11 +8,13 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use weft_proto::linkerd::{meta, outbound, tls_route};
 
 use super::{
-    Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, OpaqueRoutes, PeakEwma, Policy, Protocol,
+    Accrual, Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, OpaqueRoutes, Policy, Protocol,
     RefuseOpaque, RouteBackend,
+    terms::{read_accrual, read_grpc_retry, read_http_retry, read_load, read_timeouts},
 };
 use crate::{
     discover::endpoint::{EndpointError, EndpointInfo},
+    request::{classify::Classes, terms::Terms},
     route::{
         Meta, Route,
         filter::Filter,
@@ -36,6 +38,9 @@ pub(crate) enum PolicyError {
     /// A forward backend cannot be parsed.
     #[error("read a backend's endpoint")]
     Endpoint(#[from] EndpointError),
+    /// A number has no meaning where it stands.
+    #[error("the policy's {0} is out of range")]
+    Range(&'static str),
 }
 
 impl Policy {
@@ -49,13 +54,19 @@ impl Policy {
         let protocol = match kind {
             Kind::Detect(detect) => Protocol::Detect {
                 timeout: routes::duration(detect.timeout, "detection timeout")?.unwrap_or(DETECT_TIMEOUT),
-                http1: read_http(detect.http1.ok_or(PolicyError::Missing("HTTP/1 routes"))?.routes)?,
-                http2: read_http(detect.http2.ok_or(PolicyError::Missing("HTTP/2 routes"))?.routes)?,
+                http1: {
+                    let http1 = detect.http1.ok_or(PolicyError::Missing("HTTP/1 routes"))?;
+                    read_http(http1.routes, read_accrual(http1.failure_accrual)?)?
+                },
+                http2: {
+                    let http2 = detect.http2.ok_or(PolicyError::Missing("HTTP/2 routes"))?;
+                    read_http(http2.routes, read_accrual(http2.failure_accrual)?)?
+                },
                 opaque: read_opaque(detect.opaque.ok_or(PolicyError::Missing("opaque routes"))?.routes)?,
             },
-            Kind::Http1(http1) => Protocol::Http1(read_http(http1.routes)?),
-            Kind::Http2(http2) => Protocol::Http2(read_http(http2.routes)?),
-            Kind::Grpc(grpc) => Protocol::Http2(read_grpc(grpc.routes)?),
+            Kind::Http1(http1) => Protocol::Http1(read_http(http1.routes, read_accrual(http1.failure_accrual)?)?),
+            Kind::Http2(http2) => Protocol::Http2(read_http(http2.routes, read_accrual(http2.failure_accrual)?)?),
+            Kind::Grpc(grpc) => Protocol::Http2(read_grpc(grpc.routes, read_accrual(grpc.failure_accrual)?)?),
             Kind::Opaque(opaque) => Protocol::Opaque(read_opaque(opaque.routes)?),
             Kind::Tls(tls) => Protocol::Tls(read_tls(tls.routes)?),
         };
@@ -63,16 +74,17 @@ impl Policy {
     }
 }
 
-/// Parses a `Distribution` message of the module `$module`, with `$filter` for the backends' filters.
+/// Parses a `Distribution` message of the module `$module`, with `$filter` for the backends' filters and `$accrual` for the
+/// endpoints of services.
 macro_rules! read_distribution {
-    ($module:ident, $message:expr, $filter:expr) => {{
+    ($module:ident, $message:expr, $filter:expr, $accrual:expr) => {{
         use outbound::$module::distribution::Kind;
         let read_backend = |backend: outbound::$module::RouteBackend| -> Result<RouteBackend, PolicyError> {
             let mut filters = Vec::with_capacity(backend.filters.len());
             for filter in backend.filters {
                 filters.push($filter(filter)?);
             }
-            let backend = read_backend(backend.backend.ok_or(PolicyError::Missing("backend"))?)?;
+            let backend = read_backend(backend.backend.ok_or(PolicyError::Missing("backend"))?, $accrual)?;
             Ok(RouteBackend { filters, backend: Arc::new(backend) })
         };
         match $message.and_then(|distribution| distribution.kind) {
@@ -95,40 +107,46 @@ macro_rules! read_distribution {
     }};
 }
 
-fn read_http(messages: Vec<outbound::HttpRoute>) -> Result<HttpRoutes, PolicyError> {
+fn read_http(messages: Vec<outbound::HttpRoute>, accrual: Option<Arc<Accrual>>) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
         let meta = read_meta(message.metadata);
         let mut rules = Vec::with_capacity(message.rules.len());
         for rule in message.rules {
             let filters = rule.filters.into_iter().map(read_http_filter).collect::<Result<_, _>>()?;
-            let backends = read_distribution!(http_route, rule.backends, read_http_filter);
-            let timeouts = rule.timeouts.unwrap_or_default();
-            let request_timeout = routes::duration(timeouts.request, "request timeout")?;
-            let action = Action { meta: meta.clone(), filters, backends, request_timeout };
+            let backends = read_distribution!(http_route, rule.backends, read_http_filter, accrual.as_ref());
+            #[expect(deprecated, reason = "older controllers send the response's timeout here alone")]
+            let timeouts = read_timeouts(rule.timeouts, rule.request_timeout)?;
+            let retry = rule.retry.map(read_http_retry).transpose()?.map(Arc::new);
+            let terms =
+                Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
+            let action = Action { meta: meta.clone(), filters, backends, terms, profile: None };
             rules.push(routes::http_rule(rule.matches, action)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
-    Ok(routes.into())
+    Ok(HttpRoutes::Policy(routes.into()))
 }
 
-fn read_grpc(messages: Vec<outbound::GrpcRoute>) -> Result<HttpRoutes, PolicyError> {
+fn read_grpc(messages: Vec<outbound::GrpcRoute>, accrual: Option<Arc<Accrual>>) -> Result<HttpRoutes, PolicyError> {
     let mut routes = Vec::with_capacity(messages.len());
     for message in messages {
         let meta = read_meta(message.metadata);
         let mut rules = Vec::with_capacity(message.rules.len());
         for rule in message.rules {
             let filters = rule.filters.into_iter().map(read_grpc_filter).collect::<Result<_, _>>()?;
-            let backends = read_distribution!(grpc_route, rule.backends, read_grpc_filter);
-            let timeouts = rule.timeouts.unwrap_or_default();
-            let request_timeout = routes::duration(timeouts.request, "request timeout")?;
-            let action = Action { meta: meta.clone(), filters, backends, request_timeout };
+            let backends = read_distribution!(grpc_route, rule.backends, read_grpc_filter, accrual.as_ref());
+            #[expect(deprecated, reason = "older controllers send the response's timeout here alone")]
+            let timeouts = read_timeouts(rule.timeouts, rule.request_timeout)?;
+            let retry = rule.retry.map(read_grpc_retry).transpose()?.map(Arc::new);
+            let terms =
+                Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
+            let action = Action { meta: meta.clone(), filters, backends, terms, profile: None };
             rules.push(routes::grpc_rule(rule.matches, action)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
     }
-    Ok(routes.into())
+    Ok(HttpRoutes::Policy(routes.into()))
 }
 
 /// Parses the rules of an opaque or TLS route: all have the same action, so each becomes a route.
@@ -144,7 +162,7 @@ macro_rules! read_connection_rules {
             let backends = match rule.backends {
                 // The controller leaves out the backends of a forbidden route.
                 None if refuse.is_some() => Distribution::Empty,
-                backends => read_distribution!($module, backends, no_filters),
+                backends => read_distribution!($module, backends, no_filters, None),
             };
             $routes.push(OpaqueRoute { meta: $meta.clone(), server_names: $names.clone(), refuse, backends });
         }
@@ -181,25 +199,16 @@ fn read_sni(message: tls_route::SniMatch) -> Result<HostMatch, PolicyError> {
     }
 }
 
-fn read_backend(message: outbound::Backend) -> Result<Backend, PolicyError> {
-    use outbound::backend::{Kind, balance_p2c, endpoint_discovery};
-    let kind = match message.kind.ok_or(PolicyError::Missing("backend kind"))? {
-        Kind::Forward(endpoint) => BackendKind::Forward(Arc::new(EndpointInfo::read(endpoint, &HashMap::new())?)),
-        Kind::Balancer(balancer) => {
+fn read_backend(message: outbound::Backend, accrual: Option<&Arc<Accrual>>) -> Result<Backend, PolicyError> {
+    use outbound::backend::{Kind, endpoint_discovery};
+    let kind = match message.kind {
+        // What the controller sends for a Service that does not exist.
+        None => BackendKind::Missing,
+        Some(Kind::Forward(endpoint)) => BackendKind::Forward(Arc::new(EndpointInfo::read(endpoint, &HashMap::new())?)),
+        Some(Kind::Balancer(balancer)) => {
             let discovery = balancer.discovery.and_then(|discovery| discovery.kind);
             let endpoint_discovery::Kind::Dst(dst) = discovery.ok_or(PolicyError::Missing("discovery"))?;
-            let (default_rtt, decay) = match balancer.load {
-                Some(balance_p2c::Load::PeakEwma(load)) => (load.default_rtt, load.decay),
-                Some(balance_p2c::Load::PenaltyPeakEwma(load)) => (load.default_rtt, load.decay),
-                None => (None, None),
-            };
-            let default_rtt = routes::duration(default_rtt, "default round trip time")?;
-            let decay = routes::duration(decay, "decay of load")?;
-            let load = PeakEwma {
-                default_rtt: default_rtt.unwrap_or(PeakEwma::DEFAULT.default_rtt),
-                decay: decay.filter(|decay| !decay.is_zero()).unwrap_or(PeakEwma::DEFAULT.decay),
-            };
-            BackendKind::Balance { path: dst.path, load }
+            BackendKind::Balance { path: dst.path, load: read_load(balancer.load)?, accrual: accrual.cloned() }
         }
     };
     Ok(Backend { meta: read_meta(message.metadata), kind })
@@ -228,6 +237,7 @@ fn read_grpc_filter(message: outbound::grpc_route::Filter) -> Result<Filter, Rea
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::route::Load;
 
     fn balancer(path: &str) -> outbound::Backend {
         use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
@@ -261,9 +271,9 @@ mod tests {
     fn reads_a_balancer_with_linkerds_defaults() {
         let rule = outbound::http_route::Rule { backends: first(balancer("web.demo:80")), ..Default::default() };
         let policy = Policy::read(http1(rule)).unwrap();
-        let Protocol::Http1(routes) = policy.protocol else { panic!("not HTTP/1") };
+        let Protocol::Http1(HttpRoutes::Policy(routes)) = policy.protocol else { panic!("not HTTP/1") };
         let Distribution::FirstAvailable(backends) = &routes[0].rules[0].action.backends else { panic!("not first") };
-        let expected = BackendKind::Balance { path: "web.demo:80".to_owned(), load: PeakEwma::DEFAULT };
+        let expected = BackendKind::Balance { path: "web.demo:80".to_owned(), load: Load::DEFAULT, accrual: None };
         assert_eq!(backends[0].backend.kind, expected);
     }
 
@@ -271,8 +281,16 @@ mod tests {
     fn what_lacks_a_part_is_an_error() {
         assert!(Policy::read(outbound::OutboundPolicy::default()).is_err());
         assert!(Policy::read(http1(outbound::http_route::Rule::default())).is_err());
+    }
+
+    #[test]
+    fn a_backend_that_does_not_exist_leaves_the_rest_of_the_policy() {
         let rule = outbound::http_route::Rule { backends: first(outbound::Backend::default()), ..Default::default() };
-        assert!(Policy::read(http1(rule)).is_err());
+        let Protocol::Http1(HttpRoutes::Policy(routes)) = Policy::read(http1(rule)).unwrap().protocol else {
+            panic!("not HTTP/1")
+        };
+        let Distribution::FirstAvailable(backends) = &routes[0].rules[0].action.backends else { panic!("not first") };
+        assert_eq!(backends[0].backend.kind, BackendKind::Missing);
     }
 
     #[test]
@@ -282,7 +300,9 @@ mod tests {
             filters: vec![outbound::http_route::Filter { kind: None }],
             ..Default::default()
         };
-        let Protocol::Http1(routes) = Policy::read(http1(rule)).unwrap().protocol else { panic!("not HTTP/1") };
+        let Protocol::Http1(HttpRoutes::Policy(routes)) = Policy::read(http1(rule)).unwrap().protocol else {
+            panic!("not HTTP/1")
+        };
         assert!(matches!(routes[0].rules[0].action.filters[..], [Filter::Unknown]));
     }
 
@@ -306,8 +326,8 @@ mod tests {
             let (backends, timeouts) = (first(balancer("web.demo:80")), Some(timeouts));
             Policy::read(http1(outbound::http_route::Rule { backends, timeouts, ..Default::default() }))
         };
-        let Protocol::Http1(routes) = policy(1).unwrap().protocol else { panic!("not HTTP/1") };
-        assert_eq!(routes[0].rules[0].action.request_timeout, Some(Duration::from_nanos(1)));
+        let Protocol::Http1(HttpRoutes::Policy(routes)) = policy(1).unwrap().protocol else { panic!("not HTTP/1") };
+        assert_eq!(routes[0].rules[0].action.terms.timeouts.request, Some(Duration::from_nanos(1)));
         assert!(policy(-1).is_err());
 
         let detect = |nanos| {

@@ -1,4 +1,5 @@
-//! The moving average of an endpoint's latency: rises to a peak at once, falls slowly.
+//! The load of an endpoint: a moving average of its latency that rises to a peak at once and falls slowly, and a penalty for
+//! failures that falls likewise.
 //!
 //! After "Finagle's Peak EWMA": a slower answer replaces the average, a faster one is weighed in by the time since the last.
 
@@ -6,20 +7,46 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::discover::route::PeakEwma;
+use crate::{
+    discover::route::{Load, Penalty},
+    request::classify::Answer,
+};
 
 /// The average, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ewma {
     seconds: f64,
     updated: Instant,
-    decay: f64,
+    decay: Duration,
+    penalty: Option<Penalized>,
+}
+
+/// What failures add, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Penalized {
+    terms: Penalty,
+    seconds: f64,
+    updated: Instant,
+}
+
+/// What is left of a value after some time.
+pub(super) fn fade(elapsed: Duration, decay: Duration) -> f64 {
+    (-elapsed.as_secs_f64() / decay.as_secs_f64()).exp()
 }
 
 impl Ewma {
     /// Starts with the assumed latency of an unused endpoint.
-    pub(super) fn new(load: PeakEwma, now: Instant) -> Self {
-        Self { seconds: load.default_rtt.as_secs_f64(), updated: now, decay: load.decay.as_secs_f64() }
+    pub(super) fn new(load: Load, now: Instant) -> Self {
+        let penalty = load.penalty.map(|terms| Penalized { terms, seconds: 0.0, updated: now });
+        Self { seconds: load.default_rtt.as_secs_f64(), updated: now, decay: load.decay, penalty }
+    }
+
+    /// Adds a penalty for a response that asks for one; the time that its server asks for, if it is longer.
+    pub(super) fn penalize(&mut self, answer: &Answer, now: Instant) {
+        let Some(penalty) = self.penalty.as_mut().filter(|_| answer.is_penalized()) else { return };
+        let asked = answer.retry_after.unwrap_or_default().min(penalty.terms.max_retry_after);
+        penalty.seconds = penalty.left(now).max(penalty.terms.penalty.max(asked).as_secs_f64());
+        penalty.updated = now;
     }
 
     /// Adds one latency.
@@ -36,11 +63,17 @@ impl Ewma {
 
     /// The average, decayed by the time since the last answer, so that a slow endpoint is tried again.
     pub(super) fn estimate(&self, now: Instant) -> f64 {
-        self.seconds * self.fade(now)
+        self.seconds * self.fade(now) + self.penalty.map_or(0.0, |penalty| penalty.left(now))
     }
 
     fn fade(&self, now: Instant) -> f64 {
-        (-now.saturating_duration_since(self.updated).as_secs_f64() / self.decay).exp()
+        fade(now.saturating_duration_since(self.updated), self.decay)
+    }
+}
+
+impl Penalized {
+    fn left(&self, now: Instant) -> f64 {
+        self.seconds * fade(now.saturating_duration_since(self.updated), self.terms.decay)
     }
 }
 
@@ -48,7 +81,7 @@ impl Ewma {
 mod tests {
     use super::*;
 
-    const LOAD: PeakEwma = PeakEwma { default_rtt: Duration::from_millis(30), decay: Duration::from_secs(10) };
+    const LOAD: Load = Load::DEFAULT;
 
     #[test]
     fn peaks_count_at_once_and_fade() {
@@ -69,5 +102,27 @@ mod tests {
         ewma.add(Duration::from_millis(1), start + Duration::from_millis(10));
         let estimate = ewma.estimate(start + Duration::from_millis(10));
         assert!(estimate > 0.099 && estimate < 0.1, "{estimate}");
+    }
+
+    #[test]
+    fn penalties_fade_and_follow_the_server() {
+        let start = Instant::now();
+        let answer = |status, retry_after| Answer {
+            status: http::StatusCode::from_u16(status).unwrap(),
+            grpc: None,
+            retry_after,
+        };
+        let mut ewma = Ewma::new(Load { penalty: Some(Penalty::DEFAULT), ..LOAD }, start);
+        ewma.penalize(&answer(404, None), start);
+        assert!(ewma.estimate(start) < 0.1);
+        ewma.penalize(&answer(503, None), start);
+        assert!((ewma.estimate(start) - 5.03).abs() < 1e-9);
+        let later = start + Duration::from_secs(10);
+        assert!((ewma.estimate(later) - 5.03 * (-1.0_f64).exp()).abs() < 1e-9);
+        ewma.penalize(&answer(429, Some(Duration::from_secs(3600))), later);
+        assert!(ewma.estimate(later) < 301.0 && ewma.estimate(later) > 300.0, "five minutes at most");
+        let mut without = Ewma::new(LOAD, start);
+        without.penalize(&answer(503, None), start);
+        assert!((without.estimate(start) - 0.030).abs() < 1e-9);
     }
 }

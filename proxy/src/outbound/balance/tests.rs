@@ -7,11 +7,17 @@ use crate::{
 };
 
 fn balanced() -> Balanced {
+    balanced_with(None)
+}
+
+fn balanced_with(accrual: Option<Arc<Accrual>>) -> Balanced {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
     let info = Arc::new(EndpointInfo::unmeshed("10.0.0.1:80".parse().unwrap()));
     let gauges = Gauges { ready: Gauge::default(), pending: Gauge::default() };
     let config = shared.config.outbound.clone();
-    Balanced::new(Arc::new(Endpoint::new(shared, info)), PeakEwma::DEFAULT, &config, gauges, Arc::default())
+    let pool = Arc::new(PoolState::new(gauges));
+    pool.endpoints.store(2, Ordering::Relaxed);
+    Balanced::new(Arc::new(Endpoint::new(shared, info)), Load::DEFAULT, accrual, &config, pool)
 }
 
 #[tokio::test(start_paused = true)]
@@ -24,10 +30,10 @@ async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     assert!(until >= now + Duration::from_millis(100));
     endpoint.failed();
     assert_eq!(endpoint.backs_off_until(now), Some(until), "failures of one outage count once");
-    assert_eq!((endpoint.gauges.ready.get(), endpoint.gauges.pending.get()), (0, 1));
+    assert_eq!((endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get()), (0, 1));
     endpoint.recovered();
     assert_eq!(endpoint.backs_off_until(now), None);
-    assert_eq!((endpoint.gauges.ready.get(), endpoint.gauges.pending.get()), (1, 0));
+    assert_eq!((endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get()), (1, 0));
 }
 
 #[tokio::test]
@@ -59,7 +65,7 @@ async fn one_connection_tries_an_endpoint_after_its_rest() {
     assert!(second >= now + Duration::from_millis(200) && second < now + endpoint.probe, "a longer backoff");
     tokio::time::advance(second - now).await;
     endpoint.picked(Instant::now());
-    let woken = endpoint.available.notified();
+    let woken = endpoint.pool.available.notified();
     endpoint.recovered();
     assert_eq!(endpoint.backs_off_until(Instant::now()), None);
     woken.await;
@@ -72,7 +78,7 @@ async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
     let set: crate::discover::endpoints::EndpointSet =
         addrs.map(|addr| (addr, Arc::new(EndpointInfo::unmeshed(addr)))).collect();
     let (known, discovered) = Endpoints::for_test(set.clone());
-    let balancer = Balancer::new(shared, "web", Arc::new(discovered), PeakEwma::DEFAULT);
+    let balancer = Balancer::new(shared, "web", Arc::new(discovered), Load::DEFAULT, None);
     assert!(balancer.is_available());
     let kept = balancer.state.lock().endpoints.last().cloned().unwrap();
     let mut changed = set;
@@ -85,4 +91,36 @@ async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
     let state = balancer.state.lock();
     assert_eq!(state.endpoints.len(), 9_999);
     assert!(Arc::ptr_eq(state.endpoints.last().unwrap(), &kept), "an unchanged endpoint keeps its connections");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
+    let backoff =
+        crate::request::backoff::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(60), jitter: 0.0 };
+    let accrual = Accrual {
+        max_failures: std::num::NonZeroU32::new(2),
+        success_rate: None,
+        backoff,
+        honors_retry_after: false,
+        min_ready: 1,
+    };
+    let endpoint = Arc::new(balanced_with(Some(Arc::new(accrual))));
+    let request = || {
+        endpoint.picked(Instant::now());
+        InFlight::start(Arc::clone(&endpoint), Instant::now())
+    };
+    let counts = || (endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get());
+    request().report(Report::Failed);
+    drop(request());
+    request().report(Report::Failed);
+    let until = Instant::now() + Duration::from_secs(1);
+    assert_eq!((endpoint.blocked_until(Instant::now()), counts()), (Some(until), (0, 1)));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    drop(request());
+    assert_eq!(endpoint.blocked_until(Instant::now()), None, "a probe that is given up is repeated");
+    let probe = request();
+    assert!(endpoint.blocked_until(Instant::now()).is_some());
+    let answer = crate::request::classify::Answer { status: http::StatusCode::OK, grpc: None, retry_after: None };
+    probe.report(Report::Answered { answer, is_failure: false });
+    assert_eq!((endpoint.blocked_until(Instant::now()), counts()), (None, (1, 0)));
 }

@@ -1,9 +1,11 @@
-//! One request and its response with one endpoint: the version on the wire, retries, and the response for the
-//! application.
+//! One request and its response with one endpoint: the version on the wire, and the response for the application.
+//!
+//! A request that no endpoint has seen goes to another one here, whatever the route says about retries.
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Request, Response, Version, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
@@ -19,13 +21,14 @@ use crate::{
     outbound::{
         Connection,
         backends::Resolved,
-        balance::InFlight,
+        balance::{InFlight, breaker::Report},
         endpoint::{ConnectError, Endpoint},
         h1, h2,
     },
+    request::{classify::Classes, deadlines::Expired},
 };
 
-/// How often a request is retried because its connection had just ended.
+/// How often a request is sent again because its connection had just ended.
 const STALE_ATTEMPTS: usize = 3;
 
 /// A request for a backend.
@@ -37,6 +40,16 @@ pub(super) struct Exchange<'a> {
     /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
     pub(super) arrived: Instant,
+    /// Which responses are failures.
+    pub(super) classes: &'a Classes,
+    /// The endpoint that has the request.
+    pub(super) current: Mutex<Option<Current>>,
+}
+
+/// The endpoint that has a request, and the request's share of its load.
+pub(super) struct Current {
+    endpoint: Arc<Endpoint>,
+    in_flight: Option<InFlight>,
 }
 
 /// Why there is no response.
@@ -46,6 +59,24 @@ pub(super) enum ExchangeError {
     Failure(Failure),
     /// The endpoint reset a native HTTP/2 request.
     Reset(::h2::Error),
+}
+
+impl ExchangeError {
+    /// The status that it is counted with.
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Failure(failure) => failure.status(),
+            Self::Reset(_) => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// Whether a route that allows it may send the request again: nothing was processed, or only this attempt's time is over.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        match self {
+            Self::Failure(failure) => matches!(failure, Failure::FailFast | Failure::Timeout(Expired::Head)),
+            Self::Reset(error) => error.is_reset() && error.reason() == Some(::h2::Reason::REFUSED_STREAM),
+        }
+    }
 }
 
 impl From<Failure> for ExchangeError {
@@ -71,25 +102,34 @@ impl Exchange<'_> {
         let mut stale = 0;
         loop {
             let (endpoint, in_flight) = self.select(deadline).await?;
+            let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
-            let (again, reason) = match self.attempt(&endpoint, request).await {
+            *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight });
+            let attempt = self.attempt(&endpoint, request).await;
+            let in_flight = self.current.lock().take().and_then(|current| current.in_flight);
+            let (again, reason) = match attempt {
                 Ok((response, checked_out)) => {
-                    if let Some(balanced) = in_flight.as_ref().and_then(InFlight::balanced) {
+                    if let Some(balanced) = &balanced {
                         balanced.recovered();
                     }
                     let metrics = Arc::clone(&endpoint.http);
                     metrics.request();
-                    let count = CountResponse::new(metrics, self.arrived, response.status(), response.headers());
+                    let (status, headers) = (response.status(), response.headers());
+                    let count = CountResponse::new(metrics, self.arrived, status, headers, self.classes.clone());
                     return Ok((response, ResponseObserver::new(count, in_flight, checked_out)));
                 }
                 Err(AttemptError::Final(error)) => {
                     endpoint.http.request();
+                    if let Some(in_flight) = in_flight {
+                        in_flight.report(Report::Failed);
+                    }
                     return Err(error);
                 }
                 Err(AttemptError::Unsent(request, reason)) => (request, reason),
             };
+            drop(in_flight);
             request = *again;
-            match (reason, in_flight.as_ref().and_then(InFlight::balanced)) {
+            match (reason, &balanced) {
                 (Some(error), Some(balanced)) if !error.is_local() && Instant::now() < deadline => {
                     tracing::debug!(%error, "endpoint is passed over");
                     balanced.failed();
@@ -101,8 +141,19 @@ impl Exchange<'_> {
         }
     }
 
+    /// The request's time is over: the endpoint that has it did not answer.
+    pub(super) fn expired(&self) {
+        let Some(Current { endpoint, in_flight }) = self.current.lock().take() else { return };
+        endpoint.http.request();
+        endpoint.http.response(StatusCode::GATEWAY_TIMEOUT.as_u16(), false, None, self.arrived.elapsed());
+        if let Some(in_flight) = in_flight {
+            in_flight.report(Report::Failed);
+        }
+    }
+
     async fn select(&self, deadline: Instant) -> Result<(Arc<Endpoint>, Option<InFlight>), ExchangeError> {
         match self.backend {
+            Resolved::Missing => Err(Failure::Internal("the route's backend does not exist").into()),
             Resolved::Forward(endpoint) => Ok((Arc::clone(endpoint), None)),
             Resolved::Balance(balancer) => {
                 let in_flight = balancer.select(deadline).await.map_err(|_| Failure::FailFast)?;

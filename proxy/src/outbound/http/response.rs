@@ -1,18 +1,25 @@
-//! Actions while a response progresses and ends: load, metrics, the connection's return to its pool.
+//! Actions while a response progresses and ends: load, failure accrual, metrics, the connection's return to its pool.
 
-use http::HeaderMap;
+use std::sync::Arc;
 
 use crate::{
     http::{
-        body::{CountResponse, Interrupted, Observer},
+        body::{CountResponse, End, Observer},
         in_flight::Permit,
     },
-    outbound::{balance::InFlight, h1::CheckedOut},
+    metrics::HttpMetrics,
+    outbound::{
+        balance::{InFlight, breaker::Report},
+        h1::CheckedOut,
+    },
+    request::classify::Answer,
 };
 
 /// Accompanies a response's body.
 pub(super) struct ResponseObserver {
     count: CountResponse,
+    /// The route's, if it is a ServiceProfile's: of this attempt, and of the request.
+    routes: Vec<Arc<HttpMetrics>>,
     in_flight: Option<InFlight>,
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
@@ -20,12 +27,24 @@ pub(super) struct ResponseObserver {
 
 impl ResponseObserver {
     pub(super) fn new(count: CountResponse, in_flight: Option<InFlight>, checked_out: Option<CheckedOut>) -> Self {
-        Self { count, in_flight, checked_out, permit: None }
+        Self { count, routes: Vec::new(), in_flight, checked_out, permit: None }
+    }
+
+    /// Counts the response under a route too.
+    pub(super) fn count_under(&mut self, route: &Arc<HttpMetrics>) {
+        self.routes.push(Arc::clone(route));
     }
 
     /// Keeps the request's permit until the response ends.
     pub(super) fn hold(&mut self, permit: Permit) {
         self.permit = Some(permit);
+    }
+
+    /// The response is not delivered, because the request is sent again.
+    pub(super) fn discard(mut self, answer: Answer) {
+        self.count.answer = answer;
+        self.first_frame();
+        self.ended(End::Dropped);
     }
 }
 
@@ -36,10 +55,19 @@ impl Observer for ResponseObserver {
         }
     }
 
-    fn ended(self, end: Result<Option<&HeaderMap>, Interrupted>) {
-        if let (Ok(_), Some(checked_out)) = (end, self.checked_out) {
+    fn ended(self, end: End<'_>) {
+        if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }
-        self.count.ended(end);
+        for metrics in self.routes {
+            CountResponse { metrics, ..self.count.clone() }.count(end);
+        }
+        let (answer, is_failure) = self.count.count(end);
+        if let Some(in_flight) = self.in_flight {
+            in_flight.report(match end {
+                End::Failed => Report::Failed,
+                End::Whole(_) | End::Dropped => Report::Answered { answer, is_failure },
+            });
+        }
     }
 }

@@ -145,18 +145,8 @@ pub(crate) fn add(addrs: Vec<WeightedAddr>) -> Update {
 
 /// A policy that detects protocols and balances everything over one service, with filters on HTTP.
 pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> OutboundPolicy {
-    use outbound::{
-        backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery},
-        http_route, opaque_route, proxy_protocol,
-    };
-    let dst = endpoint_discovery::DestinationGet { path: path.to_owned() };
-    let backend = outbound::Backend {
-        kind: Some(Kind::Balancer(BalanceP2c {
-            discovery: Some(EndpointDiscovery { kind: Some(endpoint_discovery::Kind::Dst(dst)) }),
-            load: None,
-        })),
-        ..Default::default()
-    };
+    use outbound::{http_route, opaque_route, proxy_protocol};
+    let backend = balancer(path);
     let http = vec![outbound::HttpRoute {
         rules: vec![http_route::Rule {
             filters,
@@ -189,6 +179,35 @@ pub(crate) fn policy(path: &str, filters: Vec<outbound::http_route::Filter>) -> 
         http2: Some(proxy_protocol::Http2 { routes: http, failure_accrual: None }),
     };
     of_kind(proxy_protocol::Kind::Detect(detect))
+}
+
+/// A policy for gRPC over one service.
+pub(crate) fn grpc_policy(path: &str, retry: Option<outbound::grpc_route::Retry>) -> OutboundPolicy {
+    use outbound::{grpc_route, proxy_protocol};
+    let backends = vec![grpc_route::RouteBackend { backend: Some(balancer(path)), ..Default::default() }];
+    let kind = grpc_route::distribution::Kind::FirstAvailable(grpc_route::distribution::FirstAvailable { backends });
+    let backends = Some(grpc_route::Distribution { kind: Some(kind) });
+    let rules = vec![grpc_route::Rule { backends, retry, ..Default::default() }];
+    let routes = vec![outbound::GrpcRoute { rules, ..Default::default() }];
+    of_kind(proxy_protocol::Kind::Grpc(proxy_protocol::Grpc { routes, failure_accrual: None }))
+}
+
+/// A policy whose only backend does not exist.
+pub(crate) fn missing_backend() -> OutboundPolicy {
+    use outbound::{http_route, proxy_protocol};
+    let backends = vec![http_route::RouteBackend { backend: Some(Default::default()), ..Default::default() }];
+    let kind = http_route::distribution::Kind::FirstAvailable(http_route::distribution::FirstAvailable { backends });
+    let backends = Some(http_route::Distribution { kind: Some(kind) });
+    let rules = vec![http_route::Rule { backends, ..Default::default() }];
+    let routes = vec![outbound::HttpRoute { rules, ..Default::default() }];
+    of_kind(proxy_protocol::Kind::Http1(proxy_protocol::Http1 { routes, failure_accrual: None }))
+}
+
+fn balancer(path: &str) -> outbound::Backend {
+    use outbound::backend::{BalanceP2c, EndpointDiscovery, Kind, endpoint_discovery};
+    let dst = endpoint_discovery::DestinationGet { path: path.to_owned() };
+    let discovery = Some(EndpointDiscovery { kind: Some(endpoint_discovery::Kind::Dst(dst)) });
+    outbound::Backend { kind: Some(Kind::Balancer(BalanceP2c { discovery, load: None })), ..Default::default() }
 }
 
 /// A policy that closes opaque connections.

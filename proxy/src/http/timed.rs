@@ -1,0 +1,216 @@
+//! Enforces the deadlines of an attempt: while its response's head is awaited, and while the response's body is read.
+//!
+//! [`Deadlines`] says what expires when; this module has the timer. Frames of the request's body count as progress from
+//! whatever task sends them, so the deadlines are shared with it.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::body::{Body, BodyError};
+use crate::request::deadlines::{Deadlines, Expired};
+
+/// The deadlines of one attempt. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock(Arc<Mutex<Watched>>);
+
+#[derive(Debug)]
+struct Watched {
+    deadlines: Deadlines,
+    /// The task with the timer: the end of the request, which another task may send, begins the response's time.
+    waiting: Option<Waker>,
+}
+
+/// A request's body that reports its progress.
+#[derive(Debug)]
+pub(crate) struct Reporting {
+    pub(super) body: Body,
+    clock: Clock,
+}
+
+/// A response's body that ends when its time is over.
+#[derive(Debug)]
+pub(crate) struct Timed {
+    pub(super) body: Body,
+    clock: Clock,
+    timer: Timer,
+}
+
+#[derive(Debug, Default)]
+struct Timer(Option<Pin<Box<Sleep>>>);
+
+impl Clock {
+    /// Shares deadlines.
+    pub(crate) fn new(deadlines: Deadlines) -> Self {
+        Self(Arc::new(Mutex::new(Watched { deadlines, waiting: None })))
+    }
+
+    /// The request's body, whose progress is reported. An empty body has been sent already.
+    pub(crate) fn watch_request(&self, body: Body) -> Body {
+        if body.is_end_stream() {
+            self.0.lock().deadlines.request_sent(Instant::now());
+            return body;
+        }
+        Body::Reporting(Box::new(Reporting { body, clock: self.clone() }))
+    }
+
+    /// Awaits the response's head.
+    ///
+    /// # Errors
+    /// What expired before.
+    pub(crate) async fn until_head<F: Future>(&self, response: F) -> Result<F::Output, Expired> {
+        let mut timer = Timer::default();
+        let mut response = std::pin::pin!(response);
+        std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
+            Poll::Ready(output) => {
+                self.0.lock().deadlines.head_received(Instant::now());
+                Poll::Ready(Ok(output))
+            }
+            Poll::Pending => timer.poll_expired(&self.0, cx).map(Err),
+        })
+        .await
+    }
+
+    /// The response's body under the deadlines.
+    pub(crate) fn watch_response(self, body: Body) -> Body {
+        if body.is_end_stream() {
+            return body;
+        }
+        Body::Timed(Box::new(Timed { body, clock: self, timer: Timer::default() }))
+    }
+}
+
+impl Reporting {
+    /// The deadlines that it reports to.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = std::task::ready!(self.body.poll_inner(cx));
+        let now = Instant::now();
+        let mut watched = self.clock.0.lock();
+        if matches!(frame, None | Some(Err(_))) || self.body.is_end_stream() {
+            watched.deadlines.request_sent(now);
+            if let Some(waiting) = watched.waiting.take() {
+                waiting.wake();
+            }
+        } else {
+            watched.deadlines.frame(now);
+        }
+        Poll::Ready(frame)
+    }
+}
+
+impl Timed {
+    pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.body.poll_inner(cx) {
+            Poll::Ready(frame) => {
+                self.clock.0.lock().deadlines.frame(Instant::now());
+                Poll::Ready(frame)
+            }
+            Poll::Pending => {
+                self.timer.poll_expired(&self.clock.0, cx).map(|expired| Some(Err(BodyError::Expired(expired))))
+            }
+        }
+    }
+}
+
+impl Timer {
+    /// Ready when something has expired. Progress since the timer was set moves it.
+    fn poll_expired(&mut self, watched: &Mutex<Watched>, cx: &mut Context<'_>) -> Poll<Expired> {
+        loop {
+            let next = {
+                let mut watched = watched.lock();
+                watched.waiting = Some(cx.waker().clone());
+                watched.deadlines.next()
+            };
+            let Some((at, what)) = next else { return Poll::Pending };
+            if Instant::now() >= at {
+                return Poll::Ready(what);
+            }
+            let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
+            // An earlier wake-up does no harm; setting the timer at every frame would.
+            if sleep.deadline() > at || sleep.is_elapsed() {
+                sleep.as_mut().reset(at);
+            }
+            std::task::ready!(sleep.as_mut().poll(cx));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::request::terms::Timeouts;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn clock(timeouts: Timeouts, head: Option<Duration>) -> Clock {
+        let now = Instant::now();
+        Clock::new(Deadlines::new(timeouts, head, now, now))
+    }
+
+    /// A body of one chunk each second.
+    fn drip(chunks: u32) -> Body {
+        let (sender, body) = Body::channel();
+        tokio::spawn(async move {
+            for _ in 0..chunks {
+                tokio::time::sleep(SECOND).await;
+                if sender.send(Ok(Frame::data(Bytes::from_static(b"x")))).is_err() {
+                    return;
+                }
+            }
+        });
+        body
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_does_not_come_expires() {
+        let clock = clock(Timeouts::default(), Some(SECOND));
+        let begin = Instant::now();
+        assert!(clock.watch_request(Body::Empty).is_end_stream());
+        assert_eq!(clock.until_head(std::future::pending::<()>()).await, Err(Expired::Head));
+        assert_eq!(begin.elapsed(), SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_heads_time_begins_when_the_request_was_sent() {
+        let clock = clock(Timeouts::default(), Some(SECOND));
+        let begin = Instant::now();
+        let request = clock.watch_request(drip(3));
+        tokio::spawn(request.collect());
+        assert_eq!(clock.until_head(std::future::pending::<()>()).await, Err(Expired::Head));
+        assert_eq!(begin.elapsed(), 4 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_drips_is_not_idle_and_ends_with_its_time() {
+        for (timeouts, expected) in [
+            (Timeouts { idle: Some(3 * SECOND / 2), ..Timeouts::default() }, None),
+            (Timeouts { idle: Some(SECOND / 2), ..Timeouts::default() }, Some(Expired::Idle)),
+            (Timeouts { response: Some(5 * SECOND / 2), ..Timeouts::default() }, Some(Expired::Response)),
+            (Timeouts { request: Some(SECOND / 2), ..Timeouts::default() }, Some(Expired::Request)),
+        ] {
+            let clock = clock(timeouts, None);
+            clock.until_head(async {}).await.unwrap();
+            let read = clock.watch_response(drip(5)).collect().await;
+            match (read, expected) {
+                (Ok(body), None) => assert_eq!(body.to_bytes().len(), 5),
+                (Err(BodyError::Expired(expired)), Some(expected)) => assert_eq!(expired, expected),
+                (read, expected) => panic!("{read:?} instead of {expected:?}"),
+            }
+        }
+    }
+}

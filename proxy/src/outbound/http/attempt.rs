@@ -1,0 +1,257 @@
+//! A request that has a route: it is sent, under its deadlines, as often as its terms allow.
+
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
+use http::{HeaderValue, Request, Response, Version};
+use rand::RngExt as _;
+use tokio::time::Instant;
+use weft_tls::identity::Identity;
+
+use super::{
+    exchange::{Exchange, ExchangeError},
+    response::ResponseObserver,
+};
+use crate::{
+    discover::route::Action,
+    http::{
+        body::Body,
+        headers::DST_CANONICAL,
+        replay::{Replay, ReplayRoom},
+        respond::Failure,
+        timed::Clock,
+    },
+    metrics::{ProfileMetrics, RetryCounters},
+    outbound::{
+        Connection,
+        target::{RoutingPlan, RuleId},
+    },
+    request::{
+        attempts::{Attempts, Delivered, Next, Outcome},
+        classify::Answer,
+        deadlines::{Deadlines, Expired},
+        overrides,
+        terms::{MAX_REPLAY_BYTES, Terms, Timeouts},
+    },
+    route::filter::{apply_to_request, apply_to_response},
+};
+
+/// A response, and what has to happen when it ends.
+type Exchanged = Result<(Response<Body>, ResponseObserver), ExchangeError>;
+
+/// A request's route and what was found out about the request before it was sent.
+pub(super) struct Routed<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) plan: &'a RoutingPlan,
+    pub(super) id: RuleId,
+    pub(super) action: &'a Action,
+    /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
+    pub(super) prefix: Option<usize>,
+    /// The identity that the application requires of its server.
+    pub(super) required: Option<Identity>,
+    /// Whether the request asks for a tunnel.
+    pub(super) upgrades: bool,
+    pub(super) arrived: Instant,
+}
+
+impl Routed<'_> {
+    /// Sends the request until its outcome is one that the application gets, and counts it under a ServiceProfile's route.
+    pub(super) async fn send(&self, request: Request<Body>) -> Exchanged {
+        let profile = self.plan.profile(&self.connection.worker.shared, self.id, self.action);
+        let Some(profile) = profile else { return self.repeat(request, None).await };
+        profile.route.request();
+        let mut exchanged = self.repeat(request, Some(&profile)).await;
+        match &mut exchanged {
+            Ok((_, observer)) => observer.count_under(&profile.route),
+            Err(error) => profile.route.response(error.status().as_u16(), false, None, self.arrived.elapsed()),
+        }
+        exchanged
+    }
+
+    async fn repeat(&self, mut request: Request<Body>, profile: Option<&ProfileMetrics>) -> Exchanged {
+        let terms = match &self.action.terms {
+            terms if terms.allow_headers => Cow::Owned(overrides::apply(terms.clone(), request.headers_mut())),
+            terms => Cow::Borrowed(terms),
+        };
+        let (head, body) = request.into_parts();
+        let limit = terms.retry.as_ref().map_or(MAX_REPLAY_BYTES, |retry| retry.max_bytes);
+        let body = match replayable(body, limit, &self.connection.worker.replay_room) {
+            Ok(body) => body,
+            // Too large to be kept: one attempt.
+            Err(body) => return self.attempt(Request::from_parts(head, body), &terms, None, profile).await,
+        };
+        let Some(retry) = &terms.retry else {
+            let request = Request::from_parts(head, reading(body.as_ref())?);
+            return self.attempt(request, &terms, None, profile).await;
+        };
+        let mut attempts = Attempts::new(retry.clone());
+        loop {
+            let request = Request::from_parts(head.clone(), reading(body.as_ref())?);
+            let exchanged = self.attempt(request, &terms, attempts.timeout(), profile).await;
+            let (exchanged, outcome) = peek(exchanged, &attempts).await;
+            let is_replayable = body.as_ref().is_none_or(Replay::is_replayable);
+            let chance = rand::rng().random();
+            match attempts.judge(outcome, is_replayable, chance) {
+                Next::Deliver(why) => {
+                    self.count_delivered(why, &attempts, exchanged.is_ok(), profile);
+                    return exchanged;
+                }
+                Next::Again(pause) => {
+                    if let (Ok((_, observer)), Outcome::Answered(answer)) = (exchanged, outcome) {
+                        observer.discard(answer);
+                    }
+                    match profile {
+                        Some(profile) => profile.retried.inc(),
+                        None => self.retries().requests.inc(),
+                    };
+                    self.pause(pause, terms.timeouts).await?;
+                }
+            }
+        }
+    }
+
+    /// Waits for the next attempt, as long as there is time for it.
+    async fn pause(&self, pause: Duration, timeouts: Timeouts) -> Result<(), Failure> {
+        let until = Instant::now() + pause;
+        match timeouts.answer_by(self.arrived) {
+            Some(deadline) if deadline < until => {
+                tokio::time::sleep_until(deadline).await;
+                Err(Failure::Timeout(Expired::Request))
+            }
+            _ => {
+                tokio::time::sleep_until(until).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends the request to one of the route's backends.
+    async fn attempt(
+        &self,
+        mut request: Request<Body>,
+        terms: &Terms,
+        head: Option<Duration>,
+        profile: Option<&ProfileMetrics>,
+    ) -> Exchanged {
+        let action = self.action;
+        apply_to_request(&action.filters, self.prefix, &mut request)?;
+        let picked = self.plan.pick(&action.backends);
+        let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
+        apply_to_request(&backend.filters, self.prefix, &mut request)?;
+        if let Some(profile) = &action.profile
+            && let Ok(canonical) = HeaderValue::from_str(&profile.dst)
+        {
+            request.headers_mut().insert(DST_CANONICAL, canonical);
+        }
+        self.plan.count_backend(&self.connection.worker.shared, self.id, action, &backend.backend);
+        let exchange = Exchange {
+            connection: self.connection,
+            backend: &resolved,
+            required: self.required.as_ref(),
+            upgrades: self.upgrades,
+            arrived: self.arrived,
+            classes: &terms.classes,
+            current: parking_lot::Mutex::default(),
+        };
+        if let Some(profile) = profile {
+            profile.actual.request();
+        }
+        let exchanged = self.exchange(&exchange, request, terms.timeouts, head).await;
+        let (mut response, mut observer) = match exchanged {
+            Ok(answered) => answered,
+            Err(error) => {
+                if let Some(profile) = profile {
+                    profile.actual.response(error.status().as_u16(), false, None, self.arrived.elapsed());
+                }
+                return Err(error);
+            }
+        };
+        if let Some(profile) = profile {
+            observer.count_under(&profile.actual);
+        }
+        apply_to_response(&backend.filters, response.headers_mut());
+        apply_to_response(&action.filters, response.headers_mut());
+        Ok((response, observer))
+    }
+
+    /// The exchange with an endpoint, under deadlines if there are any.
+    async fn exchange(
+        &self,
+        exchange: &Exchange<'_>,
+        request: Request<Body>,
+        timeouts: Timeouts,
+        head: Option<Duration>,
+    ) -> Exchanged {
+        if timeouts == Timeouts::default() && head.is_none() {
+            return exchange.run(request).await;
+        }
+        let clock = Clock::new(Deadlines::new(timeouts, head, self.arrived, Instant::now()));
+        let request = request.map(|body| clock.watch_request(body));
+        match clock.until_head(exchange.run(request)).await {
+            Ok(exchanged) => {
+                let (response, observer) = exchanged?;
+                Ok((response.map(|body| clock.watch_response(body)), observer))
+            }
+            Err(expired) => {
+                exchange.expired();
+                Err(Failure::Timeout(expired).into())
+            }
+        }
+    }
+
+    fn count_delivered(
+        &self,
+        why: Delivered,
+        attempts: &Attempts,
+        is_answered: bool,
+        profile: Option<&ProfileMetrics>,
+    ) {
+        match (why, profile) {
+            (Delivered::Overflow, Some(profile)) => profile.skipped.inc(),
+            (_, Some(_)) => 0,
+            (Delivered::LimitExceeded, None) => self.retries().limit_exceeded.inc(),
+            (Delivered::Overflow, None) => self.retries().overflow.inc(),
+            (Delivered::Final, None) if attempts.repeated() > 0 && is_answered => self.retries().successes.inc(),
+            (Delivered::Final | Delivered::NotReplayable, None) => 0,
+        };
+    }
+
+    fn retries(&self) -> Arc<RetryCounters> {
+        self.plan.retries(&self.connection.worker.shared, self.id, self.action)
+    }
+}
+
+/// The body in a form that can be sent again, `None` for an empty one.
+fn replayable(body: Body, limit: usize, room: &ReplayRoom) -> Result<Option<Replay>, Body> {
+    if http_body::Body::is_end_stream(&body) {
+        return Ok(None);
+    }
+    Replay::new(body, limit, room).map(Some)
+}
+
+/// The body from its beginning: the first reading is always there, and later ones were asked for before they are needed.
+fn reading(body: Option<&Replay>) -> Result<Body, Failure> {
+    match body {
+        None => Ok(Body::Empty),
+        Some(body) => body.body().map(Body::Replay).ok_or(Failure::Internal("the request's body is gone")),
+    }
+}
+
+/// How an attempt ended, as far as a decision about the next one needs it.
+async fn peek(exchanged: Exchanged, attempts: &Attempts) -> (Exchanged, Outcome) {
+    let (response, observer) = match exchanged {
+        Ok(answered) => answered,
+        Err(error) => {
+            let outcome = if error.may_be_repeated() { Outcome::Retryable } else { Outcome::Failed };
+            return (Err(error), outcome);
+        }
+    };
+    let mut answer = Answer::of_head(response.status(), response.headers());
+    let reads_trailers = attempts.retry().when.reads_trailers(response.status());
+    if response.version() != Version::HTTP_2 || answer.grpc.is_some() || !reads_trailers {
+        return (Ok((response, observer)), Outcome::Answered(answer));
+    }
+    let (parts, body) = response.into_parts();
+    let (body, trailers) = body.peek_trailers().await;
+    answer = answer.with_trailers(trailers.as_ref());
+    (Ok((Response::from_parts(parts, body), observer)), Outcome::Answered(answer))
+}

@@ -1,0 +1,373 @@
+//! Retries, timeouts, failure accrual and what is sent again without any policy.
+
+use std::{collections::VecDeque, sync::atomic::AtomicUsize};
+
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use weft_proto::linkerd::{
+    http_route::Timeouts,
+    outbound::{
+        ExponentialBackoff, FailureAccrual, OutboundPolicy, failure_accrual, grpc_route,
+        http_route::{Retry, Rule, retry},
+        proxy_protocol,
+    },
+};
+
+use super::*;
+
+/// What a scripted application does with a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Act {
+    /// Answers with a status.
+    Answer(u16),
+    /// Answers after a while.
+    Late(Duration, u16),
+    /// Answers with 200 and a body that never ends.
+    Stall,
+    /// Ends the stream with a gRPC status in trailers.
+    Grpc(&'static str),
+}
+
+/// An application that follows a script, over HTTP/1 or HTTP/2; after its end it answers 200. It keeps what it received.
+#[derive(Clone, Default)]
+pub(super) struct Script {
+    acts: Arc<Mutex<VecDeque<Act>>>,
+    received: Arc<Mutex<Vec<String>>>,
+}
+
+impl Script {
+    pub(super) fn new(acts: impl IntoIterator<Item = Act>) -> Self {
+        Self { acts: Arc::new(Mutex::new(acts.into_iter().collect())), received: Arc::default() }
+    }
+
+    pub(super) async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let script = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let script = script.clone();
+                let service = service_fn(move |request| script.clone().act(request));
+                tokio::spawn(async move {
+                    let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                    let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        addr
+    }
+
+    async fn act(self, request: Request<Incoming>) -> Result<Response<BoxedBody>, Infallible> {
+        let target = request.uri().path().to_owned();
+        let canonical = request.headers().get("l5d-dst-canonical").map(|value| value.to_str().unwrap().to_owned());
+        let leftover = request.headers().keys().filter(|name| name.as_str().starts_with("l5d-retry")).count();
+        assert_eq!(leftover, 0, "the mesh's headers stay in the mesh");
+        let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        let seen = format!("{target} {}", String::from_utf8_lossy(&body));
+        self.received.lock().push(canonical.map_or(seen.clone(), |canonical| format!("{seen} {canonical}")));
+        let act = self.acts.lock().pop_front();
+        let whole = |status: u16| {
+            let body = Full::new(Bytes::from_static(b"answer")).boxed();
+            Ok(Response::builder().status(status).body(body).unwrap())
+        };
+        match act {
+            None => whole(200),
+            Some(Act::Answer(status)) => whole(status),
+            Some(Act::Late(pause, status)) => {
+                tokio::time::sleep(pause).await;
+                whole(status)
+            }
+            Some(Act::Stall) => {
+                let first = futures::stream::iter([Ok(Frame::data(Bytes::from_static(b"begin")))]);
+                Ok(Response::new(http_body_util::BodyExt::boxed(StreamBody::new(
+                    first.chain(futures::stream::pending()),
+                ))))
+            }
+            Some(Act::Grpc(status)) => {
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", status.parse().unwrap());
+                let frames = futures::stream::iter([Ok(Frame::trailers(trailers))]);
+                let response = Response::builder().header("content-type", "application/grpc");
+                Ok(response.body(http_body_util::BodyExt::boxed(StreamBody::new(frames))).unwrap())
+            }
+        }
+    }
+
+    pub(super) fn received(&self) -> Vec<String> {
+        self.received.lock().clone()
+    }
+}
+
+type BoxedBody = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+
+pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
+    duration.try_into().ok()
+}
+
+fn backoff(min: Duration) -> Option<ExponentialBackoff> {
+    let (min_backoff, max_backoff) = (duration(min), duration(Duration::from_secs(60)));
+    Some(ExponentialBackoff { min_backoff, max_backoff, jitter_ratio: 0.0, respect_retry_after_hint: false })
+}
+
+fn retry(max_retries: u32) -> Retry {
+    let range = retry::conditions::StatusRange { start: 500, end: 599 };
+    Retry {
+        max_retries,
+        max_request_bytes: 1024,
+        conditions: Some(retry::Conditions { status_ranges: vec![range] }),
+        timeout: None,
+        backoff: backoff(Duration::from_millis(1)),
+    }
+}
+
+/// A policy for one service whose rules are changed.
+fn changed(change: impl Fn(&mut Rule)) -> OutboundPolicy {
+    let mut policy = policy(SERVICE, vec![]);
+    let Some(proxy_protocol::Kind::Detect(detect)) =
+        policy.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut())
+    else {
+        panic!("the policy detects")
+    };
+    for routes in [&mut detect.http1.as_mut().unwrap().routes, &mut detect.http2.as_mut().unwrap().routes] {
+        routes.iter_mut().flat_map(|route| &mut route.rules).for_each(&change);
+    }
+    policy
+}
+
+/// A proxy in front of applications that follow scripts, with a policy.
+async fn proxy(policy: OutboundPolicy, scripts: &[&Script]) -> Proxy {
+    let control = Control::default();
+    let service = "10.1.2.1:80".parse().unwrap();
+    control.policies.lock().insert(service, policy);
+    let mut endpoints = Vec::new();
+    for script in scripts {
+        endpoints.push(endpoint(script.listen().await, None));
+    }
+    control.update(SERVICE, add(endpoints));
+    Proxy::start(service, control).await
+}
+
+fn post(body: &'static str) -> Request<Full<Bytes>> {
+    let body = Full::new(Bytes::from_static(body.as_bytes()));
+    Request::post("/do").header("host", "server.demo").body(body).unwrap()
+}
+
+pub(super) fn metric(proxy: &Proxy, name: &str) -> u64 {
+    let text = proxy.scrape();
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+#[tokio::test]
+async fn a_failed_request_is_sent_again_with_its_body() {
+    let script = Script::new([Act::Answer(503), Act::Answer(500)]);
+    let proxy = proxy(changed(|rule| rule.retry = Some(retry(2))), &[&script]).await;
+    let response = proxy.http1().await.send_request(post("some body")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(script.received(), ["/do some body"; 3]);
+    assert_eq!(metric(&proxy, "outbound_http_route_retry_requests_total"), 2);
+    assert_eq!(metric(&proxy, "outbound_http_route_retry_successes_total"), 1);
+    assert_eq!(metric(&proxy, "request_total"), 3, "an endpoint's metrics count attempts");
+}
+
+#[tokio::test]
+async fn retries_end_at_their_limit_and_the_last_answer_is_delivered() {
+    let script = Script::new([Act::Answer(503); 5]);
+    let proxy = proxy(changed(|rule| rule.retry = Some(retry(2))), &[&script]).await;
+    let response = proxy.http1().await.send_request(post("x")).await.unwrap();
+    assert_eq!((response.status(), script.received().len()), (StatusCode::SERVICE_UNAVAILABLE, 3));
+    assert_eq!(metric(&proxy, "outbound_http_route_retry_limit_exceeded_total"), 1);
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_to_keep_is_sent_once() {
+    let script = Script::new([Act::Answer(503)]);
+    let policy = changed(|rule| rule.retry = Some(Retry { max_request_bytes: 3, ..retry(2) }));
+    let proxy = proxy(policy, &[&script]).await;
+    let response = proxy.http1().await.send_request(post("four")).await.unwrap();
+    assert_eq!((response.status(), script.received().len()), (StatusCode::SERVICE_UNAVAILABLE, 1));
+}
+
+#[tokio::test]
+async fn an_attempt_that_takes_too_long_is_followed_by_another() {
+    let script = Script::new([Act::Late(Duration::from_secs(3600), 200)]);
+    let policy = changed(|rule| {
+        rule.retry = Some(Retry { timeout: duration(Duration::from_millis(50)), ..retry(1) });
+    });
+    let proxy = proxy(policy, &[&script]).await;
+    let response = proxy.http1().await.send_request(post("x")).await.unwrap();
+    assert_eq!((response.status(), script.received().len()), (StatusCode::OK, 2));
+}
+
+#[tokio::test]
+async fn headers_ask_for_retries_where_the_policy_allows_it() {
+    for (allowed, status) in [(true, StatusCode::OK), (false, StatusCode::BAD_GATEWAY)] {
+        let script = Script::new([Act::Answer(502)]);
+        let proxy = proxy(changed(|rule| rule.allow_l5d_request_headers = allowed), &[&script]).await;
+        let mut request = get("/");
+        let name = if allowed { "l5d-retry-http" } else { "x-retry-http" };
+        request.headers_mut().insert(name, "gateway-error".parse().unwrap());
+        assert_eq!(proxy.http1().await.send_request(request).await.unwrap().status(), status);
+    }
+}
+
+#[tokio::test]
+async fn grpc_is_sent_again_for_a_status_in_its_trailers() {
+    let script = Script::new([Act::Grpc("14"), Act::Grpc("0")]);
+    let conditions = grpc_route::retry::Conditions { unavailable: true, ..Default::default() };
+    let retry =
+        grpc_route::Retry { max_retries: 1, max_request_bytes: 64, conditions: Some(conditions), ..Default::default() };
+    let proxy = proxy(fake::grpc_policy(SERVICE, Some(retry)), &[&script]).await;
+    let stream = TokioIo::new(proxy.connect().await);
+    let (mut sender, connection) = conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post("http://server.demo/echo.Echo/Say")
+        .header("content-type", "application/grpc")
+        .body(Full::new(Bytes::from_static(b"message")))
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(response.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(script.received(), ["/echo.Echo/Say message"; 2]);
+}
+
+#[tokio::test]
+async fn a_request_has_its_time_for_the_whole_response() {
+    for (timeouts, act, error) in [
+        (Timeouts { request: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
+        (Timeouts { idle: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
+        (Timeouts { response: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
+        (
+            Timeouts { request: duration(Duration::from_millis(80)), ..Timeouts::default() },
+            Act::Late(Duration::from_secs(3600), 200),
+            Some("request timed out"),
+        ),
+        (
+            Timeouts { response: duration(Duration::from_millis(80)), ..Timeouts::default() },
+            Act::Late(Duration::from_secs(3600), 200),
+            Some("response timed out"),
+        ),
+    ] {
+        let script = Script::new([act]);
+        let proxy = proxy(changed(|rule| rule.timeouts = Some(timeouts)), &[&script]).await;
+        let response = proxy.http1().await.send_request(get("/")).await.unwrap();
+        match error {
+            Some(error) => {
+                assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+                assert_eq!(response.headers()["l5d-proxy-error"], error);
+            }
+            None => {
+                assert_eq!(response.status(), StatusCode::OK);
+                let read = tokio::time::timeout(Duration::from_secs(5), response.into_body().collect()).await;
+                assert!(read.expect("the body hangs").is_err(), "{timeouts:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_whose_responses_fail_gets_no_more_requests() {
+    let (bad, good) = (Script::new(std::iter::repeat_n(Act::Answer(500), 1000)), Script::default());
+    let mut policy = policy(SERVICE, vec![]);
+    let Some(proxy_protocol::Kind::Detect(detect)) =
+        policy.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut())
+    else {
+        panic!("the policy detects")
+    };
+    let failures = failure_accrual::ConsecutiveFailures { max_failures: 3, backoff: backoff(Duration::from_secs(60)) };
+    let kind = Some(failure_accrual::Kind::ConsecutiveFailures(failures));
+    detect.http1.as_mut().unwrap().failure_accrual = Some(FailureAccrual { kind, ejection: None });
+    let proxy = proxy(policy, &[&bad, &good]).await;
+    let mut sender = proxy.http1().await;
+    let mut failed = 0;
+    for _ in 0..60 {
+        sender.ready().await.unwrap();
+        let response = sender.send_request(get("/")).await.unwrap();
+        failed += usize::from(response.status().is_server_error());
+        response.into_body().collect().await.unwrap();
+    }
+    assert_eq!((failed, bad.received().len()), (3, 3));
+    assert_eq!(good.received().len(), 57);
+    assert!(proxy.scrape().contains("endpoint_state=\"pending\"} 1"), "{}", proxy.scrape());
+}
+
+/// An HTTP/1 server that closes each kept connection when the second request on it comes, without an answer.
+async fn closes_when_asked_again() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let lost = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&lost);
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let lost = Arc::clone(&count);
+            tokio::spawn(async move {
+                let mut head = [0; 1024];
+                if stream.read(&mut head).await.unwrap() == 0 {
+                    return;
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+                if stream.read(&mut head).await.unwrap() > 0 {
+                    lost.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    (addr, lost)
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_dies_costs_an_idempotent_request_nothing() {
+    let (addr, lost) = closes_when_asked_again().await;
+    let proxy = Proxy::start(addr, Control::default()).await;
+    let mut sender = proxy.http1().await;
+    for _ in 0..6 {
+        sender.ready().await.unwrap();
+        let response = sender.send_request(get("/")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(text(response).await, "ok");
+    }
+    assert!(lost.load(Ordering::Relaxed) >= 3, "the connections were kept, and died");
+    sender.ready().await.unwrap();
+    let status = sender.send_request(post("x")).await.unwrap().status();
+    assert_eq!(status, StatusCode::BAD_GATEWAY, "a POST may have had its effect");
+}
+
+#[tokio::test]
+async fn a_stream_that_the_endpoint_refuses_is_sent_again_with_its_body() {
+    let (proxy, peer, _) = meshed().await;
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let mut server = ::h2::server::handshake(stream).await.unwrap();
+        let mut refused = false;
+        while let Some(accepted) = server.accept().await {
+            let (request, mut respond) = accepted.unwrap();
+            if !std::mem::replace(&mut refused, true) {
+                respond.send_reset(::h2::Reason::REFUSED_STREAM);
+                continue;
+            }
+            tokio::spawn(async move {
+                let mut body = request.into_body();
+                let mut received = Vec::new();
+                while let Some(chunk) = body.data().await {
+                    let chunk = chunk.unwrap();
+                    body.flow_control().release_capacity(chunk.len()).unwrap();
+                    received.extend_from_slice(&chunk);
+                }
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(received.into(), true).unwrap();
+            });
+        }
+    });
+    let response = proxy.http1().await.send_request(post("once more")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(text(response).await, "once more");
+}
+
+#[tokio::test]
+async fn a_backend_that_does_not_exist_fails_its_share_of_requests() {
+    let proxy = proxy(fake::missing_backend(), &[]).await;
+    let response = proxy.get("/").await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(response.headers()["l5d-proxy-error"], "the route's backend does not exist");
+}

@@ -1,0 +1,172 @@
+//! Which responses are failures.
+
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use http::{HeaderMap, StatusCode};
+
+/// A response, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// The HTTP status.
+    pub(crate) status: StatusCode,
+    /// The gRPC status, from headers or trailers.
+    pub(crate) grpc: Option<u8>,
+    /// How long the server asks clients to stay away (`Retry-After` in seconds, `grpc-retry-pushback-ms`).
+    pub(crate) retry_after: Option<Duration>,
+}
+
+/// The longest time away that a server can ask for: Linkerd's limit.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+impl Answer {
+    /// What a response's head says.
+    pub(crate) fn of_head(status: StatusCode, headers: &HeaderMap) -> Self {
+        Self { status, grpc: grpc_status(headers), retry_after: retry_after(headers) }
+    }
+
+    /// Adds what the trailers say.
+    pub(crate) fn with_trailers(mut self, trailers: Option<&HeaderMap>) -> Self {
+        if let Some(trailers) = trailers {
+            self.grpc = self.grpc.or_else(|| grpc_status(trailers));
+            self.retry_after = self.retry_after.or_else(|| retry_after(trailers));
+        }
+        self
+    }
+
+    /// Whether the server says that it has too much to do: 429 or RESOURCE_EXHAUSTED.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.status == StatusCode::TOO_MANY_REQUESTS || self.grpc == Some(8)
+    }
+
+    /// Whether load balancing avoids the endpoint for a while: overloaded, 5xx, or one of gRPC's faults of the server. Permission
+    /// denied (7) is none of them.
+    pub(crate) fn is_penalized(&self) -> bool {
+        self.is_overloaded()
+            || self.status.is_server_error()
+            || self.grpc.is_some_and(|status| matches!(status, 2 | 4 | 13 | 14 | 15))
+    }
+}
+
+/// The classes of a route's responses. By default as Linkerd: HTTP 5xx fails; with gRPC, the statuses that are the server's fault.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Classes(Option<Arc<[Class]>>);
+
+/// Responses of a ServiceProfile's route that are alike.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Class {
+    /// Which responses belong to it.
+    pub(crate) condition: Condition,
+    /// Whether they are failures.
+    pub(crate) is_failure: bool,
+}
+
+/// A condition on a response.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Condition {
+    /// Every one holds.
+    All(Vec<Condition>),
+    /// One holds.
+    Any(Vec<Condition>),
+    /// It does not hold.
+    Not(Box<Condition>),
+    /// The HTTP status is in the range.
+    Status(RangeInclusive<u16>),
+}
+
+impl Classes {
+    /// The classes of a ServiceProfile's route; the first that matches decides, and without one the default.
+    pub(crate) fn of_profile(classes: Vec<Class>) -> Self {
+        Self((!classes.is_empty()).then(|| classes.into()))
+    }
+
+    /// Whether a response is a failure.
+    pub(crate) fn is_failure(&self, answer: &Answer) -> bool {
+        let class = self.0.iter().flat_map(|classes| classes.iter()).find(|class| class.condition.holds(answer.status));
+        match (answer.grpc, class) {
+            (Some(status), _) => is_grpc_failure(status),
+            (None, Some(class)) => class.is_failure,
+            (None, None) => answer.status.is_server_error(),
+        }
+    }
+}
+
+impl Condition {
+    fn holds(&self, status: StatusCode) -> bool {
+        match self {
+            Self::All(all) => all.iter().all(|one| one.holds(status)),
+            Self::Any(any) => any.iter().any(|one| one.holds(status)),
+            Self::Not(one) => !one.holds(status),
+            Self::Status(range) => range.contains(&status.as_u16()),
+        }
+    }
+}
+
+/// The `grpc-status` in headers or trailers, if it is there and readable.
+pub(crate) fn grpc_status(headers: &HeaderMap) -> Option<u8> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// Linkerd's default: unknown, deadline exceeded, permission denied, internal, unavailable, data loss.
+fn is_grpc_failure(status: u8) -> bool {
+    matches!(status, 2 | 4 | 7 | 13 | 14 | 15)
+}
+
+/// A `Retry-After` with a date is not read: it would compare two hosts' clocks.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let number = |name| headers.get(name)?.to_str().ok()?.trim().parse().ok();
+    let asked = number("retry-after").map(Duration::from_secs);
+    let asked = asked.or_else(|| number("grpc-retry-pushback-ms").map(Duration::from_millis));
+    asked.map(|asked| asked.min(MAX_RETRY_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: u16, grpc: Option<u8>) -> Answer {
+        Answer { status: StatusCode::from_u16(status).unwrap(), grpc, retry_after: None }
+    }
+
+    #[test]
+    fn failures_are_the_servers_faults() {
+        let default = Classes::default();
+        let grpc: Vec<u8> = (0..17).filter(|status| default.is_failure(&answer(200, Some(*status)))).collect();
+        assert_eq!(grpc, [2, 4, 7, 13, 14, 15]);
+        let http: Vec<u16> = [200, 301, 404, 429, 500, 503]
+            .into_iter()
+            .filter(|status| default.is_failure(&answer(*status, None)))
+            .collect();
+        assert_eq!(http, [500, 503]);
+    }
+
+    #[test]
+    fn the_first_class_of_a_profile_decides() {
+        let status = |range| Condition::Status(range);
+        let classes = Classes::of_profile(vec![
+            Class { condition: status(404..=404), is_failure: true },
+            Class {
+                condition: Condition::All(vec![status(500..=599), Condition::Not(Box::new(status(503..=503)))]),
+                is_failure: false,
+            },
+            Class { condition: Condition::Any(vec![status(404..=404), status(418..=418)]), is_failure: false },
+        ]);
+        for (code, expected) in [(404, true), (500, false), (503, true), (418, false), (200, false)] {
+            assert_eq!(classes.is_failure(&answer(code, None)), expected, "{code}");
+        }
+        assert!(classes.is_failure(&answer(200, Some(14))), "gRPC's status counts before HTTP's");
+    }
+
+    #[test]
+    fn servers_ask_for_a_time_away_of_five_minutes_at_most() {
+        let asked = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().unwrap());
+            Answer::of_head(StatusCode::TOO_MANY_REQUESTS, &headers).retry_after
+        };
+        assert_eq!(asked("retry-after", "7"), Some(Duration::from_secs(7)));
+        assert_eq!(asked("retry-after", "86400"), Some(Duration::from_secs(300)));
+        assert_eq!(asked("retry-after", "Wed, 21 Oct 2026 07:28:00 GMT"), None);
+        assert_eq!(asked("grpc-retry-pushback-ms", "1500"), Some(Duration::from_millis(1500)));
+        assert_eq!(asked("grpc-retry-pushback-ms", "-1"), None);
+    }
+}
