@@ -13,11 +13,10 @@ use crate::problem::Problem;
 const CURE: &str = "docs/compatibility.md says what works; remove it, so that no one relies on it";
 
 /// Kinds of which an object, or one of its fields, may have no effect: group, kind and plural.
-pub(super) const KINDS: [(&str, &str, &str); 5] = [
+pub(super) const KINDS: [(&str, &str, &str); 4] = [
     ("policy.linkerd.io", "HTTPRoute", "httproutes"),
     ("gateway.networking.k8s.io", "HTTPRoute", "httproutes"),
     ("gateway.networking.k8s.io", "GRPCRoute", "grpcroutes"),
-    ("linkerd.io", "ServiceProfile", "serviceprofiles"),
     ("multicluster.linkerd.io", "Link", "links"),
 ];
 
@@ -83,11 +82,15 @@ mod tests {
         };
         cluster.objects = Ok(vec![
             custom("gateway.networking.k8s.io", "HTTPRoute", json!({"spec": {"rules": [{"retry": {"attempts": 2}}]}})),
-            custom("linkerd.io", "ServiceProfile", json!({"spec": {"dstOverrides": [{"weight": "1"}]}})),
-            custom("linkerd.io", "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}})),
+            custom(
+                "gateway.networking.k8s.io",
+                "HTTPRoute",
+                json!({"spec": {"rules": [{"timeouts": {"request": "1s"}}]}}),
+            ),
+            custom("multicluster.linkerd.io", "Link", json!({"spec": {}})),
         ]);
-        let accrual = json!({"balancer.linkerd.io/failure-accrual": "consecutive"});
-        let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": accrual}});
+        let exported = json!({"mirror.linkerd.io/exported": "true", "retry.linkerd.io/http": "5xx"});
+        let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": exported}});
         cluster.services.as_mut().unwrap().push(object(service));
         let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "ingress"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
@@ -98,14 +101,11 @@ mod tests {
             resources(&facts),
             &[
                 ("HTTPRoute.gateway.networking.k8s.io shop/x, spec.rules.retry", "not supported yet"),
-                ("ServiceProfile.linkerd.io shop/x, spec.retryBudget", "does not retry"),
+                ("Link.multicluster.linkerd.io shop/x", "no multicluster"),
             ],
         );
-        let field = "metadata.annotations[\"balancer.linkerd.io/failure-accrual\"]";
-        check(
-            services(&facts),
-            &[(&format!("Service shop/web, {field}"), "leaves a failing endpoint in the balancer")],
-        );
+        let field = "metadata.annotations[\"mirror.linkerd.io/exported\"]";
+        check(services(&facts), &[(&format!("Service shop/web, {field}"), "not supported yet")]);
         check(
             pods(&facts),
             &[

@@ -12,10 +12,6 @@ const DEBUG: &str = "of enable-debug-sidecar";
 const NO_TRACING: &str = "passed to the proxy with proxy.tracing; Weft's exports no traces";
 const NATIVE: &str =
     "the proxy is always a native sidecar, for which Kubernetes starts and stops applications in order";
-const NO_BREAKER: &str = "passed to the proxy; Weft's leaves a failing endpoint in the balancer";
-const NO_RETRY: &str = "passed to the proxy; Weft's does not retry requests";
-const NO_TIMEOUT: &str = "passed to the proxy; Weft's limits only requests as a whole";
-const NO_BIAS: &str = "passed to the proxy; with Weft's, failures do not change an endpoint's load";
 
 /// Annotations of pods, and of namespaces for their pods.
 pub const POD_ANNOTATIONS: &[Setting] = &[
@@ -105,14 +101,13 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
 /// Of Services, of routes and of EgressNetworks.
 pub const SERVICE_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/opaque-ports", Works, ""),
-    Setting::new("balancer.linkerd.io/failure-accrual", Unsupported, NO_BREAKER),
-    Setting::new("balancer.linkerd.io/failure-accrual-consecutive-*", Unsupported, NO_BREAKER),
-    Setting::new("balancer.alpha.linkerd.io/failure-accrual-*", Unsupported, NO_BREAKER),
-    Setting::new("balancer.alpha.linkerd.io/penalize-failures", Unsupported, NO_BIAS),
-    Setting::new("balancer.alpha.linkerd.io/load-biaser-*", Unsupported, NO_BIAS),
-    Setting::new("retry.linkerd.io/*", Unsupported, NO_RETRY),
-    Setting::new("timeout.linkerd.io/request", Works, ""),
-    Setting::new("timeout.linkerd.io/*", Unsupported, NO_TIMEOUT),
+    Setting::new("balancer.linkerd.io/failure-accrual", Works, ""),
+    Setting::new("balancer.linkerd.io/failure-accrual-consecutive-*", Works, ""),
+    Setting::new("balancer.alpha.linkerd.io/failure-accrual-*", Works, ""),
+    Setting::new("balancer.alpha.linkerd.io/penalize-failures", Works, ""),
+    Setting::new("balancer.alpha.linkerd.io/load-biaser-*", Works, ""),
+    Setting::new("retry.linkerd.io/*", Works, ""),
+    Setting::new("timeout.linkerd.io/*", Works, ""),
     Setting::new("multicluster.linkerd.io/remote-discovery", Works, "with enableRemoteDiscovery"),
     Setting::new("multicluster.linkerd.io/remote-service", Works, "with enableRemoteDiscovery"),
     Setting::new("multicluster.linkerd.io/local-discovery", Works, ""),

@@ -9,9 +9,6 @@ use super::{
 const POLICY: &str = "policy.linkerd.io";
 const GATEWAY: &str = "gateway.networking.k8s.io";
 const NO_FILTER: &str = "the proxy has no such filter: requests of a rule with it fail";
-const NO_SUCH_BACKEND: &str =
-    "while a backend does not exist, Weft's proxy fails all requests of the parent, not a share";
-
 /// Kinds, and fields that deserve a row of their own.
 pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "Server", Works, ""),
@@ -23,7 +20,7 @@ pub const FIELDS: &[Field] = &[
     Field::kind(POLICY, "NetworkAuthentication", Works, ""),
     Field::kind(POLICY, "HTTPLocalRateLimitPolicy", Works, "of HTTP Servers; those of gRPC have none, as with Linkerd"),
     Field::kind(POLICY, "EgressNetwork", Works, ""),
-    Field::kind(POLICY, "HTTPRoute", Works, NO_SUCH_BACKEND),
+    Field::kind(POLICY, "HTTPRoute", Works, ""),
     Field::part(
         POLICY,
         "HTTPRoute",
@@ -31,7 +28,7 @@ pub const FIELDS: &[Field] = &[
         Unsupported,
         "as with Linkerd; annotate the route with retry.linkerd.io/timeout",
     ),
-    Field::kind(GATEWAY, "HTTPRoute", Works, NO_SUCH_BACKEND),
+    Field::kind(GATEWAY, "HTTPRoute", Works, ""),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "URLRewrite", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "HTTPRoute", "spec.rules.filters.type", "CORS", Unsupported, NO_FILTER),
@@ -46,30 +43,14 @@ pub const FIELDS: &[Field] = &[
         "as with Linkerd; annotate the route with retry.linkerd.io/timeout",
     ),
     Field::part(GATEWAY, "HTTPRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
-    Field::kind(GATEWAY, "GRPCRoute", Works, NO_SUCH_BACKEND),
+    Field::kind(GATEWAY, "GRPCRoute", Works, ""),
     Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "ResponseHeaderModifier", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "RequestMirror", Unsupported, NO_FILTER),
     Field::value(GATEWAY, "GRPCRoute", "spec.rules.filters.type", "ExtensionRef", Unsupported, NO_FILTER),
     Field::part(GATEWAY, "GRPCRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
-    Field::kind(GATEWAY, "TLSRoute", Works, NO_SUCH_BACKEND),
-    Field::kind(GATEWAY, "TCPRoute", Works, NO_SUCH_BACKEND),
-    Field::kind("linkerd.io", "ServiceProfile", Works, "dstOverrides"),
-    Field::part("linkerd.io", "ServiceProfile", "spec.routes", Unsupported, "the proxy has no metrics by route"),
-    Field::part(
-        "linkerd.io",
-        "ServiceProfile",
-        "spec.routes.isRetryable",
-        Unsupported,
-        "the proxy does not retry requests",
-    ),
-    Field::part(
-        "linkerd.io",
-        "ServiceProfile",
-        "spec.routes.timeout",
-        Unsupported,
-        "the proxy limits no request's time",
-    ),
-    Field::part("linkerd.io", "ServiceProfile", "spec.retryBudget", Unsupported, "the proxy does not retry requests"),
+    Field::kind(GATEWAY, "TLSRoute", Works, ""),
+    Field::kind(GATEWAY, "TCPRoute", Works, ""),
+    Field::kind("linkerd.io", "ServiceProfile", Works, "in the client's proxy; the server's has no metrics by route"),
     Field::part(
         "linkerd.io",
         "ServiceProfile",

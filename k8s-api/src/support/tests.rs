@@ -149,31 +149,22 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
 
 #[test]
 fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
+    for annotation in ["mirror.linkerd.io/exported", "multicluster.linkerd.io/cluster-name"] {
+        assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))).len(), 1, "{annotation}");
+    }
     for annotation in [
         "balancer.linkerd.io/failure-accrual",
         "balancer.linkerd.io/failure-accrual-consecutive-max-failures",
-        "balancer.linkerd.io/failure-accrual-consecutive-min-penalty",
-        "balancer.linkerd.io/failure-accrual-consecutive-max-penalty",
-        "balancer.linkerd.io/failure-accrual-consecutive-jitter-ratio",
         "balancer.alpha.linkerd.io/failure-accrual-success-rate-threshold",
-        "balancer.alpha.linkerd.io/failure-accrual-honor-retry-after",
         "balancer.alpha.linkerd.io/penalize-failures",
         "balancer.alpha.linkerd.io/load-biaser-penalty",
+        "config.linkerd.io/opaque-ports",
         "retry.linkerd.io/http",
-        "retry.linkerd.io/limit",
-        "timeout.linkerd.io/response",
+        "timeout.linkerd.io/request",
         "timeout.linkerd.io/idle",
-        "mirror.linkerd.io/exported",
-        "multicluster.linkerd.io/cluster-name",
     ] {
-        assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))).len(), 1, "{annotation}");
+        assert_eq!(service_warnings(&metadata(json!({annotation: "x"}))), [], "{annotation}");
     }
-    assert_eq!(
-        service_warnings(&metadata(
-            json!({"config.linkerd.io/opaque-ports": "25", "timeout.linkerd.io/request": "1s"})
-        )),
-        []
-    );
     let (policy, gateway, linkerd) = ("policy.linkerd.io", "gateway.networking.k8s.io", "linkerd.io");
     let route = json!({"spec": {"targetRef": {"kind": "HTTPRoute", "name": "x"}}});
     let routes = json!({"spec": {"routes": [{"name": "a"}, {"name": "b", "isRetryable": true, "timeout": "1s"}]}});
@@ -203,8 +194,7 @@ fn services_and_resources_that_are_not_acted_upon_are_warned_about() {
         (policy, "AuthorizationPolicy", json!({"spec": {"targetRef": {"kind": "Server"}}}), &[]),
         (policy, "Server", json!({"spec": {"accessPolicy": "audit"}}), &[]),
         (policy, "Server", json!({"spec": {"accessPolicy": "deny"}}), &[]),
-        (linkerd, "ServiceProfile", routes, &["spec.routes", "spec.routes.isRetryable", "spec.routes.timeout"]),
-        (linkerd, "ServiceProfile", json!({"spec": {"retryBudget": {"ttl": "1s"}}}), &["spec.retryBudget"]),
+        (linkerd, "ServiceProfile", routes, &[]),
         (linkerd, "ServiceProfile", json!({"spec": {"dstOverrides": [{}], "routes": []}}), &[]),
         ("example.org", "HTTPRoute", json!({}), &[]),
     ] {
