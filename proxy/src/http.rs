@@ -11,6 +11,6 @@ pub(crate) mod pool;
 pub(crate) mod replay;
 pub(crate) mod respond;
 pub(crate) mod serve;
-pub(crate) mod shared_connection;
+pub(crate) mod shared_connections;
 pub(crate) mod timed;
 pub(crate) mod upgrade;

@@ -39,7 +39,7 @@ fn defaults_are_linkerds() {
     assert_eq!(config.shutdown_grace_period, Duration::from_secs(120));
     assert_eq!(config.inbound.default_policy, DefaultPolicy::AllUnauthenticated);
     assert_eq!(config.inbound.ports, vec![4191]);
-    assert_eq!(config.http2.connection_window, 1 << 20);
+    assert_eq!(config.http2.connection_window, 16 << 20);
     assert!(!config.require_redirect);
     assert_eq!(config.inbound.policy_timeout, Duration::from_secs(10));
     assert_eq!(config.inbound.unanswered, Unanswered::Default);

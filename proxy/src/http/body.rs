@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::{
     replay::{Replay, ReplayBody},
     respond::Failure,
+    shared_connections::StreamPermit,
     timed::{Clock, Reporting, Timed},
 };
 use crate::{
@@ -58,7 +59,7 @@ pub(crate) enum Body {
     /// A body that hyper reads.
     Incoming(Incoming),
     /// A body that an HTTP/2 client stream reads.
-    H2(h2::RecvStream),
+    H2(H2Body),
     /// A request's body that can be sent again.
     Replay(ReplayBody),
     /// A request's body that counts as progress against deadlines.
@@ -69,11 +70,25 @@ pub(crate) enum Body {
     Peeked(Box<Peeked>),
 }
 
+/// A response's body, and its stream's place on the connection.
+#[derive(Debug)]
+pub(crate) struct H2Body {
+    stream: h2::RecvStream,
+    _permit: StreamPermit,
+}
+
 /// A body whose first frames were read already.
 #[derive(Debug)]
 pub(crate) struct Peeked {
     frames: VecDeque<Result<Frame<Bytes>, BodyError>>,
     rest: Body,
+}
+
+impl H2Body {
+    /// A response's body on a shared connection.
+    pub(crate) fn new(stream: h2::RecvStream, permit: StreamPermit) -> Self {
+        Self { stream, _permit: permit }
+    }
 }
 
 impl Body {
@@ -146,7 +161,7 @@ impl Body {
             #[cfg(test)]
             Self::Channel(receiver) => receiver.poll_recv(cx),
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::H2(stream) => poll_h2(stream, cx),
+            Self::H2(body) => poll_h2(&mut body.stream, cx),
             Self::Replay(body) => body.poll_inner(cx),
             Self::Reporting(body) => body.poll_inner(cx),
             Self::Timed(body) => body.poll_inner(cx),
@@ -187,7 +202,7 @@ impl HttpBody for Body {
             #[cfg(test)]
             Self::Channel(_) => false,
             Self::Incoming(body) => body.is_end_stream(),
-            Self::H2(stream) => stream.is_end_stream(),
+            Self::H2(body) => body.stream.is_end_stream(),
             Self::Replay(body) => body.is_end_stream_inner(),
             Self::Reporting(body) => body.body.is_end_stream(),
             Self::Timed(body) => body.body.is_end_stream(),
@@ -207,7 +222,7 @@ impl HttpBody for Body {
             Self::Reporting(body) => body.body.size_hint(),
             Self::Timed(body) => body.body.size_hint(),
             Self::Peeked(body) => body.size_hint(),
-            Self::H2(stream) if stream.is_end_stream() => SizeHint::with_exact(0),
+            Self::H2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),
             Self::H2(_) => SizeHint::default(),
         }
     }

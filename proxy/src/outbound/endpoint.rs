@@ -13,7 +13,7 @@ use weft_tls::{credentials::Credentials, identity::Identity};
 
 use crate::{
     discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
-    http::{pool::Pool, shared_connection::SharedConnection},
+    http::{pool::Pool, shared_connections::SharedConnections},
     io::{Io, Stream},
     listen::set_options,
     metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels},
@@ -31,7 +31,7 @@ pub(crate) struct Endpoint {
     pub(crate) http: Arc<HttpMetrics>,
     pub(super) shared: Arc<Shared>,
     pub(super) h1: Pool,
-    pub(super) h2: SharedConnection,
+    pub(super) h2: SharedConnections,
     transport: Arc<TransportMetrics>,
     tls: Mutex<Option<TlsConfig>>,
 }
@@ -116,10 +116,10 @@ impl Endpoint {
             http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
             transport: Arc::new(shared.metrics.transport(Direction::Outbound, Peer::Dst, &labels)),
             info,
-            shared,
             h1: Pool::default(),
-            h2: SharedConnection::default(),
+            h2: SharedConnections::new(shared.config.http2.stream_window, shared.config.http2.connection_window),
             tls: Mutex::default(),
+            shared,
         }
     }
 
@@ -203,9 +203,10 @@ impl Endpoint {
         Ok(config)
     }
 
-    /// Closes HTTP/1 connections that were idle for too long.
+    /// Closes HTTP/1 connections that were idle for too long, and HTTP/2 connections that are not needed any more.
     pub(crate) fn purge_idle(&self) {
         self.h1.purge(self.shared.config.outbound.http1_idle_timeout);
+        self.h2.purge();
     }
 }
 

@@ -1,4 +1,4 @@
-//! HTTP/2 to an endpoint: one connection, opened on demand, shared by all of a worker's requests.
+//! HTTP/2 to an endpoint: connections, opened on demand, that a worker's requests share.
 //!
 //! Uses the h2 crate directly: hyper's client would cost a task and two channel hops per request. Owns the connection
 //! and the sending of request bodies.
@@ -8,7 +8,7 @@ mod pump;
 use std::{future::poll_fn, io, sync::Arc};
 
 use ::h2::{
-    Ping, PingPong, Reason, RecvStream,
+    Ping, PingPong, Reason,
     client::{self, SendRequest},
 };
 use bytes::Bytes;
@@ -18,7 +18,11 @@ use http_body::Body as _;
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
     config::Keepalive,
-    http::{body::Body, serve::MAX_HEADER_LIST_BYTES, shared_connection::GetError},
+    http::{
+        body::{Body, H2Body},
+        serve::MAX_HEADER_LIST_BYTES,
+        shared_connections::{GetError, StreamPermit},
+    },
     transport_header::SessionProtocol,
 };
 
@@ -42,11 +46,8 @@ pub(crate) enum SendError {
 /// # Errors
 /// See [`SendError`].
 #[expect(clippy::disallowed_methods, reason = "a request's rest ends with the stream of its response")]
-pub(crate) async fn send(
-    endpoint: &Arc<Endpoint>,
-    mut request: Request<Body>,
-) -> Result<Response<RecvStream>, SendError> {
-    let mut sender = match sender(endpoint).await {
+pub(crate) async fn send(endpoint: &Arc<Endpoint>, mut request: Request<Body>) -> Result<Response<H2Body>, SendError> {
+    let (mut sender, permit) = match sender(endpoint).await {
         Ok(sender) => sender,
         Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
     };
@@ -68,7 +69,7 @@ pub(crate) async fn send(
             Ok((response, _)) => response.await,
             Err(error) => Err(error),
         };
-        return response.map_err(failed);
+        return response.map(|response| response.map(|body| H2Body::new(body, permit))).map_err(failed);
     }
     let (mut response, stream) = match sender.send_request(Request::from_parts(parts, ()), false) {
         Ok(sent) => sent,
@@ -88,7 +89,7 @@ pub(crate) async fn send(
         // other.
         tokio::spawn(async move { poll_fn(|cx| pump.poll_send(cx)).await });
     }
-    Ok(response)
+    Ok(response.map(|body| H2Body::new(body, permit)))
 }
 
 /// Whether the peer declares that it did not process the request (RFC 9113 sections 6.8 and 8.7).
@@ -98,8 +99,8 @@ fn was_not_processed(error: &::h2::Error) -> bool {
     refused || went_away
 }
 
-/// The connection when it can take a request, opened if there is none.
-async fn sender(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
+/// A connection that can take a request, opened if there is none with room.
+async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamPermit), ConnectError> {
     let addr = endpoint.info.addr;
     endpoint.h2.get(|| connect(endpoint)).await.map_err(|error| match error {
         GetError::Awaited => ConnectError::Io { addr, source: io::ErrorKind::ConnectionRefused.into() },

@@ -291,6 +291,48 @@ async fn an_endpoint_whose_responses_fail_gets_no_more_requests() {
     assert!(proxy.scrape().contains("endpoint_state=\"pending\"} 1"), "{}", proxy.scrape());
 }
 
+#[tokio::test]
+async fn slow_readers_do_not_stall_another_request() {
+    let control = Control::default();
+    let service = "10.1.2.9:80".parse().unwrap();
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let windows = |config: &mut Config| {
+        config.http2.stream_window = 65_535;
+        config.http2.connection_window = 4 * 65_535;
+    };
+    let proxy = Proxy::start_with(service, control, windows, true).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
+    let workload: SocketAddr = "127.0.0.1:8080".parse().unwrap();
+    proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));
+    let connections = Arc::new(AtomicUsize::new(0));
+    let accepted = Arc::clone(&connections);
+    // More than all buffers of sockets on the way hold.
+    let large = Bytes::from(vec![b'x'; 32 << 20]);
+    tokio::spawn(async move {
+        loop {
+            let (_, stream) = peer.accept().await;
+            accepted.fetch_add(1, Ordering::Relaxed);
+            let large = large.clone();
+            let service = service_fn(move |request: Request<Incoming>| {
+                let body = if request.uri().path() == "/large" { large.clone() } else { Bytes::from_static(b"x") };
+                async move { Ok::<_, Infallible>(Response::new(Full::new(body))) }
+            });
+            tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let mut stalled = Vec::new();
+    for _ in 0..20 {
+        let mut client = proxy.connect().await;
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: server.demo\r\n\r\n").await.unwrap();
+        let mut first = [0; 1];
+        client.read_exact(&mut first).await.unwrap();
+        stalled.push(client);
+    }
+    let answer = tokio::time::timeout(Duration::from_secs(5), async { text(proxy.get("/small").await).await }).await;
+    assert_eq!(answer.expect("a reader of one byte waits for readers of nothing"), "x");
+    assert_eq!(connections.load(Ordering::Relaxed), 6, "four streams on each of them");
+}
+
 /// An HTTP/1 server that closes each kept connection when the second request on it comes, without an answer.
 async fn closes_when_asked_again() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,0 +1,211 @@
+//! The HTTP/2 connections to an endpoint, which a worker's requests share.
+//!
+//! Owns that a burst of requests makes one connection, that no connection carries more streams than its flow-control window can hold
+//! unread (so that slow readers never stall other requests), and when a connection is given up. Refuses to connect.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use parking_lot::Mutex;
+
+/// The connections, the one that is filled first at the front.
+pub(crate) struct SharedConnections {
+    open: Mutex<Vec<Open>>,
+    /// Held while connecting, so that a burst of requests opens one connection.
+    connecting: tokio::sync::Mutex<()>,
+    /// Number of failed attempts, so that a burst of requests also makes one attempt.
+    failures: AtomicU64,
+    /// Streams for each connection.
+    limit: usize,
+}
+
+struct Open {
+    sender: SendRequest<Bytes>,
+    streams: Arc<AtomicUsize>,
+}
+
+/// A stream's place on a connection, until its response was read.
+#[derive(Debug)]
+pub(crate) struct StreamPermit(Arc<AtomicUsize>);
+
+/// Why there is no connection that takes a request.
+#[derive(Debug)]
+pub(crate) enum GetError<E> {
+    /// The attempt that this request waited for has failed, and so would the next.
+    Awaited,
+    /// The attempt that this request made has failed.
+    Connect(E),
+    /// The new connection takes no request.
+    Http2(h2::Error),
+}
+
+impl SharedConnections {
+    /// No connection yet. `stream_window` and `connection_window` are those that the connections announce.
+    pub(crate) fn new(stream_window: u32, connection_window: u32) -> Self {
+        let limit = usize::try_from(connection_window / stream_window.max(1)).unwrap_or(usize::MAX).max(1);
+        Self { open: Mutex::default(), connecting: tokio::sync::Mutex::default(), failures: AtomicU64::new(0), limit }
+    }
+
+    /// A connection that can take a request, made by `connect` if there is none with room.
+    ///
+    /// # Errors
+    /// See [`GetError`].
+    pub(crate) async fn get<E, F>(
+        &self,
+        connect: impl FnOnce() -> F,
+    ) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
+    where
+        F: Future<Output = Result<SendRequest<Bytes>, E>>,
+    {
+        if let Some(known) = self.known().await {
+            return Ok(known);
+        }
+        let failures = self.failures.load(Ordering::Relaxed);
+        let _connecting = self.connecting.lock().await;
+        if let Some(known) = self.known().await {
+            return Ok(known);
+        }
+        if self.failures.load(Ordering::Relaxed) != failures {
+            return Err(GetError::Awaited);
+        }
+        let sender = connect().await.map_err(|error| {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            GetError::Connect(error)
+        })?;
+        let streams = Arc::new(AtomicUsize::new(1));
+        let permit = StreamPermit(Arc::clone(&streams));
+        self.open.lock().push(Open { sender: sender.clone(), streams });
+        Ok((sender.ready().await.map_err(GetError::Http2)?, permit))
+    }
+
+    /// A present connection with room; `None` if all are full or gone.
+    async fn known(&self) -> Option<(SendRequest<Bytes>, StreamPermit)> {
+        loop {
+            let (sender, permit) = self.reserve()?;
+            if let Ok(ready) = sender.ready().await {
+                return Some((ready, permit));
+            }
+        }
+    }
+
+    /// A place on the first connection with room. Connections that take no more requests are dropped.
+    fn reserve(&self) -> Option<(SendRequest<Bytes>, StreamPermit)> {
+        let mut open = self.open.lock();
+        open.retain_mut(Open::is_usable);
+        let first = open.iter().find(|open| {
+            let limit = self.limit.min(open.sender.current_max_send_streams());
+            open.streams.load(Ordering::Relaxed) < limit
+        })?;
+        first.streams.fetch_add(1, Ordering::Relaxed);
+        Some((first.sender.clone(), StreamPermit(Arc::clone(&first.streams))))
+    }
+
+    /// Drops connections that take no more requests, for the task of a connection that has ended.
+    pub(crate) fn drop_unusable(&self) {
+        self.open.lock().retain_mut(Open::is_usable);
+    }
+
+    /// Drops connections without streams, except the first.
+    pub(crate) fn purge(&self) {
+        let mut open = self.open.lock();
+        let mut is_first = true;
+        open.retain(|open| std::mem::take(&mut is_first) || open.streams.load(Ordering::Relaxed) > 0);
+    }
+}
+
+impl Open {
+    fn is_usable(&mut self) -> bool {
+        !matches!(self.sender.poll_ready(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(_)))
+    }
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    fn shared(limit: u32) -> SharedConnections {
+        SharedConnections::new(1, limit)
+    }
+
+    /// A connection whose server never answers; it lives as long as the returned parts.
+    async fn connection() -> (SendRequest<Bytes>, impl Drop) {
+        let (client, server) = tokio::io::duplex(1024);
+        let (sender, connection) = h2::client::handshake(client).await.unwrap();
+        (sender, Held(Some((connection, server))))
+    }
+
+    struct Held<T>(Option<T>);
+
+    impl<T> Drop for Held<T> {
+        fn drop(&mut self) {
+            self.0.take();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_requests_makes_one_attempt() {
+        let shared = shared(10);
+        let attempts = AtomicU64::new(0);
+        let refused = || async {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            yield_now().await;
+            Err("refused")
+        };
+        let (first, second) = tokio::join!(shared.get(refused), shared.get(refused));
+        assert!(matches!(first, Err(GetError::Connect("refused"))));
+        assert!(matches!(second, Err(GetError::Awaited)));
+        assert_eq!(attempts.load(Ordering::Relaxed), 1);
+        assert!(matches!(shared.get(refused).await, Err(GetError::Connect("refused"))), "a later request tries again");
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_shared_until_it_has_ended() {
+        let shared = shared(10);
+        let (sender, held) = connection().await;
+        assert!(shared.get(|| async { Ok::<_, ()>(sender) }).await.is_ok());
+        assert!(shared.get(|| async { Err(()) }).await.is_ok(), "the second request needs no connection of its own");
+        shared.drop_unusable();
+        assert_eq!(shared.open.lock().len(), 1);
+        drop(held);
+        shared.drop_unusable();
+        assert!(shared.open.lock().is_empty());
+        assert!(matches!(shared.get(|| async { Err(()) }).await, Err(GetError::Connect(()))));
+    }
+
+    #[tokio::test]
+    async fn a_full_connection_is_followed_by_another_until_it_has_room() {
+        let shared = shared(2);
+        let (first, _first) = connection().await;
+        let (second, _second) = connection().await;
+        let (_, one) = shared.get(|| async { Ok::<_, ()>(first) }).await.unwrap();
+        let (_, two) = shared.get(|| async { Err(()) }).await.unwrap();
+        let (_, three) = shared.get(|| async { Ok::<_, ()>(second) }).await.unwrap();
+        shared.purge();
+        assert_eq!(shared.open.lock().len(), 2);
+        drop(one);
+        let (_, four) = shared.get(|| async { Err(()) }).await.unwrap();
+        drop(three);
+        assert_eq!(
+            shared.open.lock().iter().map(|open| open.streams.load(Ordering::Relaxed)).collect::<Vec<_>>(),
+            [2, 0]
+        );
+        shared.purge();
+        assert_eq!(shared.open.lock().len(), 1, "the second is not needed any more");
+        drop((two, four));
+    }
+}
