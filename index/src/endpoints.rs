@@ -120,6 +120,9 @@ impl EndpointsKey {
     }
 }
 
+/// The label of endpoints that may be sent nothing in plaintext.
+const REQUIRE_MTLS: &str = "require_mtls";
+
 /// All endpoints of a Service's port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Endpoints {
@@ -177,7 +180,11 @@ pub(super) fn compute(
     let mut of_pods = Vec::new();
     for (port, endpoint) in filter(candidates, record.local, key, client_zone) {
         for addr in addresses(cluster, endpoint, port) {
-            let Some(found) = build(store, cluster, endpoint, addr, key.port) else { continue };
+            let Some(mut found) = build(store, cluster, endpoint, addr, key.port) else { continue };
+            if record.require_mtls {
+                // Proxies without this feature show it as one more label in their metrics.
+                found.labels.insert(REQUIRE_MTLS.to_owned(), "true".to_owned());
+            }
             by_addr.insert(addr, known.share(found));
             if let Target::Pod(pod) = &endpoint.target {
                 of_pods.push((pod, addr));

@@ -85,6 +85,9 @@ pub const PROXY_GID_ANNOTATION: &str = "config.linkerd.io/proxy-gid";
 pub const PROXY_EXEMPTION: &str = "weft.io/proxy-exemption";
 /// Annotation: `true` switches the pod's redirection off, in both directions, while the pod runs.
 pub const BYPASS: &str = "weft.io/bypass";
+/// Annotation of pods and namespaces: with `true`, the proxy refuses connections to endpoints without an identity instead of sending
+/// plaintext. Of Services: proxies refuse such connections to it, whoever the client is.
+pub const REQUIRE_MTLS: &str = "weft.io/require-mtls";
 /// Annotation: port of the tap server.
 pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";
 /// Annotation: port of the inbound listener.

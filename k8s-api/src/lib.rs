@@ -12,7 +12,7 @@
 //! Everything here is a function from values to values; only [`manifest::load_dir`] and [`manifest::load_file`] read
 //! files. Nothing uses the network, the clock or the environment.
 
-mod boolean;
+pub mod boolean;
 mod condition;
 pub mod crds;
 pub mod duration;

@@ -96,6 +96,8 @@ pub(crate) struct OutboundConfig {
     pub(crate) max_idle_connections: usize,
     /// Requests in flight per worker; beyond it they are shed.
     pub(crate) max_in_flight: usize,
+    /// Whether endpoints without an identity are refused (`WEFT_PROXY_REQUIRE_MTLS`).
+    pub(crate) require_mtls: bool,
     /// Whether the application sees `l5d-proxy-error`.
     pub(crate) informational_headers: bool,
     /// Whether connections to loopback are allowed. Never set from the environment: only tests need it, because for a
@@ -317,6 +319,7 @@ impl Config {
                     .unwrap_or(Duration::from_secs(3)),
                 max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
                 max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
+                require_mtls: env.require_mtls()?,
                 informational_headers,
                 allow_loopback: false,
             },

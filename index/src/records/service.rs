@@ -6,12 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::api::{
-    core::v1::{ObjectReference, Service},
-    discovery::v1::EndpointSlice,
+use k8s_openapi::{
+    api::{
+        core::v1::{ObjectReference, Service},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use weft_k8s_api::{
-    labels,
+    boolean, labels,
     ports::{PortList, PortSet},
 };
 
@@ -27,6 +30,8 @@ pub struct ServiceRecord {
     pub external: bool,
     /// Whether only endpoints on the client's node serve it.
     pub local: bool,
+    /// Whether proxies may send it nothing in plaintext.
+    pub(crate) require_mtls: bool,
     /// Where its endpoints are.
     pub discovery: Discovery,
     /// Parts that cannot be read.
@@ -34,6 +39,16 @@ pub struct ServiceRecord {
     /// Annotations about traffic.
     pub(crate) traffic: Traffic,
     opaque_ports: Option<PortList>,
+}
+
+/// What cannot be read was written to require it.
+fn requires_mtls(metadata: &ObjectMeta, problems: &mut Vec<String>) -> bool {
+    let Some(text) = metadata.annotations.as_ref().and_then(|all| all.get(labels::REQUIRE_MTLS)) else { return false };
+    boolean::parse(text).unwrap_or_else(|| {
+        let name = labels::REQUIRE_MTLS;
+        problems.push(format!("annotation {name}: bad value {text:?}, expected true or false; mutual TLS is required"));
+        true
+    })
 }
 
 /// A port of a Service.
@@ -102,6 +117,7 @@ impl ServiceRecord {
             cluster_ips,
             external: spec.type_.as_deref() == Some("ExternalName"),
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            require_mtls: requires_mtls(&service.metadata, &mut problems),
             opaque_ports: optional(&service.metadata, labels::OPAQUE_PORTS, &mut problems),
             traffic: Traffic::of_service(&service.metadata, &mut problems),
             key: Key::of(&service.metadata),

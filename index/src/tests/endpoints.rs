@@ -34,6 +34,25 @@ fn of_endpoints() -> World {
 }
 
 #[test]
+fn a_service_that_requires_mutual_tls_says_so_of_each_endpoint() {
+    let world = World::new();
+    let annotated = |value: &str| {
+        let mut object = service("web", "10.96.0.1", json!({}));
+        merge(&mut object, json!({"metadata": {"annotations": {"weft.io/require-mtls": value}}}));
+        object
+    };
+    world.apply_all([annotated("false"), pod("web-1", "10.244.0.1", json!({}))]);
+    world.apply(slice("web", &[("web-1", "10.244.0.1")], 8080));
+    let mut rx = world.index().watch_endpoints(&web(), query());
+    let label = |found: &Endpoints| found.by_addr[&addr("10.244.0.1:8080")].labels.get("require_mtls").cloned();
+    assert_eq!(label(&rx.borrow_and_update()), None);
+    for (value, expected) in [("true", true), ("false", false), ("maybe", true)] {
+        world.apply(annotated(value));
+        assert_eq!(label(&changed(&mut rx).unwrap()).is_some(), expected, "{value}");
+    }
+}
+
+#[test]
 fn endpoints_objects_list_endpoints_where_slices_do_not() {
     let world = of_endpoints();
     world.apply_all([service("web", "10.96.0.1", json!({})), pod("web-1", "10.244.0.1", json!({}))]);

@@ -19,6 +19,8 @@ pub(super) const POD_INFO_DIR: &str = "/var/run/linkerd/podinfo";
 
 /// Keeps the proxy unready until the kernel attests that both directions are redirected.
 const REQUIRE_REDIRECT: &str = "WEFT_PROXY_REQUIRE_REDIRECT";
+/// Makes the proxy refuse connections that would be plaintext.
+const REQUIRE_MTLS: &str = "WEFT_PROXY_REQUIRE_MTLS";
 
 /// Detection without a timeout is a timeout of a year, as in Linkerd's template.
 const NO_TIMEOUT: &str = "365d";
@@ -83,6 +85,9 @@ pub(super) fn env(
     if config.require_redirect {
         // After everything that a pod may add: no pod can opt out of noticing that the mesh is bypassed.
         env.raw(REQUIRE_REDIRECT, "true");
+    }
+    if settings.require_mtls {
+        env.raw(REQUIRE_MTLS, "true");
     }
     env.0
 }

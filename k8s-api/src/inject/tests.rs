@@ -212,6 +212,7 @@ fn an_unreadable_policy_refuses_the_pod() {
         ("config.linkerd.io/proxy-require-identity-inbound-ports", "http"),
         ("weft.io/proxy-exemption", "container"),
         ("weft.io/bypass", "yes"),
+        ("weft.io/require-mtls", "strict"),
     ] {
         let bad = pod(json!({"linkerd.io/inject": "enabled", annotation: value}), json!({}));
         let Err(Refusal::Annotation(error)) = inject(&bad, None, &config()) else { panic!("{annotation}") };
@@ -437,6 +438,22 @@ fn an_annotation_does_not_lift_what_the_administrator_enforces() {
     // Enforcement is a lower bound: a pod may always be stricter.
     let lower = ExemptionRules { default: Exemption::User, enforced: true, bypass_allowed: true };
     assert_eq!(lower.exemption(Some(Exemption::Cgroup)), Exemption::Cgroup);
+}
+
+#[test]
+fn mutual_tls_is_required_by_an_annotation_that_no_variable_undoes() {
+    let value = |pod: &Pod| env(pod).remove("WEFT_PROXY_REQUIRE_MTLS");
+    let required = Some("true".to_owned());
+    let undo = r#"[{"name": "WEFT_PROXY_REQUIRE_MTLS", "value": "false"}]"#;
+    let annotated = pod(
+        json!({"linkerd.io/inject": "enabled", "weft.io/require-mtls": "true", "config.linkerd.io/proxy-additional-env": undo}),
+        json!({}),
+    );
+    assert_eq!(value(&injected(&annotated, None)), required);
+    let by_namespace = namespace(json!({"linkerd.io/inject": "enabled", "weft.io/require-mtls": "true"}));
+    assert_eq!(value(&injected(&pod(json!({}), json!({})), Some(&by_namespace))), required);
+    let without = json!({"linkerd.io/inject": "enabled", "weft.io/require-mtls": "false"});
+    assert_eq!(value(&injected(&pod(without, json!({})), Some(&by_namespace))), None);
 }
 
 #[test]

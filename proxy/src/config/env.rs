@@ -250,6 +250,10 @@ impl<'a> Env<'a> {
         Ok(self.parse_own("REQUIRE_REDIRECT", "true or false", boolean)?.unwrap_or(false))
     }
 
+    pub(super) fn require_mtls(&self) -> Result<bool, ConfigError> {
+        Ok(self.parse_own("REQUIRE_MTLS", "true or false", boolean)?.unwrap_or(false))
+    }
+
     pub(super) fn policy_timeout(&self) -> Result<Duration, ConfigError> {
         let timeout = self.parse_own("INBOUND_POLICY_TIMEOUT", DURATION, duration)?;
         Ok(timeout.unwrap_or(Duration::from_secs(10)))

@@ -14,6 +14,9 @@ use weft_tls::identity::{Identity, ParseIdentityError};
 
 use crate::{config::Keepalive, metrics::Labels};
 
+/// The label with which the destination controller says that an endpoint may be sent nothing in plaintext.
+const REQUIRE_MTLS: &str = "require_mtls";
+
 /// An endpoint's description. Equal descriptions share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndpointInfo {
@@ -27,6 +30,8 @@ pub(crate) struct EndpointInfo {
     pub(crate) transport_port: Option<NonZeroU16>,
     /// Replacement of `:authority`, for gateways.
     pub(crate) authority_override: Option<Authority>,
+    /// Whether it may be sent nothing in plaintext: the Service is annotated with `weft.io/require-mtls`.
+    pub(crate) requires_tls: bool,
     /// HTTP/2 keepalive of connections to it.
     pub(crate) keepalive: Option<Keepalive>,
     /// Metric labels, with the prefix `dst_`.
@@ -86,6 +91,7 @@ impl EndpointInfo {
             hint: ProtocolHint::Unknown,
             transport_port: None,
             authority_override: None,
+            requires_tls: false,
             keepalive: None,
             labels: Vec::new(),
         }
@@ -135,8 +141,9 @@ impl EndpointInfo {
             let timeout = Duration::try_from(keepalive.timeout?).ok()?;
             (!interval.is_zero()).then_some(Keepalive { interval, timeout })
         });
+        let requires_tls = message.metric_labels.get(REQUIRE_MTLS).is_some_and(|value| value == "true");
         let labels = read_labels(set_labels, &message.metric_labels);
-        Ok(Self { addr, tls, hint, transport_port, authority_override, keepalive, labels })
+        Ok(Self { addr, tls, hint, transport_port, authority_override, requires_tls, keepalive, labels })
     }
 }
 

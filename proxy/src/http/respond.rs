@@ -23,6 +23,9 @@ pub(crate) enum Failure {
     /// The server cannot be reached or does not answer as it should.
     #[error("{0}")]
     BadGateway(String),
+    /// Mutual TLS is required, and the endpoint has no identity.
+    #[error("{0}")]
+    PlaintextRefused(String),
     /// No endpoint was ready in time.
     #[error("service in fail-fast")]
     FailFast,
@@ -100,7 +103,7 @@ impl Failure {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::BadGateway(_) => StatusCode::BAD_GATEWAY,
+            Self::BadGateway(_) | Self::PlaintextRefused(_) => StatusCode::BAD_GATEWAY,
             Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unauthorized => StatusCode::FORBIDDEN,
@@ -119,7 +122,7 @@ impl Failure {
     pub(crate) fn grpc_code(&self) -> u16 {
         match self {
             Self::Internal(_) | Self::BadRequest => 13,
-            Self::BadGateway(_) | Self::LoadShed => 14,
+            Self::BadGateway(_) | Self::PlaintextRefused(_) | Self::LoadShed => 14,
             Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
@@ -134,6 +137,7 @@ impl Failure {
         match self {
             Self::Internal(_)
             | Self::BadGateway(_)
+            | Self::PlaintextRefused(_)
             | Self::FailFast
             | Self::ConnectTimeout
             | Self::LoadShed
@@ -152,6 +156,7 @@ impl Failure {
         match self {
             Self::Internal(_) => "unexpected",
             Self::BadGateway(_) => "io",
+            Self::PlaintextRefused(_) => "require_mtls",
             Self::FailFast => "fail_fast",
             Self::ConnectTimeout => "connect_timeout",
             Self::Timeout(expired) => expired.label(),
@@ -177,6 +182,7 @@ impl Failure {
             Self::Timeout(Expired::Idle) => "IDLE_TIMEOUT",
             Self::BadGateway(_) | Self::ConnectTimeout => "IO",
             Self::Injected { .. } | Self::Redirect { .. } => "",
+            Self::PlaintextRefused(_) => "REQUIRE_MTLS",
             Self::Internal(_) | Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::BadRequest => "UNKNOWN",
         }
     }
@@ -250,6 +256,7 @@ mod tests {
         for (failure, status, code, closes) in [
             (Failure::Internal("x"), 500, 13, true),
             (Failure::BadGateway("x".into()), 502, 14, true),
+            (Failure::PlaintextRefused("x".into()), 502, 14, true),
             (Failure::FailFast, 504, 4, true),
             (Failure::ConnectTimeout, 504, 4, true),
             (Failure::Timeout(Expired::Request), 504, 4, false),

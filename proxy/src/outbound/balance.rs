@@ -26,7 +26,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, refuses_plaintext};
 use crate::{
     config::OutboundConfig,
     discover::{
@@ -41,10 +41,24 @@ use crate::{
 use breaker::{Breaker, Change, Report};
 use ewma::Ewma;
 
-/// No endpoint was available in time.
+/// Why no endpoint is picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no endpoint of the service is available")]
-pub(crate) struct FailFast;
+pub(crate) enum SelectError {
+    /// None was available in time.
+    #[error("no endpoint of the service is available")]
+    FailFast,
+    /// Mutual TLS is required, and no endpoint has an identity; one of them.
+    #[error("refusing plaintext to {0}: it has no identity, and weft.io/require-mtls is set")]
+    PlaintextRefused(SocketAddr),
+}
+
+/// Why no endpoint is picked now.
+enum Unready {
+    /// None is available; when the first becomes available again, if that is known.
+    Until(Option<Instant>),
+    /// None may be used.
+    Refused(SocketAddr),
+}
 
 /// A service's endpoints with their loads.
 pub(crate) struct Balancer {
@@ -69,6 +83,8 @@ struct PoolState {
 struct State {
     changes: watch::Receiver<EndpointsState>,
     endpoints: Vec<Arc<Balanced>>,
+    /// An endpoint that is not among them, because it would be sent plaintext.
+    refused: Option<SocketAddr>,
 }
 
 #[derive(Clone)]
@@ -133,7 +149,7 @@ impl Balancer {
             discovered,
             load,
             accrual,
-            state: Mutex::new(State { changes, endpoints: Vec::new() }),
+            state: Mutex::new(State { changes, endpoints: Vec::new(), refused: None }),
             failing_fast: AtomicBool::new(false),
             pool: Arc::new(PoolState::new(gauges)),
         }
@@ -143,7 +159,7 @@ impl Balancer {
     ///
     /// # Errors
     /// When none is available, or none was recently.
-    pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, FailFast> {
+    pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, SelectError> {
         if let Ok(selected) = self.try_select() {
             return Ok(selected);
         }
@@ -153,19 +169,20 @@ impl Balancer {
             let available = self.pool.available.notified();
             let wake = match self.try_select() {
                 Ok(selected) => return Ok(selected),
-                Err(wake) => wake,
+                Err(Unready::Until(wake)) => wake,
+                Err(Unready::Refused(addr)) => return Err(SelectError::PlaintextRefused(addr)),
             };
             if self.failing_fast.load(Ordering::Relaxed) {
-                return Err(FailFast);
+                return Err(SelectError::FailFast);
             }
             let until = wake.map_or(deadline, |wake| wake.min(deadline));
             tokio::select! {
-                changed = changes.changed() => changed.map_err(|_| FailFast)?,
+                changed = changes.changed() => changed.map_err(|_| SelectError::FailFast)?,
                 () = available => {}
                 () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
                         self.failing_fast.store(true, Ordering::Relaxed);
-                        return Err(FailFast);
+                        return Err(SelectError::FailFast);
                     }
                 }
             }
@@ -188,13 +205,13 @@ impl Balancer {
     }
 
     /// Picks among the available endpoints; if there is none, returns when the first becomes available again.
-    fn try_select(&self) -> Result<InFlight, Option<Instant>> {
+    fn try_select(&self) -> Result<InFlight, Unready> {
         let now = Instant::now();
         let mut state = self.state.lock();
         self.reconcile(&mut state);
         let endpoints = &state.endpoints;
         let (first, second) = match endpoints.len() {
-            0 => return Err(None),
+            0 => return Err(state.refused.map_or(Unready::Until(None), Unready::Refused)),
             1 => (0, 0),
             count => {
                 let mut random = rand::rng();
@@ -218,7 +235,7 @@ impl Balancer {
                 endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
-            None => Err(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min()),
+            None => Err(Unready::Until(endpoints.iter().filter_map(|endpoint| endpoint.blocked_until(now)).min())),
         }
     }
 
@@ -230,8 +247,11 @@ impl Balancer {
         let EndpointsState::Known(set) = state.changes.borrow_and_update().clone() else { return };
         let old: HashMap<SocketAddr, Arc<Balanced>> =
             std::mem::take(&mut state.endpoints).into_iter().map(|known| (known.endpoint.info.addr, known)).collect();
+        let config = &self.shared.config;
+        state.refused = set.values().find(|info| refuses_plaintext(config, info)).map(|info| info.addr);
         state.endpoints = set
             .values()
+            .filter(|info| !refuses_plaintext(config, info))
             .map(|info| match old.get(&info.addr).filter(|known| *known.endpoint.info == **info) {
                 Some(known) => Arc::clone(known),
                 None => Arc::new(Balanced::new(

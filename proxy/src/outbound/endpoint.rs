@@ -1,7 +1,7 @@
 //! One endpoint as a worker uses it: connecting with TLS and transport header, and the HTTP connections that are kept.
 //!
-//! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, and refuses
-//! to connect to loopback, where the proxy itself listens.
+//! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, plaintext to any other
+//! where mutual TLS is required, and connections to loopback, where the proxy itself listens.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -12,6 +12,7 @@ use tokio_rustls::TlsConnector;
 use weft_tls::{credentials::Credentials, identity::Identity};
 
 use crate::{
+    config::Config,
     discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
     http::{pool::Pool, shared_connections::SharedConnections},
     io::{Io, Stream},
@@ -59,6 +60,9 @@ pub(crate) enum ConnectError {
     /// The address is loopback.
     #[error("refusing to connect to {0}: a loopback target is the proxy itself")]
     Loopback(SocketAddr),
+    /// The endpoint has no identity, and plaintext is not allowed.
+    #[error("refusing plaintext to {0}: it has no identity, and weft.io/require-mtls is set")]
+    PlaintextRefused(SocketAddr),
     /// There is no certificate yet, and plaintext is not allowed.
     #[error("no certificate to connect to {0} with")]
     NoCredentials(SocketAddr),
@@ -102,6 +106,7 @@ impl ConnectError {
             Self::Io { .. } | Self::Http1 { .. } | Self::Http2 { .. } => "io",
             Self::Loopback(_) => "loopback",
             Self::NoCredentials(_) => "no_credentials",
+            Self::PlaintextRefused(_) => "require_mtls",
         }
     }
 }
@@ -155,6 +160,9 @@ impl Endpoint {
         let addr = self.info.addr;
         let failed = |source| ConnectError::Io { addr, source };
         let Some(tls) = self.tls() else {
+            if refuses_plaintext(&self.shared.config, &self.info) {
+                return Err(ConnectError::PlaintextRefused(addr));
+            }
             return Ok(Stream::Plain(self.connect_tcp(addr).await?));
         };
         let header_port = self.info.transport_port;
@@ -208,6 +216,13 @@ impl Endpoint {
         self.h1.purge(self.shared.config.outbound.http1_idle_timeout);
         self.h2.purge();
     }
+}
+
+/// Whether nothing may be sent to an endpoint, because it has no identity and mutual TLS is required. This very pod is reached over
+/// `lo`.
+pub(super) fn refuses_plaintext(config: &Config, info: &EndpointInfo) -> bool {
+    let is_required = info.requires_tls || config.outbound.require_mtls;
+    is_required && info.tls.is_none() && !config.is_local(info.addr.ip())
 }
 
 fn labels(info: &EndpointInfo, local: bool) -> Labels {

@@ -10,7 +10,7 @@ use tokio::{
 use super::{
     Connection,
     backends::Resolved,
-    balance::{FailFast, InFlight},
+    balance::{InFlight, SelectError},
     endpoint::{ConnectError, Endpoint},
     target::find_opaque,
 };
@@ -32,9 +32,9 @@ pub(super) enum ForwardError {
     /// The route has no backend.
     #[error("the connection's route has no backend")]
     NoBackend,
-    /// No endpoint was available.
+    /// No endpoint was available, or may be used.
     #[error(transparent)]
-    FailFast(#[from] FailFast),
+    Select(#[from] SelectError),
     /// The endpoint cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -50,7 +50,8 @@ impl ForwardError {
             Self::NoRoute => "no_route",
             Self::Refused(reason) => reason.label(),
             Self::NoBackend => "invalid_backend",
-            Self::FailFast(_) => "fail_fast",
+            Self::Select(SelectError::FailFast) => "fail_fast",
+            Self::Select(SelectError::PlaintextRefused(_)) => "require_mtls",
             Self::Connect(error) => error.label(),
             Self::Copy(_) => "io",
         }
@@ -119,7 +120,7 @@ async fn connect(
     let deadline = Instant::now() + connection.worker.shared.config.outbound.failfast_timeout;
     loop {
         let mut in_flight = balancer.select(deadline).await?;
-        let Some(balanced) = in_flight.balanced().cloned() else { return Err(FailFast.into()) };
+        let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };
         match balanced.endpoint.connect(None).await {
             Ok(stream) => {
                 balanced.recovered();

@@ -494,6 +494,39 @@ async fn without_credentials_a_meshed_endpoint_is_never_reached() {
 }
 
 #[tokio::test]
+async fn where_mutual_tls_is_required_nothing_is_sent_in_plaintext() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let of_pod = |config: &mut Config| config.outbound.require_mtls = true;
+    let of_service = |_: &mut Config| {};
+    for (by_service, change) in [(false, of_pod as fn(&mut Config)), (true, of_service as fn(&mut Config))] {
+        let control = Control::default();
+        let service = "10.1.1.8:80".parse().unwrap();
+        control.policies.lock().insert(service, policy(SERVICE, vec![]));
+        let mut unmeshed = endpoint(addr, None);
+        if by_service {
+            unmeshed.metric_labels.insert("require_mtls".into(), "true".into());
+        }
+        control.update(SERVICE, add(vec![unmeshed]));
+        let proxy = Proxy::start_with(service, control, change, true).await;
+        let response = proxy.get("/").await;
+        let reason = format!("refusing plaintext to {addr}: it has no identity, and weft.io/require-mtls is set");
+        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(response.headers()["l5d-proxy-error"], reason);
+        assert!(proxy.scrape().contains(r#"outbound_http_errors_total{error="require_mtls"} 1"#));
+        let mut opaque = proxy.connect().await;
+        opaque.write_all(b"\x01\x02 not http ever").await.unwrap();
+        assert!(!matches!(opaque.read_to_end(&mut Vec::new()).await, Ok(read) if read > 0));
+        assert!(proxy.scrape().contains(r#"outbound_tcp_errors_total{error="require_mtls"} 1"#), "{}", proxy.scrape());
+        assert!(tokio::time::timeout(Duration::from_millis(50), listener.accept()).await.is_err());
+    }
+    // An address that no Service has is an endpoint like any other.
+    let proxy = Proxy::start_with(addr, Control::default(), of_pod, true).await;
+    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+    assert!(tokio::time::timeout(Duration::from_millis(50), listener.accept()).await.is_err());
+}
+
+#[tokio::test]
 async fn the_wrong_server_is_refused() {
     let control = Control::default();
     let service = "10.1.1.5:80".parse().unwrap();

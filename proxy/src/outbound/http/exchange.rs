@@ -21,7 +21,7 @@ use crate::{
     outbound::{
         Connection,
         backends::Resolved,
-        balance::{InFlight, breaker::Report},
+        balance::{InFlight, SelectError, breaker::Report},
         endpoint::{ConnectError, Endpoint},
         h1, h2,
     },
@@ -156,7 +156,10 @@ impl Exchange<'_> {
             Resolved::Missing => Err(Failure::Internal("the route's backend does not exist").into()),
             Resolved::Forward(endpoint) => Ok((Arc::clone(endpoint), None)),
             Resolved::Balance(balancer) => {
-                let in_flight = balancer.select(deadline).await.map_err(|_| Failure::FailFast)?;
+                let in_flight = balancer.select(deadline).await.map_err(|error| match error {
+                    SelectError::FailFast => Failure::FailFast,
+                    SelectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),
+                })?;
                 let balanced = in_flight.balanced().ok_or(Failure::Internal("an endpoint without a name"))?;
                 Ok((Arc::clone(&balanced.endpoint), Some(in_flight)))
             }
@@ -248,6 +251,7 @@ impl Exchange<'_> {
 fn connect_failure(error: &ConnectError) -> Failure {
     match error {
         ConnectError::Timeout(_) => Failure::ConnectTimeout,
+        ConnectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),
         other => Failure::BadGateway(other.to_string()),
     }
 }
