@@ -1,8 +1,8 @@
 //! The Kubernetes API: connecting to it, logging of requests, and Events for people.
 //!
 //! Every request is logged at debug with method, URL, status and duration, and fails if the answer does not
-//! start in time. The body of a watch may take as long as it likes. TCP keep-alive finds dead connections,
-//! because a watch can be silent for minutes.
+//! start in time, or pauses for too long. TCP keep-alive finds dead connections earlier; it does not find an
+//! API server that hangs, or is gone, behind a load balancer that does not.
 
 pub(crate) mod events;
 
@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::Context as _;
 use http::{Request, Response};
+use hyper_timeout::TimeoutConnector;
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
     rt::TokioExecutor,
@@ -37,13 +38,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
+/// Silence after which a connection is given up. The API server sends bookmarks to every watch each minute
+/// (`k8s.io/apiserver:pkg/storage/cacher`, `defaultBookmarkFrequency`).
+const SILENCE: Duration = Duration::from_secs(90);
 
 /// Prepares a client; nothing is sent yet.
 ///
 /// # Errors
 /// When neither a kubeconfig nor a pod's service account says how to reach the API.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    client(config(kubeconfig).await?).context("prepare the client of the Kubernetes API")
+    client(config(kubeconfig).await?, SILENCE).context("prepare the client of the Kubernetes API")
 }
 
 /// Prepares a client of another cluster's API; nothing is sent yet.
@@ -52,7 +56,7 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client>
 /// When the kubeconfig names no server, or its credentials cannot be read.
 pub(crate) async fn connect_to(kubeconfig: Kubeconfig) -> anyhow::Result<Client> {
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    client(config).context("prepare the client of a linked cluster's API")
+    client(config, SILENCE).context("prepare the client of a linked cluster's API")
 }
 
 /// The error on one line: the API server's own message, or the error with its causes.
@@ -109,8 +113,8 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     })
 }
 
-/// The client's stack: address, log and deadline, authentication, HTTP/1.1 over TLS.
-fn client(config: Config) -> kube::Result<Client> {
+/// The client's stack: address, log and deadline, authentication, HTTP/1.1 over TLS that may be silent for that long.
+fn client(config: Config, silence: Duration) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -118,7 +122,10 @@ fn client(config: Config) -> kube::Result<Client> {
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
-    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let mut tls = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    tls.set_read_timeout(Some(silence));
+    // A connection that was idle is used again.
+    tls.set_reset_reader_on_write(true);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .layer(Logged)
@@ -173,5 +180,52 @@ where
             }
             answer
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::{Api, runtime::watcher};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// Answers the first request with the beginning of a list, and says no more; returns what it is asked next.
+    async fn hang(listener: TcpListener) -> String {
+        let mut request = [0; 4096];
+        let (mut first, _) = listener.accept().await.unwrap();
+        assert!(first.read(&mut request).await.unwrap() > 0);
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+        first.write_all(format!("{head}1\r\n{{\r\n").as_bytes()).await.unwrap();
+        let (mut second, _) = listener.accept().await.unwrap();
+        let length = second.read(&mut request).await.unwrap();
+        String::from_utf8_lossy(&request[..length]).into_owned()
+    }
+
+    /// Without a bound of its own, the list would be waited for as long as the connection lasts.
+    #[tokio::test]
+    async fn an_answer_that_does_not_go_on_is_given_up_and_asked_for_again() {
+        weft_tls::install_crypto_provider();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let client = client(Config::new(url), Duration::from_millis(200)).unwrap();
+        let watch = async {
+            let mut events = Box::pin(watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()));
+            let mut errors = Vec::new();
+            loop {
+                errors.extend(events.next().await.unwrap().err().map(|error| explain_watch(&error)));
+                assert!(errors.len() < 3, "{errors:?}");
+            }
+        };
+        let asked = tokio::select! {
+            asked = hang(listener) => asked,
+            () = watch => unreachable!(),
+        };
+        assert!(asked.starts_with("GET /api/v1/pods?"), "{asked}");
     }
 }

@@ -97,7 +97,10 @@ pub(crate) async fn follow(following: Following) -> anyhow::Result<()> {
                     trouble = Some(problem);
                 }
                 Some(Ok(event)) => {
-                    trouble = None;
+                    // A list that begins may be refused.
+                    if !matches!(event, Watch::Init) {
+                        trouble = None;
+                    }
                     take(&mut plan, &event);
                     if let Watch::InitDone = event {
                         state.following.clusters.complete();

@@ -98,10 +98,12 @@ impl Caches {
     /// Takes in an update of a kind's watch, and appends its consequences.
     pub(super) fn take(&mut self, kind: usize, update: Update, events: &mut Vec<Event>) {
         let cache = &mut self.kinds[kind];
-        if !matches!(update, Update::Trouble(_)) && cache.trouble.take().is_some() {
+        // A list that begins may break off.
+        let is_unproven = matches!(update, Update::Trouble(_) | Update::ListBegins | Update::Listed(_));
+        if !is_unproven && cache.trouble.take().is_some() {
             tracing::info!(kind = %cache.kind.kind, "watch works again");
         }
-        if !matches!(update, Update::Trouble(_) | Update::NotInstalled) && std::mem::take(&mut cache.absent) {
+        if !is_unproven && !matches!(update, Update::NotInstalled) && std::mem::take(&mut cache.absent) {
             tracing::info!(kind = cache.kind.kind.name(), group = cache.kind.kind.group(), "kind is installed");
         }
         match update {
@@ -122,6 +124,7 @@ impl Caches {
             }
             Update::Changed(read) => self.reports.extend(cache.changed(read, events)),
             Update::Deleted(reference) => cache.deleted(reference, events),
+            Update::Resumed => {}
             Update::Trouble(trouble) => cache.trouble(trouble),
             // Its objects stay: the API server reports their deletion before it forgets the kind.
             Update::NotInstalled => {
@@ -402,5 +405,21 @@ mod tests {
         world.check(servers, vec![ListBegins, ListEnds], "");
         world.check(networks, vec![ListBegins, ListEnds], "");
         assert_eq!(world.caches.waiting(), "");
+    }
+
+    #[test]
+    fn a_watch_works_again_when_a_list_is_complete_or_it_is_resumed() {
+        let mut world = World::new();
+        let servers = world.servers;
+        let works = |world: &World| world.caches.works().filter(|(_, works)| !works).count() == 0;
+        world.check(servers, vec![ListBegins, Listed(server("a", 1, good())), ListEnds], "+a");
+        world.check(servers, vec![trouble("x"), ListBegins, Listed(server("a", 1, good()))], "");
+        assert!(!works(&world), "the list may break off");
+        world.check(servers, vec![ListEnds], "");
+        assert!(works(&world));
+        world.check(servers, vec![trouble("x")], "");
+        assert!(!works(&world));
+        world.check(servers, vec![Update::Resumed], "");
+        assert!(works(&world));
     }
 }

@@ -13,7 +13,7 @@ use kube::{
 };
 use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 
-use super::{definition, kinds::Watched};
+use super::{definition, kinds::Watched, requests};
 use crate::api::explain_watch;
 
 /// A message of a watch.
@@ -29,6 +29,8 @@ pub(super) enum Update {
     Changed(Read),
     /// An object was deleted.
     Deleted(ObjectRef),
+    /// The watch goes on where it was interrupted.
+    Resumed,
     /// The watch fails at present.
     Trouble(Trouble),
     /// The kind is not installed, and need not be.
@@ -67,7 +69,7 @@ const UNPROCESSABLE: u16 = 422;
 /// How a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// With a streamed list. The API server may answer from a cache that lags behind.
+    /// With a streamed list.
     Stream,
     /// With a paged list of the newest state.
     List,
@@ -98,9 +100,10 @@ impl WatchState {
         Self { version: 0, start: Start::Stream, gone: false }
     }
 
+    /// Takes in an update that shows that the watch works.
     fn succeeded(&mut self, update: &Update) {
         self.gone = false;
-        // A later list deletes what it lacks, and must not show an older state.
+        // A later list takes the load of one page at a time off the API server: every watch may need one at once.
         if matches!(update, Update::ListEnds) {
             self.start = Start::List;
         }
@@ -134,22 +137,51 @@ impl WatchState {
 
 /// Follows a kind and passes every update to `send`, until that returns false.
 pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
+    let (client, mut resumed) = requests::of_watch(&client);
     let mut backoff = DefaultBackoff::default();
     let mut state = WatchState::new();
     loop {
         let mut events = pin!(events(&client, kind, kind.versions[state.version], state.start));
-        while let Some(event) = events.next().await {
+        // kube's watcher says that a list begins before it asks for it. It has begun when something of it is there.
+        let mut list_begins = false;
+        let mut listed = false;
+        loop {
+            let event = tokio::select! {
+                biased;
+                Ok(()) = resumed.changed() => Ok(Update::Resumed),
+                event = events.next() => match event {
+                    Some(event) => event,
+                    None => break,
+                },
+            };
             let error = match event {
+                Ok(Update::ListBegins) => {
+                    (list_begins, listed) = (true, false);
+                    continue;
+                }
                 Ok(update) => {
-                    backoff.reset();
-                    state.succeeded(&update);
+                    if works(&update) {
+                        backoff.reset();
+                        state.succeeded(&update);
+                    }
+                    listed |= matches!(update, Update::ListEnds);
+                    if std::mem::take(&mut list_begins) && !send(Update::ListBegins).await {
+                        return;
+                    }
                     if !send(update).await {
                         return;
                     }
                     continue;
                 }
+                // Without bookmarks, that is no trouble: the API server is asked, and has to answer.
+                Err(error) if listed && is_silence(&error) => {
+                    tracing::debug!(kind = %kind.kind, "watch is silent, resuming it");
+                    continue;
+                }
                 Err(error) => error,
             };
+            // What was accepted before this error does not end it.
+            resumed.mark_unchanged();
             let retry = state.failed(kind.versions.len(), &error);
             if retry == Retry::RestartNow {
                 tracing::debug!(kind = %kind.kind, error = explain_watch(&error), "watch begins anew");
@@ -170,6 +202,23 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
             }
         }
     }
+}
+
+/// Whether an update shows that the watch works: it may fail in the middle of a list, each time, or after it is accepted.
+const fn works(update: &Update) -> bool {
+    matches!(update, Update::ListEnds | Update::Changed(_) | Update::Deleted(_))
+}
+
+/// Whether nothing was received for as long as the client waits.
+fn is_silence(error: &watcher::Error) -> bool {
+    let mut cause = Some(error as &(dyn std::error::Error + 'static));
+    while let Some(error) = cause {
+        if error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::TimedOut) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn status(error: &watcher::Error) -> Option<u16> {
@@ -359,6 +408,7 @@ mod tests {
         assert_eq!(*updates.lock(), ["ListBegins", "listed a", "ListEnds", "ListBegins", "ListEnds"]);
         let queries = queries.lock();
         assert_eq!(queries.len(), 3, "{queries:?}");
+        assert!(!queries[0].contains("resourceVersion="), "{queries:?}");
         // Without a version, a list has the newest state; version 0 would allow an older one than was already seen.
         assert!(!queries[2].contains("resourceVersion") && !queries[2].contains("watch=true"), "{queries:?}");
     }
