@@ -46,6 +46,8 @@ const DURATION: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_secs(2);
 /// How long a holder that cannot renew continues: less than [`DURATION`], so that two never write at once.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// The longest wait before the next attempt to watch the lease.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a release may take: the process is about to exit.
@@ -146,7 +148,7 @@ impl Holder {
                         self.election.observe(lease, Instant::now());
                     }
                     Some(Err(error)) => {
-                        retry_watch_at = Instant::now() + backoff.next().unwrap_or(PERIOD);
+                        retry_watch_at = Instant::now() + backoff.next().unwrap_or(MAX_BACKOFF).min(MAX_BACKOFF);
                         self.complain(&format!("lease cannot be watched: {}", explain_watch(&error)));
                     }
                     None => return,
@@ -156,10 +158,31 @@ impl Holder {
         }
     }
 
-    /// Performs the election's actions until it says to wait.
+    /// Performs the election's action, if there is one; after a conflict once more, with the newest version.
     async fn act(&mut self) {
+        if self.election.is_outdated() {
+            self.read().await;
+        }
+        self.write().await;
+        if self.election.is_outdated() {
+            self.read().await;
+            self.write().await;
+        }
+        self.publish();
+    }
+
+    /// Reads the version that the watch has not shown: its connection may be dead.
+    async fn read(&mut self) {
+        match tokio::time::timeout(REQUEST_TIMEOUT, self.api.get_opt(&self.config.name)).await {
+            Ok(Ok(lease)) => self.election.read(lease, Instant::now()),
+            Ok(Err(error)) => self.complain(&format!("lease cannot be read: {}", explain(&error))),
+            Err(_) => self.complain("lease cannot be read: no answer from the Kubernetes API in time"),
+        }
+    }
+
+    async fn write(&mut self) {
         let action = self.election.decide(Instant::now());
-        let Some(lease) = self.wanted(&action) else { return self.publish() };
+        let Some(lease) = self.wanted(&action) else { return };
         let began = Instant::now();
         let params = PostParams::default();
         let written = async {
@@ -176,16 +199,16 @@ impl Holder {
                 self.election.wrote(lease, began);
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
                 match action {
-                    Action::Renew => tracing::debug!("renewed lease {namespace}/{name}"),
+                    Action::Renew if *self.held.borrow() => tracing::debug!("renewed lease {namespace}/{name}"),
+                    Action::Renew => tracing::info!("regained lease {namespace}/{name}"),
                     _ => tracing::info!(identity = self.config.identity, "acquired lease {namespace}/{name}"),
                 }
             }
-            // Another replica wrote first; the watch will deliver its version.
+            // Another replica wrote first, or this one without learning of it.
             Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => self.election.outdated(),
             Ok(Err(error)) => self.complain(&format!("lease cannot be written: {}", explain(&error))),
             Err(_) => self.complain("lease cannot be written: no answer from the Kubernetes API in time"),
         }
-        self.publish();
     }
 
     /// The lease after the action; `None` if there is nothing to write.

@@ -82,6 +82,17 @@ impl Election {
         }
     }
 
+    /// Takes in the newest version, which was asked for.
+    pub(super) fn read(&mut self, lease: Option<Lease>, now: Instant) {
+        self.outdated = false;
+        self.observe(lease, now);
+    }
+
+    /// Whether the API server has a newer version than was observed.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.outdated
+    }
+
     /// Records that the API server has a newer version than was observed.
     pub(super) fn outdated(&mut self) {
         self.outdated = true;
@@ -242,6 +253,21 @@ mod tests {
         assert_eq!(election.decide(now), Action::Wait);
         election.observe(Some(lease(2, Some("b"))), now);
         assert_eq!(election.decide(now + secs(30)), Action::Take);
+    }
+
+    /// The answer of the second renewal was lost, so that the third one was a conflict.
+    #[test]
+    fn a_renewal_of_which_only_a_read_tells_does_not_cost_the_lease() {
+        let now = Instant::now();
+        let mut election = Election::new("a".to_owned());
+        election.observe(Some(lease(1, None)), now);
+        election.wrote(lease(2, Some("a")), now);
+        election.outdated();
+        assert_eq!((election.decide(now + secs(7)), election.is_outdated()), (Action::Wait, true));
+        election.read(Some(lease(3, Some("a"))), now + secs(7));
+        assert_eq!((election.decide(now + secs(7)), election.is_outdated()), (Action::Renew, false));
+        assert!(election.holds(now + secs(9)));
+        assert!(!election.holds(now + secs(10)), "its own clock counts from what it wrote, not from what it read");
     }
 
     #[test]
