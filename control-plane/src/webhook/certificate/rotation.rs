@@ -289,6 +289,10 @@ impl Rotation {
                 if let Some(name) = names.iter().find(|name| !pair.covers(name)) {
                     return generate(format!("the certificate was not for {name}"), &bundle);
                 }
+                // The clock was ahead when it was made: nobody accepts it before that time.
+                if now < pair.not_before {
+                    return generate("the certificate was not valid yet".to_owned(), &bundle);
+                }
                 if now >= self.rotates_at(&pair) {
                     return generate("the certificate is about to expire".to_owned(), &bundle);
                 }
@@ -306,7 +310,8 @@ impl Rotation {
     fn plan_ours(&mut self, now: SystemTime, pair: Pair, bundle: String, configuration: &Configuration) -> Plan {
         let mut plan = Plan { wake: Some(self.rotates_at(&pair)), ..Plan::default() };
         if configuration.includes(&bundle) {
-            self.trusted_since.get_or_insert(now);
+            // Not later than now, if the clock was set back.
+            self.trusted_since = Some(self.trusted_since.map_or(now, |since| since.min(now)));
         } else {
             self.trusted_since = None;
             plan.waiting_for = format!("caBundle of {} is being set", self.webhook.configuration);

@@ -144,6 +144,38 @@ fn a_change_over_serves_the_new_certificate_only_when_it_is_trusted() {
     assert!(fixture.step(due + SETTLE).0.is_empty());
 }
 
+/// A certificate from the future is of use to nobody, and the wait for API servers must not last until then.
+#[test]
+fn a_certificate_made_while_the_clock_was_ahead_is_replaced_when_it_is_right_again() {
+    let ahead = HOUR * 24;
+    let mut fixture = Fixture::new(Some(&secret(&[], None)));
+    assert_eq!(fixture.step(ahead).0, ["generate"]);
+    assert_eq!(fixture.step(ahead).0, ["serve", "trust"]);
+    assert_eq!(fixture.step(ahead).0, [""; 0]);
+    let (steps, _) = fixture.step(Duration::ZERO);
+    assert_eq!(steps, ["generate"]);
+    assert_eq!(fixture.step(Duration::ZERO).0, ["trust"], "the old one is served while API servers catch up");
+    assert!(fixture.step(Duration::ZERO).0.is_empty());
+    // Set back a little meanwhile.
+    let (steps, plan) = fixture.step(SETTLE);
+    assert_eq!((steps, plan.ready), (vec!["serve"], true));
+    assert!(fixture.step(SETTLE).0.is_empty());
+}
+
+#[test]
+fn the_wait_for_api_servers_is_not_longer_if_the_clock_is_set_back() {
+    let first = made(NAME);
+    let mut fixture = Fixture::new(Some(&ours(&first, &first.authority)));
+    fixture.step(Duration::ZERO);
+    let due = HOUR * 2 / 3 + Duration::from_secs(5);
+    assert_eq!(fixture.step(due).0, ["generate"]);
+    assert_eq!(fixture.step(due).0, ["trust"]);
+    let back = due - Duration::from_secs(20);
+    let (steps, plan) = fixture.step(back);
+    assert!(steps.is_empty() && plan.wake.unwrap() <= SystemTime::now() + back + SETTLE, "{plan:?}");
+    assert_eq!(fixture.step(back + SETTLE).0, ["serve"]);
+}
+
 #[test]
 fn a_secret_that_somebody_empties_is_filled_without_a_gap() {
     let first = made(NAME);
