@@ -18,7 +18,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use weft_proto::linkerd::identity::{CertifyRequest, identity_client::IdentityClient};
 use weft_runtime::{metrics::Metrics, readiness::Gate};
 use weft_tls::{
@@ -35,6 +35,9 @@ use crate::{
 
 /// The fraction of a certificate's remaining lifetime after which it is renewed: Linkerd's.
 const REFRESH_AT: f64 = 0.7;
+
+/// The longest wait without looking at the wall clock again.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 /// Deadline for the controller's answer once it is connected.
 const CERTIFY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -138,7 +141,7 @@ impl Certifier {
                     }
                     backoff.reset();
                     let pause = refresh_after(expiry, SystemTime::now(), config.min_refresh, config.max_refresh);
-                    tokio::time::sleep(pause).await;
+                    wait(pause).await;
                 }
                 Err(error) => {
                     tracing::warn!(error = with_sources(&error), "failed to obtain identity, trying again");
@@ -168,6 +171,24 @@ fn refresh_after(expiry: SystemTime, now: SystemTime, min: Duration, max: Durati
     let remaining = expiry.duration_since(now).unwrap_or_default();
     // Not `clamp`, which panics if the settings are reversed.
     remaining.mul_f64(REFRESH_AT).min(max).max(min)
+}
+
+/// Waits for a time that has come when either clock says so. Timers stand still while a machine sleeps, and certificates
+/// expire by the wall clock, which may be set.
+async fn wait(pause: Duration) {
+    let (began, due) = (Instant::now(), SystemTime::now().checked_add(pause));
+    loop {
+        let left = left(pause.saturating_sub(began.elapsed()), due, SystemTime::now());
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(LONGEST_WAIT)).await;
+    }
+}
+
+/// What is left of a wait by a timer and by the wall clock, unless that cannot tell.
+fn left(by_timer: Duration, due: Option<SystemTime>, now: SystemTime) -> Duration {
+    due.map_or(by_timer, |due| by_timer.min(due.duration_since(now).unwrap_or_default()))
 }
 
 fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {

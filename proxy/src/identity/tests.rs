@@ -34,6 +34,18 @@ fn renewal_comes_at_seventy_percent_within_bounds() {
 }
 
 #[test]
+fn a_renewal_is_due_when_either_clock_says_so() {
+    let now = SystemTime::now();
+    let (wait, hour) = (60_480 * SECOND, 3600 * SECOND);
+    let due = Some(now + wait);
+    assert_eq!(left(wait, due, now), wait);
+    assert_eq!(left(wait - hour, due, now + hour), wait - hour);
+    assert_eq!(left(wait - hour, due, now - 24 * hour), wait - hour, "set back");
+    assert_eq!(left(wait - hour, due, now + wait), Duration::ZERO, "set ahead, or the machine slept");
+    assert_eq!((left(Duration::ZERO, due, now), left(hour, None, now)), (Duration::ZERO, hour));
+}
+
+#[test]
 fn a_token_is_trimmed_and_must_not_be_empty() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
