@@ -8,9 +8,11 @@
 
 mod link;
 mod linked;
+mod outage;
 mod outbound;
 mod process;
 mod routes;
+mod second;
 mod status;
 mod webhook;
 mod world;

@@ -13,19 +13,19 @@ use crate::{
     world::{World, define},
 };
 
-const POLICY: &str = "policy.linkerd.io/v1beta3";
+pub(crate) const POLICY: &str = "policy.linkerd.io/v1beta3";
 const ALPHA: &str = "policy.linkerd.io/v1alpha1";
 const GATEWAY: &str = "gateway.networking.k8s.io/v1";
 const GATEWAY_ALPHA: &str = "gateway.networking.k8s.io/v1alpha2";
 const GATEWAY_KINDS: [&str; 4] = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
 const LEASE: &str = "policy-controller-write";
-const GOOD: &str = "Accepted=True Accepted, ResolvedRefs=True ResolvedRefs";
+pub(crate) const GOOD: &str = "Accepted=True Accepted, ResolvedRefs=True ResolvedRefs";
 
 fn object(version: &str, kind: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
-fn route(version: &str, kind: &str, name: &str, parent: &Value, backend: &str) -> Value {
+pub(crate) fn route(version: &str, kind: &str, name: &str, parent: &Value, backend: &str) -> Value {
     let mut spec = json!({"parentRefs": [parent], "rules": [{"backendRefs": [{"name": backend, "port": 80}]}]});
     if kind == "TLSRoute" {
         spec["hostnames"] = json!(["example.org"]);
@@ -33,7 +33,7 @@ fn route(version: &str, kind: &str, name: &str, parent: &Value, backend: &str) -
     object(version, kind, name, spec)
 }
 
-fn service(port: u16) -> Value {
+pub(crate) fn service(port: u16) -> Value {
     json!({"group": "core", "kind": "Service", "name": "web", "port": port})
 }
 
@@ -71,7 +71,7 @@ impl World {
     }
 
     /// Waits until an object's status has exactly these conditions: of each parent, if it has parents.
-    async fn says(&self, policy: &Process, version: &str, kind: &str, name: &str, expected: &[&str]) {
+    pub(crate) async fn says(&self, policy: &Process, version: &str, kind: &str, name: &str, expected: &[&str]) {
         eventually("the status", PATIENCE, async || {
             let status = self.get(version, kind, name).await["status"].clone();
             let shown = match status["parents"].as_array() {

@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -103,14 +104,24 @@ impl World {
         let mut arguments = vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
         arguments.extend(["--controller-namespace", &self.namespace]);
         let Some(link) = link else { return Process::start(&arguments) };
+        let kubeconfig = self.through(link).await;
+        arguments.extend(["--kubeconfig", &kubeconfig]);
+        Process::start(&arguments)
+    }
+
+    /// A kubeconfig that leads through a link.
+    pub(crate) async fn through(&self, link: &Link) -> String {
         let (host, _) = api_server().await;
-        let kubeconfig = self.kubeconfig("link", |config| {
+        self.kubeconfig(&format!("link-{}", link.address().port()), |config| {
             let cluster = &mut config["clusters"][0]["cluster"];
             cluster["server"] = json!(format!("https://{}", link.address()));
             cluster["tls-server-name"] = json!(host);
-        });
-        arguments.extend(["--kubeconfig", &kubeconfig]);
-        Process::start(&arguments)
+        })
+    }
+
+    /// A directory that is removed with this.
+    pub(crate) fn directory(&self) -> &Path {
+        self.dir.path()
     }
 
     pub(crate) async fn policy(&self) -> Process {
@@ -256,9 +267,13 @@ impl World {
 
     /// Subscribes to the endpoints of a Service in the test's namespace.
     pub(crate) async fn watch_service(&self, destination: &Process, name: &str) -> Updates {
+        self.watch_path(destination, format!("{name}.{}.svc.cluster.local:80", self.namespace)).await
+    }
+
+    /// Subscribes to the endpoints of any name.
+    pub(crate) async fn watch_path(&self, destination: &Process, path: String) -> Updates {
         let addr = destination.bound("destination").await;
         let mut client = DestinationClient::connect(format!("http://{addr}")).await.unwrap();
-        let path = format!("{name}.{}.svc.cluster.local:80", self.namespace);
         let request = GetDestination { path, ..GetDestination::default() };
         let stream = client.get(request).await.unwrap().into_inner();
         Updates { stream, last: None, _client: client }
@@ -331,8 +346,7 @@ impl World {
 
     /// A connection to the API server that can be disturbed.
     pub(crate) async fn link(&self) -> Link {
-        let (host, port) = api_server().await;
-        Link::to(format!("{host}:{port}")).await
+        Link::to(api_server_address().await).await
     }
 
     pub(crate) async fn deployment(&self, name: &str) {
@@ -437,6 +451,12 @@ pub(crate) async fn define(client: &Client, name: &str) {
     .await;
 }
 
+/// `HOST:PORT` of the API server.
+pub(crate) async fn api_server_address() -> String {
+    let (host, port) = api_server().await;
+    format!("{host}:{port}")
+}
+
 /// Host and port of the API server.
 async fn api_server() -> (String, u16) {
     let url = Config::infer().await.unwrap().cluster_url;
@@ -452,7 +472,12 @@ impl Updates {
 
     /// The next update: `+` and `-` with addresses.
     pub(crate) async fn next(&mut self) -> String {
-        let waiting = tokio::time::timeout(Duration::from_secs(90), self.stream.message());
+        self.next_within(PATIENCE).await
+    }
+
+    /// The same, for what takes longer.
+    pub(crate) async fn next_within(&mut self, patience: Duration) -> String {
+        let waiting = tokio::time::timeout(patience, self.stream.message());
         let update = waiting.await.expect("an update in time").unwrap().expect("the stream goes on").update.unwrap();
         self.last = Some(update.clone());
         let addr = |addr: weft_proto::linkerd::net::TcpAddress| SocketAddr::try_from(addr).unwrap().to_string();
