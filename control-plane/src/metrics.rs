@@ -5,6 +5,7 @@ mod index;
 mod watches;
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -29,10 +30,26 @@ const HANDLING_BUCKETS: [f64; 4] = [0.1, 1.0, 300.0, 3600.0];
 
 /// Counters of all calls.
 #[derive(Clone)]
-pub(crate) struct GrpcMetrics {
+pub(crate) struct GrpcMetrics(Arc<Families>);
+
+struct Families {
     started: Family<Method, Counter>,
+    received: Family<Method, Counter>,
+    sent: Family<Method, Counter>,
     handled: Family<Handled, Counter>,
     seconds: Family<Method, Histogram, fn() -> Histogram>,
+    /// Of each method that was called. A call has one pointer to it, however many counters there are.
+    methods: RwLock<HashMap<Method, Arc<OfMethod>>>,
+}
+
+/// The counters of a method.
+struct OfMethod {
+    method: Method,
+    started: Counter,
+    received: Counter,
+    sent: Counter,
+    handled: Family<Handled, Counter>,
+    seconds: Histogram,
 }
 
 /// A gRPC method.
@@ -65,51 +82,79 @@ impl GrpcMetrics {
     /// Registers the counters.
     pub(crate) fn new(registry: &mut Registry) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(HANDLING_BUCKETS);
-        let metrics = Self {
+        let families = Families {
             started: Family::default(),
+            received: Family::default(),
+            sent: Family::default(),
             handled: Family::default(),
             seconds: Family::new_with_constructor(histogram),
+            methods: RwLock::default(),
         };
-        registry.register("grpc_server_started", "RPCs started", metrics.started.clone());
-        registry.register("grpc_server_handled", "RPCs completed, by status code", metrics.handled.clone());
-        registry.register("grpc_server_handling_seconds", "Duration of RPCs", metrics.seconds.clone());
-        metrics
+        registry.register("grpc_server_started", "RPCs started", families.started.clone());
+        registry.register("grpc_server_msg_received", "Messages received", families.received.clone());
+        registry.register("grpc_server_msg_sent", "Messages sent", families.sent.clone());
+        registry.register("grpc_server_handled", "RPCs completed, by status code", families.handled.clone());
+        registry.register("grpc_server_handling_seconds", "Duration of RPCs", families.seconds.clone());
+        Self(Arc::new(families))
     }
 
-    /// Counts a call from here until the result is ended or dropped.
+    /// Counts a call from here until the result is ended or dropped, and its request: every method has one message.
     pub(crate) fn start(&self, method: Method) -> Call {
-        self.started.get_or_create(&method).inc();
-        Call { metrics: self.clone(), method, since: Instant::now(), code: Code::Cancelled }
+        let metrics = self.of(method);
+        metrics.started.inc();
+        metrics.received.inc();
+        Call { metrics, since: Instant::now(), code: Code::Cancelled }
+    }
+
+    fn of(&self, method: Method) -> Arc<OfMethod> {
+        let Families { started, received, sent, handled, seconds, methods } = &*self.0;
+        if let Some(known) = methods.read().get(&method) {
+            return known.clone();
+        }
+        let of_method = || OfMethod {
+            method,
+            started: started.get_or_create_owned(&method),
+            received: received.get_or_create_owned(&method),
+            sent: sent.get_or_create_owned(&method),
+            handled: handled.clone(),
+            seconds: seconds.get_or_create_owned(&method),
+        };
+        methods.write().entry(method).or_insert_with(|| Arc::new(of_method())).clone()
     }
 }
 
 /// A call in progress. Dropped without [`Call::end`], it counts as cancelled by the client.
 pub(crate) struct Call {
-    metrics: GrpcMetrics,
-    method: Method,
+    metrics: Arc<OfMethod>,
     since: Instant,
     code: Code,
 }
 
 impl Call {
+    /// Counts messages to the client.
+    pub(crate) fn sent(&self, messages: u64) {
+        self.metrics.sent.inc_by(messages);
+    }
+
     /// Ends the call with a status code.
     pub(crate) fn end(&mut self, code: Code) {
         self.code = code;
     }
 
-    /// Ends a unary call, or a stream that could not start, with its status code.
+    /// Ends a unary call with its answer or its status code.
     pub(crate) fn end_with<T>(mut self, result: Result<T, tonic::Status>) -> Result<T, tonic::Status> {
         self.code = result.as_ref().err().map_or(Code::Ok, tonic::Status::code);
+        self.sent(result.is_ok().into());
         result
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let Method { grpc_service, grpc_method, grpc_type } = self.method;
+        let Method { grpc_service, grpc_method, grpc_type } = self.metrics.method;
         let handled = Handled { grpc_service, grpc_method, grpc_type, grpc_code: label(self.code) };
         self.metrics.handled.get_or_create(&handled).inc();
-        self.metrics.seconds.get_or_create(&self.method).observe(self.since.elapsed().as_secs_f64());
+        self.metrics.seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
 

@@ -122,7 +122,8 @@ impl<V: View, S: Step<V>> Client<V, S> {
                     () = self.drain.signaled() => return None,
                     changed = self.view.changed() => if changed.is_err() {
                         let again = self.again.clone()?;
-                        self.view = self.index.ask(move |index| again(index)).await.ok()?.ok()?;
+                        // On the heap: it is rare, and would take room in every stream.
+                        self.view = Box::pin(self.index.ask(move |index| again(index))).await.ok()?.ok()?;
                     }
                 }
             }

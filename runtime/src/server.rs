@@ -232,7 +232,9 @@ impl Server {
             request.extensions_mut().extend(extensions.clone());
             let exchange = Arc::new(handle.begin());
             let (service, draining) = (service.clone(), draining.clone());
-            async move { Ok::<_, Infallible>(answer(&exchange, request, peer, service, &draining).await) }
+            // On the heap until the answer begins. hyper has one place for this future and for the body that follows it, and
+            // a stream would otherwise occupy as much as its request did for as long as it lives.
+            Box::pin(async move { Ok::<_, Infallible>(answer(&exchange, request, peer, service, &draining).await) })
         });
         let builder = self.http(streams);
         let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
