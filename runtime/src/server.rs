@@ -1,8 +1,8 @@
 //! The one HTTP server of every process: admin servers, webhooks and gRPC services accept their connections here.
 //!
 //! It owns the limits for all clients, so that silent, slow and abandoned connections cannot keep others out:
-//! deadlines ([`Limits`]), a bound on connections where a new one replaces the least useful one ([`connections`]), a
-//! bound on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to know what is served.
+//! deadlines ([`Limits`]), bounds on connections, in all and of one address, where a new one replaces the least useful one
+//! ([`connections`]), bounds on the requests of an address and on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to know what is served.
 //!
 //! ```text
 //! accept ─> admit (evicts when full) ─> handshake ─> hyper ─> service
@@ -15,7 +15,7 @@ mod connections;
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Extensions, HeaderValue, Request, Response, Version, header};
+use http::{Extensions, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Body, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -31,7 +31,7 @@ use tokio::{
 pub use body::{RequestBody, ResponseBody};
 
 use crate::drain::Watch;
-use connections::{Connection, Connections, Exchange, Overdue};
+use connections::{Connection, Connections, Exchange, Overdue, Source};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -49,10 +49,16 @@ const KEEPALIVE_RETRIES: u32 = 3;
 pub struct Limits {
     /// The most connections at a time. A further one replaces another, see [`connections`].
     pub connections: usize,
+    /// The most connections at a time of one address. A further one replaces another of the same address. The listener's own
+    /// address has no such bound: behind the sidecar are many clients.
+    pub source_connections: usize,
     /// The most HTTP/2 streams at a time on one connection.
     pub streams: u32,
-    /// The same for a connection from the listener's own address: the sidecar, which carries the streams of many
-    /// clients.
+    /// The most requests being answered at a time for one address, the listener's own excepted. A further one is answered
+    /// with 503.
+    pub source_streams: usize,
+    /// The most HTTP/2 streams at a time on a connection from the listener's own address: the sidecar, which carries the
+    /// streams of many clients.
     pub local_streams: u32,
     /// From accept to the end of the first request's head, the TLS handshake included.
     pub begin: Duration,
@@ -74,7 +80,9 @@ impl Limits {
     /// minutes, and must be the side that closes: a request that crosses a close is lost.
     pub const ADMIN: Self = Self {
         connections: 128,
+        source_connections: 128,
         streams: 32,
+        source_streams: 128 * 32,
         local_streams: 256,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(10),
@@ -88,7 +96,9 @@ impl Limits {
     /// configuration may set a timeout of at most 30 s.
     pub const WEBHOOK: Self = Self {
         connections: 512,
+        source_connections: 512,
         streams: 128,
+        source_streams: 512 * 128,
         local_streams: 128,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(30),
@@ -98,10 +108,16 @@ impl Limits {
         held_bytes: 32 * 1024 * 1024,
     };
     /// Limits of gRPC services, whose streams live as long as the proxies that opened them.
+    ///
+    /// 25,000 proxies that all come back at once have 50,000 connections, until the old ones are closed. What one client can
+    /// take is bounded by its address: a proxy has one connection to a service, and a node has 256 pods at most, should all
+    /// of them have its address. A proxy has three streams for each of its destinations.
     pub const GRPC: Self = Self {
-        connections: 4096,
+        connections: 64 * 1024,
+        source_connections: 512,
         streams: 4096,
-        local_streams: 128 * 1024,
+        source_streams: 16 * 1024,
+        local_streams: 1024 * 1024,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(10),
         exchange: None,
@@ -189,12 +205,12 @@ impl Server {
                     continue;
                 }
             };
-            let Some(connection) = connections.admit(peer.ip()) else {
+            let local = stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == peer.ip());
+            let Some(connection) = connections.admit(Source { addr: peer.ip(), local }) else {
                 tracing::debug!(server = self.name, client.addr = %peer, "refused: every connection is in use");
                 continue;
             };
             set_options(&stream);
-            let local = stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == peer.ip());
             let streams = if local { self.limits.local_streams } else { self.limits.streams };
             let handshake = handshake(stream);
             let (server, service) = (self.clone(), service.clone());
@@ -300,6 +316,12 @@ where
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes>,
 {
+    if exchange.is_excess() {
+        tracing::debug!(client.addr = %peer, "refused: too many requests of this address are being answered");
+        let mut refused = Response::new(ResponseBody::empty());
+        *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        return refused;
+    }
     let http1 = request.version() < Version::HTTP_2;
     let request = request.map(|body| RequestBody::new(body, exchange.clone()));
     let mut response = service(request, peer).await;

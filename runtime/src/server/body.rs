@@ -67,14 +67,16 @@ impl Drop for RequestBody {
 
 /// The body of a response; the exchange ends when it is dropped.
 #[derive(Debug)]
-pub struct ResponseBody<B> {
-    body: B,
-    _exchange: Arc<Exchange>,
-}
+pub struct ResponseBody<B>(Option<(B, Arc<Exchange>)>);
 
 impl<B> ResponseBody<B> {
     pub(super) fn new(body: B, exchange: Arc<Exchange>) -> Self {
-        Self { body, _exchange: exchange }
+        Self(Some((body, exchange)))
+    }
+
+    /// That of a refusal, which ends its exchange at once.
+    pub(super) fn empty() -> Self {
+        Self(None)
     }
 }
 
@@ -86,14 +88,17 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        match &mut self.0 {
+            Some((body, _)) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.0.as_ref().is_none_or(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.0.as_ref().map_or(SizeHint::with_exact(0), |(body, _)| body.size_hint())
     }
 }

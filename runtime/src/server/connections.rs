@@ -1,16 +1,17 @@
 //! The connections of one listener, and which of them is closed when there are too many.
 //!
-//! A new connection never waits. When the listener is full, it replaces another one. Candidates are the connections of
-//! the source that has most, in this order: connections whose request has not arrived yet or that have none, of these
+//! A new connection never waits. When its source has as many as one may have, it replaces another of the source; when the
+//! listener is full, it replaces one of the source that has most. Candidates are, in this order: connections whose request has not arrived yet or that have none, of these
 //! the ones that never finished a request, of these the one that has waited longest. So a flood of silent connections
 //! displaces itself, and a client with earlier requests, such as an API server between two reviews, keeps its
-//! connection. A connection that is being answered is closed only if its source has more than its share.
+//! connection. A connection that is being answered is closed only if the listener is full and its source has more than its
+//! share. A source has also a bound on the requests that are being answered, whichever connections they are on.
 //!
-//! All clients behind the pod's own sidecar count as one source, the sidecar.
+//! All clients behind the pod's own sidecar count as one source, the sidecar; it has no bounds but the listener's.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -37,14 +38,30 @@ pub(super) struct Connections {
 struct Table {
     next: u64,
     open: HashMap<u64, Entry>,
-    /// Number of connections by source.
-    sources: HashMap<IpAddr, usize>,
+    sources: HashMap<IpAddr, OfSource>,
     held: usize,
+}
+
+/// What one address has.
+#[derive(Debug, Default)]
+struct OfSource {
+    connections: HashSet<u64>,
+    /// Number of requests that have not ended.
+    requests: usize,
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    /// The client's address.
+    pub(super) addr: IpAddr,
+    /// Whether it is the listener's own: then it is the sidecar, with many clients behind it.
+    pub(super) local: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
-    source: IpAddr,
+    source: Source,
     /// When it was accepted, or when its last request ended.
     since: Instant,
     /// Whether a request has ended.
@@ -97,6 +114,8 @@ pub(super) struct Exchange {
     handle: Arc<Handle>,
     id: u64,
     held: AtomicUsize,
+    /// Whether the source had too many requests already.
+    excess: bool,
 }
 
 impl Connections {
@@ -105,15 +124,19 @@ impl Connections {
     }
 
     /// Admits a connection, in another's place if there are too many; `None` if all others are being answered.
-    pub(super) fn admit(self: &Arc<Self>, source: IpAddr) -> Option<Connection> {
+    pub(super) fn admit(self: &Arc<Self>, source: Source) -> Option<Connection> {
         let mut table = self.table();
+        if !source.local && table.connections_of(source.addr) >= self.limits.source_connections {
+            let victim = table.spare_of(source.addr)?;
+            table.evict(victim);
+        }
         if table.open.len() >= self.limits.connections {
-            let victim = table.victim(Some(source))?;
+            let victim = table.victim(Some(source.addr))?;
             table.evict(victim);
         }
         table.next += 1;
         let id = table.next;
-        *table.sources.entry(source).or_default() += 1;
+        table.sources.entry(source.addr).or_default().connections.insert(id);
         let signals = Arc::<Signals>::default();
         let entry = Entry {
             source,
@@ -144,15 +167,24 @@ impl Connections {
 impl Table {
     /// The connection that is closed for a new one.
     fn victim(&self, newcomer: Option<IpAddr>) -> Option<u64> {
-        let connections_of = |source: &IpAddr| self.sources.get(source).copied().unwrap_or_default();
-        let share = newcomer.map_or(usize::MAX, |newcomer| connections_of(&newcomer).saturating_add(1));
+        let share = newcomer.map_or(usize::MAX, |newcomer| self.connections_of(newcomer).saturating_add(1));
         let rank = |(id, entry): (&u64, &Entry)| {
-            let connections = connections_of(&entry.source);
-            let spare = entry.answering.is_empty();
-            (spare || connections > share)
-                .then_some(((connections, spare, !entry.served, Reverse(entry.since), Reverse(*id)), *id))
+            let connections = self.connections_of(entry.source.addr);
+            (entry.is_spare() || connections > share).then_some(((connections, entry.rank(*id)), *id))
         };
         self.open.iter().filter_map(rank).max().map(|(_, id)| id)
+    }
+
+    /// The connection of a source that is closed for another one of it.
+    fn spare_of(&self, source: IpAddr) -> Option<u64> {
+        let own = self.sources.get(&source).into_iter().flat_map(|source| &source.connections);
+        let spare =
+            own.filter_map(|id| self.open.get(id).filter(|entry| entry.is_spare()).map(|entry| (entry.rank(*id), *id)));
+        spare.max().map(|(_, id)| id)
+    }
+
+    fn connections_of(&self, source: IpAddr) -> usize {
+        self.sources.get(&source).map_or(0, |source| source.connections.len())
     }
 
     fn evict(&mut self, id: u64) {
@@ -164,10 +196,12 @@ impl Table {
     fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.open.remove(&id)?;
         self.held -= entry.held;
-        if let Some(connections) = self.sources.get_mut(&entry.source) {
-            *connections -= 1;
-            if *connections == 0 {
-                self.sources.remove(&entry.source);
+        let requests = entry.receiving.len() + entry.answering.len();
+        if let Some(source) = self.sources.get_mut(&entry.source.addr) {
+            source.connections.remove(&id);
+            source.requests = source.requests.saturating_sub(requests);
+            if source.connections.is_empty() {
+                self.sources.remove(&entry.source.addr);
             }
         }
         Some(entry)
@@ -175,6 +209,16 @@ impl Table {
 }
 
 impl Entry {
+    /// Whether no request of it is being answered.
+    fn is_spare(&self) -> bool {
+        self.answering.is_empty()
+    }
+
+    /// Of two connections of a source, the greater one is missed less.
+    fn rank(&self, id: u64) -> impl Ord + use<> {
+        (self.is_spare(), !self.served, Reverse(self.since), Reverse(id))
+    }
+
     /// When the connection has to close unless something happens, and why.
     fn due(&self, limits: &Limits) -> Option<(Instant, Overdue)> {
         let first = |requests: &BTreeMap<u64, Instant>| requests.first_key_value().map(|(_, since)| *since);
@@ -260,19 +304,30 @@ impl Drop for Connection {
 impl Handle {
     /// Starts a request.
     pub(super) fn begin(self: &Arc<Self>) -> Exchange {
-        let mut table = self.connections.table();
+        let mut guard = self.connections.table();
+        let table = &mut *guard;
         table.next += 1;
         let id = table.next;
+        let mut excess = false;
         if let Some(entry) = table.open.get_mut(&self.id) {
             entry.receiving.insert(id, Instant::now());
+            if let Some(source) = table.sources.get_mut(&entry.source.addr) {
+                excess = !entry.source.local && source.requests >= self.connections.limits.source_streams;
+                source.requests += 1;
+            }
         }
-        drop(table);
+        drop(guard);
         self.signals.changed.notify_one();
-        Exchange { handle: self.clone(), id, held: AtomicUsize::new(0) }
+        Exchange { handle: self.clone(), id, held: AtomicUsize::new(0), excess }
     }
 }
 
 impl Exchange {
+    /// Whether the source had too many requests when this one began.
+    pub(super) fn is_excess(&self) -> bool {
+        self.excess
+    }
+
     /// Counts bytes of the body. False if the connection has to close, because it held most when all together held too
     /// much.
     pub(super) fn receive(&self, bytes: usize) -> bool {
@@ -315,14 +370,19 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.release();
-        let mut table = self.handle.connections.table();
+        let mut guard = self.handle.connections.table();
+        let table = &mut *guard;
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
-            entry.receiving.remove(&self.id);
-            entry.answering.remove(&self.id);
+            let (received, answered) = (entry.receiving.remove(&self.id), entry.answering.remove(&self.id));
             entry.served = true;
             entry.since = Instant::now();
+            if let Some(source) = table.sources.get_mut(&entry.source.addr)
+                && received.or(answered).is_some()
+            {
+                source.requests = source.requests.saturating_sub(1);
+            }
         }
-        drop(table);
+        drop(guard);
         self.handle.signals.changed.notify_one();
     }
 }
@@ -333,8 +393,12 @@ mod tests {
 
     use super::*;
 
-    const ATTACKER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 6));
-    const API_SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    const ATTACKER: Source = remote(6);
+    const API_SERVER: Source = remote(1);
+
+    const fn remote(host: u8) -> Source {
+        Source { addr: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, host)), local: false }
+    }
 
     fn full_at(connections: usize) -> Arc<Connections> {
         Arc::new(Connections::new(Limits { connections, held_bytes: 100, ..Limits::WEBHOOK }))
@@ -387,6 +451,46 @@ mod tests {
         let other = connections.admit(API_SERVER).unwrap();
         assert!(is_open(&api_server) && is_open(&other));
         assert_eq!(flood.iter().filter(|connection| is_open(connection)).count(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_source_has_as_many_connections_as_one_may_and_displaces_only_its_own() {
+        let limits = Limits { connections: 9, source_connections: 2, ..Limits::GRPC };
+        let connections = Arc::new(Connections::new(limits));
+        let (other, silent) = (connections.admit(API_SERVER).unwrap(), connections.admit(ATTACKER).unwrap());
+        let busy = connections.admit(ATTACKER).unwrap();
+        let exchange = busy.handle().begin();
+        exchange.received();
+        let next = connections.admit(ATTACKER).unwrap();
+        assert!(is_open(&other) && is_open(&busy) && is_open(&next) && !is_open(&silent));
+        let another = next.handle().begin();
+        another.received();
+        assert!(connections.admit(ATTACKER).is_none(), "both are being answered");
+        let sidecar = Source { local: true, ..ATTACKER };
+        assert!(connections.admit(sidecar).is_some(), "many clients are behind it");
+    }
+
+    #[tokio::test]
+    async fn requests_of_a_source_are_bounded_over_its_connections_and_free_when_they_end() {
+        let connections = Arc::new(Connections::new(Limits { source_streams: 2, ..Limits::GRPC }));
+        let (one, two) = (connections.admit(ATTACKER).unwrap(), connections.admit(ATTACKER).unwrap());
+        let (first, second) = (one.handle().begin(), two.handle().begin());
+        first.received();
+        assert!(!first.is_excess() && !second.is_excess());
+        let third = two.handle().begin();
+        assert!(third.is_excess());
+        assert!(!connections.admit(API_SERVER).unwrap().handle().begin().is_excess(), "another source");
+        drop((first, third));
+        let fourth = one.handle().begin();
+        assert!(!fourth.is_excess(), "one has ended");
+        // A connection takes its requests with it.
+        drop(two);
+        assert!(!one.handle().begin().is_excess());
+        drop((second, fourth, one));
+        assert!(connections.table().sources.is_empty());
+        let sidecar = connections.admit(Source { local: true, ..ATTACKER }).unwrap();
+        let many: Vec<_> = (0..9).map(|_| sidecar.handle().begin()).collect();
+        assert!(many.iter().all(|exchange| !exchange.is_excess()));
     }
 
     #[tokio::test]

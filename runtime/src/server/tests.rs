@@ -83,6 +83,92 @@ async fn two_thousand_connections_without_a_request_keep_nobody_out() {
     }
 }
 
+/// Sends bytes on a connection from an address of 127.0.0.0/8, which is not the listener's own.
+async fn sent_from(host: u8, addr: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 1, host], 0))).unwrap();
+    let mut stream = socket.connect(addr).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// Reads a response, and leaves the connection open.
+async fn answered(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let ended = |answer: &[u8]| {
+        let text = String::from_utf8_lossy(answer);
+        text.ends_with(" bytes") || text.ends_with("\r\n\r\n") && text.contains("content-length: 0")
+    };
+    while !ended(&answer) {
+        let more = timeout(DEADLINE, stream.read_buf(&mut answer)).await.expect("an answer").unwrap();
+        assert!(more > 0, "closed after {answer:?}");
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn all_clients_may_come_back_before_their_old_connections_end() {
+    crate::files::raise_limit().unwrap();
+    // As many clients as addresses here, each with one connection, as after a failure of the network: the server notices
+    // none of the old ones.
+    let (addr, _drain) = start(Limits { connections: 512, source_connections: 2, ..Limits::GRPC }).await;
+    let mut before = Vec::new();
+    for host in 1..=250 {
+        before.push(sent_from(host, addr, GET).await);
+    }
+    for old in &mut before {
+        assert!(answered(old).await.ends_with("0 bytes"));
+    }
+    let mut again = Vec::new();
+    for host in 1..=250 {
+        again.push(sent_from(host, addr, GET).await);
+    }
+    for new in &mut again {
+        assert!(answered(new).await.ends_with("0 bytes"));
+    }
+    // Nobody lost one for it.
+    for old in &mut before {
+        old.write_all(GET).await.unwrap();
+        assert!(answered(old).await.ends_with("0 bytes"));
+    }
+    // A client that opens more and more replaces its own.
+    let mut greedy = Vec::new();
+    for _ in 0..100 {
+        greedy.push(sent_from(251, addr, b"").await);
+    }
+    for stream in greedy.drain(..98) {
+        until_closed(stream).await;
+    }
+    for old in before.iter_mut().chain(&mut again) {
+        old.write_all(GET).await.unwrap();
+        assert!(answered(old).await.ends_with("0 bytes"));
+    }
+}
+
+#[tokio::test]
+async fn requests_of_an_address_are_bounded_over_its_connections() {
+    let limits = Limits { source_streams: 2, receive: DEADLINE, ..Limits::WEBHOOK };
+    let (addr, _drain) = start(limits).await;
+    let half = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx";
+    let held = [sent_from(1, addr, half).await, sent_from(1, addr, half).await];
+    let status = async |host| answered(&mut sent_from(host, addr, GET).await).await[9..12].to_owned();
+    let refused = async {
+        // Those two may not have been read yet.
+        while status(1).await != "503" {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, refused).await.expect("a further request is refused");
+    assert_eq!(status(2).await, "200", "another address");
+    drop(held);
+    let admitted = async {
+        while status(1).await != "200" {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, admitted).await.expect("a request is admitted once others have ended");
+}
+
 #[tokio::test]
 async fn clients_that_stall_are_closed_at_every_stage() {
     let limits =
