@@ -14,6 +14,9 @@ use super::link::Link;
 /// The shortest time between two starts of one cluster: each lists all of its objects.
 const RESTART: Duration = Duration::from_secs(10);
 
+/// The most clusters that are followed: each has an index with a thread, and the objects of its cluster.
+const MAX_CLUSTERS: usize = 64;
+
 /// What to do.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
@@ -43,11 +46,14 @@ pub(super) struct Plan {
     followed: BTreeMap<String, Link>,
     /// When clusters were last started, whether or not they are followed still.
     started: BTreeMap<String, Instant>,
+    /// Clusters that are one too many, each reported once.
+    excess: BTreeSet<String>,
     unusable: Vec<Unusable>,
 }
 
 struct Entry {
     cluster: String,
+    uid: Option<String>,
     /// `None` if the Secret cannot be used.
     link: Option<Link>,
     problem: Option<String>,
@@ -89,11 +95,11 @@ impl Plan {
             });
         }
         let known = self.secrets.get(&name).and_then(|entry| entry.problem.as_ref());
+        let uid = secret.metadata.uid.clone();
         if let Some(problem) = problem.as_ref().filter(|problem| known != Some(problem)) {
-            let uid = secret.metadata.uid.clone();
-            self.unusable.push(Unusable { secret: name.clone(), uid, problem: problem.clone() });
+            self.unusable.push(Unusable { secret: name.clone(), uid: uid.clone(), problem: problem.clone() });
         }
-        self.secrets.insert(name, Entry { cluster, link, problem });
+        self.secrets.insert(name, Entry { cluster, uid, link, problem });
     }
 
     /// Takes in that a Secret was deleted.
@@ -121,12 +127,18 @@ impl Plan {
             actions.push(Action::Stop { cluster });
         }
         self.started.retain(|cluster, at| linked.contains(cluster) || now < *at + RESTART);
+        self.excess.retain(|cluster| linked.contains(cluster));
         for cluster in linked {
             let readable = self.secrets.values().filter(|entry| entry.cluster == cluster);
             let Some(link) = readable.filter_map(|entry| entry.link.clone()).next() else { continue };
             if self.followed.get(&cluster) == Some(&link) {
                 continue;
             }
+            if !self.followed.contains_key(&cluster) && self.followed.len() >= MAX_CLUSTERS {
+                self.refuse(cluster);
+                continue;
+            }
+            self.excess.remove(&cluster);
             match self.started.get(&cluster).map(|at| *at + RESTART) {
                 Some(at) if now < at => next = Some(next.map_or(at, |next: Instant| next.min(at))),
                 _ => {
@@ -137,6 +149,16 @@ impl Plan {
             }
         }
         (actions, next)
+    }
+
+    /// Reports that a cluster is one too many. It is followed as soon as another is followed no longer.
+    fn refuse(&mut self, cluster: String) {
+        let secret = self.secrets.iter().find(|(_, entry)| entry.cluster == cluster && entry.link.is_some());
+        if let Some((secret, entry)) = secret.filter(|_| !self.excess.contains(&cluster)) {
+            let problem = format!("cluster {cluster} is not followed: at most {MAX_CLUSTERS} clusters are");
+            self.unusable.push(Unusable { secret: secret.clone(), uid: entry.uid.clone(), problem });
+            self.excess.insert(cluster);
+        }
     }
 }
 
@@ -266,6 +288,23 @@ mod tests {
         world.wait(60);
         world.apply_bad("a", "east");
         world.check("+east=2", None);
+    }
+
+    #[test]
+    fn clusters_beyond_a_number_are_reported_once_and_followed_when_there_is_room() {
+        let mut world = World::new();
+        for number in 0..MAX_CLUSTERS {
+            world.apply(&format!("a-{number:02}"), &format!("c-{number:02}"), "1");
+        }
+        assert_eq!(world.plan.due(world.now).0.len(), MAX_CLUSTERS);
+        world.apply("b", "west", "1");
+        world.check("", None);
+        let unusable = world.plan.unusable();
+        assert!(unusable.len() == 1 && unusable[0].problem.contains("at most 64 clusters"), "{unusable:?}");
+        world.check("", None);
+        assert_eq!(world.plan.unusable(), []);
+        world.plan.delete("a-07");
+        world.check("-c-07 +west=1", None);
     }
 
     #[test]
