@@ -154,6 +154,7 @@ impl Stream {
         let known = self.known.borrow_and_update().clone();
         let only = matches!(self.promised, Discovery::Linked { .. });
         let mut old = std::mem::take(&mut self.members);
+        let mut members = Vec::new();
         for wanted in wanted {
             let number = match &wanted {
                 Wanted::Here(_) => 0,
@@ -168,15 +169,19 @@ impl Stream {
                 // An index ends a subscription that its clients are to start anew.
                 member.wanted == wanted && member.number == number && member.endpoints.has_changed().is_ok()
             };
-            let member = match old.iter().position(is_same) {
-                Some(at) => old.swap_remove(at),
-                None => match self.follow(&wanted, &known).await.ok()? {
-                    Some(endpoints) => Member { wanted, number, endpoints },
-                    None if only => return None,
-                    None => continue,
-                },
-            };
-            self.members.push(member);
+            let endpoints = old.iter().position(is_same).map(|at| old.swap_remove(at).endpoints);
+            members.push((wanted, number, endpoints));
+        }
+        // New ones are asked side by side: one that is slow holds up the answer once, however many there are.
+        let new = members.iter().filter(|(_, _, endpoints)| endpoints.is_none());
+        let new = new.map(|(wanted, ..)| self.follow(wanted, &known));
+        let mut new = future::try_join_all(new).await.ok()?.into_iter();
+        for (wanted, number, endpoints) in members {
+            match endpoints.or_else(|| new.next().flatten()) {
+                Some(endpoints) => self.members.push(Member { wanted, number, endpoints }),
+                None if only => return None,
+                None => {}
+            }
         }
         let snapshots: Vec<_> =
             self.members.iter_mut().map(|member| member.endpoints.borrow_and_update().clone()).collect();

@@ -277,6 +277,36 @@ async fn a_federated_service_has_the_endpoints_of_its_members() {
 }
 
 #[tokio::test]
+async fn members_are_asked_side_by_side() {
+    let world = World::new();
+    let (east, west) = (cluster(1, "10.1.0.1").await, cluster(2, "10.2.0.1").await);
+    world.destination.clusters.put("east", east.clone());
+    world.destination.clusters.put("west", west.clone());
+    apply(world.index(), federated("", "web@east,web@west")).await;
+    // The first member answers only after the second one was asked.
+    let (started_tx, started) = tokio::sync::oneshot::channel();
+    let (go, wait) = std::sync::mpsc::channel();
+    let held = tokio::spawn(async move {
+        let question = move |_: &mut Index| {
+            started_tx.send(()).unwrap();
+            wait.recv().unwrap();
+        };
+        east.index.ask(question).await
+    });
+    started.await.unwrap();
+    let released = tokio::spawn(async move {
+        while west.index.ask(|index| index.statistics().endpoints.is_empty()).await.unwrap() {
+            tokio::task::yield_now().await;
+        }
+        go.send(()).unwrap();
+    });
+    let mut stream = world.get("web-federated").await.unwrap();
+    assert_eq!([stream.next().await, stream.next().await], ["+10.1.0.1:8080", "+10.2.0.1:8080"]);
+    held.await.unwrap().unwrap();
+    released.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_federated_services_stream_ends_with_the_service() {
     let world = World::new();
     apply(world.index(), federated("web", "")).await;
