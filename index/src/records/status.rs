@@ -48,7 +48,9 @@ impl Status {
     /// Every condition.
     pub(crate) fn conditions_mut(&mut self) -> Box<dyn Iterator<Item = &mut Condition> + '_> {
         match self {
-            Self::Route(status) => Box::new(status.parents.iter_mut().flat_map(|parent| &mut parent.conditions)),
+            Self::Route(status) => {
+                Box::new(status.parents.iter_mut().filter_map(|parent| parent.conditions.as_mut()).flatten())
+            }
             Self::RateLimit(status) => Box::new(status.conditions.iter_mut()),
             Self::EgressNetwork(status) => Box::new(status.conditions.iter_mut()),
         }

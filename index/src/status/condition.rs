@@ -96,7 +96,7 @@ fn conditions<'a>(status: &'a Status, parent: Option<&ParentReference>) -> &'a [
     match status {
         Status::Route(status) => {
             let ours = |entry: &&RouteParentStatus| is_ours(entry) && Some(&entry.parent_ref) == parent;
-            status.parents.iter().find(ours).map_or(&[], |entry| &entry.conditions)
+            status.parents.iter().find(ours).map_or(&[], RouteParentStatus::conditions)
         }
         Status::RateLimit(status) => &status.conditions,
         Status::EgressNetwork(status) => &status.conditions,

@@ -73,7 +73,11 @@ fn route(store: &Store, cluster: &Cluster, id: RouteId, known: &Known<'_>) -> St
             }
             let sayings = sayings(store, cluster, route, parent);
             let conditions = sayings.into_iter().map(|saying| known.condition(saying, Some(&parent_ref))).collect();
-            ours.push(RouteParentStatus { controller_name: CONTROLLER.to_owned(), conditions, parent_ref });
+            ours.push(RouteParentStatus {
+                controller_name: CONTROLLER.to_owned(),
+                conditions: Some(conditions),
+                parent_ref,
+            });
         }
         parents.append(&mut ours);
     }
@@ -181,7 +185,7 @@ fn is_said(wanted: &Status, said: Option<&Status>) -> bool {
             let is_same = |one: &RouteParentStatus, other: &RouteParentStatus| {
                 one.parent_ref == other.parent_ref
                     && one.controller_name == other.controller_name
-                    && say_the_same(&one.conditions, &other.conditions)
+                    && say_the_same(one.conditions(), other.conditions())
             };
             let is_said = |entry: &RouteParentStatus| said.iter().any(|said| is_same(entry, said));
             wanted.parents.len() == said.len() && wanted.parents.iter().all(is_said)

@@ -98,7 +98,7 @@ fn pending(world: &World, kind: Kind, name: &str) -> Vec<String> {
                 let port = parent.port.map(|port| format!(":{port}")).unwrap_or_default();
                 let (group, kind, namespace) = (part(&parent.group), part(&parent.kind), part(&parent.namespace));
                 let by = if entry.controller_name == OURS { "" } else { "other: " };
-                format!("{by}{group}/{kind} {namespace}/{}{port}: {}", parent.name, show(&entry.conditions))
+                format!("{by}{group}/{kind} {namespace}/{}{port}: {}", parent.name, show(entry.conditions()))
             });
             each.collect()
         }
@@ -353,6 +353,20 @@ fn what_others_said_stays_and_what_we_said_about_former_parents_goes() {
 }
 
 #[test]
+fn an_entry_of_another_controller_is_written_back_as_it_was() {
+    let parent = |name: &str| json!({"group": "core", "kind": "Service", "namespace": "shop", "name": name});
+    let without = json!({"controllerName": "example.org/gateway", "parentRef": parent("g")});
+    let empty = json!({"controllerName": "example.org/other", "parentRef": parent("g"), "conditions": []});
+    let mut object = route(GATEWAY, "HTTPRoute", "r", web(), json!([]));
+    object["status"] = json!({"parents": [without, empty]});
+    let world = world([service("web", "10.96.0.1", json!({})), object]);
+    let status = world.index().statuses().get(&reference(Kind::GatewayHttpRoute, "r"), now()).unwrap();
+    let Status::Route(status) = &*status else { panic!() };
+    let written = serde_json::to_value(status).unwrap();
+    assert_eq!(written["parents"].as_array().unwrap()[..2], [without, empty]);
+}
+
+#[test]
 fn other_conditions_of_an_egress_network_stay() {
     let mut object = egress("out", "1.0.0.0/8");
     object["status"] = json!({"conditions": [{"type": "Seen", "status": "True", "reason": "Seen", "message": "",
@@ -368,7 +382,7 @@ fn the_time_of_a_condition_is_that_of_its_change() {
     let times = |now: &str| {
         let status = world.index().statuses().get(&reference(Kind::HttpRoute, "r"), now.parse().unwrap()).unwrap();
         let Status::Route(status) = &*status else { panic!() };
-        let times = status.parents[0].conditions.iter().map(|condition| condition.last_transition_time.0.to_string());
+        let times = status.parents[0].conditions().iter().map(|condition| condition.last_transition_time.0.to_string());
         times.collect::<Vec<_>>().join(" ")
     };
     assert_eq!(times("2026-02-01T00:00:00.7Z"), "2026-02-01T00:00:00Z 2026-02-01T00:00:00Z");

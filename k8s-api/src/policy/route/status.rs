@@ -26,15 +26,21 @@ pub struct RouteParentStatus {
     /// The controller.
     pub controller_name: String,
     /// `Accepted` and `ResolvedRefs`.
-    #[serde(default)]
+    // `None` if the controller wrote none: an entry is written back as it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::condition::schema")]
-    pub conditions: Vec<Condition>,
+    pub conditions: Option<Vec<Condition>>,
 }
 
 impl RouteParentStatus {
     /// Whether [`CONTROLLER`] says that the parent accepts the route.
     pub fn is_accepted(&self) -> bool {
         let accepted = |condition: &Condition| condition.type_ == "Accepted" && condition.status == "True";
-        self.controller_name == CONTROLLER && self.conditions.iter().any(accepted)
+        self.controller_name == CONTROLLER && self.conditions().iter().any(accepted)
+    }
+
+    /// What it says.
+    pub fn conditions(&self) -> &[Condition] {
+        self.conditions.as_deref().unwrap_or_default()
     }
 }
