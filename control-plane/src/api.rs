@@ -1,6 +1,6 @@
 //! The Kubernetes API: connecting to it, logging of requests, and Events for people.
 //!
-//! Every request is logged at debug with method, URL, status and duration, and fails if the answer does not
+//! Every request is counted and logged at debug with method, URL, status and duration, and fails if the answer does not
 //! start in time, or pauses for too long. TCP keep-alive finds dead connections earlier; it does not find an
 //! API server that hangs, or is gone, behind a load balancer that does not.
 
@@ -29,6 +29,8 @@ use kube::{
 use tokio::time::Instant;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
+use crate::metrics::RequestMetrics;
+
 /// How long the API server may take to start an answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline for connecting.
@@ -46,17 +48,17 @@ const SILENCE: Duration = Duration::from_secs(90);
 ///
 /// # Errors
 /// When neither a kubeconfig nor a pod's service account says how to reach the API.
-pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    client(config(kubeconfig).await?, SILENCE).context("prepare the client of the Kubernetes API")
+pub(crate) async fn connect(kubeconfig: Option<&Path>, metrics: RequestMetrics) -> anyhow::Result<Client> {
+    client(config(kubeconfig).await?, SILENCE, metrics).context("prepare the client of the Kubernetes API")
 }
 
 /// Prepares a client of another cluster's API; nothing is sent yet.
 ///
 /// # Errors
 /// When the kubeconfig names no server, or its credentials cannot be read.
-pub(crate) async fn connect_to(kubeconfig: Kubeconfig) -> anyhow::Result<Client> {
+pub(crate) async fn connect_to(kubeconfig: Kubeconfig, metrics: RequestMetrics) -> anyhow::Result<Client> {
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    client(config, SILENCE).context("prepare the client of a linked cluster's API")
+    client(config, SILENCE, metrics).context("prepare the client of a linked cluster's API")
 }
 
 /// The error on one line: the API server's own message, or the error with its causes.
@@ -114,7 +116,7 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
 }
 
 /// The client's stack: address, log and deadline, authentication, HTTP/1.1 over TLS that may be silent for that long.
-fn client(config: Config, silence: Duration) -> kube::Result<Client> {
+fn client(config: Config, silence: Duration, metrics: RequestMetrics) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -128,29 +130,32 @@ fn client(config: Config, silence: Duration) -> kube::Result<Client> {
     tls.set_reset_reader_on_write(true);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .layer(Logged)
+        .layer(Observed(metrics))
         .option_layer(config.auth_layer()?)
         .map_err(BoxError::from)
         .service(HttpClient::builder(TokioExecutor::new()).build::<_, Body>(tls));
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Logs requests and bounds the wait for their answers.
-#[derive(Clone, Copy)]
-struct Logged;
+/// Logs and counts requests, and bounds the wait for their answers.
+#[derive(Clone)]
+struct Observed(RequestMetrics);
 
-impl<S> Layer<S> for Logged {
-    type Service = LoggedService<S>;
+impl<S> Layer<S> for Observed {
+    type Service = ObservedService<S>;
 
-    fn layer(&self, inner: S) -> LoggedService<S> {
-        LoggedService(inner)
+    fn layer(&self, inner: S) -> ObservedService<S> {
+        ObservedService { inner, metrics: self.0.clone() }
     }
 }
 
 #[derive(Clone)]
-struct LoggedService<S>(S);
+struct ObservedService<S> {
+    inner: S,
+    metrics: RequestMetrics,
+}
 
-impl<S, B> Service<Request<Body>> for LoggedService<S>
+impl<S, B> Service<Request<Body>> for ObservedService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -160,13 +165,14 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let since = Instant::now();
-        let answer = self.0.call(request);
+        let answer = self.inner.call(request);
+        let counted = self.metrics.begin(&method);
         Box::pin(async move {
             let answer = tokio::time::timeout(RESPONSE_TIMEOUT, answer)
                 .await
@@ -174,6 +180,7 @@ where
             let ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
             match &answer {
                 Ok(response) => {
+                    counted.answered(response.status());
                     tracing::debug!(%method, %uri, status = response.status().as_u16(), ms, "API request");
                 }
                 Err(error) => tracing::debug!(%method, %uri, %error, ms, "API request failed"),
@@ -213,7 +220,7 @@ mod tests {
         weft_tls::install_crypto_provider();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        let client = client(Config::new(url), Duration::from_millis(200)).unwrap();
+        let client = client(Config::new(url), Duration::from_millis(200), RequestMetrics::default()).unwrap();
         let watch = async {
             let mut events = Box::pin(watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()));
             let mut errors = Vec::new();

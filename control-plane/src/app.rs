@@ -54,7 +54,7 @@ use crate::{
         review::Reviewer,
     },
     lease::{self, LeaseConfig},
-    metrics::{GrpcMetrics, IndexMetrics, IneffectivePolicies, IssuerTtl, WatchMetrics},
+    metrics::{GrpcMetrics, IndexMetrics, IneffectivePolicies, IssuerTtl, RequestMetrics, WatchMetrics},
     policy::Policies,
     slices::SliceWriter,
     source::{
@@ -114,6 +114,8 @@ struct Parts {
     readiness: Readiness,
     metrics: Metrics,
     grpc: GrpcMetrics,
+    /// Counts requests to Kubernetes APIs.
+    requests: RequestMetrics,
     bound: Bound,
     /// The client of the Kubernetes API, connected if some service needs it.
     api: Option<Client>,
@@ -127,9 +129,9 @@ impl App {
     pub(crate) async fn start(command: &RunCommand) -> anyhow::Result<Self> {
         let (drain, watch) = drain::Drain::new();
         let (readiness, metrics) = (Readiness::new(), Metrics::new());
-        let grpc = metrics.register(GrpcMetrics::new);
+        let (grpc, requests) = (metrics.register(GrpcMetrics::new), metrics.register(RequestMetrics::new));
         let (tasks, bound) = (Tasks::new(), Bound::default());
-        let mut parts = Parts { tasks, watch, readiness, metrics, grpc, bound, api: None };
+        let mut parts = Parts { tasks, watch, readiness, metrics, grpc, requests, bound, api: None };
         let admin = match command {
             RunCommand::All { cluster, source, destination, policy, identity, admin } => {
                 let served = parts.index(cluster, source, Some(destination), Some(policy)).await?;
@@ -185,6 +187,8 @@ struct Served {
     synced: watch::Receiver<bool>,
     /// The API that the index is read from.
     api: Option<Client>,
+    /// Clusters whose Services have endpoints here.
+    clusters: Clusters,
 }
 
 impl Parts {
@@ -197,7 +201,7 @@ impl Parts {
         if let Some(client) = &self.api {
             return Ok(client.clone());
         }
-        let client = api::connect(kubeconfig).await?;
+        let client = api::connect(kubeconfig, self.requests.clone()).await?;
         self.api = Some(client.clone());
         Ok(client)
     }
@@ -246,7 +250,9 @@ impl Parts {
                 (gate, "caches synced", slices)
             }
         };
-        let metrics = self.metrics.register(|registry| IndexMetrics::new(registry, &index));
+        let links = destination.is_some_and(|destination| destination.enable_remote_discovery) && api.is_some();
+        let clusters = if links { Clusters::new() } else { Clusters::none() };
+        let metrics = self.metrics.register(|registry| IndexMetrics::new(registry, &index, clusters.clone()));
         self.tasks.spawn("index metrics", metrics.clone().run(index.clone()));
         let applied = index.clone();
         self.tasks.spawn("index", async move {
@@ -258,7 +264,7 @@ impl Parts {
             .await;
             Err(anyhow!("the source or the index ended"))
         });
-        Ok(Served { index, synced, api })
+        Ok(Served { index, synced, api, clusters })
     }
 
     /// Takes part in the election of the writer of EndpointSlices, and writes while it holds the lease.
@@ -297,21 +303,20 @@ impl Parts {
     }
 
     /// Follows linked clusters, if there is a Kubernetes API to read Secrets from.
-    fn clusters(&mut self, cluster: &ClusterArgs, args: &DestinationArgs, api: Option<Client>) -> Clusters {
-        let Some(client) = api.filter(|_| args.enable_remote_discovery) else { return Clusters::none() };
-        let clusters = Clusters::new();
-        let size = ClusterStoreSize(clusters.clone());
+    fn clusters(&mut self, cluster: &ClusterArgs, args: &DestinationArgs, served: &Served) {
+        let size = ClusterStoreSize(served.clusters.clone());
         self.metrics.register(|registry| registry.register_collector(Box::new(size)));
+        let Some(client) = served.api.clone().filter(|_| args.enable_remote_discovery) else { return };
         let following = Following {
             events: Events::new(client.clone(), "destination"),
             client,
             namespace: cluster.controller_namespace.clone(),
             cluster: cluster.cluster(Some(args), None),
             endpoints_from: args.endpoints_from(),
-            clusters: clusters.clone(),
+            clusters: served.clusters.clone(),
+            requests: self.requests.clone(),
         };
         self.tasks.spawn("clusters", clusters::follow(following));
-        clusters
     }
 
     async fn destination(
@@ -322,9 +327,10 @@ impl Parts {
     ) -> anyhow::Result<()> {
         let listener = bind(args.destination_addr, "--destination-addr").await?;
         self.bound.destination = Some(listener.local_addr()?);
+        self.clusters(cluster, args, served);
         let service = Destination {
             answering: self.answering(served),
-            clusters: self.clusters(cluster, args, served.api.clone()),
+            clusters: served.clusters.clone(),
             settings: args.endpoint_settings(),
         };
         let service = move |request| service.clone().call(request);

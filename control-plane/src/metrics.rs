@@ -2,6 +2,7 @@
 //! watches.
 
 mod index;
+mod requests;
 mod watches;
 
 use std::{
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 pub(crate) use index::IndexMetrics;
+pub(crate) use requests::RequestMetrics;
 pub(crate) use watches::WatchMetrics;
 use weft_index::SharedIndex;
 

@@ -103,6 +103,11 @@ impl EndpointsKey {
         Self { port, hostname, client: Client::Afar(zone) }
     }
 
+    /// The hostname of the one endpoint that clients ask for.
+    pub(super) fn hostname(&self) -> Option<&str> {
+        self.hostname.as_deref()
+    }
+
     fn zone(&self) -> Option<&str> {
         match &self.client {
             Client::Afar(zone) => zone.as_deref(),
@@ -112,7 +117,8 @@ impl EndpointsKey {
         }
     }
 
-    fn node(&self) -> Option<&str> {
+    /// The clients' node, where the answer depends on it.
+    pub(super) fn node(&self) -> Option<&str> {
         match &self.client {
             Client::Node { name, .. } => Some(name),
             Client::Afar(_) | Client::Anywhere | Client::NoZone | Client::Unknown | Client::Zone(_) => None,

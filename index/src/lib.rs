@@ -65,11 +65,12 @@ pub use profile::{EndpointProfile, ProfileQuery, ServiceProfile};
 pub use records::{DstOverride, Key, RetryBudget, RouteId, RouteKind, Status};
 pub use shared::{SharedIndex, Unanswered};
 pub use snapshot::Snapshot;
-pub use statistics::{Statistics, Views};
+pub use statistics::{EndpointsCount, EndpointsLabels, Followed, InboundSizes, OutboundSizes, Statistics, Views};
 pub use status::PendingStatuses;
 pub use store::AmbiguousAddress;
 
 use records::{ExternalWorkloadRecord, PodRecord, ServiceRecord};
+use statistics::Published;
 use store::{ParentId, Store};
 use watches::Watches;
 
@@ -116,6 +117,7 @@ pub struct Index {
     outbound_names: Watches<Key, OutboundKey, Option<Arc<Snapshot<OutboundPolicy>>>>,
     server_policies: ServerPolicies,
     statuses: PendingStatuses,
+    published: Published,
 }
 
 /// Changes since the last publication, by the subscriptions that they affect.
@@ -181,6 +183,7 @@ impl Index {
             outbound_names: Watches::default(),
             server_policies: ServerPolicies::default(),
             statuses: PendingStatuses::default(),
+            published: Published::default(),
         }
     }
 
@@ -375,6 +378,7 @@ impl Index {
             self.dirty.statuses = std::mem::take(&mut dirty.statuses);
         }
         let (store, cluster, policies) = (&self.store, &*self.cluster, &self.server_policies);
+        let published = &mut self.published;
         if dirty.new_nodes {
             self.endpoints.end(|key| key.client.awaits_node());
         }
@@ -396,7 +400,11 @@ impl Index {
             let mut known = Known::of(self.endpoints.values(service));
             self.endpoints.update(service, |key, old| {
                 let new = endpoints::compute(store, cluster, service, key, &mut known);
-                (***old != new).then(|| Arc::new(Snapshot::after(old, new)))
+                if ***old == new {
+                    return None;
+                }
+                published.endpoints(service, key, &new);
+                Some(Arc::new(Snapshot::after(old, new)))
             });
         }
         for service in &dirty.profiled {
@@ -405,7 +413,11 @@ impl Index {
         for service in &dirty.profiles {
             self.service_profiles.update(service, |key, old| {
                 let new = profile::service(store, cluster, service, key);
-                (***old != new).then(|| Arc::new(Snapshot::after(old, new)))
+                if ***old == new {
+                    return None;
+                }
+                published.profile(key.profile(cluster, service));
+                Some(Arc::new(Snapshot::after(old, new)))
             });
         }
         for service in &dirty.outbound_names {
@@ -413,8 +425,11 @@ impl Index {
                 .update(service, |key, old| changed(old, outbound::compute_by_name(store, cluster, service, key)));
         }
         for ip in &dirty.endpoint_profiles {
-            self.endpoint_profiles
-                .update(ip, |port, old| changed(old, profile::endpoint(store, cluster, SocketAddr::new(*ip, *port))));
+            self.endpoint_profiles.update(ip, |port, old| {
+                let next = changed(old, profile::endpoint(store, cluster, SocketAddr::new(*ip, *port)))?;
+                published.workload();
+                Some(next)
+            });
         }
         for ip in &dirty.outbound {
             self.outbound.update(ip, |key, old| changed(old, outbound::compute_by_addr(store, cluster, *ip, key)));

@@ -42,6 +42,18 @@ impl ProfileKey {
     }
 }
 
+impl ProfileKey {
+    /// Whether the Service declares the port, or does not exist.
+    pub(super) fn is_declared(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// The namespace of the ServiceProfile, if it is not the Service's.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+}
+
 fn is_undeclared(store: &Store, service: &Key, port: u16) -> bool {
     store.services.get(service).is_some_and(|service| service.port(port).is_none())
 }

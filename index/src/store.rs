@@ -163,6 +163,10 @@ impl<K: Eq + Hash, V: Ord> Table<K, V> {
     pub(super) fn iter<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a V> + use<'a, K, V> {
         self.0.get(key).into_iter().flatten()
     }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
 }
 
 impl Protected {

@@ -51,6 +51,15 @@ impl<G: Clone + Eq + Hash, K: Eq + Hash, T> Watches<G, K, T> {
         self.groups.iter().flat_map(of_group)
     }
 
+    /// Subscriptions that have a receiver.
+    pub(super) fn followed(&self) -> impl Iterator<Item = (&G, &K, &watch::Sender<T>)> {
+        let of_group = |(group, keys)| {
+            let keys: &HashMap<K, watch::Sender<T>> = keys;
+            keys.iter().map(move |(key, sender)| (group, key, sender))
+        };
+        self.groups.iter().flat_map(of_group).filter(|(_, _, sender)| sender.receiver_count() > 0)
+    }
+
     /// The keys of a group's subscriptions that have a receiver.
     pub(super) fn keys(&self, group: &G) -> impl Iterator<Item = &K> {
         let keys = self.groups.get(group).into_iter().flatten();

@@ -6,6 +6,7 @@
 
 mod annotations;
 mod kinds;
+mod metrics;
 mod table;
 mod values;
 mod variables;
@@ -15,6 +16,7 @@ use serde::Deserialize as _;
 
 pub use annotations::{POD_ANNOTATIONS, SERVICE_ANNOTATIONS};
 pub use kinds::FIELDS;
+pub use metrics::{API_METRICS, DESTINATION_METRICS, POLICY_METRICS};
 pub use table::{chart_values, document, unsupported_variables};
 pub use values::VALUES;
 pub use variables::VARIABLES;
@@ -47,10 +49,10 @@ impl State {
     }
 }
 
-/// An annotation or a variable.
+/// An annotation, a variable or a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name; a trailing `*` stands for the rest of one.
+    /// Its name; a `*` stands for the rest of one.
     pub name: &'static str,
     /// The value that the row is about; empty means any.
     pub value: &'static str,

@@ -11,6 +11,7 @@ use tokio::{
     time::timeout,
 };
 use tonic::{Code, Streaming, transport::Channel};
+use weft_k8s_api::support::{self, State};
 use weft_proto::linkerd::{
     destination::{GetDestination, Update, destination_client::DestinationClient, protocol_hint, update},
     identity::{CertifyRequest, identity_client::IdentityClient},
@@ -424,7 +425,24 @@ async fn certificates_readiness_and_metrics() {
         .unwrap();
     assert!(world.admin("/live").await.starts_with("HTTP/1.1 200"));
     assert!(world.admin("/ready").await.starts_with("HTTP/1.1 200"));
+    // The index counts at intervals, for the first time soon after the start.
+    let counted = async {
+        while !world.admin("/metrics").await.contains("\nservice_cache_size{cluster=\"local\"} 2\n") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(DEADLINE, counted).await.expect("the index counts");
     let metrics = world.admin("/metrics").await;
+    for row in support::DESTINATION_METRICS.iter().chain(support::POLICY_METRICS) {
+        let family = format!("\n# TYPE {} ", row.name);
+        assert_eq!(
+            metrics.contains(&family),
+            row.state == State::Works,
+            "{}: {}\n{metrics}",
+            row.name,
+            row.state.label()
+        );
+    }
     for line in [
         r#"grpc_server_handled_total{grpc_service="io.linkerd.proxy.identity.Identity",grpc_method="Certify",grpc_type="unary",grpc_code="OK"} 1"#,
         r#"grpc_code="FailedPrecondition"} 1"#,

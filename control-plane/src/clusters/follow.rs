@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     api::{self, events::Events, explain_watch},
-    metrics::WatchMetrics,
+    metrics::{RequestMetrics, WatchMetrics},
     source::kube::{Interest, KubeSource},
 };
 
@@ -49,6 +49,8 @@ pub(crate) struct Following {
     pub(crate) events: Events,
     /// Where streams find the clusters.
     pub(crate) clusters: Clusters,
+    /// Counts requests to their APIs.
+    pub(crate) requests: RequestMetrics,
 }
 
 /// A cluster that is followed.
@@ -154,7 +156,8 @@ impl State {
     /// # Errors
     /// When the index cannot be started.
     async fn start(&mut self, cluster: String, link: &Link) -> anyhow::Result<()> {
-        let client = match api::connect_to(link.kubeconfig.clone()).await {
+        let requests = self.following.requests.of_links();
+        let client = match api::connect_to(link.kubeconfig.clone(), requests).await {
             Ok(client) => client,
             Err(error) => {
                 let problem = format!("{error:#}");

@@ -6,6 +6,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
+use weft_k8s_api::support::{self, State};
 use weft_test_kit::wait::eventually;
 
 use crate::{
@@ -218,7 +219,12 @@ async fn a_status_that_is_right_is_not_written_again_and_that_of_others_stays() 
         policy.lines("wrote status").iter().all(|line| !line.contains(&format!("HTTPRoute {}/r\"", world.namespace)))
     );
     let (_, metrics) = policy.get("/metrics").await;
-    assert!(metrics.contains("resource_status_patches_total"), "{metrics}");
+    for row in support::API_METRICS.iter().chain(support::POLICY_METRICS) {
+        let family = format!("\n# TYPE {} ", row.name);
+        assert_eq!(metrics.contains(&family), row.state == State::Works, "{}: {metrics}", row.name);
+    }
+    let patched = r#"http_client_requests_total{client="k8s",code="200",method="patch"}"#;
+    assert!(metrics.contains(patched), "{metrics}");
     world.done().await;
 }
 

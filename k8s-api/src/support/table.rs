@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, fmt::Write as _};
 
 use serde_json::{Value as Json, json};
 
-use super::{FIELDS, POD_ANNOTATIONS, SERVICE_ANNOTATIONS, Setting, State, VALUES, VARIABLES};
+use super::{
+    API_METRICS, DESTINATION_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, SERVICE_ANNOTATIONS, Setting, State,
+    VALUES, VARIABLES,
+};
 
 /// Linkerd's values and their defaults.
 pub(super) const LINKERD_VALUES: &str = include_str!("../../linkerd/values.yaml");
@@ -40,6 +43,9 @@ pub fn document() -> String {
         let _ = writeln!(text, "| `{}` | {} | {}{passed_on} |", row.path, row.state.label(), row.note);
     }
     settings(&mut text, "Variables of the proxy", "Variable", "LINKERD2_PROXY_", VARIABLES);
+    settings(&mut text, "Metrics of destination", "Metric", "", DESTINATION_METRICS);
+    settings(&mut text, "Metrics of policy", "Metric", "", POLICY_METRICS);
+    settings(&mut text, "Metrics of what speaks to the Kubernetes API", "Metric", "", API_METRICS);
     text
 }
 
