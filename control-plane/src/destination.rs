@@ -67,20 +67,22 @@ enum Profile {
 
 impl Destination {
     /// Answers a request.
-    pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
-        let path = request.uri().path();
-        let start = |method| self.answering.metrics.start(method);
-        if GET.is_at(path) {
-            grpc::respond(start(GET), self.get(request).await)
-        } else if GET_PROFILE.is_at(path) {
-            grpc::respond(start(GET_PROFILE), self.get_profile(request).await)
-        } else {
-            grpc::unimplemented()
+    pub(crate) fn call(self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
+        let method = Method::of(request.uri().path(), &[GET, GET_PROFILE]);
+        let body = request.into_body();
+        async move {
+            let Some(method) = method else { return grpc::unimplemented() };
+            let call = self.answering.metrics.start(method);
+            if method == GET {
+                grpc::respond(call, self.get(body).await)
+            } else {
+                grpc::respond(call, self.get_profile(body).await)
+            }
         }
     }
 
-    async fn get(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let request = grpc::read::<GetDestination>(request).await?;
+    async fn get(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let request = grpc::read::<GetDestination>(body).await?;
         let authority = parse(&request.path)?;
         let (service, hostname) = match self.host(&authority)? {
             Host::Ip(ip) => {
@@ -109,12 +111,14 @@ impl Destination {
                 Ok(self.answering.follow(view, Some(again), step).left_stream())
             }
             // Such streams are few and large: on the heap, they cost the others nothing.
-            Found::Elsewhere(discovery) => Ok(linked::frames(self, asked, discovery).await?.boxed().right_stream()),
+            Found::Elsewhere(discovery) => {
+                Ok(Box::pin(linked::frames(self, asked, discovery)).await?.boxed().right_stream())
+            }
         }
     }
 
-    async fn get_profile(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let request = grpc::read::<GetDestination>(request).await?;
+    async fn get_profile(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let request = grpc::read::<GetDestination>(body).await?;
         let authority = parse(&request.path)?;
         let host = self.host(&authority)?;
         let namespace = Token::parse(&request.context_token).namespace;

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{Stream, stream};
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use hyper::body::{Body as HttpBody, Frame};
 use pin_project_lite::pin_project;
 use prost::Message;
@@ -30,8 +30,7 @@ const HEADER_BYTES: usize = 5;
 ///
 /// # Errors
 /// When the message is missing, too long, compressed, or no message of this type.
-pub(crate) async fn read<M: Message + Default + 'static>(request: Request<RequestBody>) -> Result<M, Status> {
-    let body = request.into_body();
+pub(crate) async fn read<M: Message + Default + 'static>(body: RequestBody) -> Result<M, Status> {
     let mut messages = Streaming::new_request(ProstDecoder::<M>::default(), body, None, Some(MAX_REQUEST_BYTES));
     messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
 }

@@ -66,9 +66,10 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Whether requests of this path call the method.
-    pub(crate) fn is_at(&self, path: &str) -> bool {
-        path.strip_prefix('/').and_then(|path| path.split_once('/')) == Some((self.grpc_service, self.grpc_method))
+    /// The method that requests of this path call.
+    pub(crate) fn of(path: &str, methods: &[Self]) -> Option<Self> {
+        let called = path.strip_prefix('/').and_then(|path| path.split_once('/'))?;
+        methods.iter().find(|method| called == (method.grpc_service, method.grpc_method)).copied()
     }
 }
 

@@ -17,7 +17,7 @@ use weft_runtime::server::RequestBody;
 
 use weft_proto::linkerd::meta::{Metadata, Resource, metadata};
 
-use crate::stream::Answering;
+use crate::{grpc, metrics::Method, stream::Answering};
 use inbound::InboundPolicies;
 use outbound::OutboundPolicies;
 
@@ -32,12 +32,19 @@ pub(crate) struct Policies {
 
 impl Policies {
     /// Answers a request.
-    pub(crate) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
+    pub(crate) fn call(self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
         let Self { answering, allow_l5d_request_headers } = self;
-        if request.uri().path().starts_with(InboundPolicies::PATH) {
-            InboundPolicies(answering).call(request).await
-        } else {
-            OutboundPolicies { answering, allow_l5d_request_headers }.call(request).await
+        let inbound = Method::of(request.uri().path(), &InboundPolicies::METHODS);
+        let outbound = Method::of(request.uri().path(), &OutboundPolicies::METHODS);
+        let body = request.into_body();
+        async move {
+            match (inbound, outbound) {
+                (Some(method), _) => InboundPolicies(answering).call(method, body).await,
+                (None, Some(method)) => {
+                    OutboundPolicies { answering, allow_l5d_request_headers }.call(method, body).await
+                }
+                (None, None) => grpc::unimplemented(),
+            }
         }
     }
 }

@@ -247,10 +247,10 @@ impl Server {
         let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().extend(extensions.clone());
             let exchange = Arc::new(handle.begin());
-            let (service, draining) = (service.clone(), draining.clone());
+            let answer = answer(exchange, request, peer, &service, draining.clone());
             // On the heap until the answer begins. hyper has one place for this future and for the body that follows it, and
             // a stream would otherwise occupy as much as its request did for as long as it lives.
-            Box::pin(async move { Ok::<_, Infallible>(answer(&exchange, request, peer, service, &draining).await) })
+            Box::pin(async move { Ok::<_, Infallible>(answer.await) })
         });
         let builder = self.http(streams);
         let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
@@ -304,32 +304,39 @@ fn set_options(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }
 
-async fn answer<S, F, B>(
-    exchange: &Arc<Exchange>,
+/// The answer to a request. What the service does not keep of the request is gone before the first wait: when all clients
+/// come back at once, many requests wait.
+fn answer<S, F, B>(
+    exchange: Arc<Exchange>,
     request: Request<hyper::body::Incoming>,
     peer: SocketAddr,
-    service: S,
-    draining: &Watch,
-) -> Response<ResponseBody<B>>
+    service: &S,
+    draining: Watch,
+) -> impl Future<Output = Response<ResponseBody<B>>> + use<S, F, B>
 where
     S: Fn(Request<RequestBody>, SocketAddr) -> F,
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes>,
 {
-    if exchange.is_excess() {
-        tracing::debug!(client.addr = %peer, "refused: too many requests of this address are being answered");
-        let mut refused = Response::new(ResponseBody::empty());
-        *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-        return refused;
-    }
     let http1 = request.version() < Version::HTTP_2;
-    let request = request.map(|body| RequestBody::new(body, exchange.clone()));
-    let mut response = service(request, peer).await;
-    exchange.release();
-    if http1 && draining.is_signaled() {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    let answering = (!exchange.is_excess()).then(|| {
+        let request = request.map(|body| RequestBody::new(body, exchange.clone()));
+        service(request, peer)
+    });
+    async move {
+        let Some(answering) = answering else {
+            tracing::debug!(client.addr = %peer, "refused: too many requests of this address are being answered");
+            let mut refused = Response::new(ResponseBody::empty());
+            *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            return refused;
+        };
+        let mut response = answering.await;
+        exchange.release();
+        if http1 && draining.is_signaled() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.map(|body| ResponseBody::new(body, exchange))
     }
-    response.map(|body| ResponseBody::new(body, exchange.clone()))
 }
 
 #[cfg(test)]

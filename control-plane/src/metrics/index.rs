@@ -12,7 +12,7 @@ use prometheus_client::{
     collector::Collector, encoding::DescriptorEncoder, metrics::histogram::Histogram, registry::Registry,
 };
 use tokio::time::{Instant, MissedTickBehavior};
-use weft_index::{SharedIndex, Statistics, Unanswered};
+use weft_index::{Index, SharedIndex, Statistics, Unanswered};
 
 use crate::clusters::Clusters;
 
@@ -66,11 +66,11 @@ impl IndexMetrics {
     }
 
     async fn count(&self, index: &SharedIndex) -> Result<(), Unanswered> {
-        let mut counted = Counted::from([(LOCAL.to_owned(), index.ask(|index| index.statistics()).await?)]);
+        let mut counted = Counted::from([(LOCAL.to_owned(), index.ask(Index::statistics).await?)]);
         let linked = self.clusters.watch().borrow().clusters.clone();
         for (cluster, linked) in linked.iter() {
             // One that has stopped since is counted no more.
-            if let Ok(statistics) = linked.index.ask(|index| index.statistics()).await {
+            if let Ok(statistics) = linked.index.ask(Index::statistics).await {
                 counted.insert(cluster.clone(), statistics);
             }
         }
@@ -101,7 +101,7 @@ impl Collector for Counts {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use weft_index::{EndpointsQuery, Event, Index, Key, ProfileQuery};
+    use weft_index::{EndpointsQuery, Event, Key, ProfileQuery};
     use weft_k8s_api::manifest;
 
     use super::*;

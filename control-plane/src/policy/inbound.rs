@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::Stream;
-use http::{Request, Response};
+use http::Response;
 use tonic::{Status, body::Body};
 use weft_index::{InboundServer, Index, OptionalView, Snapshot};
 use weft_proto::linkerd::inbound::PortSpec;
@@ -29,31 +29,28 @@ const WATCH_PORT: Method = Method { grpc_service: SERVICE, grpc_method: "WatchPo
 pub(super) struct InboundPolicies(pub(super) Answering);
 
 impl InboundPolicies {
-    /// What the paths of its methods begin with.
-    pub(super) const PATH: &str = "/io.linkerd.proxy.inbound.InboundServerPolicies/";
+    /// Its methods.
+    pub(super) const METHODS: [Method; 2] = [GET_PORT, WATCH_PORT];
 
-    /// Answers a request.
-    pub(super) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
-        let path = request.uri().path();
-        let start = |method| self.0.metrics.start(method);
-        if GET_PORT.is_at(path) {
-            grpc::respond(start(GET_PORT), self.get_port(request).await)
-        } else if WATCH_PORT.is_at(path) {
-            grpc::respond(start(WATCH_PORT), self.watch_port(request).await)
+    /// Answers a request to one of its methods.
+    pub(super) async fn call(self, method: Method, body: RequestBody) -> Response<Body> {
+        let call = self.0.metrics.start(method);
+        if method == GET_PORT {
+            grpc::respond(call, self.get_port(body).await)
         } else {
-            grpc::unimplemented()
+            grpc::respond(call, self.watch_port(body).await)
         }
     }
 
-    async fn get_port(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let ask = question(&grpc::read(request).await?)?;
+    async fn get_port(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let ask = question(&grpc::read(body).await?)?;
         let view = self.0.ask(move |index| ask(index)).await??;
         let server = view.borrow().clone().ok_or_else(unknown)?;
         Ok(grpc::message(server.whole(encode)))
     }
 
-    async fn watch_port(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let ask = question(&grpc::read(request).await?)?;
+    async fn watch_port(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let ask = question(&grpc::read(body).await?)?;
         self.0.subscribe(ask, step).await
     }
 }

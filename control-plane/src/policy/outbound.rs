@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use futures::Stream;
-use http::{Request, Response};
+use http::Response;
 use tonic::{Status, body::Body};
 use weft_index::{OutboundPolicy, Snapshot};
 use weft_proto::linkerd::outbound::{TrafficSpec, traffic_spec::Target};
@@ -39,21 +39,21 @@ struct Question {
 }
 
 impl OutboundPolicies {
-    /// Answers a request.
-    pub(super) async fn call(self, request: Request<RequestBody>) -> Response<Body> {
-        let path = request.uri().path();
-        let start = |method| self.answering.metrics.start(method);
-        if GET.is_at(path) {
-            grpc::respond(start(GET), self.get(request).await)
-        } else if WATCH.is_at(path) {
-            grpc::respond(start(WATCH), self.watch(request).await)
+    /// Its methods.
+    pub(super) const METHODS: [Method; 2] = [GET, WATCH];
+
+    /// Answers a request to one of its methods.
+    pub(super) async fn call(self, method: Method, body: RequestBody) -> Response<Body> {
+        let call = self.answering.metrics.start(method);
+        if method == GET {
+            grpc::respond(call, self.get(body).await)
         } else {
-            grpc::unimplemented()
+            grpc::respond(call, self.watch(body).await)
         }
     }
 
-    async fn get(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let Question { ask, port } = self.question(&grpc::read(request).await?)?;
+    async fn get(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let Question { ask, port } = self.question(&grpc::read(body).await?)?;
         let view = self.answering.ask(move |index| ask(index)).await??;
         let policy = view.borrow().clone();
         match step(None, &policy, port, self.allow_l5d_request_headers) {
@@ -62,8 +62,8 @@ impl OutboundPolicies {
         }
     }
 
-    async fn watch(&self, request: Request<RequestBody>) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
-        let Question { ask, port } = self.question(&grpc::read(request).await?)?;
+    async fn watch(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+        let Question { ask, port } = self.question(&grpc::read(body).await?)?;
         let l5d_headers = self.allow_l5d_request_headers;
         let step = move |sent: Option<&Policy>, policy: &Policy| step(sent, policy, port, l5d_headers);
         self.answering.subscribe(ask, step).await

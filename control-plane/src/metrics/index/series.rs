@@ -24,6 +24,9 @@ fn namespace(namespace: &str) -> Labels<1> {
 /// Linkerd's counters without `_total`, a suffix that a counter has in OpenMetrics: no other type keeps their names.
 const UPDATES: MetricType = MetricType::Unknown;
 
+/// One of the sizes of a namespace.
+type Size = fn(&InboundSizes) -> usize;
+
 /// Encodes all series.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, counted: &Counted, waiting: usize) -> Result<(), fmt::Error> {
     let mut families = Families(encoder);
@@ -107,7 +110,7 @@ impl Families<'_, '_> {
     }
 
     fn inbound(&mut self, local: &Statistics) -> Result<(), fmt::Error> {
-        let sizes: [(&str, &str, fn(&InboundSizes) -> usize); 8] = [
+        let sizes: [(&str, &str, Size); 8] = [
             ("meshtls_authentication", "MeshTLSAuthentications", |sizes| sizes.mesh_tls_authentications),
             ("network_authentication", "NetworkAuthentications", |sizes| sizes.network_authentications),
             ("pod", "Pods", |sizes| sizes.pods),
