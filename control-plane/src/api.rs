@@ -220,7 +220,12 @@ mod tests {
         weft_tls::install_crypto_provider();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-        let client = client(Config::new(url), Duration::from_millis(200), RequestMetrics::default()).unwrap();
+        let client = client(
+            Config::new(url),
+            Duration::from_millis(200),
+            RequestMetrics::new(&mut prometheus_client::registry::Registry::default()),
+        )
+        .unwrap();
         let watch = async {
             let mut events = Box::pin(watcher::watcher(Api::<Pod>::all(client), watcher::Config::default()));
             let mut errors = Vec::new();

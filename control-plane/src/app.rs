@@ -12,7 +12,7 @@
 //! the index accept connections only once the source has sent everything: a proxy that asks too early must
 //! wait, and must not be answered that nothing exists.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use http::{Request, Response};
@@ -252,7 +252,9 @@ impl Parts {
         };
         let links = destination.is_some_and(|destination| destination.enable_remote_discovery) && api.is_some();
         let clusters = if links { Clusters::new() } else { Clusters::none() };
-        let metrics = self.metrics.register(|registry| IndexMetrics::new(registry, &index, clusters.clone()));
+        let linked = clusters.clone();
+        let linked = Arc::new(move || linked.indexes());
+        let metrics = self.metrics.register(|registry| IndexMetrics::new(registry, &index, linked));
         self.tasks.spawn("index metrics", metrics.clone().run(index.clone()));
         let applied = index.clone();
         self.tasks.spawn("index", async move {

@@ -65,6 +65,12 @@ impl Clusters {
         self.0.subscribe()
     }
 
+    /// The indexes of the linked clusters, by name.
+    pub(crate) fn indexes(&self) -> Vec<(String, SharedIndex)> {
+        let clusters = self.0.borrow().clusters.clone();
+        clusters.iter().map(|(name, linked)| (name.clone(), linked.index.clone())).collect()
+    }
+
     /// Number of linked clusters.
     fn len(&self) -> usize {
         self.0.borrow().clusters.len()

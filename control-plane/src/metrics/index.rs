@@ -14,8 +14,6 @@ use prometheus_client::{
 use tokio::time::{Instant, MissedTickBehavior};
 use weft_index::{Index, SharedIndex, Statistics, Unanswered};
 
-use crate::clusters::Clusters;
-
 /// How often the index counts: as often as Prometheus usually asks.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Buckets of the time that a batch of changes takes, in seconds.
@@ -26,18 +24,21 @@ const LOCAL: &str = "local";
 /// What indexes counted last, by cluster.
 type Counted = BTreeMap<String, Statistics>;
 
+/// The indexes of linked clusters at present, by cluster.
+pub(crate) type Linked = Arc<dyn Fn() -> Vec<(String, SharedIndex)> + Send + Sync>;
+
 /// Metrics of the index of this cluster and of those of linked ones.
 #[derive(Clone)]
 pub(crate) struct IndexMetrics {
     counted: Arc<RwLock<Counted>>,
     apply: Histogram,
-    clusters: Clusters,
+    linked: Linked,
 }
 
 impl IndexMetrics {
     /// Registers the metrics.
-    pub(crate) fn new(registry: &mut Registry, index: &SharedIndex, clusters: Clusters) -> Self {
-        let metrics = Self { counted: Arc::default(), apply: Histogram::new(APPLY_BUCKETS), clusters };
+    pub(crate) fn new(registry: &mut Registry, index: &SharedIndex, linked: Linked) -> Self {
+        let metrics = Self { counted: Arc::default(), apply: Histogram::new(APPLY_BUCKETS), linked };
         let help = "Time from a batch of changes of objects to their publication, its wait for the index included";
         registry.register("weft_index_apply_seconds", help, metrics.apply.clone());
         registry.register_collector(Box::new(Counts { counted: metrics.counted.clone(), index: index.clone() }));
@@ -67,11 +68,10 @@ impl IndexMetrics {
 
     async fn count(&self, index: &SharedIndex) -> Result<(), Unanswered> {
         let mut counted = Counted::from([(LOCAL.to_owned(), index.ask(Index::statistics).await?)]);
-        let linked = self.clusters.watch().borrow().clusters.clone();
-        for (cluster, linked) in linked.iter() {
+        for (cluster, index) in (self.linked)() {
             // One that has stopped since is counted no more.
-            if let Ok(statistics) = linked.index.ask(Index::statistics).await {
-                counted.insert(cluster.clone(), statistics);
+            if let Ok(statistics) = index.ask(Index::statistics).await {
+                counted.insert(cluster, statistics);
             }
         }
         *self.counted.write() = counted;
@@ -132,7 +132,7 @@ mod tests {
     async fn objects_views_and_streams_are_counted() {
         let index = SharedIndex::start(args::default_cluster()).unwrap();
         let mut registry = Registry::default();
-        let metrics = IndexMetrics::new(&mut registry, &index, Clusters::none());
+        let metrics = IndexMetrics::new(&mut registry, &index, Arc::new(Vec::new));
         let since = Instant::now();
         apply(
             &index,
