@@ -7,9 +7,12 @@ use weft_index::Key;
 
 use crate::authority;
 
+/// The longest name of a namespace or a workload (RFC 1123): a stream keeps them.
+const MAX_NAME: usize = 253;
+
 /// A workload.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Workload {
+pub(crate) enum Workload {
     /// A pod.
     Pod(Key),
     /// A machine outside the cluster.
@@ -18,7 +21,7 @@ pub(super) enum Workload {
 
 impl Workload {
     /// The namespace.
-    pub(super) fn namespace(&self) -> &str {
+    pub(crate) fn namespace(&self) -> &str {
         let (Self::Pod(key) | Self::External(key)) = self;
         &key.namespace
     }
@@ -35,33 +38,31 @@ struct Json {
 ///
 /// # Errors
 /// `InvalidArgument` for anything else.
-pub(super) fn parse(text: &str) -> Result<Workload, Status> {
+pub(crate) fn parse(text: &str) -> Result<Workload, Status> {
     let shown = authority::excerpt(text);
     let invalid =
         || Status::invalid_argument(format!("invalid workload: {shown:?}, expected {{\"ns\", \"pod\"}} or ns:pod"));
+    let key = |namespace: &str, name: &str| {
+        let valid = |part: &str| (1..=MAX_NAME).contains(&part.len());
+        (valid(namespace) && valid(name)).then(|| Key::new(namespace, name)).ok_or_else(invalid)
+    };
     if text.starts_with('{') {
         let json: Json = serde_json::from_str(text).map_err(|_| invalid())?;
         return match (json.pod, json.external_workload) {
-            (Some(pod), None) if !json.ns.is_empty() && !pod.is_empty() => Ok(Workload::Pod(Key::new(json.ns, pod))),
-            (None, Some(name)) if !json.ns.is_empty() && !name.is_empty() => {
-                Ok(Workload::External(Key::new(json.ns, name)))
-            }
+            (Some(pod), None) => key(&json.ns, &pod).map(Workload::Pod),
+            (None, Some(name)) => key(&json.ns, &name).map(Workload::External),
             _ => Err(invalid()),
         };
     }
-    match text.split_once(':') {
-        Some((namespace, pod)) if !namespace.is_empty() && !pod.is_empty() => {
-            Ok(Workload::Pod(Key::new(namespace, pod)))
-        }
-        _ => Err(invalid()),
-    }
+    let (namespace, pod) = text.split_once(':').ok_or_else(invalid)?;
+    key(namespace, pod).map(Workload::Pod)
 }
 
 /// Parses a port.
 ///
 /// # Errors
 /// `InvalidArgument` unless it is 1 to 65535.
-pub(super) fn port(port: u32) -> Result<u16, Status> {
+pub(crate) fn port(port: u32) -> Result<u16, Status> {
     u16::try_from(port)
         .ok()
         .filter(|port| *port != 0)
@@ -71,6 +72,20 @@ pub(super) fn port(port: u32) -> Result<u16, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_names_are_not_kept() {
+        let (short, long) = ("n".repeat(253), "n".repeat(254));
+        assert_eq!(parse(&format!("{short}:{short}")).ok(), Some(Workload::Pod(Key::new(&short, &short))));
+        for text in [
+            format!("shop:{long}"),
+            format!("{long}:web-0"),
+            format!(r#"{{"ns":"{long}", "pod":"web-0"}}"#),
+            format!(r#"{{"ns":"shop", "external_workload":"{long}"}}"#),
+        ] {
+            assert_eq!(parse(&text).unwrap_err().code(), tonic::Code::InvalidArgument);
+        }
+    }
 
     #[test]
     fn workloads() {
