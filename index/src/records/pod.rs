@@ -6,7 +6,7 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{Container, HTTPGetAction, Pod, Probe},
+    api::core::v1::{Container, ContainerPort, HTTPGetAction, Pod, Probe},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 use weft_k8s_api::{
@@ -91,12 +91,12 @@ impl PodRecord {
         let mut named_ports: HashMap<String, Vec<u16>> = HashMap::new();
         let mut host_ports = Vec::new();
         for port in serving().flat_map(|container| container.ports.iter().flatten()) {
-            let Ok(number) = u16::try_from(port.container_port) else { continue };
+            // The name of a UDP port is no name of the TCP port with its number (`linkerd2:policy-controller/k8s/index`).
+            let Some(number) = u16::try_from(port.container_port).ok().filter(|_| is_tcp(port)) else { continue };
             if let Some(name) = &port.name {
                 named_ports.entry(name.clone()).or_default().push(number);
             }
-            let host_port = port.host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
-            if let Some(host_port) = host_port.filter(|_| port.protocol.as_deref().is_none_or(|p| p == "TCP")) {
+            if let Some(host_port) = port.host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0) {
                 let to = |ip: &IpAddr| HostPort { addr: SocketAddr::new(*ip, host_port), port: number };
                 host_ports.extend(node_ips.iter().map(to));
             }
@@ -186,6 +186,10 @@ fn proxy_ports(container: &Container) -> Option<ProxyPorts> {
         admin: port("LINKERD2_PROXY_ADMIN_LISTEN_ADDR")?,
         control: port("LINKERD2_PROXY_CONTROL_LISTEN_ADDR")?,
     })
+}
+
+fn is_tcp(port: &ContainerPort) -> bool {
+    port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP")
 }
 
 fn probes(container: &Container) -> Vec<HttpProbe> {

@@ -132,6 +132,22 @@ fn a_server_replaces_the_default_on_its_port_only() {
 }
 
 #[test]
+fn the_name_of_a_udp_port_selects_no_tcp_port() {
+    let world = world([server("s", json!({"port": "dns"}))]);
+    let origin = |world: &World| {
+        let view = world.index().watch_inbound(&web_1(), 53).unwrap();
+        let server = view.borrow().clone().unwrap();
+        server.policy.origin.clone()
+    };
+    let named = |protocol: &str| json!({"spec": {"containers": [{"name": "app", "ports": [
+        {"name": "dns", "containerPort": 53, "protocol": protocol}]}]}});
+    world.apply(pod("web-1", "10.244.0.1", named("UDP")));
+    assert_eq!(origin(&world), Origin::Default("all-unauthenticated"));
+    world.apply(pod("web-1", "10.244.0.1", named("TCP")));
+    assert_eq!(origin(&world), Origin::Server("s".to_owned()));
+}
+
+#[test]
 fn an_unreadable_access_policy_denies() {
     let mut bad: weft_k8s_api::policy::Server =
         serde_json::from_value(server("s", json!({"accessPolicy": "audit"}))).unwrap();
