@@ -19,7 +19,7 @@ use super::{
 
 /// The most ports that a Service does not declare and for which it has views at a time. Each such port is taken literally, so
 /// that each has endpoints of its own: without a bound, one client could fill the memory.
-pub(super) const MAX_UNDECLARED_PORTS: usize = 8;
+pub const MAX_UNDECLARED_PORTS: usize = 8;
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

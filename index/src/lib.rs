@@ -47,8 +47,8 @@ use weft_k8s_api::manifest::ObjectRef;
 pub use cluster::{Cluster, EndpointsFrom, TransportMode};
 pub use discovery::{Discovery, LinkedService};
 pub use endpoint::{Endpoint, Hint, Locality, PeerIdentity, SharedEndpoint};
-pub use endpoints::{Endpoints, EndpointsQuery};
-use endpoints::{EndpointsKey, Known, MAX_UNDECLARED_PORTS};
+pub use endpoints::{Endpoints, EndpointsQuery, MAX_UNDECLARED_PORTS};
+use endpoints::{EndpointsKey, Known};
 pub use event::Event;
 use inbound::ServerPolicies;
 pub use inbound::{

@@ -5,6 +5,7 @@ mod destination;
 mod endpoints;
 mod linked;
 mod mirrored;
+mod model;
 mod outbound;
 mod outbound_routes;
 mod policy;

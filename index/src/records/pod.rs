@@ -96,7 +96,8 @@ impl PodRecord {
             if let Some(name) = &port.name {
                 named_ports.entry(name.clone()).or_default().push(number);
             }
-            if let Some(host_port) = port.host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0) {
+            if let Some(host_port) = port.host_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0)
+            {
                 let to = |ip: &IpAddr| HostPort { addr: SocketAddr::new(*ip, host_port), port: number };
                 host_ports.extend(node_ips.iter().map(to));
             }

@@ -139,8 +139,10 @@ fn the_name_of_a_udp_port_selects_no_tcp_port() {
         let server = view.borrow().clone().unwrap();
         server.policy.origin.clone()
     };
-    let named = |protocol: &str| json!({"spec": {"containers": [{"name": "app", "ports": [
-        {"name": "dns", "containerPort": 53, "protocol": protocol}]}]}});
+    let named = |protocol: &str| {
+        json!({"spec": {"containers": [{"name": "app", "ports": [
+        {"name": "dns", "containerPort": 53, "protocol": protocol}]}]}})
+    };
     world.apply(pod("web-1", "10.244.0.1", named("UDP")));
     assert_eq!(origin(&world), Origin::Default("all-unauthenticated"));
     world.apply(pod("web-1", "10.244.0.1", named("TCP")));
