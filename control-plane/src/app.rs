@@ -48,7 +48,7 @@ use crate::{
     clusters::{self, ClusterStoreSize, Clusters, Following},
     destination::Destination,
     identity::{
-        Certifier, Tokens,
+        Certifier, MAX_MESSAGE_BYTES, Tokens,
         callers::{CallerMetrics, Callers},
         issuer::{self, Place},
         review::Reviewer,
@@ -68,9 +68,6 @@ use crate::{
 
 /// Batches that may wait for the index; the source waits beyond.
 const BATCHES: usize = 16;
-
-/// The largest request to the identity service, in bytes: a token and a signing request of a few KiB each.
-const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
 /// Runs the process until a signal.
 pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {

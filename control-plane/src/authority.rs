@@ -7,7 +7,7 @@ use weft_index::Key;
 /// Port of an authority without one.
 const DEFAULT_PORT: u16 = 80;
 /// The longest authority that is parsed: a DNS name of 253 characters (RFC 1035) with dot, colon and port.
-const MAX_AUTHORITY: usize = 260;
+pub(crate) const MAX_AUTHORITY: usize = 260;
 
 /// Host and port.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ pub(crate) mod http2;
 mod linked;
 mod message;
 mod routes;
-mod token;
+pub(crate) mod token;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -25,12 +25,11 @@ use weft_index::{
     ServiceProfile, Snapshot, View,
 };
 use weft_proto::linkerd::destination::GetDestination;
-use weft_runtime::server::RequestBody;
 
 use crate::{
     authority::{self, Authority, Host},
     clusters::Clusters,
-    grpc,
+    grpc::{self, RequestBody},
     metrics::Method,
     stream::{self, Answering, Ask, Next},
 };
@@ -67,7 +66,7 @@ enum Profile {
 
 impl Destination {
     /// Answers a request.
-    pub(crate) fn call(self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
+    pub(crate) fn call(self, request: Request<impl RequestBody>) -> impl Future<Output = Response<Body>> + Send {
         let method = Method::of(request.uri().path(), &[GET, GET_PROFILE]);
         let body = request.into_body();
         async move {
@@ -81,7 +80,7 @@ impl Destination {
         }
     }
 
-    async fn get(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn get<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let request = grpc::read::<GetDestination>(body).await?;
         let authority = parse(&request.path)?;
         let (service, hostname) = match self.host(&authority)? {
@@ -117,7 +116,7 @@ impl Destination {
         }
     }
 
-    async fn get_profile(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn get_profile<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let request = grpc::read::<GetDestination>(body).await?;
         let authority = parse(&request.path)?;
         let host = self.host(&authority)?;

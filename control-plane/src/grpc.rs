@@ -17,20 +17,26 @@ use pin_project_lite::pin_project;
 use prost::Message;
 use tonic::{Code, Status, body::Body, codec::Streaming};
 use tonic_prost::ProstDecoder;
-use weft_runtime::server::RequestBody;
 
 use crate::metrics::Call;
 
 /// The largest request, in bytes: the name of a destination, and the client's token.
-const MAX_REQUEST_BYTES: usize = 16 * 1024;
+pub(crate) const MAX_REQUEST_BYTES: usize = 16 * 1024;
 /// A byte that says whether the message is compressed, and its length.
-const HEADER_BYTES: usize = 5;
+pub(crate) const HEADER_BYTES: usize = 5;
+
+/// The body of a request: that of a connection, or bytes that a fuzz target has made up.
+pub(crate) trait RequestBody: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
+
+impl<B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static> RequestBody for B {}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads the only message of a request.
 ///
 /// # Errors
 /// When the message is missing, too long, compressed, or no message of this type.
-pub(crate) async fn read<M: Message + Default + 'static>(body: RequestBody) -> Result<M, Status> {
+pub(crate) async fn read<M: Message + Default + 'static>(body: impl RequestBody) -> Result<M, Status> {
     let mut messages = Streaming::new_request(ProstDecoder::<M>::default(), body, None, Some(MAX_REQUEST_BYTES));
     messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
 }

@@ -35,6 +35,9 @@ pub(crate) use tokens::Tokens;
 const CERTIFY: Method =
     Method { grpc_service: "io.linkerd.proxy.identity.Identity", grpc_method: "Certify", grpc_type: "unary" };
 
+/// The largest request, in bytes: a token and a signing request of a few KiB each.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+
 /// Longest name in a certificate, in bytes: DNS's limit (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 253;
 

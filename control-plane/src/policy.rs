@@ -7,17 +7,19 @@ mod inbound_message;
 mod outbound;
 mod outbound_message;
 mod route_message;
-mod workload;
+pub(crate) mod workload;
 
 use std::{collections::HashMap, time::Duration};
 
 use http::{Request, Response};
 use tonic::body::Body;
-use weft_runtime::server::RequestBody;
-
 use weft_proto::linkerd::meta::{Metadata, Resource, metadata};
 
-use crate::{grpc, metrics::Method, stream::Answering};
+use crate::{
+    grpc::{self, RequestBody},
+    metrics::Method,
+    stream::Answering,
+};
 use inbound::InboundPolicies;
 use outbound::OutboundPolicies;
 
@@ -32,7 +34,7 @@ pub(crate) struct Policies {
 
 impl Policies {
     /// Answers a request.
-    pub(crate) fn call(self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
+    pub(crate) fn call(self, request: Request<impl RequestBody>) -> impl Future<Output = Response<Body>> + Send {
         let Self { answering, allow_l5d_request_headers } = self;
         let inbound = Method::of(request.uri().path(), &InboundPolicies::METHODS);
         let outbound = Method::of(request.uri().path(), &OutboundPolicies::METHODS);

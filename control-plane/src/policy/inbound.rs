@@ -8,14 +8,13 @@ use http::Response;
 use tonic::{Status, body::Body};
 use weft_index::{InboundServer, Index, OptionalView, Snapshot};
 use weft_proto::linkerd::inbound::PortSpec;
-use weft_runtime::server::RequestBody;
 
 use super::{
     inbound_message,
     workload::{self, Workload},
 };
 use crate::{
-    grpc,
+    grpc::{self, RequestBody},
     metrics::Method,
     stream::{self, Answering, Ask, Next},
 };
@@ -33,7 +32,7 @@ impl InboundPolicies {
     pub(super) const METHODS: [Method; 2] = [GET_PORT, WATCH_PORT];
 
     /// Answers a request to one of its methods.
-    pub(super) async fn call(self, method: Method, body: RequestBody) -> Response<Body> {
+    pub(super) async fn call(self, method: Method, body: impl RequestBody) -> Response<Body> {
         let call = self.0.metrics.start(method);
         if method == GET_PORT {
             grpc::respond(call, self.get_port(body).await)
@@ -42,14 +41,14 @@ impl InboundPolicies {
         }
     }
 
-    async fn get_port(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn get_port<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let ask = question(&grpc::read(body).await?)?;
         let view = self.0.ask(move |index| ask(index)).await??;
         let server = view.borrow().clone().ok_or_else(unknown)?;
         Ok(grpc::message(server.whole(encode)))
     }
 
-    async fn watch_port(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn watch_port<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let ask = question(&grpc::read(body).await?)?;
         self.0.subscribe(ask, step).await
     }

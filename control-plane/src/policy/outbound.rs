@@ -8,12 +8,11 @@ use http::Response;
 use tonic::{Status, body::Body};
 use weft_index::{OutboundPolicy, Snapshot};
 use weft_proto::linkerd::outbound::{TrafficSpec, traffic_spec::Target};
-use weft_runtime::server::RequestBody;
 
 use super::{outbound_message, workload};
 use crate::{
     authority::{self, Authority, Host},
-    grpc,
+    grpc::{self, RequestBody},
     metrics::Method,
     stream::{self, Answering, Ask, Next},
 };
@@ -43,7 +42,7 @@ impl OutboundPolicies {
     pub(super) const METHODS: [Method; 2] = [GET, WATCH];
 
     /// Answers a request to one of its methods.
-    pub(super) async fn call(self, method: Method, body: RequestBody) -> Response<Body> {
+    pub(super) async fn call(self, method: Method, body: impl RequestBody) -> Response<Body> {
         let call = self.answering.metrics.start(method);
         if method == GET {
             grpc::respond(call, self.get(body).await)
@@ -52,7 +51,7 @@ impl OutboundPolicies {
         }
     }
 
-    async fn get(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn get<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let Question { ask, port } = self.question(&grpc::read(body).await?)?;
         let view = self.answering.ask(move |index| ask(index)).await??;
         let policy = view.borrow().clone();
@@ -62,7 +61,7 @@ impl OutboundPolicies {
         }
     }
 
-    async fn watch(&self, body: RequestBody) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
+    async fn watch<B: RequestBody>(&self, body: B) -> Result<impl Stream<Item = Bytes> + use<B>, Status> {
         let Question { ask, port } = self.question(&grpc::read(body).await?)?;
         let l5d_headers = self.allow_l5d_request_headers;
         let step = move |sent: Option<&Policy>, policy: &Policy| step(sent, policy, port, l5d_headers);

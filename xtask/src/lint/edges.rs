@@ -98,6 +98,9 @@ const TYPED_ERRORS: [&str; 5] = ["weft-ebpf-abi", "weft-proto", "weft-k8s-api", 
 /// All that the kernel programs may use.
 const EBPF: [&str; 3] = ["weft-ebpf-abi", "aya-ebpf", "aya-log-ebpf"];
 
+/// Those of our packages that fuzz targets may use.
+const FUZZ: [&str; 5] = ["weft-control-plane", "weft-index", "weft-k8s-api", "weft-proxy", "weft-tls"];
+
 /// Crates that nothing of ours may contain, with the reason.
 const BANNED: [(&str, &str); 4] = [
     ("ring", "aws-lc-rs is the one crypto provider"),
@@ -106,7 +109,7 @@ const BANNED: [(&str, &str); 4] = [
     ("serde_yaml", "serde_yaml_ng is the one YAML reader"),
 ];
 
-/// Asks cargo for both workspaces and checks them.
+/// Asks cargo for all workspaces and checks them.
 ///
 /// # Errors
 /// When cargo cannot resolve a workspace.
@@ -116,6 +119,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         findings.extend(check_package(package, &tree(workspace, &text(&package["name"]))?));
     }
     findings.extend(check_ebpf(&workspace::metadata(&workspace.ebpf(), &["--no-deps"])?));
+    findings.extend(check_fuzz(&workspace::metadata(&workspace.fuzz(), &["--no-deps"])?));
     Ok(findings)
 }
 
@@ -171,13 +175,24 @@ fn path<'a>(tree: &'a str, to: &str) -> Option<Vec<&'a str>> {
 }
 
 fn check_ebpf(metadata: &Value) -> Vec<Finding> {
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let direct = packages.flat_map(|package| package["dependencies"].as_array().into_iter().flatten());
-    let names = direct.filter(|dependency| dependency["kind"].is_null()).map(|dependency| text(&dependency["name"]));
-    names
+    direct(metadata)
         .filter(|name| !EBPF.contains(&name.as_str()))
         .map(|name| finding("weft-ebpf", format!("may not use {name}")))
         .collect()
+}
+
+fn check_fuzz(metadata: &Value) -> Vec<Finding> {
+    direct(metadata)
+        .filter(|name| name.starts_with("weft-") && !FUZZ.contains(&name.as_str()))
+        .map(|name| finding("weft-fuzz", format!("may not use {name}")))
+        .collect()
+}
+
+/// The dependencies that a workspace of its own names, but for those of its tests.
+fn direct(metadata: &Value) -> impl Iterator<Item = String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let direct = packages.flat_map(|package| package["dependencies"].as_array().into_iter().flatten());
+    direct.filter(|dependency| dependency["kind"].is_null()).map(|dependency| text(&dependency["name"]))
 }
 
 fn finding(subject: &str, message: impl Into<String>) -> Finding {
@@ -256,5 +271,13 @@ mod tests {
         let of = |name: &str| json!({"packages": [{"dependencies": [{"name": name, "kind": null}]}]});
         assert_eq!(check_ebpf(&of("aya-ebpf")), []);
         assert_eq!(check_ebpf(&of("serde"))[0].message, "may not use serde");
+    }
+
+    #[test]
+    fn fuzz_targets_use_only_what_they_call() {
+        let of = |name: &str| json!({"packages": [{"dependencies": [{"name": name, "kind": null}]}]});
+        assert_eq!(check_fuzz(&of("weft-control-plane")), []);
+        assert_eq!(check_fuzz(&of("libfuzzer-sys")), []);
+        assert_eq!(check_fuzz(&of("weft-agent"))[0].message, "may not use weft-agent");
     }
 }
