@@ -22,7 +22,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use weft_k8s_api::inject::RedirectionDefaults;
 use weft_proto::agent::{pods_server::PodsServer, status_server::StatusServer, trace_server::TraceServer};
-use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks, telemetry::Recent};
+use weft_runtime::{admin::Admin, metrics::Metrics, readiness::Readiness, signal, tasks::Tasks, telemetry::Log};
 
 use crate::{
     api::{KubernetesNode, Pods, StatusService, Trace},
@@ -50,8 +50,8 @@ pub(crate) struct Config {
     pub(crate) debug_log: bool,
     /// Treats kernel features of later versions as missing.
     pub(crate) as_on_linux: Option<Linux>,
-    /// The latest log lines.
-    pub(crate) recent: Recent,
+    /// The log, kept until the agent ends.
+    pub(crate) log: Log,
     pub(crate) self_enrolment: Option<SelfEnrolment>,
     pub(crate) kubernetes: Option<KubernetesConfig>,
 }
@@ -172,6 +172,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
     let readiness = Readiness::new();
     let registry = Metrics::new();
     registry.register(|registry| metrics::register(registry, datapath.clone()));
+    config.log.lines.register(&registry);
     let mut tasks = Tasks::new();
 
     let (gone_tx, gone) = mpsc::unbounded_channel();
@@ -191,7 +192,7 @@ async fn serve(config: &Config, prepared: Prepared, cluster: Option<Cluster>) ->
         datapath: datapath.clone(),
         attach: attach.clone(),
         features,
-        recent: config.recent.clone(),
+        recent: config.log.recent.clone(),
         kubernetes: None,
     };
     if let Some(Cluster { config: kubernetes, client, publisher }) = &cluster {

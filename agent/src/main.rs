@@ -279,7 +279,7 @@ fn execute(command: Command) -> Result<()> {
                 metrics_addrs: args.metrics_addr,
                 debug_log: args.debug_log,
                 as_on_linux: args.as_on_linux,
-                recent: log.recent,
+                log,
                 self_enrolment: self_enrolment(args.self_enrol_uid, kubernetes.as_ref()),
                 kubernetes,
             }))

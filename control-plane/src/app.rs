@@ -71,7 +71,7 @@ const BATCHES: usize = 16;
 
 /// Runs the process until a signal.
 pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
-    telemetry::init(&log.log_level, log.log_format).context("--log-level")?;
+    let log = telemetry::init(&log.log_level, log.log_format).context("--log-level")?;
     if let Err(error) = files::raise_limit() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
@@ -79,6 +79,7 @@ pub(crate) fn main(command: &RunCommand, log: &LogArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
         let app = App::start(command).await?;
+        log.lines.register(&app.metrics);
         let Bound { destination, policy, identity, webhook, admin } = app.bound;
         tracing::info!(?destination, ?policy, ?identity, ?webhook, ?admin, "started");
         app.run_until(signal::shutdown()).await
@@ -90,6 +91,8 @@ pub(crate) struct App {
     tasks: Tasks,
     drain: drain::Drain,
     grace: Duration,
+    /// The process's metrics.
+    metrics: Metrics,
     /// Addresses that were bound.
     pub(crate) bound: Bound,
 }
@@ -162,7 +165,8 @@ impl App {
             }
         };
         parts.admin(admin).await?;
-        Ok(Self { tasks: parts.tasks, drain, grace: admin.shutdown_grace_period, bound: parts.bound })
+        let Parts { tasks, metrics, bound, .. } = parts;
+        Ok(Self { tasks, drain, grace: admin.shutdown_grace_period, metrics, bound })
     }
 
     /// Runs until `shutdown`, then ends every stream and waits for calls in progress.

@@ -1,10 +1,11 @@
 //! The admin server: `/live`, `/ready`, `/ping`, `/metrics`, and the routes that a binary adds. HTTP/1.1 and HTTP/2,
 //! in plain text unless the binary provides a handshake.
 
-use std::{collections::HashMap, fmt, future::Future, io, net::SocketAddr, sync::Arc};
+use std::{collections::HashMap, fmt, future::Future, io, io::Write as _, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use http::{Extensions, Method, Request, Response, StatusCode, header, request::Parts};
+use flate2::{Compression, write::GzEncoder};
+use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Full, Limited};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -147,15 +148,24 @@ impl Admin {
                 reasons if reasons.is_empty() => text(StatusCode::OK, "ready\n"),
                 reasons => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", reasons.join(", "))),
             },
-            _ => {
-                let accept = request.head.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-                let format = Format::accepted(accept.unwrap_or_default());
-                let mut response = text(StatusCode::OK, self.metrics.encode(format));
-                let content_type = header::HeaderValue::from_static(format.content_type());
-                response.headers_mut().insert(header::CONTENT_TYPE, content_type);
-                response
-            }
+            _ => self.scrape(&request.head.headers),
         }
+    }
+
+    fn scrape(&self, headers: &HeaderMap) -> AdminResponse {
+        let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let format = Format::accepted(accept.unwrap_or_default());
+        let body = self.metrics.encode(format);
+        let compressed = if accepts_gzip(headers) { gzip(&body).ok() } else { None };
+        let is_compressed = compressed.is_some();
+        let mut response = text(StatusCode::OK, compressed.map_or_else(|| Bytes::from(body), Bytes::from));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+        headers.insert(header::VARY, HeaderValue::from_static("accept, accept-encoding"));
+        if is_compressed {
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
     }
 }
 
@@ -163,6 +173,25 @@ impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin").field("routes", &self.routes.keys()).finish_non_exhaustive()
     }
+}
+
+/// Whether the client takes gzip (RFC 9110 section 12.5.3): it is listed, and not with a weight of 0.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT_ENCODING).iter();
+    let codings = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    codings.into_iter().any(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let is_gzip = matches!(name.trim().to_ascii_lowercase().as_str(), "gzip" | "x-gzip");
+        let weight = weight.trim().strip_prefix("q=").map(str::parse::<f32>);
+        is_gzip && weight.is_none_or(|weight| weight.is_ok_and(|weight| weight > 0.0))
+    })
+}
+
+/// Compresses fast: metrics repeat themselves so much that more effort gains little.
+fn gzip(text: &str) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 8), Compression::fast());
+    encoder.write_all(text.as_bytes())?;
+    encoder.finish()
 }
 
 /// A plain-text answer.
@@ -199,6 +228,39 @@ mod tests {
         assert_eq!(get(&admin, Method::POST, "/shutdown"), StatusCode::OK);
         assert_eq!(get(&admin, Method::GET, "/shutdown"), StatusCode::METHOD_NOT_ALLOWED);
         assert_eq!(get(&admin, Method::GET, "/nothing"), StatusCode::NOT_FOUND);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_compressed_for_clients_that_take_gzip() {
+        use std::io::Read as _;
+        let admin = Admin::new(Metrics::new(), Readiness::new());
+        for (accepted, is_compressed) in [
+            (None, false),
+            (Some("gzip"), true),
+            (Some("br, GZIP;q=0.5"), true),
+            (Some("deflate, gzip;q=0"), false),
+            (Some("gzip;q=many"), false),
+            (Some("identity"), false),
+        ] {
+            let mut request = Request::get("/metrics");
+            if let Some(accepted) = accepted {
+                request = request.header("accept-encoding", accepted);
+            }
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+            let response = admin.respond(&AdminRequest { head, body: Bytes::new(), peer });
+            let encoding = response.headers().get("content-encoding").map(|value| value.to_str().unwrap().to_owned());
+            assert_eq!(encoding.as_deref(), is_compressed.then_some("gzip"), "{accepted:?}");
+            let bytes = response.into_body().collect().await.unwrap().to_bytes();
+            let mut text = String::new();
+            if is_compressed {
+                flate2::read::GzDecoder::new(&*bytes).read_to_string(&mut text).unwrap();
+                assert!(bytes.len() < text.len());
+            } else {
+                text = String::from_utf8(bytes.to_vec()).unwrap();
+            }
+            assert!(text.contains("process_start_time_seconds "), "{accepted:?} {text}");
+        }
     }
 
     #[tokio::test]

@@ -1,11 +1,15 @@
 //! The process's metrics registry, in OpenMetrics and in Prometheus' older text format.
 
+mod family;
+mod process;
+
 use std::{
     fmt::Write as _,
     sync::{Arc, Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
+pub use family::Family;
 use prometheus_client::{encoding::text::encode, metrics::gauge::Gauge, registry::Registry};
 
 /// Text formats of metrics.
@@ -41,7 +45,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Creates a registry with the start time of the process.
+    /// Creates a registry with the start time of the process and what the system knows about it.
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
@@ -53,6 +57,7 @@ impl Metrics {
             "Start time of the process since unix epoch in seconds",
             started,
         );
+        registry.register_collector(Box::new(process::Process));
         Self { registry: Arc::new(Mutex::new(registry)) }
     }
 

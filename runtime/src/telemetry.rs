@@ -1,15 +1,19 @@
 //! Logs: to standard output, plain or JSON, with a level that can change while the process runs, and the latest
 //! warnings and errors ([`Recent`]).
 
+mod lines;
 mod recent;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, io, str::FromStr};
 
+pub use lines::Lines;
 pub use recent::{Line, Recent};
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
 /// Prefix of the targets of our own crates.
 const OURS: &str = "weft";
+/// Targets of Linkerd's own crates in the filters that its injector and its users write. Weft's crates take their place.
+const LINKERDS: [&str; 2] = ["linkerd", "linkerd2_proxy"];
 /// Levels of other crates if the filter is one bare level. The Kubernetes client warns about errors that its callers
 /// get anyway, and quotes whole answers of the API server, which may contain tokens.
 const LIBRARIES: &str = "warn,kube_client=error";
@@ -49,12 +53,14 @@ pub enum TelemetryError {
 pub struct ParseLogFormatError(String);
 
 /// The log of this process.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Log {
     /// The log level, which can be changed.
     pub level: LogLevel,
     /// The latest warnings and errors.
     pub recent: Recent,
+    /// The lines on their way to standard output; to be kept until the process ends.
+    pub lines: Lines,
 }
 
 /// The log level in force. Clones are the same level.
@@ -68,7 +74,8 @@ pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 /// When the filter does not parse or logging was started before.
 pub fn init(filter: &str, format: LogFormat) -> Result<Log, TelemetryError> {
     let (filter, handle) = reload::Layer::new(parse(filter)?);
-    let lines = tracing_subscriber::fmt::layer();
+    let (stdout, waiting) = Lines::to(io::stdout());
+    let lines = tracing_subscriber::fmt::layer().with_writer(stdout);
     let recent = Recent::default();
     let registry = tracing_subscriber::registry().with(filter).with(recent.clone());
     match format {
@@ -76,7 +83,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<Log, TelemetryError> {
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     }
     .map_err(|_| TelemetryError::Initialized)?;
-    Ok(Log { level: LogLevel(handle), recent })
+    Ok(Log { level: LogLevel(handle), recent, lines: waiting })
 }
 
 impl LogLevel {
@@ -118,11 +125,19 @@ fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
 }
 
 /// A bare level above `warn` applies to Weft's own crates only: libraries log every frame and every request, which
-/// would bury the rest. A filter can name a library.
+/// would bury the rest. A filter can name a library. Levels of Linkerd's crates apply to ours, unless the filter names
+/// ours, too.
 fn expand(filter: &str) -> String {
-    match filter.trim().to_ascii_lowercase().as_str() {
-        level @ ("info" | "debug" | "trace") => format!("{LIBRARIES},{OURS}={level}"),
-        _ => filter.to_owned(),
+    if let level @ ("info" | "debug" | "trace") = filter.trim().to_ascii_lowercase().as_str() {
+        return format!("{LIBRARIES},{OURS}={level}");
+    }
+    let directives = || filter.split(',').filter_map(|directive| directive.trim().split_once('='));
+    if directives().any(|(target, _)| target.starts_with(OURS)) {
+        return filter.to_owned();
+    }
+    match directives().find(|(target, _)| LINKERDS.contains(target)) {
+        Some((_, level)) => format!("{filter},{OURS}={level}"),
+        None => filter.to_owned(),
     }
 }
 
@@ -139,10 +154,45 @@ mod tests {
             ("off", "off"),
             ("info,kube=debug", "info,kube=debug"),
             ("weft_proxy=trace", "weft_proxy=trace"),
+            (
+                "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off",
+                "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off,weft=info",
+            ),
+            ("linkerd2_proxy=debug", "linkerd2_proxy=debug,weft=debug"),
+            ("linkerd=debug,weft_proxy=warn", "linkerd=debug,weft_proxy=warn"),
+            ("warn,linkerd_app=debug", "warn,linkerd_app=debug"),
         ] {
             assert_eq!(expand(filter), expected, "{filter:?}");
             assert!(parse(filter).is_ok(), "{filter:?}");
         }
         assert!(parse("weft=loud").is_err());
+    }
+
+    #[test]
+    fn the_filter_of_a_stock_injector_shows_what_the_proxy_says_at_info() {
+        let seen = |filter: &str| {
+            let recorded = Recorded::default();
+            let subscriber = tracing_subscriber::registry().with(parse(filter).unwrap()).with(recorded.clone());
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::info!(target: "weft_proxy::identity", "certified identity");
+                tracing::debug!(target: "weft_proxy::identity", "detail");
+                tracing::info!(target: "hickory_resolver", "lookup");
+                tracing::warn!(target: "rustls", "library");
+            });
+            recorded.0.lock().unwrap().clone()
+        };
+        let stock = "warn,linkerd=info,hickory=error,[{headers}]=off,[{request}]=off";
+        assert_eq!(seen(stock), ["weft_proxy::identity", "rustls"]);
+        assert_eq!(seen("warn,hickory=error"), ["rustls"]);
+    }
+
+    /// The targets of events that passed the filter.
+    #[derive(Clone, Default)]
+    struct Recorded(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Recorded {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            self.0.lock().unwrap().push(event.metadata().target().to_owned());
+        }
     }
 }
