@@ -1,7 +1,7 @@
-//! Generates the code of our own contracts; protox is a compiler in Rust, so no `protoc` is needed.
+//! Generates the code of the contracts in `proto/`; protox is a compiler in Rust, so no `protoc` is needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let descriptors = protox::compile(["weft/agent/v1/agent.proto"], ["proto"])?;
+    let descriptors = protox::compile(["weft/agent/v1/agent.proto", "spiffe/workload.proto"], ["proto"])?;
     println!("cargo::rerun-if-changed=proto");
     tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Weft's gRPC APIs: our own agent API, and Linkerd's proxy API under one name.
+//! Weft's gRPC APIs: our own agent API, Linkerd's proxy API under one name, and the SPIFFE Workload API.
 //!
 //! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
 //! the standard library's. Refuses to decide anything: a conversion either succeeds or says what is malformed.
@@ -8,6 +8,13 @@ pub mod agent {
     #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
     #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("weft.agent.v1");
+}
+
+/// The SPIFFE Workload API, as far as the proxy needs it.
+pub mod spiffe {
+    #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("_");
 }
 
 /// Linkerd's proxy API, as published in the crate `linkerd2-proxy-api`.

@@ -7,11 +7,13 @@ use std::{fmt, sync::Arc, time::SystemTime};
 use rustls::{
     ClientConfig, ServerConfig,
     client::Resumption,
-    pki_types::{CertificateDer, UnixTime},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime},
     server::WebPkiClientVerifier,
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
+
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{
     anchors::TrustAnchors,
@@ -64,6 +66,41 @@ impl Credentials {
         intermediates: Vec<Vec<u8>>,
         anchors: TrustAnchors,
     ) -> Result<Self, CredentialsError> {
+        Self::with_key(name, key.to_rustls(), leaf_der, intermediates, anchors)
+    }
+
+    /// The same for an X.509-SVID as the SPIFFE Workload API delivers it: `chain` is the leaf's DER and directly after it
+    /// that of its intermediates, `key` is PKCS#8 DER of any kind that TLS signs with.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`]; the caller should keep its credentials and wait for the next SVID.
+    pub fn from_svid(
+        name: Identity,
+        key: Vec<u8>,
+        chain: &[u8],
+        anchors: TrustAnchors,
+    ) -> Result<Self, CredentialsError> {
+        let mut certificates = Vec::new();
+        let mut rest = chain;
+        while !rest.is_empty() {
+            let (after, _) =
+                X509Certificate::from_der(rest).map_err(|error| CredentialsError::Parse(error.to_string()))?;
+            certificates.push(rest[..rest.len() - after.len()].to_vec());
+            rest = after;
+        }
+        let mut certificates = certificates.into_iter();
+        let leaf = certificates.next().ok_or_else(|| CredentialsError::Parse("there is none".to_owned()))?;
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key));
+        Self::with_key(name, key, leaf, certificates.collect(), anchors)
+    }
+
+    fn with_key(
+        name: Identity,
+        key: PrivateKeyDer<'static>,
+        leaf_der: Vec<u8>,
+        intermediates: Vec<Vec<u8>>,
+        anchors: TrustAnchors,
+    ) -> Result<Self, CredentialsError> {
         let provider = crypto_provider();
         let leaf = CertificateDer::from(leaf_der);
         let expiry = not_after(&leaf).map_err(CredentialsError::Parse)?;
@@ -77,7 +114,7 @@ impl Credentials {
 
         let mut chain = vec![leaf];
         chain.extend(intermediates);
-        let certified = CertifiedKey::from_der(chain, key.to_rustls(), &provider).map_err(CredentialsError::Key)?;
+        let certified = CertifiedKey::from_der(chain, key, &provider).map_err(CredentialsError::Key)?;
         Ok(Self { name, expiry, anchors, certified: Arc::new(certified) })
     }
 
