@@ -9,6 +9,6 @@ fn main() -> io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     fs::create_dir_all(root.join("charts/weft-control-plane/files"))?;
     fs::write(root.join("docs/compatibility.md"), support::document())?;
-    fs::write(root.join("proxy/src/config/unsupported.txt"), support::unsupported_variables())?;
+    fs::write(root.join("proxy/src/config/linkerd.txt"), support::proxy_variables())?;
     fs::write(root.join("charts/weft-control-plane/files/linkerd-values.json"), support::chart_values())
 }

@@ -21,17 +21,21 @@ use weft_runtime::{
     metrics::Metrics,
     readiness::{Gate, Readiness},
     tasks::Tasks,
-    telemetry::{self, LogFormat, LogLevel},
+    telemetry::{self, Log, LogFormat},
 };
-use weft_tls::{anchors::TrustAnchors, credentials::Credentials, keys::IdentityKey};
+use weft_tls::credentials::Credentials;
 
 use crate::{
-    admin, attest,
+    admin, attest, build_info,
     config::{Config, ControlAddr, StreamLimits, UnusableSetting},
-    control::{ControlClient, Trust},
+    control::{
+        ControlClient, Trust,
+        metrics::{ControlMetrics, Service},
+    },
     discover::Discover,
     dns::Dns,
-    identity, inbound,
+    identity::{self, Publisher},
+    inbound,
     inbound::admin::AdminPort,
     listen::{self, Listener},
     metrics::ProxyMetrics,
@@ -54,43 +58,31 @@ struct Sockets {
     admin: StdListener,
 }
 
-/// Runs until a signal, `POST /shutdown`, or the unexpected end of a part.
+/// Runs until a signal, `POST /shutdown`, or the unexpected end of a part. `unknown` are variables that look like
+/// settings and are none.
 ///
 /// # Errors
 /// The failure at the start, or the part that ended.
-pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     weft_tls::install_crypto_provider();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
-    let log = telemetry::init(&config.log, format).map_err(|error| unusable("LINKERD2_PROXY_LOG", &error))?;
+    let log = telemetry::init(&config.log, format)
+        .map_err(|error| UnusableSetting { variable: "LINKERD2_PROXY_LOG", reason: identity::with_sources(&error) })?;
     if !config.without_effect.is_empty() {
         let variables = config.without_effect.join(", ");
         tracing::warn!(variables, "these settings of linkerd2-proxy have no effect on this proxy");
     }
+    if !unknown.is_empty() {
+        let variables = unknown.join(", ");
+        tracing::warn!(variables, "neither this proxy nor linkerd2-proxy has these settings: are they misspelt?");
+    }
     if let Err(error) = files::raise_limit() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
-    let anchors = TrustAnchors::from_pem(&config.identity.trust_anchors)
-        .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
-    let (key, csr) = IdentityKey::load_or_create(&config.identity.dir, &config.identity.local_name)
-        .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_DIR", &error))?;
+    let bootstrap = identity::Bootstrap::read(&config.identity)?;
     let sockets = bind(&config)?;
     let runtime = Builder::new_current_thread().enable_all().build().context("build the control runtime")?;
-    runtime.block_on(supervise(config, log.level, sockets, identity::Bootstrap { anchors, key, csr }))
-}
-
-fn unusable(variable: &'static str, error: &dyn std::error::Error) -> UnusableSetting {
-    let mut reason = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        // Some errors repeat their source's message.
-        let message = error.to_string();
-        if !reason.ends_with(&message) {
-            reason.push_str(": ");
-            reason.push_str(&message);
-        }
-        source = error.source();
-    }
-    UnusableSetting { variable, reason }
+    runtime.block_on(supervise(config, &log, sockets, bootstrap))
 }
 
 /// Binds everything before anything runs, so that a port in use ends the process at once.
@@ -98,26 +90,26 @@ fn bind(config: &Config) -> anyhow::Result<Sockets> {
     let workers = config.cores.get();
     let mut outbound: Vec<Vec<StdListener>> = (0..workers).map(|_| Vec::new()).collect();
     for addr in &config.outbound.listen {
-        let bound = listen::bind(*addr, workers).with_context(|| format!("listen for outbound on {addr}"))?;
+        let bound = listen::bind_with(*addr, workers, config.outbound.backlog)
+            .with_context(|| format!("listen for outbound on {addr}"))?;
         for (worker, listener) in outbound.iter_mut().zip(bound) {
             worker.push(listener);
         }
     }
     let addr = config.inbound.listen;
-    let inbound = listen::bind(addr, workers).with_context(|| format!("listen for inbound on {addr}"))?;
+    let inbound = listen::bind_with(addr, workers, config.inbound.backlog)
+        .with_context(|| format!("listen for inbound on {addr}"))?;
     let addr = config.admin.listen;
     let admin = listen::bind(addr, 1).with_context(|| format!("listen for admin on {addr}"))?.remove(0);
     Ok(Sockets { outbound, inbound, admin })
 }
 
-async fn supervise(
-    config: Config,
-    log: LogLevel,
-    sockets: Sockets,
-    bootstrap: identity::Bootstrap,
-) -> anyhow::Result<()> {
+async fn supervise(config: Config, log: &Log, sockets: Sockets, bootstrap: identity::Bootstrap) -> anyhow::Result<()> {
     let registry = Metrics::new();
     let metrics = registry.register(ProxyMetrics::register);
+    let control_metrics = registry.register(ControlMetrics::register);
+    registry.register(build_info::register);
+    log.lines.register(&registry);
     let readiness = Readiness::new();
     let identity_gate = readiness.gate("identity");
     let (credentials_tx, credentials) = watch::channel(None);
@@ -125,16 +117,18 @@ async fn supervise(
     let grace_period = config.shutdown_grace_period;
     let shared = Arc::new(Shared { config, metrics, credentials, drain: watch, control: Handle::current() });
     let config = &shared.config;
-    let dns = Dns::new(shared.metrics.dns_resolutions.clone()).context("read the system's DNS configuration")?;
-    let client = |addr: &ControlAddr, trust| {
+    let dns = Dns::with_ttl(shared.metrics.dns_resolutions.clone(), config.dns)
+        .context("read the system's DNS configuration")?;
+    let client = |service: Service, addr: &ControlAddr, trust| {
         let limits = if addr.is_loopback() { StreamLimits::default() } else { config.control_streams };
-        ControlClient::new(addr.clone(), trust, dns.clone(), limits)
+        let metrics = control_metrics.service(service, addr);
+        ControlClient::measured(addr.clone(), trust, dns.client(service.label()), limits, metrics)
     };
     let trusted = Trust::Credentials(shared.credentials.clone());
     let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
-    let identity_client = client(&config.identity.control, certifier);
-    let policy_client = client(&config.policy.control, trusted.clone());
-    let destination_client = client(&config.destination.control, trusted);
+    let identity_client = bootstrap.controller().map(|addr| client(Service::Identity, addr, certifier));
+    let policy_client = client(Service::Policy, &config.policy.control, trusted.clone());
+    let destination_client = client(Service::Destination, &config.destination.control, trusted);
 
     let mut tasks = Tasks::new();
     let (shutdown_tx, shutdown_rx) = watch::channel(false);
@@ -142,15 +136,20 @@ async fn supervise(
     let discover = Discover::new(&shared, destination_client, policy_client.clone());
     let policies = Policies::new(&shared, policy_client);
     let port = AdminPort::new(Arc::clone(&shared), &policies);
-    let admin =
-        admin::Admin { registry: registry.clone(), readiness: readiness.clone(), log, shutdown: shutdown_tx, port };
+    let admin = admin::Admin {
+        registry: registry.clone(),
+        readiness: readiness.clone(),
+        log: log.level.clone(),
+        shutdown: shutdown_tx,
+        port,
+    };
     tasks.spawn("admin", admin::run(Arc::clone(&shared), admin, admin_listener));
     if config.require_redirect {
         tasks.spawn("attest", attest::run(readiness.gate("redirect"), registry.clone(), shared.drain.clone()));
     }
-    let certify =
-        identity::Certifier { bootstrap, client: identity_client, credentials: credentials_tx, gate: identity_gate };
-    tasks.spawn("identity", identity::run(Arc::clone(&shared), certify, registry.clone()));
+    let anchors = bootstrap.anchors.clone();
+    let publisher = Publisher::new(&config.identity, anchors, credentials_tx, identity_gate, &registry);
+    tasks.spawn("identity", identity::run(bootstrap, identity_client, publisher));
     tasks.spawn("metrics-eviction", evict_metrics(Arc::clone(&shared)));
     tasks.spawn("identity-warning", warn_without_identity(shared.credentials.clone()));
 

@@ -6,6 +6,7 @@
 
 mod env;
 mod ignored;
+mod variables;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -18,6 +19,8 @@ use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
 pub(crate) use env::{ConfigError, Source};
+pub(crate) use ignored::unknown;
+pub(crate) use variables::help;
 
 /// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -44,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) http1_client_timeout: Duration,
     /// How long unused series are kept. Linkerd's default: 10 min.
     pub(crate) metrics_retain_idle: Duration,
+    /// Bounds of the TTLs of DNS records.
+    pub(crate) dns: DnsConfig,
     /// Limits of streams of the control plane.
     pub(crate) control_streams: StreamLimits,
     /// HTTP/2 settings for both directions.
@@ -74,6 +79,8 @@ pub(crate) struct SocketConfig {
 pub(crate) struct OutboundConfig {
     /// Listeners; at most one per family.
     pub(crate) listen: Vec<SocketAddr>,
+    /// Connections that may wait for each listener to accept them.
+    pub(crate) backlog: Backlog,
     /// How long protocol detection waits when policy gives no timeout.
     pub(crate) detect_timeout: Duration,
     /// How long a connection attempt to an endpoint may take.
@@ -110,6 +117,8 @@ pub(crate) struct OutboundConfig {
 pub(crate) struct InboundConfig {
     /// The listener.
     pub(crate) listen: SocketAddr,
+    /// Connections that may wait for the listener to accept them.
+    pub(crate) backlog: Backlog,
     /// Detection timeout if policy has none, and deadline for TLS and transport headers.
     pub(crate) detect_timeout: Duration,
     /// How long a connection attempt to the application may take.
@@ -178,19 +187,35 @@ pub(crate) struct AdminConfig {
     pub(crate) shutdown_endpoint: bool,
 }
 
-/// Settings of identity bootstrap.
+/// Settings of this proxy's identity.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityConfig {
     /// This proxy's identity.
     pub(crate) local_name: Identity,
     /// The TLS server name with which clients ask for this proxy.
     pub(crate) server_name: Box<str>,
+    /// The mesh's trust anchors as PEM. Like every setting they are read once: a rotation restarts the pods.
+    pub(crate) trust_anchors: String,
+    /// Where certificates come from.
+    pub(crate) source: IdentitySource,
+}
+
+/// Where certificates come from.
+#[derive(Clone, Debug)]
+pub(crate) enum IdentitySource {
+    /// The mesh's identity controller.
+    Controller(ControllerIdentity),
+    /// The SPIFFE Workload API on this unix socket, such as a SPIRE agent's.
+    Spire(PathBuf),
+}
+
+/// Settings of certification by the identity controller.
+#[derive(Clone, Debug)]
+pub(crate) struct ControllerIdentity {
     /// Directory of `key.p8` and `csr.der`.
     pub(crate) dir: PathBuf,
     /// The service-account token, read at every attempt.
     pub(crate) token_file: PathBuf,
-    /// The mesh's trust anchors as PEM.
-    pub(crate) trust_anchors: String,
     /// The certificate authority.
     pub(crate) control: ControlAddr,
     /// Shortest time between renewals.
@@ -219,6 +244,26 @@ pub(crate) struct PolicyConfig {
     pub(crate) workload: String,
     /// The cluster's networks, for the `cluster-*` default policies.
     pub(crate) cluster_networks: Vec<IpNet>,
+}
+
+/// Length of a listener's queue of connections that were not accepted yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backlog(pub(crate) i32);
+
+impl Default for Backlog {
+    /// The kernel's default limit (`net.core.somaxconn`).
+    fn default() -> Self {
+        Self(4096)
+    }
+}
+
+/// Bounds of the time for which DNS records are valid; `None` leaves the records' own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DnsConfig {
+    /// The shortest time.
+    pub(crate) min: Option<Duration>,
+    /// The longest time; not below `min`.
+    pub(crate) max: Option<Duration>,
 }
 
 /// Limits of the control plane's streams (`CONTROL_STREAM_*`); `None` means no limit. They do not apply to a
@@ -294,16 +339,13 @@ impl Config {
         if !ports.contains(&admin_listen.port()) {
             ports.push(admin_listen.port());
         }
-        for name in ["IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "IDENTITY_SPIRE_SOCKET"] {
-            env.refuse(name, "SPIRE is not supported; unset it and use the identity controller")?;
-        }
-        let local_name = env.local_name()?;
         let (backoff_min, backoff_max) = env.outbound_backoff()?;
         let max_idle = env.number("MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(10_000);
         Ok(Self {
             cores: env.cores()?,
             outbound: OutboundConfig {
                 listen: env.outbound_listen()?,
+                backlog: env.backlog("OUTBOUND_TCP_LISTEN_BACKLOG")?,
                 detect_timeout: env.duration("OUTBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
                 connect_timeout: env.duration("OUTBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_secs(1)),
                 accept: env.socket("OUTBOUND_ACCEPT")?,
@@ -327,6 +369,7 @@ impl Config {
                 listen: env
                     .socket_addr("INBOUND_LISTEN_ADDR")?
                     .unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143))),
+                backlog: env.backlog("INBOUND_TCP_LISTEN_BACKLOG")?,
                 detect_timeout: env.duration("INBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
                 connect_timeout: env.duration("INBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_millis(300)),
                 accept: env.socket("INBOUND_ACCEPT")?,
@@ -351,16 +394,7 @@ impl Config {
                 listen: admin_listen,
                 shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
             },
-            identity: IdentityConfig {
-                server_name: env.server_name(&local_name)?,
-                local_name,
-                dir: env.path("IDENTITY_DIR")?,
-                token_file: env.path("IDENTITY_TOKEN_FILE")?,
-                trust_anchors: env.required("IDENTITY_TRUST_ANCHORS", "the mesh's trust anchors as PEM")?,
-                control: env.control("IDENTITY_SVC")?,
-                min_refresh: env.duration("IDENTITY_MIN_REFRESH")?.unwrap_or(Duration::from_secs(10)),
-                max_refresh: env.duration("IDENTITY_MAX_REFRESH")?.unwrap_or(Duration::from_secs(24 * 3600)),
-            },
+            identity: env.own_identity()?,
             destination: DestinationConfig {
                 control: env.control("DESTINATION_SVC")?,
                 context: env.string("DESTINATION_CONTEXT").unwrap_or_default(),
@@ -373,6 +407,7 @@ impl Config {
             },
             metrics_retain_idle: env.duration("METRICS_RETAIN_IDLE")?.unwrap_or(Duration::from_secs(600)),
             http1_client_timeout: env.http1_client_timeout()?,
+            dns: env.dns()?,
             control_streams: StreamLimits {
                 initial: env.duration("CONTROL_STREAM_INITIAL_TIMEOUT")?.filter(|limit| !limit.is_zero()),
                 idle: env.duration("CONTROL_STREAM_IDLE_TIMEOUT")?.filter(|limit| !limit.is_zero()),

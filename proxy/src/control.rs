@@ -1,8 +1,19 @@
-//! gRPC connections to the control plane: one HTTP/2 connection per service, opened on demand and reopened when it is
-//! lost.
+//! gRPC clients of the control plane: each service's replicas are balanced over, and one that fails rests while the
+//! others take its place.
+//!
+//! ```text
+//! request ─> Replicas (DNS, its TTL) ─> two at random, the less loaded ─> Connector (TCP, mTLS, HTTP/2) ─> replica
+//!                                                        └─ failed: rests 100 ms to 3 s, and the next one is tried
+//! ```
 //!
 //! Plaintext inside the pod (loopback), otherwise mTLS with the service's identity and the current credentials. Owns
-//! connecting and pacing. Refuses to know the requests: a stream and its recovery belong to the code that opens it.
+//! connecting, balancing and pacing. Refuses to know the requests: a stream and its recovery belong to the code that
+//! opens it.
+
+mod connect;
+mod exchange;
+pub(crate) mod metrics;
+mod replicas;
 
 use std::{
     future::Future,
@@ -14,35 +25,23 @@ use std::{
 };
 
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
-use hyper::{body::Incoming, client::conn::http2};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rand::{RngExt as _, seq::SliceRandom as _};
-use rustls::pki_types::ServerName;
-use tokio::{
-    net::TcpStream,
-    sync::{Mutex, watch},
-    time::Instant,
-};
-use tokio_rustls::TlsConnector;
+use rand::RngExt as _;
+use tokio::{sync::watch, time::Instant};
 use tonic::{Status, Streaming};
-use weft_tls::{
-    anchors::TrustAnchors,
-    credentials::{Credentials, bootstrap_client_config},
-    identity::Identity,
-};
+use weft_tls::{anchors::TrustAnchors, credentials::Credentials};
 
 use crate::{
-    config::{ControlAddr, SocketConfig, StreamLimits},
+    config::{ControlAddr, StreamLimits},
     dns::{Dns, ResolveError},
-    io::{Io, Stream},
-    listen::set_options,
 };
 
-/// Deadline for connecting to one address, TLS included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of pings on idle connections, and deadline for their answers, so that a vanished controller is noticed;
-/// Linkerd's chart has the same.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+use connect::Connector;
+pub(crate) use connect::{Sender, handshake};
+use exchange::Exchange;
+pub(crate) use exchange::ResponseBody;
+use metrics::ServiceMetrics;
+use replicas::Replicas;
+
 /// First and longest pause between attempts: Linkerd's for control-plane clients.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
@@ -54,12 +53,12 @@ pub(crate) enum ControlError {
     /// Its name has no address.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// Connecting to all of its addresses failed.
+    /// Connecting to each of its replicas failed.
     #[error("connect to {service}")]
     Connect {
         /// The service's address as configured.
         service: String,
-        /// The failure of the last address.
+        /// The failure of the last replica.
         #[source]
         source: io::Error,
     },
@@ -86,29 +85,46 @@ pub(crate) enum Trust {
     Bootstrap(TrustAnchors, Credentialed),
 }
 
-/// A client for tonic. Clones share the connection.
+/// A client for tonic. Clones share the connections.
 #[derive(Clone)]
 pub(crate) struct ControlClient {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    addr: ControlAddr,
+    service: String,
     authority: Authority,
-    trust: Trust,
-    dns: Dns,
+    connector: Connector,
+    replicas: Arc<Replicas>,
     limits: StreamLimits,
-    connection: Mutex<Option<http2::SendRequest<tonic::body::Body>>>,
+    metrics: Arc<ServiceMetrics>,
 }
 
 impl ControlClient {
-    /// Creates a client; it connects at the first request.
-    pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns, limits: StreamLimits) -> Self {
+    /// Creates a client; it resolves and connects at the first request.
+    pub(crate) fn measured(
+        addr: ControlAddr,
+        trust: Trust,
+        dns: Dns,
+        limits: StreamLimits,
+        metrics: ServiceMetrics,
+    ) -> Self {
         let host = addr.host.trim_end_matches('.');
         let authority =
             if host.contains(':') { format!("[{host}]:{}", addr.port) } else { format!("{host}:{}", addr.port) };
         let authority = authority.parse().unwrap_or_else(|_| Authority::from_static("control.invalid"));
-        Self { inner: Arc::new(Inner { addr, authority, trust, dns, limits, connection: Mutex::new(None) }) }
+        let service = format!("{}:{}", addr.host, addr.port);
+        let metrics = Arc::new(metrics);
+        let replicas = Replicas::new(addr.host.clone(), addr.port, dns, Arc::clone(&metrics));
+        let connector = Connector::new(addr, trust);
+        Self { inner: Arc::new(Inner { service, authority, connector, replicas, limits, metrics }) }
+    }
+
+    /// Creates a client whose metrics nobody reads.
+    #[cfg(test)]
+    pub(crate) fn new(addr: ControlAddr, trust: Trust, dns: Dns, limits: StreamLimits) -> Self {
+        let metrics = metrics::ControlMetrics::default().service(metrics::Service::Policy, &addr);
+        Self::measured(addr, trust, dns, limits, metrics)
     }
 
     /// Opens a stream within the limits of the settings.
@@ -133,101 +149,52 @@ impl Inner {
     async fn send(
         &self,
         mut request: http::Request<tonic::body::Body>,
-    ) -> Result<http::Response<Incoming>, ControlError> {
+    ) -> Result<http::Response<ResponseBody>, ControlError> {
+        let since = Instant::now();
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
         parts.scheme = Some(Scheme::HTTP);
         parts.authority = Some(self.authority.clone());
         parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
         *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
-        let mut sender = self.connection().await?;
-        sender.send_request(request).await.map_err(|source| ControlError::Send { service: self.service(), source })
-    }
-
-    /// The shared connection, reopened if it is gone. Concurrent callers wait for the same attempt.
-    async fn connection(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
-        let mut connection = self.connection.lock().await;
-        if let Some(sender) = connection.as_mut() {
-            if !sender.is_closed() && sender.ready().await.is_ok() {
-                return Ok(sender.clone());
-            }
-            *connection = None;
-        }
-        let sender = self.connect().await?;
-        *connection = Some(sender.clone());
-        Ok(sender)
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-    async fn connect(&self) -> Result<http2::SendRequest<tonic::body::Body>, ControlError> {
-        let mut addrs = self.dns.resolve(&self.addr.host, self.addr.port).await?;
-        addrs.shuffle(&mut rand::rng());
-        let tls = self.tls().await?;
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for addr in addrs {
-            let attempt = async {
-                let stream = TcpStream::connect(addr).await?;
-                set_options(&stream, SocketConfig::default())?;
-                let stream = match &tls {
-                    None => Stream::Plain(stream),
-                    Some((connector, name)) => Stream::Client(Box::new(connector.connect(name.clone(), stream).await?)),
-                };
-                let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-                    .timer(TokioTimer::new())
-                    .keep_alive_interval(KEEPALIVE.0)
-                    .keep_alive_timeout(KEEPALIVE.1)
-                    .keep_alive_while_idle(true)
-                    .handshake(TokioIo::new(Io::new(stream)))
-                    .await
-                    .map_err(io::Error::other)?;
-                tokio::spawn(async move {
-                    if let Err(error) = connection.await {
-                        tracing::debug!(%error, %addr, "control-plane connection ended");
-                    }
-                });
-                Ok(sender)
+        self.metrics.requests.inc();
+        let tls = self.connector.tls().await?;
+        let set = self.replicas.current().await?;
+        let mut tried = Vec::with_capacity(set.len());
+        let mut failure = None;
+        while let Some(picked) = replicas::pick(&set, &tried) {
+            tried.push(picked.replica.addr);
+            picked.replica.rested(&set).await;
+            let mut sender = match picked.replica.connection(&self.connector, tls.as_ref()).await {
+                Ok(sender) => sender,
+                Err(source) => {
+                    tracing::debug!(error = %source, service = self.service, dst.addr = %picked.replica.addr, "cannot connect to a replica of the control plane");
+                    self.replicas.changed(&set);
+                    failure = Some(ControlError::Connect { service: self.service.clone(), source });
+                    continue;
+                }
             };
-            match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
-                Ok(Ok(sender)) => return Ok(sender),
-                Ok(Err(error)) => last = error,
-                Err(_) => last = io::ErrorKind::TimedOut.into(),
-            }
-        }
-        Err(ControlError::Connect { service: self.service(), source: last })
-    }
-
-    async fn tls(&self) -> Result<Option<(TlsConnector, ServerName<'static>)>, ControlError> {
-        if self.addr.is_loopback() {
-            return Ok(None);
-        }
-        let Some(identity) = &self.addr.identity else { return Err(ControlError::Credentials) };
-        let config = match &self.trust {
-            Trust::Bootstrap(anchors, credentials) => {
-                let credentials = credentials.borrow().clone();
-                match credentials {
-                    Some(credentials) => credentials.client_config(identity, &[]),
-                    None => bootstrap_client_config(anchors, identity, &[]),
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    let exchange = Exchange::begun(picked, &response, Arc::clone(&self.metrics), since);
+                    self.replicas.changed(&set);
+                    return Ok(response.map(|body| ResponseBody::new(body, exchange)));
+                }
+                Err(mut error) => {
+                    picked.replica.failed();
+                    self.replicas.changed(&set);
+                    let unsent = error.take_message();
+                    let source = error.into_error();
+                    let error = ControlError::Send { service: self.service.clone(), source };
+                    // Only a request that was not sent may be sent to another one.
+                    let Some(unsent) = unsent else { return Err(error) };
+                    failure = Some(error);
+                    request = unsent;
                 }
             }
-            Trust::Credentials(credentials) => {
-                let mut credentials = credentials.clone();
-                let known = credentials.wait_for(Option::is_some).await.map_err(|_| ControlError::Credentials)?.clone();
-                known.ok_or(ControlError::Credentials)?.client_config(identity, &[])
-            }
-        };
-        let name = server_name(identity).ok_or(ControlError::Credentials)?;
-        Ok(Some((TlsConnector::from(config), name)))
-    }
-
-    fn service(&self) -> String {
-        format!("{}:{}", self.addr.host, self.addr.port)
-    }
-}
-
-/// The TLS server name for a server with this identity; `None` for URIs, which TLS cannot ask for.
-pub(crate) fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
-    match identity {
-        Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
-        Identity::Uri(_) => None,
+        }
+        // Each of them failed, so that there may be others by now.
+        self.replicas.expire();
+        Err(failure.unwrap_or_else(|| ResolveError::Empty(self.service.clone()).into()))
     }
 }
 
@@ -263,7 +230,7 @@ async fn within<T>(until: Option<Instant>, answer: impl Future<Output = Result<T
 }
 
 impl tower::Service<http::Request<tonic::body::Body>> for ControlClient {
-    type Response = http::Response<Incoming>;
+    type Response = http::Response<ResponseBody>;
     type Error = ControlError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ControlError>> + Send>>;
 
@@ -277,44 +244,43 @@ impl tower::Service<http::Request<tonic::body::Body>> for ControlClient {
     }
 }
 
-/// Pauses between attempts that grow from 100 ms to 10 s, each with a jitter of half, so that proxies do not return
-/// all at once.
+/// Pauses between attempts that double up to a limit, each of them between half of that and the whole, so that proxies do
+/// not return all at once.
 #[derive(Debug)]
 pub(crate) struct Backoff {
+    first: Duration,
+    longest: Duration,
     next: Duration,
 }
 
 impl Backoff {
-    /// Starts with the shortest pause.
+    /// From 100 ms to 10 s.
     pub(crate) fn new() -> Self {
-        Self { next: BACKOFF.0 }
+        Self::between(BACKOFF.0, BACKOFF.1)
+    }
+
+    /// Starts with the pause `first`.
+    pub(crate) fn between(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, next: first }
     }
 
     /// Starts anew after a success.
     pub(crate) fn reset(&mut self) {
-        self.next = BACKOFF.0;
+        self.next = self.first;
+    }
+
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.next.mul_f64(rand::rng().random_range(0.5..=1.0));
+        self.next = (self.next * 2).min(self.longest);
+        pause
     }
 
     /// Waits for the next pause.
     pub(crate) async fn pause(&mut self) {
-        let pause = self.next.mul_f64(rand::rng().random_range(0.75..1.25));
-        self.next = (self.next * 2).min(BACKOFF.1);
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(self.next()).await;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn pauses_grow_to_their_limit_and_begin_anew() {
-        let mut backoff = Backoff::new();
-        for _ in 0..20 {
-            backoff.pause().await;
-        }
-        assert_eq!(backoff.next, BACKOFF.1);
-        backoff.reset();
-        assert_eq!(backoff.next, BACKOFF.0);
-    }
-}
+mod tests;

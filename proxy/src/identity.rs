@@ -1,15 +1,18 @@
 //! Certificates: the first one, and renewals.
 //!
 //! ```text
-//! token file + CSR -> Certify -> leaf, intermediates -> Credentials (name, chain, expiry checked) -> watch
+//! token file + CSR -> Certify -> leaf, intermediates ─┬─> Credentials (name, chain, expiry checked) -> watch
+//! SPIFFE Workload API -> SVID: key, certificates ─────┘
 //! ```
 //!
 //! Owns the schedule. The token is read again each time, because the kubelet rotates it; the key never changes. A
 //! certificate that does not verify is not used: the old one stays until it expires, and without one the proxy does
-//! not serve.
+//! not serve. The trust anchors are a setting, and stay until the proxy ends.
+
+mod spire;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,19 +21,23 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use rand::RngExt as _;
 use tokio::{sync::watch, time::Instant};
 use weft_proto::linkerd::identity::{CertifyRequest, identity_client::IdentityClient};
-use weft_runtime::{metrics::Metrics, readiness::Gate};
+use weft_runtime::{
+    metrics::{Family, Metrics},
+    readiness::Gate,
+};
 use weft_tls::{
     anchors::TrustAnchors,
     credentials::{Credentials, CredentialsError},
+    identity::Identity,
     keys::IdentityKey,
 };
 
 use crate::{
-    config::{IdentityConfig, UnusableSetting},
+    config::{ControlAddr, ControllerIdentity, IdentityConfig, IdentitySource, UnusableSetting},
     control::{Backoff, ControlClient},
-    shared::Shared,
 };
 
 /// The fraction of a certificate's remaining lifetime after which it is renewed: Linkerd's.
@@ -38,30 +45,48 @@ const REFRESH_AT: f64 = 0.7;
 
 /// The longest wait without looking at the wall clock again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// Renewals come up to a tenth earlier, so that proxies that started together do not renew together.
+const REFRESH_SPREAD: f64 = 0.1;
 
 /// Deadline for the controller's answer once it is connected.
 const CERTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Content of the settings' files, read at start.
+/// What is read at the start, before anything runs.
 pub(crate) struct Bootstrap {
     /// The mesh's trust anchors.
     pub(crate) anchors: TrustAnchors,
-    /// The private key, used until the process ends.
-    pub(crate) key: IdentityKey,
-    /// The signing request, DER.
-    pub(crate) csr: Vec<u8>,
+    source: Source,
 }
 
-/// Dependencies of certification.
-pub(crate) struct Certifier {
-    /// Key, signing request, anchors.
-    pub(crate) bootstrap: Bootstrap,
-    /// The identity controller.
-    pub(crate) client: ControlClient,
-    /// The published credentials.
-    pub(crate) credentials: watch::Sender<Option<Arc<Credentials>>>,
-    /// Opened with the first credentials.
-    pub(crate) gate: Gate,
+enum Source {
+    Controller(Box<Requester>),
+    /// The key arrives with the certificate.
+    Spire(PathBuf),
+}
+
+/// What the identity controller is asked with.
+struct Requester {
+    config: ControllerIdentity,
+    /// The private key, used until the process ends.
+    key: IdentityKey,
+    /// The signing request, DER.
+    csr: Vec<u8>,
+}
+
+/// What happens with a new certificate.
+pub(crate) struct Publisher {
+    name: Identity,
+    anchors: TrustAnchors,
+    credentials: watch::Sender<Option<Arc<Credentials>>>,
+    gate: Gate,
+    metrics: CertMetrics,
+}
+
+/// Certification by the identity controller.
+struct Certifier {
+    requester: Box<Requester>,
+    client: ControlClient,
+    publisher: Publisher,
 }
 
 /// Why a new certificate was not obtained.
@@ -107,70 +132,140 @@ pub(crate) enum TokenError {
 struct CertMetrics {
     expiration: Gauge,
     refresh: Gauge,
-    refreshes: Counter,
+    refreshes: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
-/// Certifies and renews until the process ends.
+impl Bootstrap {
+    /// Reads the files that the settings name.
+    ///
+    /// # Errors
+    /// The setting whose content cannot be used.
+    pub(crate) fn read(config: &IdentityConfig) -> Result<Self, UnusableSetting> {
+        let unusable =
+            |variable, error: &dyn std::error::Error| UnusableSetting { variable, reason: with_sources(error) };
+        let anchors = TrustAnchors::from_pem(&config.trust_anchors)
+            .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", &error))?;
+        let source = match &config.source {
+            IdentitySource::Spire(socket) => Source::Spire(socket.clone()),
+            IdentitySource::Controller(controller) => {
+                let (key, csr) = IdentityKey::load_or_create(&controller.dir, &config.local_name)
+                    .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_DIR", &error))?;
+                read_token(&controller.token_file)
+                    .map_err(|error| unusable("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", &error))?;
+                Source::Controller(Box::new(Requester { config: controller.clone(), key, csr }))
+            }
+        };
+        Ok(Self { anchors, source })
+    }
+
+    /// The identity controller, if certificates come from there.
+    pub(crate) fn controller(&self) -> Option<&ControlAddr> {
+        match &self.source {
+            Source::Controller(requester) => Some(&requester.config.control),
+            Source::Spire(_) => None,
+        }
+    }
+}
+
+/// Certifies and renews until the process ends. `client` is that of [`Bootstrap::controller`].
 ///
 /// # Errors
-/// [`UnusableSetting`] when there is no token at the start. Later failures are logged and retried.
-pub(crate) async fn run(shared: Arc<Shared>, certifier: Certifier, registry: Metrics) -> anyhow::Result<()> {
-    let metrics = registry.register(CertMetrics::register);
-    let config = &shared.config.identity;
-    read_token(&config.token_file).map_err(|error| UnusableSetting {
-        variable: "LINKERD2_PROXY_IDENTITY_TOKEN_FILE",
-        reason: with_sources(&error),
-    })?;
-    certifier.certify_forever(config, &metrics).await
+/// When the Workload API refuses for good. Other failures are logged and retried.
+pub(crate) async fn run(
+    bootstrap: Bootstrap,
+    client: Option<ControlClient>,
+    publisher: Publisher,
+) -> anyhow::Result<()> {
+    match (bootstrap.source, client) {
+        (Source::Controller(requester), Some(client)) => {
+            Certifier { requester, client, publisher }.certify_forever().await
+        }
+        (Source::Controller(_), None) => anyhow::bail!("there is no client of the identity controller"),
+        (Source::Spire(socket), _) => spire::follow(&socket, &publisher).await,
+    }
+}
+
+impl Publisher {
+    /// Creates a publisher whose metrics are registered.
+    pub(crate) fn new(
+        config: &IdentityConfig,
+        anchors: TrustAnchors,
+        credentials: watch::Sender<Option<Arc<Credentials>>>,
+        gate: Gate,
+        registry: &Metrics,
+    ) -> Self {
+        let metrics = registry.register(CertMetrics::register);
+        Self { name: config.local_name.clone(), anchors, credentials, gate, metrics }
+    }
+
+    /// Puts a certificate into force.
+    fn publish(&self, credentials: Credentials) {
+        self.metrics.expiration.set(unix_seconds(credentials.expiry()));
+        self.metrics.refresh.set(unix_seconds(SystemTime::now()));
+        self.metrics.refreshes.get_or_create(&[("result", "ok")]).inc();
+        let first = self.credentials.send_replace(Some(Arc::new(credentials))).is_none();
+        if first {
+            tracing::info!(server.id = %self.name, "certified identity");
+            self.gate.open();
+        }
+    }
+
+    /// Reports that there is no new certificate, and what that means by now.
+    fn failed(&self, error: &dyn std::error::Error) {
+        self.metrics.refreshes.get_or_create(&[("result", "error")]).inc();
+        let error = with_sources(error);
+        let expiry = self.credentials.borrow().as_ref().map(|credentials| credentials.expiry());
+        if expiry.is_some_and(|expiry| expiry <= SystemTime::now()) {
+            tracing::error!(error, server.id = %self.name, "the certificate has expired, so that peers refuse this proxy, and it cannot be renewed");
+        } else {
+            tracing::warn!(error, server.id = %self.name, "failed to obtain identity, trying again");
+        }
+    }
 }
 
 impl Certifier {
-    async fn certify_forever(self, config: &IdentityConfig, metrics: &CertMetrics) -> anyhow::Result<()> {
+    async fn certify_forever(self) -> anyhow::Result<()> {
         let mut backoff = Backoff::new();
         loop {
-            match self.certify(config).await {
+            match self.certify().await {
                 Ok(credentials) => {
                     let expiry = credentials.expiry();
-                    metrics.expiration.set(unix_seconds(expiry));
-                    metrics.refresh.set(unix_seconds(SystemTime::now()));
-                    metrics.refreshes.inc();
-                    let first = self.credentials.send_replace(Some(Arc::new(credentials))).is_none();
-                    if first {
-                        tracing::info!(server.id = %config.local_name, "certified identity");
-                        self.gate.open();
-                    }
+                    self.publisher.publish(credentials);
                     backoff.reset();
-                    let pause = refresh_after(expiry, SystemTime::now(), config.min_refresh, config.max_refresh);
+                    let spread = rand::rng().random_range(1.0 - REFRESH_SPREAD..=1.0);
+                    let pause = refresh_after(expiry, SystemTime::now(), &self.requester.config, spread);
                     wait(pause).await;
                 }
                 Err(error) => {
-                    tracing::warn!(error = with_sources(&error), "failed to obtain identity, trying again");
+                    self.publisher.failed(&error);
                     backoff.pause().await;
                 }
             }
         }
     }
 
-    async fn certify(&self, config: &IdentityConfig) -> Result<Credentials, CertifyError> {
+    async fn certify(&self) -> Result<Credentials, CertifyError> {
+        let Publisher { name, anchors, .. } = &self.publisher;
+        let Requester { config, key, csr } = &*self.requester;
         let request = CertifyRequest {
-            identity: config.local_name.to_string(),
+            identity: name.to_string(),
             token: read_token(&config.token_file)?,
-            certificate_signing_request: self.bootstrap.csr.clone(),
+            certificate_signing_request: csr.clone(),
         };
         let mut client = IdentityClient::new(self.client.clone());
         let answer = tokio::time::timeout(CERTIFY_TIMEOUT, client.certify(request)).await;
         let issued = answer.map_err(|_| CertifyError::TimedOut)??.into_inner();
-        let name = config.local_name.clone();
-        let Bootstrap { anchors, key, .. } = &self.bootstrap;
-        Ok(Credentials::new(name, key, issued.leaf_certificate, issued.intermediate_certificates, anchors.clone())?)
+        let chain = issued.intermediate_certificates;
+        Ok(Credentials::new(name.clone(), key, issued.leaf_certificate, chain, anchors.clone())?)
     }
 }
 
-/// How long to wait before the next renewal: until 70 % of what remains has passed, between `min` and `max`.
-fn refresh_after(expiry: SystemTime, now: SystemTime, min: Duration, max: Duration) -> Duration {
+/// How long to wait before the next renewal: until 70 % of what remains has passed, at most the settings' longest time,
+/// of that the part `spread`, and at least the settings' shortest time.
+fn refresh_after(expiry: SystemTime, now: SystemTime, config: &ControllerIdentity, spread: f64) -> Duration {
     let remaining = expiry.duration_since(now).unwrap_or_default();
     // Not `clamp`, which panics if the settings are reversed.
-    remaining.mul_f64(REFRESH_AT).min(max).max(min)
+    remaining.mul_f64(REFRESH_AT).min(config.max_refresh).mul_f64(spread).max(config.min_refresh)
 }
 
 /// Waits for a time that has come when either clock says so. Timers stand still while a machine sleeps, and certificates
@@ -203,12 +298,17 @@ fn unix_seconds(time: SystemTime) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
+/// An error and what led to it.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let message = error.to_string();
+        // Some errors repeat their source's message.
+        if !text.ends_with(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
         source = error.source();
     }
     text
@@ -240,7 +340,7 @@ impl CertMetrics {
         );
         registry.register(
             "control_identity_cert_refreshes",
-            "How often the proxy's certificate was refreshed",
+            "How often the proxy's certificate was refreshed, by result",
             metrics.refreshes.clone(),
         );
         metrics

@@ -6,6 +6,7 @@
 mod admin;
 mod app;
 mod attest;
+mod build_info;
 mod config;
 mod control;
 mod detect;
@@ -38,8 +39,8 @@ Weft's sidecar proxy, wire-compatible with linkerd2-proxy.
 
 Usage: weft-proxy [--help | --version]
 
-All settings are environment variables: those of Linkerd's proxy (LINKERD2_PROXY_*), and
-  WEFT_PROXY_REQUIRE_REDIRECT=true   stay unready until the kernel redirects both directions
+All settings are environment variables. Durations are a whole number with ms, s, m, h or d; lists are separated by
+commas; blank means unset.
 
 A proxy beside a control plane on the same host, without Kubernetes:
   LINKERD2_PROXY_DESTINATION_SVC_ADDR=127.0.0.1:8086 \\
@@ -61,7 +62,7 @@ pub fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         None => {}
         Some("--help" | "-h") => {
-            print_line(HELP.trim_end());
+            print_line(&format!("{HELP}\n{}", config::help().trim_end()));
             return ExitCode::SUCCESS;
         }
         Some("--version" | "-V") => {
@@ -80,7 +81,8 @@ pub fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    match app::run(config) {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    match app::run(config, &config::unknown(names)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("{error:#}"));

@@ -16,10 +16,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-use crate::config::SocketConfig;
-
-/// Length of a listener's backlog: the kernel's default limit (`net.core.somaxconn`).
-const BACKLOG: i32 = 4096;
+use crate::config::{Backlog, SocketConfig};
 
 /// The most connections that one worker serves at a time; further ones stay in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 100_000;
@@ -51,16 +48,24 @@ pub(crate) struct Accepted {
 /// # Errors
 /// When the address is in use or not of this host.
 pub(crate) fn bind(addr: SocketAddr, count: usize) -> io::Result<Vec<StdListener>> {
-    let first = bind_one(addr, count > 1)?;
+    bind_with(addr, count, Backlog::default())
+}
+
+/// The same with another backlog, which the kernel limits to `net.core.somaxconn`.
+///
+/// # Errors
+/// As of [`bind`].
+pub(crate) fn bind_with(addr: SocketAddr, count: usize, backlog: Backlog) -> io::Result<Vec<StdListener>> {
+    let first = bind_one(addr, count > 1, backlog)?;
     let bound = first.local_addr()?;
     let mut listeners = vec![first];
     for _ in 1..count {
-        listeners.push(bind_one(bound, true)?);
+        listeners.push(bind_one(bound, true, backlog)?);
     }
     Ok(listeners)
 }
 
-fn bind_one(addr: SocketAddr, shared: bool) -> io::Result<StdListener> {
+fn bind_one(addr: SocketAddr, shared: bool, backlog: Backlog) -> io::Result<StdListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if shared {
@@ -72,7 +77,7 @@ fn bind_one(addr: SocketAddr, shared: bool) -> io::Result<StdListener> {
     }
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
+    socket.listen(backlog.0)?;
     Ok(socket.into())
 }
 
@@ -154,6 +159,16 @@ mod tests {
         let socket = SockRef::from(&accepted.stream);
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn the_backlog_is_that_of_the_settings() {
+        let listener = bind_with("127.0.0.1:0".parse().unwrap(), 1, Backlog(1)).unwrap().remove(0);
+        let addr = listener.local_addr().unwrap();
+        // The kernel lets one more wait than the backlog says, and drops the handshakes of others.
+        let connect = |_| std::net::TcpStream::connect_timeout(&addr, Duration::from_millis(300)).ok();
+        let waiting: Vec<_> = (0..4).filter_map(connect).collect();
+        assert!((1..=2).contains(&waiting.len()), "{waiting:?}");
     }
 
     #[test]

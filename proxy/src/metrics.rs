@@ -13,10 +13,12 @@ use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc, time::D
 
 use parking_lot::Mutex;
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use weft_runtime::metrics::Family;
 
+pub(crate) use histogram::LatencyMs;
 use http::HttpFamilies;
 pub(crate) use http::{HttpMetrics, ProfileMetrics};
 use retain::{InUse, Retained};

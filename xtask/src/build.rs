@@ -4,7 +4,7 @@
 //! keeps one set of features, and so one build of every dependency. Tests add features that no binary needs (tokio's
 //! clock that can be paused), so binaries for the tests are built together with the tests: [`tests`].
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -61,6 +61,11 @@ pub fn binaries(workspace: &Workspace, profile: Profile) -> Result<PathBuf> {
         Profile::Release => cargo.arg("--release").args(ALLOCATOR),
         Profile::Dist => cargo.args(["--profile", "dist"]).args(ALLOCATOR),
     };
+    if profile == Profile::Dist {
+        // Shown by the proxy's metric proxy_build_info; empty outside a repository, such as in an unpacked archive.
+        let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
+        cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
+    }
     if profile != Profile::Dev {
         packages::ensure(&packages::ALLOCATOR)?;
     }

@@ -297,7 +297,7 @@ fn what_is_made_from_the_table_is_current() {
     for (path, text) in [
         ("docs/compatibility.md", document()),
         ("charts/weft-control-plane/files/linkerd-values.json", chart_values()),
-        ("proxy/src/config/unsupported.txt", unsupported_variables()),
+        ("proxy/src/config/linkerd.txt", proxy_variables()),
     ] {
         let kept = fs::read_to_string(repository().join(path)).unwrap_or_default();
         assert!(kept == text, "{path} is not current; run `cargo run -p weft-k8s-api --example support`");

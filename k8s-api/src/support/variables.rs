@@ -1,7 +1,8 @@
 //! Linkerd's variables of the proxy, without `LINKERD2_PROXY_` (`linkerd2-proxy:linkerd/app/src/env.rs`,
-//! `linkerd2:charts/partials/templates/_proxy.tpl`). `*` stands for the rest of a name that the proxy refuses.
+//! `linkerd2:charts/partials/templates/_proxy.tpl`).
 //!
-//! The proxy warns at its start about those that are not supported yet: `proxy/src/config/unsupported.txt` is made from here.
+//! The proxy warns at its start about those that are not supported yet and about those that are not here, and lists all
+//! of them in its help: `proxy/src/config/linkerd.txt` is made from here.
 
 use super::{
     Setting,
@@ -32,8 +33,8 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new("OUTBOUND_ACCEPT_USER_TIMEOUT", Works, ""),
     Setting::new("INBOUND_CONNECT_USER_TIMEOUT", Works, ""),
     Setting::new("OUTBOUND_CONNECT_USER_TIMEOUT", Works, ""),
-    Setting::new("INBOUND_TCP_LISTEN_BACKLOG", Unsupported, FIXED),
-    Setting::new("OUTBOUND_TCP_LISTEN_BACKLOG", Unsupported, FIXED),
+    Setting::new("INBOUND_TCP_LISTEN_BACKLOG", Works, ""),
+    Setting::new("OUTBOUND_TCP_LISTEN_BACKLOG", Works, ""),
     Setting::new("OUTBOUND_TCP_QUEUE_CAPACITY", Meaningless, "there is no such queue"),
     Setting::new("OUTBOUND_HTTP_QUEUE_CAPACITY", Meaningless, "there is no such queue"),
     Setting::new("INBOUND_HTTP_QUEUE_CAPACITY", Meaningless, "there is no such queue"),
@@ -114,13 +115,14 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new("IDENTITY_SERVER_NAME", Works, ""),
     Setting::new("IDENTITY_MIN_REFRESH", Works, ""),
     Setting::new("IDENTITY_MAX_REFRESH", Works, ""),
-    Setting::new("IDENTITY_SPIRE_*", Unsupported, "no SPIRE"),
+    Setting::new("IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", Works, ""),
+    Setting::new("IDENTITY_SPIRE_SOCKET", Works, ""),
     Setting::new("IDENTITY_DISABLED", Works, "refused, as by Linkerd's proxy"),
     Setting::new("SHUTDOWN_ENDPOINT_ENABLED", Works, ""),
     Setting::new("SHUTDOWN_GRACE_PERIOD", Works, ""),
     Setting::new("METRICS_RETAIN_IDLE", Works, ""),
-    Setting::new("DNS_MIN_TTL", Unsupported, FIXED),
-    Setting::new("DNS_MAX_TTL", Unsupported, FIXED),
+    Setting::new("DNS_MIN_TTL", Works, ""),
+    Setting::new("DNS_MAX_TTL", Works, ""),
     Setting::new("LOG", Works, ""),
     Setting::new("LOG_FORMAT", Works, ""),
     Setting::new("ACCESS_LOG", Unsupported, "no access log"),

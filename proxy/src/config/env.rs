@@ -13,15 +13,18 @@ use std::{
 use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
-use super::{ControlAddr, DefaultPolicy, Keepalive, SocketConfig, Unanswered, is_loopback_host, localhost};
+use super::{
+    Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig, IdentitySource, Keepalive,
+    SocketConfig, Unanswered, is_loopback_host, localhost,
+};
 
 /// Returns the value of a variable by its full name.
 pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 const DURATION: &str = "a duration such as 500ms, 10s, 2m, 1h, 1d or 0";
-const PREFIX: &str = "LINKERD2_PROXY_";
+pub(super) const PREFIX: &str = "LINKERD2_PROXY_";
 /// Settings that Linkerd does not have.
-const OWN_PREFIX: &str = "WEFT_PROXY_";
+pub(super) const OWN_PREFIX: &str = "WEFT_PROXY_";
 
 /// A variable that cannot be used. The message never contains the value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,7 +108,7 @@ impl<'a> Env<'a> {
         self.parse(name, "an address such as 0.0.0.0:4143 or [::]:4143", |value| value.parse().ok())
     }
 
-    pub(super) fn path(&self, name: &str) -> Result<PathBuf, ConfigError> {
+    fn path(&self, name: &str) -> Result<PathBuf, ConfigError> {
         self.required(name, "a path").map(PathBuf::from)
     }
 
@@ -215,7 +218,66 @@ impl<'a> Env<'a> {
         self.parse(name, "a DNS name or a URI", |value| value.parse().ok())
     }
 
-    pub(super) fn local_name(&self) -> Result<Identity, ConfigError> {
+    /// This proxy's identity, and where its certificates come from.
+    pub(super) fn own_identity(&self) -> Result<IdentityConfig, ConfigError> {
+        let local_name = self.local_name()?;
+        let source = match self.workload_api()? {
+            Some(socket) => {
+                if !matches!(&local_name, Identity::Uri(uri) if uri.starts_with("spiffe://")) {
+                    return Err(invalid(
+                        "IDENTITY_SERVER_ID",
+                        "a SPIFFE ID (spiffe://…), because SPIRE issues no other",
+                    ));
+                }
+                IdentitySource::Spire(socket)
+            }
+            None => IdentitySource::Controller(ControllerIdentity {
+                dir: self.path("IDENTITY_DIR")?,
+                token_file: self.path("IDENTITY_TOKEN_FILE")?,
+                control: self.control("IDENTITY_SVC")?,
+                min_refresh: self.duration("IDENTITY_MIN_REFRESH")?.unwrap_or(Duration::from_secs(10)),
+                max_refresh: self.duration("IDENTITY_MAX_REFRESH")?.unwrap_or(Duration::from_secs(24 * 3600)),
+            }),
+        };
+        Ok(IdentityConfig {
+            server_name: self.server_name(&local_name)?,
+            trust_anchors: self.required("IDENTITY_TRUST_ANCHORS", "the mesh's trust anchors as PEM")?,
+            local_name,
+            source,
+        })
+    }
+
+    /// The socket of the SPIFFE Workload API, a path with or without `unix:`; the older name only without the newer.
+    fn workload_api(&self) -> Result<Option<PathBuf>, ConfigError> {
+        let socket = |name| {
+            self.parse(name, "a unix socket such as unix:///run/spire/sockets/agent.sock", |value| {
+                let path = value.strip_prefix("unix:").unwrap_or(value);
+                // Two more slashes are those of a URI without an authority.
+                let path = path.strip_prefix("//").unwrap_or(path);
+                path.starts_with('/').then(|| PathBuf::from(path))
+            })
+        };
+        let newer = socket("IDENTITY_SPIRE_WORKLOAD_API_ADDRESS")?;
+        let older = socket("IDENTITY_SPIRE_SOCKET")?;
+        Ok(newer.or(older))
+    }
+
+    /// Bounds of the TTLs of DNS records.
+    pub(super) fn dns(&self) -> Result<DnsConfig, ConfigError> {
+        let (min, max) = (self.duration("DNS_MIN_TTL")?, self.duration("DNS_MAX_TTL")?);
+        if min.zip(max).is_some_and(|(min, max)| min > max) {
+            return Err(invalid("DNS_MIN_TTL", "a duration of at most LINKERD2_PROXY_DNS_MAX_TTL"));
+        }
+        Ok(DnsConfig { min, max })
+    }
+
+    /// The length of a listener's queue.
+    pub(super) fn backlog(&self, name: &str) -> Result<Backlog, ConfigError> {
+        let positive = |value: &str| value.parse().ok().filter(|length: &i32| *length > 0).map(Backlog);
+        Ok(self.parse(name, "a number of connections above 0", positive)?.unwrap_or_default())
+    }
+
+    fn local_name(&self) -> Result<Identity, ConfigError> {
         let local = self.identity("IDENTITY_LOCAL_NAME")?;
         let server = self.identity("IDENTITY_SERVER_ID")?;
         local.or(server).ok_or(ConfigError::Missing {
@@ -225,7 +287,7 @@ impl<'a> Env<'a> {
     }
 
     /// The TLS server name of clients: by default the identity, if that is a DNS name.
-    pub(super) fn server_name(&self, own: &Identity) -> Result<Box<str>, ConfigError> {
+    fn server_name(&self, own: &Identity) -> Result<Box<str>, ConfigError> {
         match (self.identity("IDENTITY_SERVER_NAME")?, own) {
             (Some(Identity::Dns(name)), _) => Ok((&*name).into()),
             (Some(Identity::Uri(_)), _) => Err(invalid("IDENTITY_SERVER_NAME", "a DNS name")),

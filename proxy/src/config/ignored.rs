@@ -1,20 +1,56 @@
-//! Variables of linkerd2-proxy that are not supported yet, so that the log can name those that are set.
+//! Linkerd's variables that this proxy does not act on, and variables that nobody knows, so that the log can name those
+//! that are set.
 
-use super::env::Env;
+use super::env::{Env, PREFIX};
 
-/// Names without their prefix, each with the value that the line concerns, if it concerns one.
-const UNSUPPORTED: &str = include_str!("unsupported.txt");
+/// Linkerd's variables: name, value that the line is about, state, note.
+const LINKERD: &str = include_str!("linkerd.txt");
 
-/// The full names of those that are set, except to `false`, which is what this proxy does anyway.
+/// How this proxy treats one of Linkerd's variables.
+pub(super) struct Treated {
+    /// Without its prefix.
+    pub(super) name: &'static str,
+    /// The value that this is about; empty means any.
+    pub(super) value: &'static str,
+    /// `works`, `no meaning here` or `not supported yet`.
+    pub(super) state: &'static str,
+    /// The reason, or its effect; may be empty.
+    pub(super) note: &'static str,
+}
+
+/// Every variable of linkerd2-proxy.
+pub(super) fn treated() -> impl Iterator<Item = Treated> {
+    LINKERD.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let mut columns = line.split('\t');
+        let mut next = || columns.next();
+        Some(Treated { name: next()?, value: next()?, state: next()?, note: next().unwrap_or_default() })
+    })
+}
+
+/// The full names of those that are set and not supported, except to `false`, which is what this proxy does anyway.
 pub(super) fn set_without_effect(env: &Env<'_>) -> Vec<String> {
-    let lines = UNSUPPORTED.lines().filter(|line| !line.starts_with('#'));
-    let rows = lines.map(|line| line.split_once(' ').map_or((line, None), |(name, value)| (name, Some(value))));
-    let is_set = |(name, wanted): &(&str, Option<&str>)| {
-        let set = env.string(name);
-        set.is_some_and(|set| match wanted {
-            Some(wanted) => set.split(',').any(|part| part.trim() == *wanted),
-            None => !set.trim().eq_ignore_ascii_case("false"),
+    let is_set = |row: &Treated| {
+        let set = env.string(row.name);
+        set.is_some_and(|set| match row.value {
+            "" => !set.trim().eq_ignore_ascii_case("false"),
+            wanted => set.split(',').any(|part| part.trim() == wanted),
         })
     };
-    rows.filter(is_set).map(|(name, _)| format!("LINKERD2_PROXY_{name}")).collect()
+    let unsupported = treated().filter(|row| row.state == "not supported yet");
+    let mut names: Vec<_> = unsupported.filter(is_set).map(|row| format!("{PREFIX}{}", row.name)).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Those of `names` that look like a setting of the proxy and are none: usually misspelt.
+pub(crate) fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let is_known = |name: &str| match name.strip_prefix(PREFIX) {
+        Some(name) => treated().any(|row| row.name == name),
+        None => super::variables::OWN.iter().any(|own| own.name == name),
+    };
+    let mut unknown: Vec<String> =
+        names.filter(|name| name.starts_with(PREFIX) || name.starts_with(super::env::OWN_PREFIX)).collect();
+    unknown.retain(|name| !is_known(name));
+    unknown.sort_unstable();
+    unknown
 }

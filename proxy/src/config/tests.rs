@@ -1,6 +1,9 @@
 //! Tests of defaults, and of the errors for malformed variables.
 
-use std::collections::HashMap;
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashMap},
+};
 
 use super::*;
 
@@ -148,9 +151,54 @@ fn a_uri_identity_needs_a_name_that_clients_ask_for() {
 }
 
 #[test]
-fn spire_is_refused_rather_than_ignored() {
-    let error = parse(&[("LINKERD2_PROXY_IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "unix:///run/spire.sock")]).unwrap_err();
-    assert!(error.to_string().contains("SPIRE is not supported"), "{error}");
+fn spire_takes_the_place_of_the_identity_controller() {
+    let own = [
+        ("LINKERD2_PROXY_IDENTITY_LOCAL_NAME", ""),
+        ("LINKERD2_PROXY_IDENTITY_DIR", ""),
+        ("LINKERD2_PROXY_IDENTITY_TOKEN_FILE", ""),
+        ("LINKERD2_PROXY_IDENTITY_SVC_ADDR", ""),
+        ("LINKERD2_PROXY_IDENTITY_SERVER_ID", "spiffe://mesh/web"),
+        ("LINKERD2_PROXY_IDENTITY_SERVER_NAME", "web.mesh"),
+    ];
+    let newer = "LINKERD2_PROXY_IDENTITY_SPIRE_WORKLOAD_API_ADDRESS";
+    let older = "LINKERD2_PROXY_IDENTITY_SPIRE_SOCKET";
+    let with = |sockets: &[(&str, &str)]| parse(&[&own[..], sockets].concat());
+    for (sockets, expected) in [
+        (vec![(newer, "unix:///run/spire.sock")], "/run/spire.sock"),
+        (vec![(newer, "unix:/run/spire.sock")], "/run/spire.sock"),
+        (vec![(older, "/run/old.sock")], "/run/old.sock"),
+        (vec![(newer, "/run/new.sock"), (older, "/run/old.sock")], "/run/new.sock"),
+    ] {
+        let identity = with(&sockets).unwrap().identity;
+        assert!(matches!(&identity.source, IdentitySource::Spire(socket) if socket.as_os_str() == expected));
+        assert_eq!((identity.local_name.as_str(), &*identity.server_name), ("spiffe://mesh/web", "web.mesh"));
+    }
+    assert!(with(&[(newer, "tcp://127.0.0.1:8081")]).unwrap_err().to_string().starts_with(newer));
+    let dns =
+        [own[0], own[1], own[2], own[3], ("LINKERD2_PROXY_IDENTITY_SERVER_ID", "web.mesh"), (newer, "/run/a.sock")];
+    let error = parse(&dns).unwrap_err().to_string();
+    assert!(error.starts_with("LINKERD2_PROXY_IDENTITY_SERVER_ID is invalid: expected a SPIFFE ID"), "{error}");
+    let error = with(&[]).unwrap_err().to_string();
+    assert!(error.starts_with("LINKERD2_PROXY_IDENTITY_DIR is not set"), "{error}");
+}
+
+#[test]
+fn bounds_of_ttls_and_backlogs_are_read() {
+    let config = parse(&[
+        ("LINKERD2_PROXY_DNS_MIN_TTL", "5s"),
+        ("LINKERD2_PROXY_DNS_MAX_TTL", "1m"),
+        ("LINKERD2_PROXY_INBOUND_TCP_LISTEN_BACKLOG", "100"),
+    ])
+    .unwrap();
+    assert_eq!(config.dns, DnsConfig { min: Some(Duration::from_secs(5)), max: Some(Duration::from_secs(60)) });
+    assert_eq!((config.inbound.backlog, config.outbound.backlog), (Backlog(100), Backlog(4096)));
+    for changes in [
+        &[("LINKERD2_PROXY_DNS_MIN_TTL", "2m"), ("LINKERD2_PROXY_DNS_MAX_TTL", "1m")][..],
+        &[("LINKERD2_PROXY_OUTBOUND_TCP_LISTEN_BACKLOG", "0")],
+    ] {
+        let error = parse(changes).unwrap_err().to_string();
+        assert!(error.starts_with(changes[0].0), "{error}");
+    }
 }
 
 #[test]
@@ -182,4 +230,87 @@ fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     assert_eq!(config.unwrap().without_effect, ["LINKERD2_PROXY_ACCESS_LOG", "LINKERD2_PROXY_INGRESS_MODE"]);
     let external = parse(&[("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local., .")]).unwrap();
     assert_eq!(external.without_effect, ["LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES"]);
+}
+
+/// What [`Config::parse`] asks for, without the variables that it only warns about.
+fn read(env: &HashMap<String, String>) -> BTreeSet<String> {
+    let asked = RefCell::new(BTreeSet::new());
+    let source = |name: &str| {
+        asked.borrow_mut().insert(name.to_owned());
+        env.get(name).cloned()
+    };
+    Config::parse(&source).unwrap();
+    let ignored: BTreeSet<String> = ignored::treated()
+        .filter(|row| row.state == "not supported yet")
+        .map(|row| format!("{}{}", env::PREFIX, row.name))
+        .collect();
+    asked.into_inner().difference(&ignored).cloned().collect()
+}
+
+#[test]
+fn every_variable_that_is_read_is_documented_and_works_as_the_table_says() {
+    let mut spire = minimal();
+    spire.remove("LINKERD2_PROXY_IDENTITY_LOCAL_NAME");
+    for (name, value) in [
+        ("IDENTITY_SERVER_ID", "spiffe://mesh/web"),
+        ("IDENTITY_SERVER_NAME", "web.mesh"),
+        ("IDENTITY_SPIRE_WORKLOAD_API_ADDRESS", "/run/spire.sock"),
+    ] {
+        spire.insert(format!("{}{name}", env::PREFIX), value.to_owned());
+    }
+    let read: BTreeSet<String> = read(&minimal()).union(&read(&spire)).cloned().collect();
+    let linkerds = variables::GROUPS.iter().flat_map(|group| group.variables);
+    let linkerds: BTreeSet<String> = linkerds.map(|variable| format!("{}{}", env::PREFIX, variable.name)).collect();
+    let own = variables::OWN.iter().map(|variable| variable.name.to_owned());
+    let documented: BTreeSet<String> = linkerds.iter().cloned().chain(own).collect();
+    assert_eq!(documented, read, "config/variables.rs lists what the proxy reads");
+    let works = ignored::treated().filter(|row| row.state == "works");
+    let works: BTreeSet<String> = works.map(|row| format!("{}{}", env::PREFIX, row.name)).collect();
+    assert_eq!(linkerds, works, "the table in k8s-api lists what the proxy reads");
+}
+
+#[test]
+fn the_documents_have_the_table_of_variables() {
+    const BEGIN: &str = "<!-- variables -->\n";
+    const END: &str = "<!-- end of variables -->\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("docs/configuration.md has the markers");
+    let (_, after) = rest.split_once(END).expect("docs/configuration.md has the markers");
+    let current = format!("{before}{BEGIN}\n{}\n{END}{after}", variables::tables());
+    if std::env::var_os("WEFT_WRITE_DOCS").is_some() {
+        std::fs::write(path, &current).unwrap();
+        return;
+    }
+    let command = "WEFT_WRITE_DOCS=1 cargo test -p weft-proxy --lib the_documents_have";
+    assert!(text == current, "docs/configuration.md is not current; run {command}");
+}
+
+#[test]
+fn help_lists_every_variable_with_its_default_or_the_reason_why_it_has_no_effect() {
+    let help = help();
+    for line in [
+        "    INBOUND_LISTEN_ADDR (0.0.0.0:4143)\n        others' connections to the application\n",
+        "    WEFT_PROXY_REQUIRE_REDIRECT (false)\n",
+    ] {
+        assert!(help.contains(line), "{line}");
+    }
+    for row in ignored::treated() {
+        assert!(help.contains(&format!("\n    {}", row.name)), "{}", row.name);
+        assert!(row.state == "works" || !row.note.is_empty(), "{} has no reason", row.name);
+    }
+}
+
+#[test]
+fn variables_that_nobody_knows_are_named() {
+    let names = [
+        "LINKERD2_PROXY_LOG",
+        "LINKERD2_PROXY_ACCESS_LOG",
+        "LINKERD2_PROXY_OUTBUOND_LISTEN_ADDR",
+        "WEFT_PROXY_REQUIRE_REDIRECTS",
+        "WEFT_PROXY_REQUIRE_REDIRECT",
+        "PATH",
+    ];
+    let unknown = unknown(names.into_iter().map(str::to_owned));
+    assert_eq!(unknown, ["LINKERD2_PROXY_OUTBUOND_LISTEN_ADDR", "WEFT_PROXY_REQUIRE_REDIRECTS"]);
 }

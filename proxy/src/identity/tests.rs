@@ -18,7 +18,7 @@ use weft_tls::{
 };
 
 use super::*;
-use crate::{config::Config, control::Trust, dns::Dns};
+use crate::{control::Trust, dns::Dns};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -26,11 +26,43 @@ const SECOND: Duration = Duration::from_secs(1);
 fn renewal_comes_at_seventy_percent_within_bounds() {
     let now = SystemTime::now();
     let (min, max) = (10 * SECOND, 24 * 3600 * SECOND);
+    let config = controller(min, max);
     for (remaining, expected) in [(1000, 700), (24 * 3600, 60_480), (10, 10), (0, 10), (10_000_000, 24 * 3600)] {
-        let after = refresh_after(now + remaining * SECOND, now, min, max);
+        let after = refresh_after(now + remaining * SECOND, now, &config, 1.0);
         assert_eq!(after.as_secs(), expected, "{remaining} s");
     }
-    assert_eq!(refresh_after(now - SECOND, now, min, max), min, "expired already");
+    assert_eq!(refresh_after(now - SECOND, now, &config, 0.9), min, "expired already");
+}
+
+fn controller(min_refresh: Duration, max_refresh: Duration) -> ControllerIdentity {
+    let control = ControlAddr { host: "127.0.0.1".to_owned(), port: 9, identity: None };
+    ControllerIdentity {
+        dir: "/nonexistent".into(),
+        token_file: "/nonexistent".into(),
+        control,
+        min_refresh,
+        max_refresh,
+    }
+}
+
+#[test]
+fn proxies_that_started_together_do_not_renew_together() {
+    let now = SystemTime::now();
+    let mut random = rand::rng();
+    for (lifetime, max) in [(24 * 3600, 24 * 3600), (30 * 24 * 3600, 24 * 3600)] {
+        let config = controller(10 * SECOND, max * SECOND);
+        let mut draw = || refresh_after(now + lifetime * SECOND, now, &config, random.random_range(0.9..=1.0));
+        let latest = refresh_after(now + lifetime * SECOND, now, &config, 1.0);
+        let mut minutes = std::collections::HashMap::new();
+        for _ in 0..10_000 {
+            let after = draw();
+            assert!(latest.mul_f64(1.0 - REFRESH_SPREAD) <= after && after <= latest);
+            *minutes.entry(after.as_secs() / 60).or_insert(0) += 1;
+        }
+        // Of 10,000 proxies, no minute sees more than a few hundred.
+        let most = minutes.values().max().unwrap();
+        assert!(*most < 300, "{lifetime}: {most} in one minute");
+    }
 }
 
 #[test]
@@ -86,7 +118,6 @@ impl IdentityService for Authority {
 
 struct Fixture {
     _dir: TempDir,
-    config: IdentityConfig,
     certifier: Certifier,
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
     readiness: Readiness,
@@ -110,47 +141,41 @@ async fn fixture(lifetime: Duration, own_anchors: bool) -> Fixture {
     tokio::spawn(server.serve_with_incoming(incoming));
 
     let dir = tempfile::tempdir().unwrap();
-    let mut config: Config = crate::inbound::testing::config();
-    config.identity.dir = dir.path().to_owned();
-    config.identity.token_file = dir.path().join("token");
-    std::fs::write(&config.identity.token_file, "good").unwrap();
-    config.identity.min_refresh = Duration::from_millis(10);
-    config.identity.control =
-        crate::config::ControlAddr { host: "127.0.0.1".into(), port: addr.port(), identity: None };
-    let config = config.identity;
-    let (key, csr) = IdentityKey::load_or_create(&config.dir, &config.local_name).unwrap();
+    let mut identity = crate::inbound::testing::config().identity;
+    let control = ControlAddr { host: "127.0.0.1".into(), port: addr.port(), identity: None };
+    let mut config = controller(Duration::from_millis(10), 24 * 3600 * SECOND);
+    (config.dir, config.token_file, config.control) = (dir.path().to_owned(), dir.path().join("token"), control);
+    std::fs::write(&config.token_file, "good").unwrap();
     let stranger = Root::generate("stranger").unwrap();
-    let anchors = if own_anchors { anchors } else { TrustAnchors::from_pem(stranger.certificate_pem()).unwrap() };
+    let pem_of_anchors = if own_anchors { root.certificate_pem() } else { stranger.certificate_pem() }.to_owned();
+    let anchors = TrustAnchors::from_pem(&pem_of_anchors).unwrap();
     let (credentials_tx, credentials) = watch::channel(None);
     let readiness = Readiness::new();
     let trust = Trust::Bootstrap(anchors.clone(), credentials.clone());
-    let certifier = Certifier {
-        bootstrap: Bootstrap { anchors, key, csr },
-        client: ControlClient::new(
-            config.control.clone(),
-            trust,
-            Dns::new(Default::default()).unwrap(),
-            Default::default(),
-        ),
-        credentials: credentials_tx,
-        gate: readiness.gate("identity"),
-    };
-    Fixture { _dir: dir, config, certifier, credentials, readiness, asked }
+    let dns = Dns::new(Default::default()).unwrap();
+    let client = ControlClient::new(config.control.clone(), trust, dns, Default::default());
+    identity.trust_anchors = pem_of_anchors;
+    identity.source = IdentitySource::Controller(config);
+    let Bootstrap { anchors, source } = Bootstrap::read(&identity).unwrap();
+    let gate = readiness.gate("identity");
+    let publisher = Publisher::new(&identity, anchors, credentials_tx, gate, &Metrics::new());
+    let Source::Controller(requester) = source else { panic!("the source is the controller") };
+    let certifier = Certifier { requester, client, publisher };
+    Fixture { _dir: dir, certifier, credentials, readiness, asked }
 }
 
 #[tokio::test]
 async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
-    let Fixture { _dir, config, certifier, mut credentials, readiness, .. } = fixture(SECOND, true).await;
-    let metrics = CertMetrics::default();
-    let counted = metrics.clone();
+    let Fixture { _dir, certifier, mut credentials, readiness, .. } = fixture(SECOND, true).await;
+    let metrics = certifier.publisher.metrics.clone();
     assert_eq!(readiness.pending(), ["identity"]);
-    let task = tokio::spawn(async move { certifier.certify_forever(&config, &counted).await });
+    let task = tokio::spawn(async move { certifier.certify_forever().await });
     let first = credentials.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     credentials.changed().await.unwrap();
     let second = credentials.borrow().clone().unwrap();
     assert!(!Arc::ptr_eq(&first, &second));
     assert!(readiness.pending().is_empty());
-    assert!(metrics.refreshes.get() >= 2);
+    assert!(metrics.refreshes.get_or_create(&[("result", "ok")]).get() >= 2);
     assert!(metrics.expiration.get() > 0);
     task.abort();
 }
@@ -158,7 +183,7 @@ async fn the_first_certificate_opens_the_gate_and_short_ones_are_renewed() {
 #[tokio::test]
 async fn a_certificate_of_another_mesh_is_refused() {
     let fixture = fixture(3600 * SECOND, false).await;
-    let error = fixture.certifier.certify(&fixture.config).await.unwrap_err();
+    let error = fixture.certifier.certify().await.unwrap_err();
     assert!(matches!(error, CertifyError::Credentials(_)), "{error}");
     assert!(fixture.credentials.borrow().is_none());
     assert_eq!(fixture.readiness.pending(), ["identity"]);
@@ -167,11 +192,12 @@ async fn a_certificate_of_another_mesh_is_refused() {
 #[tokio::test]
 async fn the_token_is_read_anew_for_each_attempt() {
     let fixture = fixture(3600 * SECOND, true).await;
-    std::fs::write(&fixture.config.token_file, "bad").unwrap();
-    let error = fixture.certifier.certify(&fixture.config).await.unwrap_err();
+    let token = &fixture.certifier.requester.config.token_file;
+    std::fs::write(token, "bad").unwrap();
+    let error = fixture.certifier.certify().await.unwrap_err();
     assert!(matches!(error, CertifyError::Certify { code: tonic::Code::FailedPrecondition, .. }), "{error}");
-    std::fs::write(&fixture.config.token_file, "good").unwrap();
-    let credentials = fixture.certifier.certify(&fixture.config).await.unwrap();
-    assert_eq!(credentials.name(), &fixture.config.local_name);
+    std::fs::write(token, "good").unwrap();
+    let credentials = fixture.certifier.certify().await.unwrap();
+    assert_eq!(credentials.name(), &fixture.certifier.publisher.name);
     assert_eq!(fixture.asked.load(Ordering::Relaxed), 2);
 }

@@ -3,10 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
-    registry::Registry,
-};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use weft_runtime::metrics::Family;
 
 use super::{
     Counters, Labels,

@@ -6,8 +6,9 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::{family::Family, gauge::Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
+use weft_runtime::metrics::Family;
 
 use super::{Counters, Labels, histogram::LatencyMs};
 

@@ -1,0 +1,329 @@
+//! Documentation of every variable that has an effect: for `--help` and docs/configuration.md. Tests compare it with what
+//! [`super::Config::parse`] reads, and with the table of Linkerd's variables.
+
+use std::fmt::Write as _;
+
+use super::{env::PREFIX, ignored};
+
+/// A variable that has an effect.
+pub(super) struct Variable {
+    /// Without [`PREFIX`], if it is Linkerd's.
+    pub(super) name: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+}
+
+/// Linkerd's variables about one thing.
+pub(super) struct Group {
+    title: &'static str,
+    pub(super) variables: &'static [Variable],
+}
+
+impl Variable {
+    const fn new(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
+        Self { name, default, meaning }
+    }
+}
+
+/// Linkerd's.
+pub(super) const GROUPS: &[Group] = &[
+    Group {
+        title: "Identity",
+        variables: &[
+            Variable::new(
+                "IDENTITY_LOCAL_NAME",
+                "required, or `IDENTITY_SERVER_ID`",
+                "this workload's identity, a DNS name",
+            ),
+            Variable::new(
+                "IDENTITY_SERVER_ID",
+                "`IDENTITY_LOCAL_NAME`",
+                "this workload's identity, a DNS name or a URI",
+            ),
+            Variable::new(
+                "IDENTITY_SERVER_NAME",
+                "the identity, if it is a DNS name",
+                "the TLS server name with which clients ask for this proxy",
+            ),
+            Variable::new(
+                "IDENTITY_TRUST_ANCHORS",
+                "required",
+                "the mesh's trust anchors, PEM; read once, a rotation restarts the proxy",
+            ),
+            Variable::new(
+                "IDENTITY_DIR",
+                "required",
+                "directory of `key.p8` and `csr.der`, which are created when missing",
+            ),
+            Variable::new("IDENTITY_TOKEN_FILE", "required", "file of the ServiceAccount token, read at every attempt"),
+            Variable::new("IDENTITY_SVC_ADDR", "required", "the identity controller, `HOST:PORT`"),
+            Variable::new("IDENTITY_SVC_NAME", "required, except on loopback", "its identity"),
+            Variable::new("IDENTITY_MIN_REFRESH", "`10s`", "shortest time between renewals"),
+            Variable::new(
+                "IDENTITY_MAX_REFRESH",
+                "`24h`",
+                "longest time between renewals, which come up to a tenth earlier",
+            ),
+            Variable::new(
+                "IDENTITY_SPIRE_WORKLOAD_API_ADDRESS",
+                "none",
+                "unix socket of a SPIFFE Workload API, in place of controller, directory and token",
+            ),
+            Variable::new("IDENTITY_SPIRE_SOCKET", "none", "its older name"),
+            Variable::new("IDENTITY_DISABLED", "unset", "refused when set: identity is mandatory"),
+        ],
+    },
+    Group {
+        title: "Control plane",
+        variables: &[
+            Variable::new("DESTINATION_SVC_ADDR", "required", "the destination controller, `HOST:PORT`"),
+            Variable::new("DESTINATION_SVC_NAME", "required, except on loopback", "its identity"),
+            Variable::new("DESTINATION_CONTEXT", "empty", "sent with every look-up"),
+            Variable::new("DESTINATION_PROFILE_NETWORKS", "none", "networks whose addresses have profiles"),
+            Variable::new("POLICY_SVC_ADDR", "required", "the policy controller, `HOST:PORT`"),
+            Variable::new("POLICY_SVC_NAME", "required, except on loopback", "its identity"),
+            Variable::new("POLICY_WORKLOAD", "required", "this workload's name for the policy controller"),
+            Variable::new(
+                "POLICY_CLUSTER_NETWORKS",
+                "none",
+                "the cluster's networks, for the `cluster-*` default policies",
+            ),
+            Variable::new(
+                "CONTROL_STREAM_INITIAL_TIMEOUT",
+                "none",
+                "time for a stream's first message; as the next two not on loopback",
+            ),
+            Variable::new("CONTROL_STREAM_IDLE_TIMEOUT", "none", "silence after which a stream is opened anew"),
+            Variable::new(
+                "CONTROL_STREAM_LIFETIME",
+                "none",
+                "age at which a stream is opened anew, less up to a fifth",
+            ),
+            Variable::new(
+                "DNS_MIN_TTL",
+                "the records'",
+                "shortest time for which addresses of the control plane are used",
+            ),
+            Variable::new(
+                "DNS_MAX_TTL",
+                "the records'",
+                "longest time for which addresses of the control plane are used",
+            ),
+        ],
+    },
+    Group {
+        title: "Listeners",
+        variables: &[
+            Variable::new("OUTBOUND_LISTEN_ADDRS", "`OUTBOUND_LISTEN_ADDR`", "one address, or one for each family"),
+            Variable::new("OUTBOUND_LISTEN_ADDR", "`127.0.0.1:4140`", "the application's connections to others"),
+            Variable::new("INBOUND_LISTEN_ADDR", "`0.0.0.0:4143`", "others' connections to the application"),
+            Variable::new("ADMIN_LISTEN_ADDR", "`127.0.0.1:4191`", "`/metrics`, `/live`, `/ready`"),
+            Variable::new(
+                "OUTBOUND_TCP_LISTEN_BACKLOG",
+                "4096",
+                "connections that may wait to be accepted, per worker",
+            ),
+            Variable::new("INBOUND_TCP_LISTEN_BACKLOG", "4096", "connections that may wait to be accepted, per worker"),
+            Variable::new(
+                "OUTBOUND_ACCEPT_KEEPALIVE",
+                "the kernel's",
+                "idle time before TCP probes of the application's connections",
+            ),
+            Variable::new(
+                "OUTBOUND_ACCEPT_USER_TIMEOUT",
+                "the kernel's",
+                "time that sent bytes may stay unacknowledged there",
+            ),
+            Variable::new(
+                "OUTBOUND_CONNECT_KEEPALIVE",
+                "the kernel's",
+                "idle time before TCP probes of connections to others",
+            ),
+            Variable::new(
+                "OUTBOUND_CONNECT_USER_TIMEOUT",
+                "the kernel's",
+                "time that sent bytes may stay unacknowledged there",
+            ),
+            Variable::new(
+                "INBOUND_ACCEPT_KEEPALIVE",
+                "the kernel's",
+                "idle time before TCP probes of others' connections",
+            ),
+            Variable::new(
+                "INBOUND_ACCEPT_USER_TIMEOUT",
+                "the kernel's",
+                "time that sent bytes may stay unacknowledged there",
+            ),
+            Variable::new(
+                "INBOUND_CONNECT_KEEPALIVE",
+                "the kernel's",
+                "idle time before TCP probes of connections to the application",
+            ),
+            Variable::new(
+                "INBOUND_CONNECT_USER_TIMEOUT",
+                "the kernel's",
+                "time that sent bytes may stay unacknowledged there",
+            ),
+        ],
+    },
+    Group {
+        title: "Inbound",
+        variables: &[
+            Variable::new("INBOUND_IPS", "any", "the pod's own addresses"),
+            Variable::new("INBOUND_PORTS", "none", "ports whose policy is watched from the start"),
+            Variable::new(
+                "INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION",
+                "none",
+                "ports that are opaque under the default policy",
+            ),
+            Variable::new(
+                "INBOUND_PORTS_REQUIRE_TLS",
+                "none",
+                "ports on which plaintext is refused, whatever their policy",
+            ),
+            Variable::new(
+                "INBOUND_DEFAULT_POLICY",
+                "`all-unauthenticated`",
+                "ports without a Server: `deny`, `audit` or `{all,cluster}-{un,}authenticated`",
+            ),
+            Variable::new("INBOUND_DETECT_TIMEOUT", "`10s`", "time for protocol detection when policy has none"),
+            Variable::new("INBOUND_CONNECT_TIMEOUT", "`300ms`", "time for a connection to the application"),
+            Variable::new(
+                "INBOUND_DISCOVERY_IDLE_TIMEOUT",
+                "`90s`",
+                "how long the policy of an unused port stays cached",
+            ),
+            Variable::new(
+                "INBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT",
+                "`3s`",
+                "how long idle connections to the application are kept",
+            ),
+            Variable::new("MAX_IDLE_CONNS_PER_ENDPOINT", "10000", "idle HTTP/1 connections per port"),
+            Variable::new("INBOUND_MAX_IN_FLIGHT", "100000", "requests per worker; more are shed"),
+            Variable::new("INBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),
+            Variable::new("INBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
+            Variable::new("INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS", "10000", "streams of one connection"),
+        ],
+    },
+    Group {
+        title: "Outbound",
+        variables: &[
+            Variable::new("OUTBOUND_DETECT_TIMEOUT", "`10s`", "time for protocol detection when policy has none"),
+            Variable::new("OUTBOUND_CONNECT_TIMEOUT", "`1s`", "time for a connection to an endpoint"),
+            Variable::new("OUTBOUND_CONNECT_EXP_BACKOFF_MIN", "`100ms`", "shortest pause after a failed connection"),
+            Variable::new("OUTBOUND_CONNECT_EXP_BACKOFF_MAX", "`60s`", "longest pause after failed connections"),
+            Variable::new("OUTBOUND_HTTP_FAILFAST_TIMEOUT", "`3s`", "how long a request waits for an endpoint"),
+            Variable::new("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", "`5s`", "how long an unused destination stays cached"),
+            Variable::new(
+                "OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT",
+                "`3s`",
+                "how long idle connections to an endpoint are kept",
+            ),
+            Variable::new(
+                "OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT",
+                "`MAX_IDLE_CONNS_PER_ENDPOINT`",
+                "idle HTTP/1 connections per endpoint",
+            ),
+            Variable::new("OUTBOUND_MAX_IN_FLIGHT", "100000", "requests per worker; more are shed"),
+            Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),
+            Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
+            Variable::new(
+                "OUTBOUND_DISABLE_INFORMATIONAL_HEADERS",
+                "`false`",
+                "hides `l5d-proxy-error` from the application",
+            ),
+            Variable::new("HTTP2_INITIAL_STREAM_WINDOW_SIZE", "65535", "bytes in flight of one stream"),
+            Variable::new(
+                "HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
+                "16777216",
+                "bytes in flight of one connection; divided by a stream's, the streams that share one to an endpoint",
+            ),
+        ],
+    },
+    Group {
+        title: "Process",
+        variables: &[
+            Variable::new("CORES_MIN", "`CORES`, or 1", "worker threads at least"),
+            Variable::new("CORES", "1", "its older name"),
+            Variable::new("CORES_MAX", "`CORES_MIN`", "worker threads at most, as far as the machine has processors"),
+            Variable::new(
+                "CORES_MAX_RATIO",
+                "none",
+                "the same as a part of the machine's processors, above 0 and at most 1",
+            ),
+            Variable::new("SHUTDOWN_GRACE_PERIOD", "`2m`", "time for work in flight after SIGTERM"),
+            Variable::new("SHUTDOWN_ENDPOINT_ENABLED", "`false`", "whether `POST /shutdown` works"),
+            Variable::new("METRICS_RETAIN_IDLE", "`10m`", "how long unused series stay"),
+            Variable::new(
+                "LOG",
+                "`warn,linkerd=info,weft=info,hickory=error`",
+                "filter directives; those of `linkerd` apply to Weft's own code",
+            ),
+            Variable::new("LOG_FORMAT", "`plain`", "or `json`"),
+        ],
+    },
+];
+
+/// Those that Linkerd does not have.
+pub(super) const OWN: &[Variable] = &[
+    Variable::new(
+        "WEFT_PROXY_REQUIRE_MTLS",
+        "`false`",
+        "refuse endpoints without an identity; set by the annotation `weft.io/require-mtls`",
+    ),
+    Variable::new("WEFT_PROXY_REQUIRE_REDIRECT", "`false`", "ready only while the kernel redirects both directions"),
+    Variable::new(
+        "WEFT_PROXY_INBOUND_POLICY_TIMEOUT",
+        "`10s`",
+        "how long connections to a port, and `/ready`, wait for its policy; 0 waits for none",
+    ),
+    Variable::new(
+        "WEFT_PROXY_INBOUND_POLICY_UNANSWERED",
+        "`default`",
+        "policy of ports without an answer in that time: `default` or `deny`",
+    ),
+    Variable::new("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "`10m`", "time for a request's head, idle time before it included"),
+];
+
+/// The text of `--help` about settings.
+pub(crate) fn help() -> String {
+    let mut text = format!("Linkerd's settings, each with the prefix {PREFIX}, its default and its meaning:\n");
+    let write = |text: &mut String, variable: &Variable| {
+        let line = format!("    {} ({})\n        {}\n", variable.name, variable.default, variable.meaning);
+        text.push_str(&line.replace('`', ""));
+    };
+    for group in GROUPS {
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n  {}\n", group.title);
+        group.variables.iter().for_each(|variable| write(&mut text, variable));
+    }
+    text.push_str("\nSettings that Linkerd does not have:\n\n");
+    OWN.iter().for_each(|variable| write(&mut text, variable));
+    text.push_str("\nLinkerd's settings that have no effect:\n\n");
+    for row in ignored::treated().filter(|row| row.state != "works") {
+        let value = if row.value.is_empty() { String::new() } else { format!("={}", row.value) };
+        let _ = writeln!(text, "    {}{value}: {}, {}", row.name, row.state, row.note);
+    }
+    text
+}
+
+/// The tables of docs/configuration.md.
+#[cfg(test)]
+pub(super) fn tables() -> String {
+    let mut text = String::new();
+    let row = |text: &mut String, variable: &Variable| {
+        let _ = writeln!(text, "| `{}` | {} | {} |", variable.name, variable.default, variable.meaning);
+    };
+    for group in GROUPS {
+        let _ = write!(
+            text,
+            "{}, with the prefix `{PREFIX}`:\n\n| Variable | Default | Meaning |\n|---|---|---|\n",
+            group.title
+        );
+        group.variables.iter().for_each(|variable| row(&mut text, variable));
+        text.push('\n');
+    }
+    text.push_str("Those that Linkerd does not have:\n\n| Variable | Default | Meaning |\n|---|---|---|\n");
+    OWN.iter().for_each(|variable| row(&mut text, variable));
+    text
+}

@@ -1,0 +1,109 @@
+//! Connecting to one replica: TCP, mutual TLS unless it is on loopback, HTTP/2.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::TlsConnector;
+use weft_tls::{credentials::bootstrap_client_config, identity::Identity};
+
+use super::{ControlError, Trust};
+use crate::{
+    config::{ControlAddr, SocketConfig},
+    io::{Io, Stream},
+    listen::set_options,
+};
+
+/// Deadline for connecting to one address, TLS included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of pings on idle connections, and deadline for their answers, so that a vanished controller is noticed;
+/// Linkerd's chart has the same.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+
+/// Sends requests over one connection.
+pub(crate) type Sender = http2::SendRequest<tonic::body::Body>;
+
+/// A TLS client and the name that it asks for.
+pub(super) type Tls = (TlsConnector, ServerName<'static>);
+
+/// Connects to the replicas of one service.
+pub(super) struct Connector {
+    addr: ControlAddr,
+    trust: Trust,
+}
+
+impl Connector {
+    pub(super) fn new(addr: ControlAddr, trust: Trust) -> Self {
+        Self { addr, trust }
+    }
+
+    /// TLS with the current credentials; `None` for loopback. Waits for the first credentials, if they are needed.
+    pub(super) async fn tls(&self) -> Result<Option<Tls>, ControlError> {
+        if self.addr.is_loopback() {
+            return Ok(None);
+        }
+        let Some(identity) = &self.addr.identity else { return Err(ControlError::Credentials) };
+        let config = match &self.trust {
+            Trust::Bootstrap(anchors, credentials) => {
+                let credentials = credentials.borrow().clone();
+                match credentials {
+                    Some(credentials) => credentials.client_config(identity, &[]),
+                    None => bootstrap_client_config(anchors, identity, &[]),
+                }
+            }
+            Trust::Credentials(credentials) => {
+                let mut credentials = credentials.clone();
+                let known = credentials.wait_for(Option::is_some).await.map_err(|_| ControlError::Credentials)?.clone();
+                known.ok_or(ControlError::Credentials)?.client_config(identity, &[])
+            }
+        };
+        let name = server_name(identity).ok_or(ControlError::Credentials)?;
+        Ok(Some((TlsConnector::from(config), name)))
+    }
+
+    /// Connects within 2 s.
+    pub(super) async fn connect(&self, tls: Option<&Tls>, addr: SocketAddr) -> io::Result<Sender> {
+        let attempt = async {
+            let stream = TcpStream::connect(addr).await?;
+            set_options(&stream, SocketConfig::default())?;
+            let stream = match tls {
+                None => Stream::Plain(stream),
+                Some((connector, name)) => Stream::Client(Box::new(connector.connect(name.clone(), stream).await?)),
+            };
+            handshake(Io::new(stream)).await
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Begins HTTP/2 on a connection and drives it until the last sender and the last request are gone.
+#[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
+pub(crate) async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<Sender> {
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEPALIVE.0)
+        .keep_alive_timeout(KEEPALIVE.1)
+        .keep_alive_while_idle(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(io::Error::other)?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "control-plane connection ended");
+        }
+    });
+    Ok(sender)
+}
+
+/// The TLS server name for a server with this identity; `None` for URIs, which TLS cannot ask for.
+fn server_name(identity: &Identity) -> Option<ServerName<'static>> {
+    match identity {
+        Identity::Dns(name) => ServerName::try_from(name.to_string()).ok(),
+        Identity::Uri(_) => None,
+    }
+}

@@ -1,0 +1,268 @@
+//! Clients of a service with several replicas, with real DNS, mutual TLS and HTTP/2.
+
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_rustls::TlsAcceptor;
+use tower::Service as _;
+
+use super::{
+    metrics::{ControlMetrics, Service},
+    *,
+};
+use crate::{
+    config::DnsConfig,
+    dns::testing::DnsServer,
+    inbound::testing::Mesh,
+    metrics::{Counters, label},
+};
+
+const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";
+const POLICY: &str = "linkerd-destination.linkerd.serviceaccount.identity.linkerd.cluster.local";
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// How a replica answers.
+#[derive(Clone, Copy, PartialEq)]
+enum Behaviour {
+    /// With a stream that stays open.
+    Stream,
+    /// At once, with this gRPC status.
+    Status(&'static str),
+    /// It accepts connections and sends nothing.
+    Silent,
+}
+
+struct Replica {
+    port: u16,
+    asked: Arc<AtomicUsize>,
+    connections: JoinSet<()>,
+}
+
+impl Replica {
+    async fn start(mesh: &Mesh, identity: &str, behaviour: Behaviour) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&asked);
+        let acceptor = TlsAcceptor::from(mesh.credentials(identity).server_config(&[]));
+        let mut connections = JoinSet::new();
+        connections.spawn(async move {
+            let mut open = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, counted) = (acceptor.clone(), Arc::clone(&counted));
+                open.spawn(async move {
+                    if behaviour == Behaviour::Silent {
+                        return std::future::pending().await;
+                    }
+                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let service = service_fn(|_| {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                        std::future::ready(Ok::<_, Infallible>(respond(behaviour)))
+                    });
+                    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    // An error means that the client is gone.
+                    let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        Self { port, asked, connections }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Closes its listener and all of its connections.
+    async fn kill(&mut self) {
+        self.connections.shutdown().await;
+    }
+}
+
+fn respond(behaviour: Behaviour) -> Response<BoxBody<Bytes, Infallible>> {
+    let response = Response::builder().header("content-type", "application/grpc");
+    match behaviour {
+        Behaviour::Status(status) => response.header("grpc-status", status).body(Full::default().boxed()),
+        _ => response.body(StreamBody::new(futures::stream::pending()).boxed()),
+    }
+    .unwrap()
+}
+
+struct World {
+    mesh: Mesh,
+    dns: DnsServer,
+    metrics: ControlMetrics,
+    addr: ControlAddr,
+    client: ControlClient,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (mesh, dns) = (Mesh::new(), DnsServer::start().await);
+        let metrics = ControlMetrics::default();
+        let addr = ControlAddr { host: "policy.test.".to_owned(), port: 8090, identity: Some(POLICY.parse().unwrap()) };
+        let (_, credentials) = watch::channel(Some(mesh.credentials(OWN)));
+        let client = ControlClient::measured(
+            addr.clone(),
+            Trust::Credentials(credentials),
+            dns.resolver(Counters::default(), DnsConfig::default()),
+            StreamLimits::default(),
+            metrics.service(Service::Policy, &addr),
+        );
+        Self { mesh, dns, metrics, addr, client }
+    }
+
+    async fn replicas(&self, count: usize) -> Vec<Replica> {
+        let mut replicas = Vec::new();
+        for _ in 0..count {
+            replicas.push(Replica::start(&self.mesh, POLICY, Behaviour::Stream).await);
+        }
+        replicas
+    }
+
+    fn publish(&self, ttl: u32, replicas: &[&Replica]) {
+        let ports: Vec<u16> = replicas.iter().map(|replica| replica.port).collect();
+        self.dns.set_srv("policy.test.", ttl, &ports);
+    }
+
+    async fn send(&self) -> Result<Response<ResponseBody>, ControlError> {
+        let request = Request::post("/policy/Watch").body(tonic::body::Body::empty()).unwrap();
+        tokio::time::timeout(DEADLINE, self.client.clone().call(request)).await.expect("a request ends")
+    }
+}
+
+#[tokio::test]
+async fn streams_are_spread_over_all_replicas() {
+    let world = World::new().await;
+    let replicas = world.replicas(3).await;
+    world.publish(60, &replicas.iter().collect::<Vec<_>>());
+    let mut streams = Vec::new();
+    for _ in 0..30 {
+        streams.push(world.send().await.unwrap());
+    }
+    let asked: Vec<usize> = replicas.iter().map(Replica::asked).collect();
+    assert_eq!(asked.iter().sum::<usize>(), 30);
+    assert!(asked.iter().all(|asked| (7..=13).contains(asked)), "{asked:?}");
+    let service = world.metrics.service(Service::Policy, &world.addr);
+    assert_eq!((service.ready.get(), service.pending.get(), service.p2c_endpoints.get()), (3, 0, 3));
+    assert_eq!((service.requests.get(), service.p2c_resets.get()), (30, 1));
+}
+
+#[tokio::test]
+async fn a_replica_that_dies_is_replaced_at_once() {
+    let world = World::new().await;
+    let mut replicas = world.replicas(2).await;
+    world.publish(60, &replicas.iter().collect::<Vec<_>>());
+    let mut streams = Vec::new();
+    for _ in 0..10 {
+        streams.push(world.send().await.unwrap());
+    }
+    let mut dead = replicas.remove(0);
+    assert!(dead.asked() > 0);
+    dead.kill().await;
+    let before = replicas[0].asked();
+    for _ in 0..10 {
+        streams.push(world.send().await.expect("the other replica answers"));
+    }
+    assert_eq!(replicas[0].asked(), before + 10);
+}
+
+#[tokio::test]
+async fn a_replica_that_is_silent_or_another_service_wedges_nobody() {
+    let world = World::new().await;
+    let silent = Replica::start(&world.mesh, POLICY, Behaviour::Silent).await;
+    let wrong = Replica::start(&world.mesh, "other.linkerd", Behaviour::Stream).await;
+    let right = Replica::start(&world.mesh, POLICY, Behaviour::Stream).await;
+    world.publish(60, &[&silent, &wrong, &right]);
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(world.send().await.expect("one replica answers"));
+    }
+    assert_eq!((silent.asked(), wrong.asked(), right.asked()), (0, 0, 20));
+    assert!(world.metrics.service(Service::Policy, &world.addr).pending.get() >= 1);
+
+    let world = World::new().await;
+    let wrong = Replica::start(&world.mesh, "other.linkerd", Behaviour::Stream).await;
+    world.publish(60, &[&wrong]);
+    let error = world.send().await.err().expect("no replica is the service");
+    assert!(matches!(error, ControlError::Connect { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_replica_that_says_it_is_unavailable_rests() {
+    let world = World::new().await;
+    let down = Replica::start(&world.mesh, POLICY, Behaviour::Status("14")).await;
+    let up = Replica::start(&world.mesh, POLICY, Behaviour::Status("0")).await;
+    world.publish(60, &[&down, &up]);
+    for _ in 0..40 {
+        let response = world.send().await.unwrap();
+        drop(response.into_body().collect().await.unwrap());
+    }
+    assert!(down.asked() < up.asked(), "{} {}", down.asked(), up.asked());
+    let responses = |classification: &'static str, code: &'static str| {
+        let labels = vec![
+            label("addr", "policy.test:8090"),
+            label("tls", "true"),
+            label("server_id", POLICY),
+            label("status_code", "200"),
+            label("classification", classification),
+            label("grpc_status", code),
+        ];
+        world.metrics.responses().get_or_create(&labels).get()
+    };
+    let (failed, succeeded) = (responses("failure", "14"), responses("success", "0"));
+    assert_eq!((failed, succeeded), (down.asked() as u64, up.asked() as u64));
+}
+
+#[tokio::test]
+async fn new_replicas_are_found_when_the_ttl_is_over() {
+    let world = World::new().await;
+    let replicas = world.replicas(2).await;
+    world.publish(1, &[&replicas[0]]);
+    let mut streams = vec![world.send().await.unwrap()];
+    world.publish(1, &[&replicas[0], &replicas[1]]);
+    let found = async {
+        while replicas[1].asked() == 0 {
+            streams.push(world.send().await.unwrap());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, found).await.expect("the second replica is asked");
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_the_same_connection_share_its_failure() {
+    let world = World::new().await;
+    let silent = Replica::start(&world.mesh, POLICY, Behaviour::Silent).await;
+    world.publish(60, &[&silent]);
+    // One after the other, they would need 40 s, and each has a deadline of 30 s.
+    let requests = (0..20).map(|_| world.send());
+    let answers = futures::future::join_all(requests).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Err(ControlError::Connect { .. }))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_to_their_limit_and_begin_anew() {
+    let mut backoff = Backoff::new();
+    for _ in 0..20 {
+        backoff.pause().await;
+    }
+    assert_eq!(backoff.next, BACKOFF.1);
+    backoff.reset();
+    assert_eq!(backoff.next, BACKOFF.0);
+}
+
+#[test]
+fn clients_that_fail_together_do_not_return_together() {
+    let pauses: Vec<Duration> = (0..1000).map(|_| Backoff::new().next()).collect();
+    let early = pauses.iter().filter(|pause| **pause < BACKOFF.0 * 3 / 4).count();
+    assert!((300..700).contains(&early), "{early}");
+    assert!(pauses.iter().all(|pause| BACKOFF.0 / 2 <= *pause && *pause <= BACKOFF.0));
+}
