@@ -19,8 +19,7 @@ use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
 pub(crate) use env::{ConfigError, Source};
-pub(crate) use ignored::unknown;
-pub(crate) use variables::help;
+pub(crate) use variables::{help, unknown};
 
 /// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
 const CONNECTION_WINDOW: u32 = 16 << 20;

@@ -1,5 +1,4 @@
-//! Linkerd's variables that this proxy does not act on, and variables that nobody knows, so that the log can name those
-//! that are set.
+//! Linkerd's variables, and which of them this proxy does not act on, so that the log can name those that are set.
 
 use super::env::{Env, PREFIX};
 
@@ -40,17 +39,4 @@ pub(super) fn set_without_effect(env: &Env<'_>) -> Vec<String> {
     let mut names: Vec<_> = unsupported.filter(is_set).map(|row| format!("{PREFIX}{}", row.name)).collect();
     names.sort_unstable();
     names
-}
-
-/// Those of `names` that look like a setting of the proxy and are none: usually misspelt.
-pub(crate) fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    let is_known = |name: &str| match name.strip_prefix(PREFIX) {
-        Some(name) => treated().any(|row| row.name == name),
-        None => super::variables::OWN.iter().any(|own| own.name == name),
-    };
-    let mut unknown: Vec<String> =
-        names.filter(|name| name.starts_with(PREFIX) || name.starts_with(super::env::OWN_PREFIX)).collect();
-    unknown.retain(|name| !is_known(name));
-    unknown.sort_unstable();
-    unknown
 }

@@ -3,7 +3,10 @@
 
 use std::fmt::Write as _;
 
-use super::{env::PREFIX, ignored};
+use super::{
+    env::{OWN_PREFIX, PREFIX},
+    ignored,
+};
 
 /// A variable that has an effect.
 pub(super) struct Variable {
@@ -284,6 +287,19 @@ pub(super) const OWN: &[Variable] = &[
     ),
     Variable::new("WEFT_PROXY_HTTP1_IDLE_TIMEOUT", "`10m`", "time for a request's head, idle time before it included"),
 ];
+
+/// Those of `names` that look like a setting of the proxy and are none: usually misspelt.
+pub(crate) fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let is_known = |name: &str| match name.strip_prefix(PREFIX) {
+        Some(name) => ignored::treated().any(|row| row.name == name),
+        None => OWN.iter().any(|own| own.name == name),
+    };
+    let mut unknown: Vec<String> =
+        names.filter(|name| name.starts_with(PREFIX) || name.starts_with(OWN_PREFIX)).collect();
+    unknown.retain(|name| !is_known(name));
+    unknown.sort_unstable();
+    unknown
+}
 
 /// The text of `--help` about settings.
 pub(crate) fn help() -> String {
