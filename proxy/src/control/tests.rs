@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tower::Service as _;
+use weft_proto::linkerd::inbound::{PortSpec, inbound_server_policies_client::InboundServerPoliciesClient};
 
 use super::{
     metrics::{ControlMetrics, Service},
@@ -34,6 +35,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 enum Behaviour {
     /// With a stream that stays open.
     Stream,
+    /// With one message, and a stream that stays open.
+    Message,
     /// At once, with this gRPC status.
     Status(&'static str),
     /// It accepts connections and sends nothing.
@@ -90,7 +93,13 @@ fn respond(behaviour: Behaviour) -> Response<BoxBody<Bytes, Infallible>> {
     let response = Response::builder().header("content-type", "application/grpc");
     match behaviour {
         Behaviour::Status(status) => response.header("grpc-status", status).body(Full::default().boxed()),
-        _ => response.body(StreamBody::new(futures::stream::pending()).boxed()),
+        Behaviour::Message => {
+            // An empty message of gRPC: not compressed, no bytes.
+            let message = Ok(http_body::Frame::data(Bytes::from_static(&[0; 5])));
+            let frames = futures::stream::once(std::future::ready(message));
+            response.body(StreamBody::new(futures::StreamExt::chain(frames, futures::stream::pending())).boxed())
+        }
+        Behaviour::Stream | Behaviour::Silent => response.body(StreamBody::new(futures::stream::pending()).boxed()),
     }
     .unwrap()
 }
@@ -105,6 +114,10 @@ struct World {
 
 impl World {
     async fn new() -> Self {
+        Self::with(StreamLimits::default()).await
+    }
+
+    async fn with(limits: StreamLimits) -> Self {
         let (mesh, dns) = (Mesh::new(), DnsServer::start().await);
         let metrics = ControlMetrics::default();
         let addr = ControlAddr { host: "policy.test.".to_owned(), port: 8090, identity: Some(POLICY.parse().unwrap()) };
@@ -113,7 +126,7 @@ impl World {
             addr.clone(),
             Trust::Credentials(credentials),
             dns.resolver(Counters::default(), DnsConfig::default()),
-            StreamLimits::default(),
+            limits,
             metrics.service(Service::Policy, &addr),
         );
         Self { mesh, dns, metrics, addr, client }
@@ -193,6 +206,36 @@ async fn a_replica_that_is_silent_or_another_service_wedges_nobody() {
     world.publish(60, &[&wrong]);
     let error = world.send().await.err().expect("no replica is the service");
     assert!(matches!(error, ControlError::Connect { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn streams_that_are_silent_or_too_old_are_given_up() {
+    let short = Some(Duration::from_millis(100));
+    let none = StreamLimits::default();
+    for (behaviour, limits, messages) in [
+        (Behaviour::Stream, StreamLimits { initial: short, ..none }, 0),
+        (Behaviour::Stream, StreamLimits { lifetime: short, ..none }, 0),
+        (Behaviour::Message, StreamLimits { idle: short, ..none }, 1),
+        (Behaviour::Message, StreamLimits { lifetime: short, ..none }, 1),
+    ] {
+        let world = World::with(limits).await;
+        let replica = Replica::start(&world.mesh, POLICY, behaviour).await;
+        world.publish(60, &[&replica]);
+        let mut client = InboundServerPoliciesClient::new(world.client.clone());
+        let received = AtomicUsize::new(0);
+        let followed = async {
+            let mut stream = world.client.open(client.watch_port(PortSpec::default())).await?;
+            while stream.next().await?.is_some() {
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Status>(())
+        };
+        let ended = tokio::time::timeout(DEADLINE, followed).await.expect("the stream is given up");
+        assert_eq!(ended.unwrap_err().code(), tonic::Code::DeadlineExceeded, "{limits:?}");
+        // A stream may be too old before its first message on a busy machine; an idle one is not idle before it.
+        let received = received.into_inner();
+        assert!(received == messages || limits.lifetime.is_some(), "{limits:?}: {received}");
+    }
 }
 
 #[tokio::test]
