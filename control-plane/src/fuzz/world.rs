@@ -187,14 +187,15 @@ impl World {
     pub(super) fn check_bounds(&self) {
         let undeclared = |index: &mut Index| {
             let statistics = index.statistics();
-            let ports = statistics.endpoints.keys();
+            let ports: std::collections::BTreeSet<_> =
+                statistics.endpoints.keys().map(|labels| (labels.service.clone(), labels.port)).collect();
             let is_undeclared = |service: &weft_index::Key, port: u16| {
                 index.service(service).is_some_and(|service| service.port(port).is_none())
             };
             let mut counts = std::collections::BTreeMap::<_, usize>::new();
-            for (service, port) in ports.filter(|(service, port)| is_undeclared(service, *port)) {
-                assert_ne!(*port, 0);
-                *counts.entry(service.clone()).or_default() += 1;
+            for (service, port) in ports.into_iter().filter(|(service, port)| is_undeclared(service, *port)) {
+                assert_ne!(port, 0);
+                *counts.entry(service).or_default() += 1;
             }
             (statistics, counts)
         };
