@@ -1,4 +1,4 @@
-//! Consistency of documents: broken links, unexplained verdicts.
+//! Consistency of documents: broken links, unexplained verdicts, tests that are named as a proof and do not exist.
 
 use std::path::Path;
 
@@ -24,7 +24,34 @@ pub(crate) fn check(documents: &[Document], sources: &[RustFile], exists: impl F
             labels(&verdicts.syntax).into_iter().filter(|label| !explained.text.contains(&format!("`{label}`")));
         findings.extend(missing.map(|label| finding(explained, None, format!("does not explain the verdict {label}"))));
     }
+    let proofs = documents.iter().flat_map(|document| proofs(document).map(move |proof| (document, proof)));
+    for (document, (line, test)) in proofs {
+        if !sources.iter().any(|source| source.text.contains(&format!("fn {test}("))) {
+            findings.push(finding(document, Some(line), format!("names the test {test}, which is not there")));
+        }
+    }
     findings
+}
+
+/// The functions that are named in the last column of tables with the header `Proof`, with their lines. Other proofs, such as the names
+/// of checks, are sentences.
+fn proofs(document: &Document) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_proof = false;
+    document.text.lines().enumerate().flat_map(move |(index, line)| {
+        let cells = line.trim().strip_prefix('|').and_then(|row| row.strip_suffix('|'));
+        let last = cells.and_then(|cells| cells.rsplit('|').next()).map(str::trim);
+        is_proof = match last {
+            None => false,
+            Some("Proof") => true,
+            Some(_) => is_proof,
+        };
+        let names = last.filter(|_| is_proof).unwrap_or_default().split('`').skip(1).step_by(2);
+        let is_function = |name: &&str| {
+            name.matches('_').count() > 1
+                && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        };
+        names.filter(is_function).map(move |name| (index + 1, name))
+    })
 }
 
 fn broken_links(document: &Document, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
@@ -89,6 +116,18 @@ mod tests {
         assert_eq!(
             found.iter().map(ToString::to_string).collect::<Vec<_>>(),
             ["docs/a.md:2: links to gone.md, which is not there"]
+        );
+    }
+
+    #[test]
+    fn a_test_that_is_named_as_a_proof_has_to_exist() {
+        let text = "| Attack | Proof |\n|---|---|\n| a | `this_one_is_there`, `a check with words` |\n| b `not_a_proof_at_all` | \
+            `this_one_is_gone` |\n\n| Other | Table |\n|---|---|\n| c | `weft_some_metric_total` |";
+        let source = RustFile::parse("a.rs".into(), "fn this_one_is_there() {}".to_owned()).expect("Rust");
+        let found = check(&[file("docs/a.md", text)], &[source], |_| true);
+        assert_eq!(
+            found.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["docs/a.md:4: names the test this_one_is_gone, which is not there"]
         );
     }
 
