@@ -8,6 +8,7 @@
 //! Inbound and outbound policy differ in the action of a rule (`R`): authorizations there, backends here. This folder
 //! holds everything else once. Refuses to know authorizations, backends and connections.
 
+pub(crate) mod condition;
 pub(crate) mod filter;
 pub(crate) mod matching;
 pub(crate) mod proto;

@@ -3,17 +3,19 @@
 //! Owns the conversion of the controller's messages. A message is converted completely or not at all: parts that
 //! cannot be parsed make requests fail instead of being skipped.
 
+mod error;
 mod read;
 mod terms;
 
 use std::{net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
-use super::{endpoint::EndpointInfo, profile::routes::RequestCondition};
+use super::endpoint::EndpointInfo;
 use crate::{
     metrics::Labels,
     request::{backoff::Backoff, terms::Terms},
     route::{
         Meta, Route,
+        condition::RequestCondition,
         filter::Filter,
         matching::{self, Found, HostMatch},
     },

@@ -1,5 +1,8 @@
 //! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
+pub(crate) mod replay;
+pub(crate) mod timed;
+
 use std::{
     collections::VecDeque,
     pin::Pin,
@@ -14,12 +17,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{
-    replay::{Replay, ReplayBody},
-    respond::Failure,
-    shared_connections::StreamPermit,
-    timed::{Clock, Reporting, Timed},
-};
+use super::{respond::Failure, shared_connections::StreamPermit};
 use crate::{
     metrics::HttpMetrics,
     request::{
@@ -27,6 +25,9 @@ use crate::{
         deadlines::Expired,
     },
 };
+
+use replay::{Replay, ReplayBody};
+use timed::{Clock, Reporting, Timed};
 
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{backends::Backends, target::OutboundTarget};
 use crate::{
     discover::Discover,
-    http::{in_flight::RequestLimit, replay::ReplayRoom},
+    http::{body::replay::ReplayRoom, in_flight::RequestLimit},
     shared::Shared,
 };
 

@@ -4,8 +4,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Method, Request};
-use regex::Regex;
 use weft_proto::linkerd::destination::{self, RetryBudget, request_match, response_match};
 
 use super::Profile;
@@ -16,7 +14,7 @@ use crate::{
         classify::{Class, Classes, Condition},
         terms::{Budget, BudgetSettings, MAX_REPLAY_BYTES, Retry, RetryWhen, Terms, Timeouts},
     },
-    route::{matching::whole, proto::duration},
+    route::{condition::RequestCondition, matching::whole, proto::duration},
 };
 
 /// The deepest nesting of conditions. What the API server takes in one object nests less.
@@ -31,21 +29,6 @@ struct OneRoute {
     condition: RequestCondition,
     terms: Terms,
     labels: Labels,
-}
-
-/// A condition on a request.
-#[derive(Clone, Debug)]
-pub(crate) enum RequestCondition {
-    /// Every one holds; with an empty list, for every request.
-    All(Vec<RequestCondition>),
-    /// One holds.
-    Any(Vec<RequestCondition>),
-    /// It does not hold.
-    Not(Box<RequestCondition>),
-    /// The whole path matches.
-    Path(Regex),
-    /// The method is this one.
-    Method(Method),
 }
 
 /// Why routes cannot be used.
@@ -111,7 +94,7 @@ impl ProfileRoutes {
 
 impl OneRoute {
     fn read(message: destination::Route, budget: Option<&Budget>) -> Result<Self, RoutesError> {
-        let condition = RequestCondition::read(message.condition.ok_or(RoutesError::Empty)?, 0)?;
+        let condition = read_request(message.condition.ok_or(RoutesError::Empty)?, 0)?;
         let classes = message.response_classes.into_iter().map(|class| {
             let condition = read_response(class.condition.ok_or(RoutesError::Empty)?, 0)?;
             Ok(Class { condition, is_failure: class.is_failure })
@@ -136,33 +119,20 @@ impl OneRoute {
     }
 }
 
-impl RequestCondition {
-    fn read(message: destination::RequestMatch, depth: usize) -> Result<Self, RoutesError> {
-        if depth > MAX_DEPTH {
-            return Err(RoutesError::TooDeep);
-        }
-        let several = |seq: request_match::Seq| {
-            seq.matches.into_iter().map(|one| Self::read(one, depth + 1)).collect::<Result<Vec<_>, _>>()
-        };
-        Ok(match message.r#match.ok_or(RoutesError::Empty)? {
-            request_match::Match::All(all) => Self::All(several(all)?),
-            request_match::Match::Any(any) => Self::Any(several(any)?),
-            request_match::Match::Not(one) => Self::Not(Box::new(Self::read(*one, depth + 1)?)),
-            request_match::Match::Path(path) => Self::Path(whole(&path.regex)?),
-            request_match::Match::Method(method) => Self::Method(method.try_into()?),
-        })
+fn read_request(message: destination::RequestMatch, depth: usize) -> Result<RequestCondition, RoutesError> {
+    if depth > MAX_DEPTH {
+        return Err(RoutesError::TooDeep);
     }
-
-    /// Whether it holds for a request.
-    pub(crate) fn holds<B>(&self, request: &Request<B>) -> bool {
-        match self {
-            Self::All(all) => all.iter().all(|one| one.holds(request)),
-            Self::Any(any) => any.iter().any(|one| one.holds(request)),
-            Self::Not(one) => !one.holds(request),
-            Self::Path(regex) => regex.is_match(request.uri().path()),
-            Self::Method(method) => request.method() == method,
-        }
-    }
+    let several = |seq: request_match::Seq| {
+        seq.matches.into_iter().map(|one| read_request(one, depth + 1)).collect::<Result<Vec<_>, _>>()
+    };
+    Ok(match message.r#match.ok_or(RoutesError::Empty)? {
+        request_match::Match::All(all) => RequestCondition::All(several(all)?),
+        request_match::Match::Any(any) => RequestCondition::Any(several(any)?),
+        request_match::Match::Not(one) => RequestCondition::Not(Box::new(read_request(*one, depth + 1)?)),
+        request_match::Match::Path(path) => RequestCondition::Path(whole(&path.regex)?),
+        request_match::Match::Method(method) => RequestCondition::Method(method.try_into()?),
+    })
 }
 
 fn read_response(message: destination::ResponseMatch, depth: usize) -> Result<Condition, RoutesError> {
@@ -206,7 +176,7 @@ fn read_budget(message: RetryBudget) -> Option<Budget> {
 #[cfg(test)]
 mod tests {
     use destination::{PathMatch, RequestMatch, ResponseClass, ResponseMatch, Route};
-    use http::StatusCode;
+    use http::{Method, Request, StatusCode};
     use request_match::Match;
 
     use super::*;

@@ -10,10 +10,11 @@ use weft_proto::linkerd::{meta, outbound, tls_route};
 use super::{
     Accrual, Action, Backend, BackendKind, Distribution, HttpRoutes, OpaqueRoute, OpaqueRoutes, Policy, Protocol,
     RefuseOpaque, RouteBackend,
+    error::PolicyError,
     terms::{read_accrual, read_grpc_retry, read_http_retry, read_load, read_timeouts},
 };
 use crate::{
-    discover::endpoint::{EndpointError, EndpointInfo},
+    discover::endpoint::EndpointInfo,
     request::{classify::Classes, terms::Terms},
     route::{
         Meta, Route,
@@ -25,23 +26,6 @@ use crate::{
 
 /// Detection timeout if policy has none: Linkerd's default.
 const DETECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why a policy cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PolicyError {
-    /// A required part is missing.
-    #[error("the policy has no {0}")]
-    Missing(&'static str),
-    /// A route or a duration cannot be parsed.
-    #[error("read a route")]
-    Route(#[from] ReadRouteError),
-    /// A forward backend cannot be parsed.
-    #[error("read a backend's endpoint")]
-    Endpoint(#[from] EndpointError),
-    /// A number has no meaning where it stands.
-    #[error("the policy's {0} is out of range")]
-    Range(&'static str),
-}
 
 impl Policy {
     /// Parses a policy.

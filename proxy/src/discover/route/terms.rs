@@ -7,7 +7,7 @@ use weft_proto::linkerd::{
     outbound::{self, backend::balance_p2c, failure_accrual},
 };
 
-use super::{Accrual, Load, Penalty, SuccessRate, read::PolicyError};
+use super::{Accrual, Load, Penalty, SuccessRate, error::PolicyError};
 use crate::{
     request::{
         backoff::Backoff,

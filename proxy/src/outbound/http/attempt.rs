@@ -14,11 +14,13 @@ use super::{
 use crate::{
     discover::route::Action,
     http::{
-        body::Body,
+        body::{
+            Body,
+            replay::{Replay, ReplayRoom},
+            timed::Clock,
+        },
         headers::DST_CANONICAL,
-        replay::{Replay, ReplayRoom},
         respond::Failure,
-        timed::Clock,
     },
     metrics::{ProfileMetrics, RetryCounters},
     outbound::{
