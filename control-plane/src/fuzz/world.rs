@@ -208,7 +208,7 @@ impl World {
 
     /// Numbers of objects and views.
     pub(super) fn statistics(&self) -> Statistics {
-        self.ask(|index| index.statistics())
+        self.ask(Index::statistics)
     }
 
     /// The index.
