@@ -1,7 +1,8 @@
 //! Copies bytes between two streams until both directions have ended.
 //!
 //! Owns half-close and buffers. A connection without traffic holds no buffer: each is taken from the thread's pool
-//! when bytes can be read and returned once they are written.
+//! when bytes can be read and returned once they are written. Only a direction whose receiver does not read holds one
+//! for longer, and of those only a bounded number of each thread holds a large one.
 
 use std::{
     cell::RefCell,
@@ -13,14 +14,53 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes moved at once: four TLS records, and what a socket buffer typically holds.
-const BUFFER: usize = 64 * 1024;
+/// Bytes moved at once by a transfer that has filled a small buffer: four TLS records, and what a socket buffer
+/// typically holds.
+const LARGE: usize = 64 * 1024;
 
-/// Buffers that a thread keeps for reuse.
+/// Bytes moved at once by others: messages fit, and it is what a stalled direction holds in the end.
+const SMALL: usize = 8 * 1024;
+
+/// The most large buffers in use on a thread, 16 MiB. A running transfer has one for the time of a poll, so that
+/// those in use belong to directions that are stalled. Beyond the number, transfers go on with small ones.
+const MAX_LARGE: usize = 256;
+
+/// Buffers of either size that a thread keeps for reuse.
 const POOLED: usize = 16;
 
 thread_local! {
-    static POOL: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+    static LARGE_BUFFERS: RefCell<Buffers<LARGE>> = const { RefCell::new(Buffers::new(MAX_LARGE)) };
+    static SMALL_BUFFERS: RefCell<Buffers<SMALL>> = const { RefCell::new(Buffers::new(usize::MAX)) };
+}
+
+/// A thread's buffers of one size.
+struct Buffers<const SIZE: usize> {
+    free: Vec<Box<[u8]>>,
+    in_use: usize,
+    limit: usize,
+}
+
+impl<const SIZE: usize> Buffers<SIZE> {
+    const fn new(limit: usize) -> Self {
+        Self { free: Vec::new(), in_use: 0, limit }
+    }
+
+    /// A buffer; `None` if too many are in use.
+    fn take(&mut self) -> Option<Box<[u8]>> {
+        if self.in_use >= self.limit {
+            return None;
+        }
+        self.in_use += 1;
+        Some(self.free.pop().unwrap_or_else(|| vec![0; SIZE].into_boxed_slice()))
+    }
+
+    fn give(&mut self, buffer: Box<[u8]>) {
+        // A connection that ends on another thread than it began on returns what was counted there.
+        self.in_use = self.in_use.saturating_sub(1);
+        if self.free.len() < POOLED {
+            self.free.push(buffer);
+        }
+    }
 }
 
 /// Copies both ways, passes each side's end on as a half-close, and returns when both have ended.
@@ -53,6 +93,8 @@ struct Direction {
     start: usize,
     end: usize,
     unflushed: bool,
+    /// Whether the last read filled its buffer, as those of bulk transfers do.
+    is_bulk: bool,
     state: State,
     /// Why the receiving side accepted no more.
     refused: Option<io::Error>,
@@ -73,7 +115,7 @@ enum State {
 
 impl Direction {
     fn new() -> Self {
-        Self { buffer: None, start: 0, end: 0, unflushed: false, state: State::Copying, refused: None }
+        Self { buffer: None, start: 0, end: 0, unflushed: false, is_bulk: false, state: State::Copying, refused: None }
     }
 
     /// Copies all that can be copied now; returns whether this direction is done. A receiver that fails ends only this
@@ -131,12 +173,15 @@ impl Direction {
 
     /// Reads into the buffer; returns the number of bytes, 0 at the end.
     fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, from: &mut R) -> Poll<io::Result<usize>> {
-        let mut buffer = self.buffer.take().unwrap_or_else(take_buffer);
+        // The next buffer may have the other size.
+        self.release();
+        let mut buffer = take_buffer(self.is_bulk);
         let mut read = ReadBuf::new(&mut buffer);
         let polled = Pin::new(from).poll_read(cx, &mut read);
         let length = read.filled().len();
         match polled {
             Poll::Ready(Ok(())) if length > 0 => {
+                self.is_bulk = length >= SMALL;
                 (self.start, self.end) = (0, length);
                 self.buffer = Some(buffer);
                 Poll::Ready(Ok(length))
@@ -177,20 +222,24 @@ impl Drop for Direction {
     }
 }
 
-fn take_buffer() -> Box<[u8]> {
-    POOL.with_borrow_mut(Vec::pop).unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice())
+fn take_buffer(is_bulk: bool) -> Box<[u8]> {
+    let large = if is_bulk { LARGE_BUFFERS.with_borrow_mut(Buffers::take) } else { None };
+    // There is no limit of small ones.
+    large.or_else(|| SMALL_BUFFERS.with_borrow_mut(Buffers::take)).unwrap_or_default()
 }
 
 fn give_buffer(buffer: Box<[u8]>) {
-    POOL.with_borrow_mut(|pool| {
-        if pool.len() < POOLED {
-            pool.push(buffer);
-        }
-    });
+    if buffer.len() == LARGE {
+        LARGE_BUFFERS.with_borrow_mut(|buffers| buffers.give(buffer));
+    } else {
+        SMALL_BUFFERS.with_borrow_mut(|buffers| buffers.give(buffer));
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
@@ -246,6 +295,77 @@ mod tests {
         let mut answer = Vec::new();
         let _reset = client.read_to_end(&mut answer).await;
         assert!(answer == [7; 1024], "{} bytes", answer.len());
+    }
+
+    #[tokio::test]
+    async fn stalled_readers_hold_small_buffers_beyond_a_number_and_others_go_on() {
+        const STALLED: usize = MAX_LARGE + 100;
+        let in_use = || (LARGE_BUFFERS.with_borrow(|large| large.in_use), SMALL_BUFFERS.with_borrow(|small| small.in_use));
+        let mut readers = Vec::new();
+        let mut copies = tokio::task::JoinSet::new();
+        for _ in 0..STALLED {
+            let mut endless = tokio::io::join(tokio::io::repeat(7), tokio::io::sink());
+            let (mut writer, reader) = duplex(2 * LARGE);
+            readers.push(reader);
+            copies.spawn(async move { copy_bidirectional(&mut endless, &mut writer).await });
+        }
+        tokio::time::timeout(Duration::from_secs(10), async {
+            while in_use().0 + in_use().1 < STALLED {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .unwrap_or_else(|_| panic!("{:?} buffers are in use", in_use()));
+        assert_eq!(in_use(), (MAX_LARGE, STALLED - MAX_LARGE));
+
+        let (client, mut near) = tcp_pair().await;
+        let (mut far, mut server) = tcp_pair().await;
+        copies.spawn(async move { copy_bidirectional(&mut near, &mut far).await });
+        let sent = vec![9; 1_000_000];
+        let (mut received, mut client) = (vec![0; sent.len()], client);
+        let (wrote, read) = tokio::join!(client.write_all(&sent), server.read_exact(&mut received));
+        assert!(wrote.is_ok() && read.is_ok() && received == sent);
+
+        drop((readers, client, server));
+        while copies.join_next().await.is_some() {}
+        assert_eq!(in_use(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn messages_use_small_buffers_and_bulk_transfers_large_ones() {
+        for (length, expected) in [(64, SMALL), (SMALL - 1, SMALL), (10 * LARGE, LARGE)] {
+            let (mut near, _stalled) = duplex(1);
+            let source = std::io::Cursor::new(vec![7; length]);
+            let mut source = tokio::io::join(source, tokio::io::sink());
+            let mut direction = Direction::new();
+            // The first byte is accepted, and a whole small buffer before a large one.
+            let mut open = tokio::io::join(tokio::io::empty(), OpenFor(&mut near, if expected == LARGE { SMALL } else { 0 }));
+            let polled = poll_fn(|cx| Poll::Ready(direction.poll(cx, &mut source, &mut open))).await;
+            assert!(!polled.unwrap());
+            assert_eq!(direction.buffer.as_ref().map(|buffer| buffer.len()), Some(expected), "{length} bytes");
+        }
+    }
+
+    /// Accepts this many bytes before the writer does.
+    struct OpenFor<'a>(&'a mut tokio::io::DuplexStream, usize);
+
+    impl AsyncWrite for OpenFor<'_> {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            if self.1 > 0 {
+                let accepted = self.1.min(buf.len());
+                self.1 -= accepted;
+                return Poll::Ready(Ok(accepted));
+            }
+            Pin::new(&mut *self.0).poll_write(cx, buf)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
     }
 
     async fn tcp_pair() -> (tokio::net::TcpStream, tokio::net::TcpStream) {
