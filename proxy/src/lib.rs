@@ -12,6 +12,8 @@ mod control;
 mod detect;
 mod discover;
 mod dns;
+#[cfg(test)]
+mod faults;
 pub mod fuzz;
 mod http;
 mod identity;

@@ -46,6 +46,18 @@ pub(crate) enum BodyError {
     Superseded,
 }
 
+impl BodyError {
+    /// Whether the stream was reset by this proxy, as [`is_own_reset`] says.
+    fn is_own_reset(&self) -> bool {
+        matches!(self, Self::H2(error) if is_own_reset(error))
+    }
+}
+
+/// Whether this proxy reset the stream, which it does when the client breaks off its request: the endpoint has no part in it.
+pub(crate) fn is_own_reset(error: &h2::Error) -> bool {
+    error.is_reset() && !error.is_remote() && !error.is_library()
+}
+
 /// A request's or response's body.
 #[derive(Debug)]
 pub(crate) enum Body {
@@ -344,7 +356,7 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
         match frame {
             None => this.end(End::Whole(None)),
             Some(Err(error)) => {
-                this.end(End::Failed);
+                this.end(if error.is_own_reset() { End::Dropped } else { End::Failed });
                 let told = error.failure().filter(|_| this.is_grpc);
                 if let Some(failure) = told {
                     tracing::debug!(%error, "a gRPC response failed after it had begun");

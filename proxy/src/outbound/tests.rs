@@ -1,6 +1,7 @@
 //! The outbound side against a control plane and endpoints on loopback, from an accepted connection to an endpoint.
 
 mod fake;
+mod faults;
 mod pair;
 mod profile;
 mod resilience;

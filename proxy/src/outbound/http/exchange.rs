@@ -12,7 +12,7 @@ use weft_tls::identity::Identity;
 use super::response::ResponseObserver;
 use crate::{
     http::{
-        body::{Body, CountResponse},
+        body::{Body, CountResponse, is_own_reset},
         headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
         orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request},
         respond::Failure,
@@ -90,6 +90,14 @@ enum AttemptError {
     /// Nothing was processed. With a reason, the endpoint cannot be reached.
     Unsent(Box<Request<Body>>, Option<ConnectError>),
     Final(ExchangeError),
+    /// The client broke off its request; the endpoint has no part in it.
+    BrokenOff(ExchangeError),
+}
+
+impl AttemptError {
+    fn failed(error: impl Into<ExchangeError>, is_broken_off: bool) -> Self {
+        if is_broken_off { Self::BrokenOff(error.into()) } else { Self::Final(error.into()) }
+    }
 }
 
 impl Exchange<'_> {
@@ -123,6 +131,10 @@ impl Exchange<'_> {
                     if let Some(in_flight) = in_flight {
                         in_flight.report(Report::Failed);
                     }
+                    return Err(error);
+                }
+                Err(AttemptError::BrokenOff(error)) => {
+                    endpoint.http.request();
                     return Err(error);
                 }
                 Err(AttemptError::Unsent(request, reason)) => (request, reason),
@@ -187,7 +199,10 @@ impl Exchange<'_> {
             to_absolute_form(&mut request, None);
             return match h2::send(endpoint, request).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
-                Err(h2::SendError::Failed(error)) => Err(AttemptError::Final(ExchangeError::Reset(error))),
+                Err(h2::SendError::Failed(error)) => {
+                    let is_broken_off = is_own_reset(&error);
+                    Err(AttemptError::failed(ExchangeError::Reset(error), is_broken_off))
+                }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     *request.version_mut() = Version::HTTP_2;
                     Err(AttemptError::Unsent(request, reason))
@@ -201,7 +216,7 @@ impl Exchange<'_> {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed(error)) => {
                     let failure = Failure::BadGateway(format!("the endpoint's proxy failed: {error}"));
-                    Err(AttemptError::Final(failure.into()))
+                    Err(AttemptError::failed(failure, is_own_reset(&error)))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
                     downgrade_request(&mut request);
@@ -224,7 +239,9 @@ impl Exchange<'_> {
                 Ok((self.restore(endpoint, response, false), Some(checked_out)))
             }
             Err(h1::SendError::Failed(error)) => {
-                Err(AttemptError::Final(Failure::BadGateway(format!("the endpoint failed: {error}")).into()))
+                // hyper calls the request's body the user's.
+                let failure = Failure::BadGateway(format!("the endpoint failed: {error}"));
+                Err(AttemptError::failed(failure, error.is_user()))
             }
             Err(h1::SendError::Unsent(request, reason)) => Err(AttemptError::Unsent(request, reason)),
         }

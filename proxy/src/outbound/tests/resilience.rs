@@ -122,7 +122,7 @@ fn retry(max_retries: u32) -> Retry {
 }
 
 /// A policy for one service whose rules are changed.
-fn changed(change: impl Fn(&mut Rule)) -> OutboundPolicy {
+pub(super) fn changed(change: impl Fn(&mut Rule)) -> OutboundPolicy {
     let mut policy = policy(SERVICE, vec![]);
     let Some(proxy_protocol::Kind::Detect(detect)) =
         policy.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut())
@@ -265,19 +265,25 @@ async fn a_request_has_its_time_for_the_whole_response() {
     }
 }
 
-#[tokio::test]
-async fn an_endpoint_whose_responses_fail_gets_no_more_requests() {
-    let (bad, good) = (Script::new(std::iter::repeat_n(Act::Answer(500), 1000)), Script::default());
-    let mut policy = policy(SERVICE, vec![]);
+/// The policy with endpoints that rest after so many failures.
+pub(super) fn ejecting(mut policy: OutboundPolicy, max_failures: u32) -> OutboundPolicy {
     let Some(proxy_protocol::Kind::Detect(detect)) =
         policy.protocol.as_mut().and_then(|protocol| protocol.kind.as_mut())
     else {
         panic!("the policy detects")
     };
-    let failures = failure_accrual::ConsecutiveFailures { max_failures: 3, backoff: backoff(Duration::from_secs(60)) };
+    let failures = failure_accrual::ConsecutiveFailures { max_failures, backoff: backoff(Duration::from_secs(60)) };
     let kind = Some(failure_accrual::Kind::ConsecutiveFailures(failures));
-    detect.http1.as_mut().unwrap().failure_accrual = Some(FailureAccrual { kind, ejection: None });
-    let proxy = proxy(policy, &[&bad]).await;
+    let accrual = FailureAccrual { kind, ejection: None };
+    detect.http1.as_mut().unwrap().failure_accrual = Some(accrual.clone());
+    detect.http2.as_mut().unwrap().failure_accrual = Some(accrual);
+    policy
+}
+
+#[tokio::test]
+async fn an_endpoint_whose_responses_fail_gets_no_more_requests() {
+    let (bad, good) = (Script::new(std::iter::repeat_n(Act::Answer(500), 1000)), Script::default());
+    let proxy = proxy(ejecting(policy(SERVICE, vec![]), 3), &[&bad]).await;
     let mut sender = proxy.http1().await;
     let mut status = async || {
         sender.ready().await.unwrap();
