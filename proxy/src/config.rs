@@ -275,6 +275,8 @@ pub(crate) struct StreamLimits {
     pub(crate) idle: Option<Duration>,
     /// The longest time that the stream may be open.
     pub(crate) lifetime: Option<Duration>,
+    /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart.
+    pub(crate) keepalive: Option<Keepalive>,
 }
 
 /// HTTP/2 flow control and liveness.
@@ -411,6 +413,7 @@ impl Config {
                 initial: env.duration("CONTROL_STREAM_INITIAL_TIMEOUT")?.filter(|limit| !limit.is_zero()),
                 idle: env.duration("CONTROL_STREAM_IDLE_TIMEOUT")?.filter(|limit| !limit.is_zero()),
                 lifetime: env.duration("CONTROL_STREAM_LIFETIME")?.filter(|limit| !limit.is_zero()),
+                keepalive: None,
             },
             http2: Http2Config {
                 stream_window: env.number("HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535),

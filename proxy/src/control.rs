@@ -116,7 +116,7 @@ impl ControlClient {
         let service = format!("{}:{}", addr.host, addr.port);
         let metrics = Arc::new(metrics);
         let replicas = Replicas::new(addr.host.clone(), addr.port, dns, Arc::clone(&metrics));
-        let connector = Connector::new(addr, trust);
+        let connector = Connector::new(addr, trust, limits.keepalive);
         Self { inner: Arc::new(Inner { service, authority, connector, replicas, limits, metrics }) }
     }
 
@@ -135,7 +135,7 @@ impl ControlClient {
         &self,
         asked: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
     ) -> Result<Messages<T>, Status> {
-        let StreamLimits { initial, idle, lifetime } = self.inner.limits;
+        let StreamLimits { initial, idle, lifetime, .. } = self.inner.limits;
         let opened = Instant::now();
         let initial = initial.map(|initial| opened + initial);
         // So that streams that many proxies opened together do not end together.

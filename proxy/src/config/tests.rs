@@ -84,7 +84,7 @@ fn reads_what_the_injector_writes() {
     assert!(!config.destination.control.is_loopback());
     assert!(config.require_redirect);
     let (initial, lifetime) = (Some(Duration::from_secs(3)), Some(Duration::from_secs(3600)));
-    assert_eq!(config.control_streams, StreamLimits { initial, idle: None, lifetime });
+    assert_eq!(config.control_streams, StreamLimits { initial, idle: None, lifetime, keepalive: None });
     assert_eq!(config.http2.inbound_streams, 500);
     assert_eq!(config.inbound.policy_timeout, Duration::ZERO);
     assert_eq!(config.inbound.unanswered, Unanswered::Deny);

@@ -14,7 +14,7 @@ use weft_tls::{credentials::bootstrap_client_config, identity::Identity};
 
 use super::{ControlError, Trust};
 use crate::{
-    config::{ControlAddr, SocketConfig},
+    config::{ControlAddr, Keepalive, SocketConfig},
     io::{Io, Stream},
     listen::set_options,
 };
@@ -23,7 +23,7 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of pings on idle connections, and deadline for their answers, so that a vanished controller is noticed;
 /// Linkerd's chart has the same.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+const KEEPALIVE: Keepalive = Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(3) };
 
 /// Sends requests over one connection.
 pub(crate) type Sender = http2::SendRequest<tonic::body::Body>;
@@ -35,11 +35,12 @@ pub(super) type Tls = (TlsConnector, ServerName<'static>);
 pub(super) struct Connector {
     addr: ControlAddr,
     trust: Trust,
+    keepalive: Option<Keepalive>,
 }
 
 impl Connector {
-    pub(super) fn new(addr: ControlAddr, trust: Trust) -> Self {
-        Self { addr, trust }
+    pub(super) fn new(addr: ControlAddr, trust: Trust, keepalive: Option<Keepalive>) -> Self {
+        Self { addr, trust, keepalive }
     }
 
     /// TLS with the current credentials; `None` for loopback. Waits for the first credentials, if they are needed.
@@ -75,7 +76,7 @@ impl Connector {
                 None => Stream::Plain(stream),
                 Some((connector, name)) => Stream::Client(Box::new(connector.connect(name.clone(), stream).await?)),
             };
-            handshake(Io::new(stream)).await
+            handshake(Io::new(stream), self.keepalive).await
         };
         tokio::time::timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
@@ -83,11 +84,15 @@ impl Connector {
 
 /// Begins HTTP/2 on a connection and drives it until the last sender and the last request are gone.
 #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-pub(crate) async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<Sender> {
+pub(crate) async fn handshake(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    keepalive: Option<Keepalive>,
+) -> io::Result<Sender> {
+    let keepalive = keepalive.unwrap_or(KEEPALIVE);
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .keep_alive_interval(KEEPALIVE.0)
-        .keep_alive_timeout(KEEPALIVE.1)
+        .keep_alive_interval(keepalive.interval)
+        .keep_alive_timeout(keepalive.timeout)
         .keep_alive_while_idle(true)
         .handshake(TokioIo::new(stream))
         .await

@@ -78,7 +78,7 @@ async fn stream(
 ) -> Result<std::convert::Infallible, SpireError> {
     let connect = |source| SpireError::Connect { path: socket.display().to_string(), source };
     let stream = UnixStream::connect(socket).await.map_err(connect)?;
-    let sender = handshake(stream).await.map_err(connect)?;
+    let sender = handshake(stream, None).await.map_err(connect)?;
     let mut request = Request::new(X509svidRequest {});
     request.metadata_mut().insert(HEADER, MetadataValue::from_static("true"));
     let mut client = SpiffeWorkloadApiClient::new(SocketClient(sender));

@@ -1,6 +1,6 @@
 //! Fixtures for tests of this package: settings, a mesh's certificate authority, and one worker without a listener.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain::{Drain, Watch};
@@ -78,15 +78,20 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
 /// Serves the inbound side on loopback as if the original destination of every connection were the proxy's own port;
 /// returns the port.
 pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
+    let own = SocketAddr::from(([127, 0, 0, 1], shared.config.inbound.listen.port()));
+    serve_port(shared, own).await
+}
+
+/// Serves the inbound side on loopback as if the original destination of every connection were `target`; returns the port.
+pub(crate) async fn serve_port(shared: Arc<Shared>, target: SocketAddr) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let policies = crate::policy::Policies::unreachable(shared.config.clone());
-    let own = std::net::SocketAddr::from(([127, 0, 0, 1], shared.config.inbound.listen.port()));
     let inbound = Arc::new(super::Inbound::new(shared, policies));
     tokio::spawn(async move {
         while let Ok((stream, peer)) = listener.accept().await {
             let inbound = Arc::clone(&inbound);
-            tokio::spawn(async move { super::accept::serve(&inbound, stream, peer, own).await });
+            tokio::spawn(async move { super::accept::serve(&inbound, stream, peer, target).await });
         }
     });
     port

@@ -300,7 +300,8 @@ mod tests {
     #[tokio::test]
     async fn stalled_readers_hold_small_buffers_beyond_a_number_and_others_go_on() {
         const STALLED: usize = MAX_LARGE + 100;
-        let in_use = || (LARGE_BUFFERS.with_borrow(|large| large.in_use), SMALL_BUFFERS.with_borrow(|small| small.in_use));
+        let in_use =
+            || (LARGE_BUFFERS.with_borrow(|large| large.in_use), SMALL_BUFFERS.with_borrow(|small| small.in_use));
         let mut readers = Vec::new();
         let mut copies = tokio::task::JoinSet::new();
         for _ in 0..STALLED {
@@ -339,7 +340,8 @@ mod tests {
             let mut source = tokio::io::join(source, tokio::io::sink());
             let mut direction = Direction::new();
             // The first byte is accepted, and a whole small buffer before a large one.
-            let mut open = tokio::io::join(tokio::io::empty(), OpenFor(&mut near, if expected == LARGE { SMALL } else { 0 }));
+            let mut open =
+                tokio::io::join(tokio::io::empty(), OpenFor(&mut near, if expected == LARGE { SMALL } else { 0 }));
             let polled = poll_fn(|cx| Poll::Ready(direction.poll(cx, &mut source, &mut open))).await;
             assert!(!polled.unwrap());
             assert_eq!(direction.buffer.as_ref().map(|buffer| buffer.len()), Some(expected), "{length} bytes");

@@ -2,6 +2,7 @@
 
 mod fake;
 mod faults;
+mod floods;
 mod pair;
 mod profile;
 mod resilience;

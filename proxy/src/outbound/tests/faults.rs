@@ -19,7 +19,7 @@ use crate::faults::{Cut, Fault, FaultyHop, Toward};
 /// By when each request has an answer: `l5d-timeout`, which covers the response.
 const DEADLINE: Duration = Duration::from_millis(1500);
 /// What tests allow beyond it before they call it a hang.
-const SLACK: Duration = Duration::from_secs(3);
+const SLACK: Duration = Duration::from_secs(8);
 /// Clients at a time, and exchanges of each.
 const CLIENTS: u32 = 8;
 const EXCHANGES: u32 = 6;
@@ -93,6 +93,8 @@ fn impatient(config: &mut Config) {
     config.inbound.connect_timeout = Duration::from_millis(300);
     config.inbound.detect_timeout = Duration::from_millis(300);
     config.control_streams.initial = Some(Duration::from_millis(300));
+    let (interval, timeout) = (Duration::from_millis(200), Duration::from_millis(200));
+    config.control_streams.keepalive = Some(crate::config::Keepalive { interval, timeout });
 }
 
 /// The policy of a service whose clients may set timeouts.

@@ -1,0 +1,348 @@
+//! Floods of frames, heads and connections against both sides: the process stays small, and another client is answered.
+//!
+//! Each flood has a process of its own, this test's program started again, so that what it measures is the flood's.
+
+use std::process::Command;
+
+use nix::sys::resource::Resource;
+use parking_lot::Mutex;
+
+use super::*;
+
+/// Names the flood for the process that has it: `INDEX SIDE`.
+const FLOOD: &str = "WEFT_TEST_FLOOD";
+/// How long a flood may be stuck before it counts as held up.
+const STUCK: Duration = Duration::from_millis(300);
+
+/// What becomes of a flood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The proxy closes the connection.
+    Closed,
+    /// The proxy reads no more until the client reads.
+    HeldUp,
+    /// The proxy reads all of it.
+    Read,
+}
+
+/// What one client sends.
+#[derive(Clone, Copy)]
+struct Flood {
+    name: &'static str,
+    opening: fn() -> Vec<u8>,
+    /// The nth piece.
+    piece: fn(u32) -> Vec<u8>,
+    pieces: u32,
+    connections: usize,
+    /// Whether the client reads what it gets.
+    reads: bool,
+    /// On the outbound side, and on the inbound side.
+    outcomes: [Outcome; 2],
+    /// The most that the process may grow by, in MiB.
+    mib: u64,
+}
+
+const FLOODS: [Flood; 16] = [
+    http2("rapid reset", post_head, reset_request, 100_000, true, Outcome::Closed, 24),
+    http2("CONTINUATION", open_head, continuation, 10_000, true, Outcome::Closed, 24),
+    http2("SETTINGS", nothing, |_| frame(4, 0, 0, &[0, 4, 0, 1, 0, 0]), 200_000, true, Outcome::Read, 24),
+    http2("SETTINGS, answers unread", nothing, |_| frame(4, 0, 0, &[]), 4_000_000, false, Outcome::HeldUp, 24),
+    http2("PING", nothing, |_| frame(6, 0, 0, &[7; 8]), 200_000, true, Outcome::Read, 24),
+    http2("PING, answers unread", nothing, |_| frame(6, 0, 0, &[7; 8]), 4_000_000, false, Outcome::HeldUp, 24),
+    http2("empty DATA", post_head, |_| frame(0, 0, 1, &[]), 200_000, true, Outcome::Closed, 24),
+    http2("heads from the table", nothing, bomb, 4_000, true, Outcome::Closed, 24),
+    // The outbound side refuses more than 200, and then the client.
+    Flood {
+        outcomes: [Outcome::Closed, Outcome::Read],
+        ..http2("streams without an end", nothing, never, 9_000, true, Outcome::Read, 128)
+    },
+    http2("windows of nothing", closed_window, large, 150, true, Outcome::Read, 48),
+    http1("an endless head", 1, || request("/"), |_| [b'x'; 4096].to_vec(), 10_000, Outcome::Closed, 24),
+    http1("slow heads", 400, || request("/"), |_| b"x: y\r\n".to_vec(), 3, Outcome::Read, 48),
+    Flood {
+        reads: false,
+        ..http1("readers of nothing", 400, || request("/large"), |_| b"\r\n".to_vec(), 1, Outcome::Read, 128)
+    },
+    Flood { reads: false, ..http1("opaque readers of nothing", 400, || vec![0; 32], |_| vec![], 1, Outcome::Read, 64) },
+    http1("idle connections", 400, Vec::new, |_| vec![], 1, Outcome::Read, 24),
+    // The outbound side leaves TLS to the application, which wants none.
+    Flood {
+        outcomes: [Outcome::Closed, Outcome::Read],
+        ..http1("half a ClientHello", 400, half_hello, |_| vec![], 1, Outcome::Read, 48)
+    },
+];
+
+const fn http2(
+    name: &'static str,
+    opening: fn() -> Vec<u8>,
+    piece: fn(u32) -> Vec<u8>,
+    pieces: u32,
+    reads: bool,
+    outcome: Outcome,
+    mib: u64,
+) -> Flood {
+    Flood { name, opening, piece, pieces, connections: 1, reads, outcomes: [outcome; 2], mib }
+}
+
+const fn http1(
+    name: &'static str,
+    connections: usize,
+    opening: fn() -> Vec<u8>,
+    piece: fn(u32) -> Vec<u8>,
+    pieces: u32,
+    outcome: Outcome,
+    mib: u64,
+) -> Flood {
+    Flood { name, opening, piece, pieces, connections, reads: true, outcomes: [outcome; 2], mib }
+}
+
+fn request(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nhost: server.demo\r\n").into_bytes()
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+fn half_hello() -> Vec<u8> {
+    [&b"\x16\x03\x01\x07\x00\x01\x00\x06\xfc\x03\x03"[..], &[7; 400]].concat()
+}
+
+/// The preface and the client's settings.
+fn nothing() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[])].concat()
+}
+
+fn closed_window() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])].concat()
+}
+
+/// A head of HPACK: method, scheme, path, authority.
+fn head(method: u8, path: &str) -> Vec<u8> {
+    let path_length = u8::try_from(path.len()).unwrap();
+    [&[method, 0x86, 0x04, path_length], path.as_bytes(), b"\x41\x0bserver.demo"].concat()
+}
+
+fn stream(n: u32) -> u32 {
+    2 * n + 3
+}
+
+fn post_head() -> Vec<u8> {
+    [nothing(), frame(1, 4, 1, &head(0x83, "/never"))].concat()
+}
+
+/// A head that goes on.
+fn open_head() -> Vec<u8> {
+    [nothing(), frame(1, 1, 1, &head(0x82, "/"))].concat()
+}
+
+fn continuation(_n: u32) -> Vec<u8> {
+    // A literal field, never indexed: `x: ...`.
+    frame(9, 0, 1, &[&[0x10, 1, b'x', 0x7f, 0x81, 0x3f][..], &[b'y'; 8192]].concat())
+}
+
+fn reset_request(n: u32) -> Vec<u8> {
+    [frame(1, 5, stream(n), &head(0x82, "/")), frame(3, 0, stream(n), &[0, 0, 0, 8])].concat()
+}
+
+/// The first head puts 3 KiB into the table, and each head names it 2,000 times.
+fn bomb(n: u32) -> Vec<u8> {
+    let mut block = head(0x82, "/");
+    if n == 0 {
+        // A literal field with indexing: `x: yyy...`, of 3,072 bytes.
+        block.extend([0x40, 1, b'x', 0x7f, 0x81, 0x17]);
+        block.extend([b'y'; 3072]);
+    }
+    block.extend([0xbe; 2000]);
+    frame(1, 5, stream(n), &block)
+}
+
+fn never(n: u32) -> Vec<u8> {
+    frame(1, 5, stream(n), &head(0x82, "/never"))
+}
+
+fn large(n: u32) -> Vec<u8> {
+    frame(1, 5, stream(n), &head(0x82, "/large"))
+}
+
+static CHUNK: [u8; 16 * 1024] = [7; 16 * 1024];
+
+/// An application with answers that are small, large, or never come.
+async fn target() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut first = [1];
+                if stream.peek(&mut first).await.is_ok() && first == [0] {
+                    while stream.write_all(&CHUNK).await.is_ok() {}
+                    return;
+                }
+                let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                server.http2().max_concurrent_streams(None);
+                let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+            });
+        }
+    });
+    addr
+}
+
+async fn answer(
+    request: Request<Incoming>,
+) -> Result<Response<http_body_util::combinators::BoxBody<Bytes, Infallible>>, Infallible> {
+    let chunks = match request.uri().path() {
+        "/never" => std::future::pending().await,
+        "/large" => 4096,
+        _ => 1,
+    };
+    let frames = (0..chunks).map(|_| Ok(Frame::data(Bytes::from_static(&CHUNK))));
+    Ok(Response::new(http_body_util::BodyExt::boxed(StreamBody::new(futures::stream::iter(frames)))))
+}
+
+/// Resident memory of this process in MiB.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096 / (1024 * 1024)
+}
+
+impl Flood {
+    async fn send(self, addr: SocketAddr) -> (Outcome, TcpStream) {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let mut buffer = (self.opening)();
+        for n in 0..self.pieces {
+            buffer.extend((self.piece)(n));
+            if buffer.len() < 16 * 1024 && n + 1 < self.pieces {
+                continue;
+            }
+            match self.exchange(&mut stream, &buffer).await {
+                Outcome::Read => buffer.clear(),
+                other => return (other, stream),
+            }
+        }
+        let mut sink = [0; 16 * 1024];
+        while self.reads {
+            match tokio::time::timeout(STUCK, stream.read(&mut sink)).await {
+                Ok(Ok(0) | Err(_)) => return (Outcome::Closed, stream),
+                Ok(Ok(_)) => {}
+                Err(_) => break,
+            }
+        }
+        (Outcome::Read, stream)
+    }
+
+    /// Writes, and reads what is there.
+    async fn exchange(&self, stream: &mut TcpStream, bytes: &[u8]) -> Outcome {
+        let (mut from, mut to) = stream.split();
+        let mut writing = std::pin::pin!(tokio::time::timeout(STUCK, to.write_all(bytes)));
+        let mut sink = [0; 16 * 1024];
+        loop {
+            tokio::select! {
+                biased;
+                wrote = &mut writing => return match wrote {
+                    Ok(Ok(())) => Outcome::Read,
+                    Ok(Err(_)) => Outcome::Closed,
+                    Err(_) => Outcome::HeldUp,
+                },
+                read = from.read(&mut sink), if self.reads => if matches!(read, Ok(0) | Err(_)) {
+                    return Outcome::Closed;
+                },
+            }
+        }
+    }
+
+    /// Floods one side, in a process that does nothing else.
+    async fn run(self, side: &str) {
+        let (_, hard) = nix::sys::resource::getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+        let app = target().await;
+        let proxy = Proxy::start(app, Control::default()).await;
+        let addr = if side == "outbound" {
+            proxy.addr
+        } else {
+            let port = testing::serve_port(Arc::clone(&proxy.shared), app).await;
+            SocketAddr::from(([127, 0, 0, 1], port))
+        };
+        for _ in 0..10 {
+            small(addr).await;
+        }
+        let before = resident();
+        let others = tokio::spawn(async move {
+            loop {
+                small(addr).await;
+            }
+        });
+        let floods = futures::future::join_all((0..self.connections).map(|_| self.send(addr)));
+        let ended = tokio::time::timeout(Duration::from_secs(30), floods).await.expect("the flood never ends");
+        assert!(!others.is_finished(), "another client got no answer");
+        others.abort();
+        small(addr).await;
+        let grown = resident().saturating_sub(before);
+        for (outcome, _) in &ended {
+            assert_eq!(*outcome, self.outcomes[usize::from(side == "inbound")], "{} on the {side} side", self.name);
+        }
+        assert!(grown <= self.mib, "{} on the {side} side: {grown} MiB more", self.name);
+        tell(&format!("{} on the {side} side: {grown} MiB more", self.name));
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the documents state what is measured here")]
+fn tell(text: &str) {
+    eprintln!("measured: {text}");
+}
+
+/// A request of another client, answered in time.
+async fn small(addr: SocketAddr) {
+    let answered = async {
+        let stream = TokioIo::new(TcpStream::connect(addr).await.unwrap());
+        let (mut sender, connection) = conn::http1::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let response = sender.send_request(get("/small")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        response.into_body().collect().await.unwrap().to_bytes().len()
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(5), answered).await, Ok(16 * 1024));
+}
+
+#[tokio::test]
+async fn floods_leave_the_process_small_and_others_answered() {
+    if let Ok(flood) = std::env::var(FLOOD) {
+        let (index, side) = flood.split_once(' ').unwrap();
+        return FLOODS[index.parse::<usize>().unwrap()].run(side).await;
+    }
+    let left = Mutex::new(
+        (0..FLOODS.len()).flat_map(|index| [(index, "outbound"), (index, "inbound")]).rev().collect::<Vec<_>>(),
+    );
+    let failures = Mutex::new(Vec::new());
+    // Most of them wait for something most of the time.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some((index, side)) = { left.lock().pop() } {
+                    if let Err(failure) = run_alone(index, side) {
+                        failures.lock().push(failure);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn run_alone(index: usize, side: &str) -> Result<(), String> {
+    let name = "outbound::tests::floods::floods_leave_the_process_small_and_others_answered";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(FLOOD, format!("{index} {side}"));
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    match text.lines().find_map(|line| line.strip_prefix("measured: ")) {
+        Some(said) if output.status.success() => {
+            tell(said);
+            Ok(())
+        }
+        _ => Err(format!("{} on the {side} side\n{text}", FLOODS[index].name)),
+    }
+}
