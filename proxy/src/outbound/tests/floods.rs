@@ -13,6 +13,8 @@ use super::*;
 const FLOOD: &str = "WEFT_TEST_FLOOD";
 /// How long a flood may be stuck before it counts as held up.
 const STUCK: Duration = Duration::from_millis(300);
+/// How long something that has to happen may take on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What becomes of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +211,7 @@ fn resident() -> u64 {
 }
 
 impl Flood {
-    async fn send(self, addr: SocketAddr) -> (Outcome, TcpStream) {
+    async fn send(self, addr: SocketAddr, expected: Outcome) -> (Outcome, TcpStream) {
         let mut stream = TcpStream::connect(addr).await.unwrap();
         let mut buffer = (self.opening)();
         for n in 0..self.pieces {
@@ -224,7 +226,8 @@ impl Flood {
         }
         let mut sink = [0; 16 * 1024];
         while self.reads {
-            match tokio::time::timeout(STUCK, stream.read(&mut sink)).await {
+            let wait = if expected == Outcome::Closed { PATIENCE } else { STUCK };
+            match tokio::time::timeout(wait, stream.read(&mut sink)).await {
                 Ok(Ok(0) | Err(_)) => return (Outcome::Closed, stream),
                 Ok(Ok(_)) => {}
                 Err(_) => break,
@@ -274,14 +277,15 @@ impl Flood {
                 small(addr).await;
             }
         });
-        let floods = futures::future::join_all((0..self.connections).map(|_| self.send(addr)));
-        let ended = tokio::time::timeout(Duration::from_secs(30), floods).await.expect("the flood never ends");
+        let expected = self.outcomes[usize::from(side == "inbound")];
+        let floods = futures::future::join_all((0..self.connections).map(|_| self.send(addr, expected)));
+        let ended = tokio::time::timeout(2 * PATIENCE, floods).await.expect("the flood never ends");
         assert!(!others.is_finished(), "another client got no answer");
         others.abort();
         small(addr).await;
         let grown = resident().saturating_sub(before);
         for (outcome, _) in &ended {
-            assert_eq!(*outcome, self.outcomes[usize::from(side == "inbound")], "{} on the {side} side", self.name);
+            assert_eq!(*outcome, expected, "{} on the {side} side", self.name);
         }
         assert!(grown <= self.mib, "{} on the {side} side: {grown} MiB more", self.name);
         tell(&format!("{} on the {side} side: {grown} MiB more", self.name));
@@ -303,7 +307,7 @@ async fn small(addr: SocketAddr) {
         assert_eq!(response.status(), StatusCode::OK);
         response.into_body().collect().await.unwrap().to_bytes().len()
     };
-    assert_eq!(tokio::time::timeout(Duration::from_secs(5), answered).await, Ok(16 * 1024));
+    assert_eq!(tokio::time::timeout(PATIENCE, answered).await, Ok(16 * 1024));
 }
 
 #[tokio::test]
@@ -318,7 +322,7 @@ async fn floods_leave_the_process_small_and_others_answered() {
     let failures = Mutex::new(Vec::new());
     // Most of them wait for something most of the time.
     std::thread::scope(|scope| {
-        for _ in 0..4 {
+        for _ in 0..2 {
             scope.spawn(|| {
                 while let Some((index, side)) = { left.lock().pop() } {
                     if let Err(failure) = run_alone(index, side) {
