@@ -8,10 +8,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE},
 };
 
-use super::{
-    body::Body,
-    headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc},
-};
+use super::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc};
 use crate::request::deadlines::Expired;
 
 /// The failure of one request.
@@ -195,9 +192,9 @@ impl Failure {
         trailers
     }
 
-    /// The response for a request of this kind.
-    pub(crate) fn respond(&self, kind: RequestKind) -> Response<Body> {
-        let mut response = Response::new(Body::Empty);
+    /// The response for a request of this kind; it has no body.
+    pub(crate) fn respond(&self, kind: RequestKind) -> Response<()> {
+        let mut response = Response::new(());
         let message = header_value(&self.to_string());
         *response.version_mut() = kind.version;
         let headers = response.headers_mut();

@@ -234,7 +234,7 @@ impl HttpConnection {
         arrived: Instant,
     ) -> Response<ResponseBody> {
         self.counters.failed(&self.inbound, failure, self.target.addr);
-        let response = failure.respond(kind);
+        let response = failure.respond(kind).map(|()| Body::Empty);
         match handles {
             Some(handles) => observe(response, None, None, handles, kind, arrived),
             None => response.map(Observed::unwatched),

@@ -76,7 +76,7 @@ impl Connection {
         let metrics = &self.worker.shared.metrics;
         metrics.outbound_http_errors.get_or_create(&vec![label("error", failure.label())]).inc();
         tracing::debug!(%failure, orig_dst.addr = %self.target.addr, "request failed");
-        Ok(failure.respond(kind).map(Observed::unwatched))
+        Ok(failure.respond(kind).map(|()| Observed::unwatched(Body::Empty)))
     }
 
     /// One request: check, match, send, observe.
