@@ -60,6 +60,7 @@ fn passthrough(name: &str, interception: Interception) -> (Manifests, Options) {
         interception,
         proxy: Some(binaries::directory().unwrap().join("weft-passthrough")),
         control_plane: ControlPlane::None,
+        ..Options::default()
     };
     (manifests, options)
 }

@@ -10,7 +10,7 @@ use crate::{
     command::step,
     ebpf,
     lab::Lab,
-    setup::{self, Scope},
+    setup::{self, Scope, packages},
     workspace::Workspace,
 };
 
@@ -57,6 +57,19 @@ With --kubeconfig FILE it uses one that runs, and removes its objects from it.")
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
+    /// Compare two proxies of ours with two HAProxys and with none: CPU, latency, memory, row by row
+    #[command(after_help = "Examples:
+  cargo xtask bench proxy --json
+  cargo xtask bench proxy --rows http1-64,http2-1x64 --repetitions 9
+  cargo xtask bench proxy --baseline DIR       a release build of another commit takes part
+  cargo xtask bench proxy -- --help            every option of weft-bench
+
+It installs Debian's haproxy, which nothing else here needs.")]
+    Proxy {
+        /// Arguments for `weft-bench proxy`, such as --json and --rows ROW,ROW
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
+    },
 }
 
 /// Tells `weft-bench control-plane` which program starts an API server.
@@ -66,12 +79,16 @@ const LAB_VARIABLE: &str = "WEFT_LAB";
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
     let toolchain = setup::ensure(Scope::Run)?;
+    if matches!(args.subject, Subject::Proxy { .. }) {
+        packages::ensure(&packages::PEER)?;
+    }
     ebpf::build(&workspace, &toolchain)?;
     let binaries = build::binaries(&workspace, Profile::Release)?;
     let (subject, arguments) = match &args.subject {
         Subject::Interception { arguments } => ("interception", arguments),
         Subject::Churn { arguments } => ("churn", arguments),
         Subject::ControlPlane { arguments } => ("control-plane", arguments),
+        Subject::Proxy { arguments } => ("proxy", arguments),
     };
     let mut bench = Command::new(binaries.join("weft-bench"));
     bench.arg(subject).args(arguments).current_dir(&workspace.root).env("WEFT_BIN_DIR", &binaries);

@@ -32,6 +32,8 @@ pub use measure::{Connected, Flooded, Nanoseconds};
 pub use program::now;
 pub use talk::{Answered, Heard, Hearing};
 
+use crate::load;
+
 /// The proxy's polling interval of attestation.
 const ASKS_EVERY: Duration = Duration::from_millis(5);
 
@@ -98,6 +100,8 @@ pub enum Order {
     Hear,
     /// Counts of the answers since dialling began; dialling continues.
     Answers,
+    /// Serve or send load, for the bench of the proxy.
+    Load(load::Order),
 }
 
 /// Replies of a process.
@@ -121,6 +125,8 @@ pub enum Reply {
     Heard(Heard),
     /// Of [`Order::Answers`].
     Answered(Answered),
+    /// Of [`Order::Load`].
+    Loaded(load::Reply),
 }
 
 /// The handle of a running process: the kit's, with the bench's orders and replies. The process ends with it.
@@ -150,6 +156,12 @@ impl Actor {
     /// As there.
     pub async fn order(&mut self, order: &Order) -> anyhow::Result<()> {
         self.tell(order).await.map(drop)
+    }
+
+    /// The process id, while it runs.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.0.id()
     }
 
     /// Lets the process and its children end by themselves.
@@ -186,6 +198,7 @@ struct Process {
     hearing: Hearing,
     dialling: Option<talk::Dialling>,
     program: Option<program::Program>,
+    load: load::Process,
 }
 
 impl Process {
@@ -222,6 +235,7 @@ impl Process {
             }
             Order::Says(text) => return Ok(Reply::Said(self.program()?.says(&text)?)),
             Order::Get(port, path) => return Ok(Reply::Got(self.program()?.get(port, &path)?)),
+            Order::Load(order) => return Ok(Reply::Loaded(self.load.follow(order)?)),
             Order::Hear => return Ok(Reply::Heard(self.hearing.heard())),
             Order::Answers => {
                 return Ok(Reply::Answered(self.dialling.as_ref().context("it does not dial")?.answered()));

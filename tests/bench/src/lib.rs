@@ -13,8 +13,10 @@ pub mod control_plane;
 pub mod enrolment;
 pub mod hooks;
 pub mod kernel;
+pub mod load;
 pub mod machine;
 pub mod node;
+pub mod proxy;
 pub mod ready;
 pub mod result;
 pub mod target;
@@ -95,6 +97,7 @@ impl Contender {
             // The copy-only proxy needs no identity and no discovery.
             control_plane: ControlPlane::None,
             proxy: (mode != Mode::Direct).then_some(binaries::directory()?.join("weft-passthrough")),
+            programs: None,
         };
         let mesh = Mesh::start(manifests, options).await?;
         let (client, server) = (mesh.pod(NAMESPACE, "client").await?, mesh.pod(NAMESPACE, "server").await?);

@@ -17,7 +17,7 @@ use weft_bench::{
     hooks::{self, Hooks},
     machine::Machine,
     node::Node,
-    ready,
+    proxy, ready,
     result::{Comparison, Mode, Sample},
     target::{self, Target},
 };
@@ -52,6 +52,8 @@ enum Subject {
     },
     /// The control plane with a real API server, thousands of objects and simulated proxies
     ControlPlane(Box<control_plane::args::Args>),
+    /// Two proxies between a client and a server: ours, HAProxy, none, side by side
+    Proxy(Box<proxy::Args>),
 }
 
 #[derive(clap::Args)]
@@ -160,12 +162,31 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
             churn.map_or(Ok(ExitCode::from(130)), |churn| report_churn(&churn, json))
         }
         Subject::ControlPlane(args) => control_plane(*args).await,
+        Subject::Proxy(args) => compare_proxies(*args).await,
     }
 }
 
 async fn control_plane(args: control_plane::args::Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let mut bench = Bench::new(args)?;
+    let outcome = tokio::select! {
+        outcome = bench.run() => Some(outcome),
+        () = told_to_stop() => None,
+    };
+    let removed = bench.remove().await;
+    if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
+        println!("{left:#}");
+    }
+    let Some(report) = outcome.transpose()? else { return removed.map(|()| ExitCode::from(130)) };
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    removed.map(|()| ExitCode::SUCCESS)
+}
+
+async fn compare_proxies(args: proxy::Args) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let mut bench = proxy::Bench::new(args)?;
     let outcome = tokio::select! {
         outcome = bench.run() => Some(outcome),
         () = told_to_stop() => None,

@@ -1,5 +1,7 @@
 //! The targets, the measurements, and whether a target is met.
 
+use std::borrow::Cow;
+
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
@@ -21,7 +23,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
     /// Name of the measurement.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Unit of the measurement.
     pub unit: &'static str,
     /// The maximum or minimum.
@@ -39,17 +41,17 @@ pub struct Target {
 impl Target {
     /// A target with `limit` as maximum.
     #[must_use]
-    pub fn at_most(name: &'static str, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
-        Self::new(name, unit, limit, false, repetitions)
+    pub fn at_most(name: impl Into<Cow<'static, str>>, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
+        Self::new(name.into(), unit, limit, false, repetitions)
     }
 
     /// A target with `limit` as minimum.
     #[must_use]
-    pub fn at_least(name: &'static str, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
-        Self::new(name, unit, limit, true, repetitions)
+    pub fn at_least(name: impl Into<Cow<'static, str>>, unit: &'static str, limit: f64, repetitions: Vec<f64>) -> Self {
+        Self::new(name.into(), unit, limit, true, repetitions)
     }
 
-    fn new(name: &'static str, unit: &'static str, limit: f64, at_least: bool, repetitions: Vec<f64>) -> Self {
+    fn new(name: Cow<'static, str>, unit: &'static str, limit: f64, at_least: bool, repetitions: Vec<f64>) -> Self {
         let (measured, spread) = (median(repetitions.clone()), spread(repetitions));
         let room = if at_least { measured - limit } else { limit - measured };
         let outcome = match room {

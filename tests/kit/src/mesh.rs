@@ -44,6 +44,8 @@ pub struct Options {
     pub proxy: Option<PathBuf>,
     /// Whether there is a control plane.
     pub control_plane: ControlPlane,
+    /// The directory of every program of the product, in place of the running program's.
+    pub programs: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -53,6 +55,7 @@ impl Default for Options {
             interception: Interception::Ebpf,
             proxy: None,
             control_plane: ControlPlane::Weft,
+            programs: None,
         }
     }
 }
@@ -98,7 +101,8 @@ impl Mesh {
     /// A program is missing, the sandbox does not start, or a pod does not become ready; the error names it and the
     /// reason.
     pub async fn start(manifests: Manifests, options: Options) -> anyhow::Result<Self> {
-        let mut config = Config::new(&options.name, manifests.path(), binaries::directory()?)?;
+        let programs = options.programs.map_or_else(binaries::directory, Ok)?;
+        let mut config = Config::new(&options.name, manifests.path(), programs)?;
         config.interception = options.interception;
         config.proxy = options.proxy;
         config.control_plane = options.control_plane;

@@ -127,6 +127,10 @@ pub const BARE: [Need; 5] = [
 /// Requirements of building the fuzz targets.
 pub(crate) const FUZZ: [Need; 1] = [need(Probe::Program("c++"), "g++", "compiles libFuzzer")];
 
+/// Requirement of the bench of the proxy alone.
+pub(crate) const PEER: [Need; 1] =
+    [need(Probe::Program("haproxy"), "haproxy", "is the proxy that ours is compared with")];
+
 /// Paths of one of the plugins on distributions.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 

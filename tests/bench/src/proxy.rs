@@ -1,0 +1,260 @@
+//! What two proxies between a client and a server cost: ours, HAProxy's with HTTP/1.1 and with HTTP/2 between them, no
+//! proxy, and our opaque path as the floor, side by side in one run. With a directory of other programs of ours,
+//! a change is measured before and after.
+//!
+//! All contenders run at once and are measured in turn, in another order each time, so that a change of the machine's
+//! speed affects all of them. A [`load`](crate::load) is one thread against one thread of a server; what it costs each
+//! proxy is read from the kernel. Idle connections are held in sandboxes of their own, because memory that other rows
+//! left behind would hide what they take.
+
+mod haproxy;
+mod report;
+pub mod rows;
+mod site;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Context as _;
+use clap::value_parser;
+use rustix::process::{Resource, getrlimit};
+
+pub use report::{Numbers, Report, RowReport, Sample};
+use rows::{Act, Contender, ROWS, Row};
+use site::{Proxies, Site};
+
+use crate::{machine::Machine, node::Footprint, target};
+
+/// Idle rows take new sandboxes for each repetition, and memory varies less than time.
+const IDLE_REPETITIONS: u32 = 3;
+/// Idle connections: time for the proxies to finish what their opening began.
+const SETTLES: Duration = Duration::from_secs(2);
+/// Descriptors of a process besides those of the connections.
+const OTHER_DESCRIPTORS: u64 = 200;
+/// Time of a load before it counts: hundreds of TLS handshakes take a part of it.
+const WARM_UP: Duration = Duration::from_millis(700);
+
+/// Options of `weft-bench proxy`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  weft-bench proxy --json
+  weft-bench proxy --rows http1-64,http2-1x64 --contenders weft,haproxy-http1 --repetitions 9
+  weft-bench proxy --baseline ../before/target/release --contenders weft,baseline
+                                       before and after a change, in one run
+  weft-bench proxy --rows http1-16 --seconds 1 --repetitions 1")]
+pub struct Args {
+    /// Print everything as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+    /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
+    /// bulk, round-trip, grpc-unary, grpc-stream, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000
+    /// [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
+    pub rows: Vec<&'static Row>,
+    /// Who takes part [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONTENDER")]
+    pub contenders: Vec<Contender>,
+    /// How often to measure each; the median counts
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=100))]
+    pub repetitions: u32,
+    /// How long each load counts, seconds; before that it runs for 0.7 s
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=60))]
+    pub seconds: u32,
+    /// Directory of other weft programs, such as a release build of an earlier commit, to be measured as `baseline`
+    #[arg(long, value_name = "DIR")]
+    pub baseline: Option<PathBuf>,
+}
+
+/// A run and what it has started.
+pub struct Bench {
+    args: Args,
+    sites: Vec<Site>,
+}
+
+impl Bench {
+    /// A run that has started nothing.
+    ///
+    /// # Errors
+    /// The options contradict each other.
+    pub fn new(mut args: Args) -> anyhow::Result<Self> {
+        use clap::ValueEnum as _;
+        if args.rows.is_empty() {
+            args.rows =
+                ROWS.iter().map(|row| Row::named(row.name)).collect::<Result<_, _>>().map_err(anyhow::Error::msg)?;
+        }
+        if args.contenders.is_empty() {
+            args.contenders = Contender::value_variants().to_vec();
+            args.contenders.retain(|contender| *contender != Contender::Baseline || args.baseline.is_some());
+        }
+        let baseline = args.contenders.contains(&Contender::Baseline);
+        anyhow::ensure!(baseline == args.baseline.is_some(), "the contender baseline and --baseline need each other");
+        // The sandbox runs its programs from other directories.
+        args.baseline = args.baseline.map(std::fs::canonicalize).transpose().context("--baseline")?;
+        Ok(Self { args, sites: Vec::new() })
+    }
+
+    /// Measures every row and prints it.
+    ///
+    /// # Errors
+    /// A sandbox does not start, a contender does not answer, or its connections take another path.
+    pub async fn run(&mut self) -> anyhow::Result<Report> {
+        let mut report = Report {
+            machine: Machine::here(),
+            seconds: f64::from(self.args.seconds),
+            repetitions: self.args.repetitions,
+            note: report::NOTE,
+            rows: Vec::new(),
+            skipped: Vec::new(),
+            targets: Vec::new(),
+        };
+        println!("{}\n{}", report.machine.describe(), report::NOTE);
+        // Loads first: they share sandboxes.
+        let (loads, idles): (Vec<_>, Vec<_>) =
+            self.args.rows.clone().into_iter().partition(|row| matches!(row.act, Act::Load(_)));
+        if !loads.is_empty() {
+            self.start(&loads).await?;
+        }
+        for row in loads {
+            let measured = self.load(row).await.context(row.name)?;
+            println!("\n{}\n", measured.table());
+            report.rows.push(measured);
+        }
+        for row in idles {
+            if let Some(reason) = too_many(row.act) {
+                println!("{} is skipped: {reason}", row.name);
+                report.skipped.push(format!("{}: {reason}", row.name));
+                continue;
+            }
+            let measured = self.idle(row).await.context(row.name)?;
+            println!("\n{}\n", measured.table());
+            report.rows.push(measured);
+        }
+        report.targets = report::targets(&report.rows);
+        if !report.targets.is_empty() {
+            println!("{}", target::table(&report.targets));
+        }
+        Ok(report)
+    }
+
+    /// Stops everything.
+    ///
+    /// # Errors
+    /// Something is left.
+    pub async fn remove(&mut self) -> anyhow::Result<()> {
+        let mut outcome = Ok(());
+        for site in self.sites.drain(..) {
+            outcome = outcome.and(site.stop().await);
+        }
+        outcome
+    }
+
+    /// Starts the contenders of these rows.
+    async fn start(&mut self, rows: &[&'static Row]) -> anyhow::Result<()> {
+        let mut contenders = self.args.contenders.clone();
+        contenders.retain(|contender| rows.iter().any(|row| row.has(*contender)));
+        let names: Vec<_> = contenders.iter().map(|contender| contender.label()).collect();
+        println!("starting {}", names.join(", "));
+        site::start(&mut self.sites, &contenders, self.args.baseline.as_ref()).await
+    }
+
+    async fn load(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
+        let Act::Load(shape) = row.act else { anyhow::bail!("not a load") };
+        let time = Duration::from_secs(self.args.seconds.into());
+        let mut report = RowReport::new(row);
+        let mut turns = self.turns(row);
+        for repetition in 1..=self.args.repetitions {
+            for contender in &turns {
+                let site = site::find(&mut self.sites, *contender)?;
+                let measured = site.measure(*contender, row.protocol(), shape, WARM_UP, time).await?;
+                let problem = measured.problem.clone();
+                let name = contender.label();
+                anyhow::ensure!(measured.count > 0, "{name} answered nothing: {}", problem.unwrap_or_default());
+                let memory = site.proxies(*contender)?.map(footprints).transpose()?;
+                let sample = report::loaded(shape, &measured, memory);
+                say(repetition, self.args.repetitions, row, *contender, &sample);
+                let numbers = report.contenders.entry(*contender).or_default();
+                numbers.add(sample);
+                numbers.failures += measured.failures;
+                numbers.problem = measured.problem.or(numbers.problem.take());
+            }
+            let next = 1.min(turns.len());
+            turns.rotate_left(next);
+        }
+        Ok(report)
+    }
+
+    async fn idle(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
+        let Act::Idle { connections, .. } = row.act else { anyhow::bail!("not idle") };
+        let repetitions = self.args.repetitions.min(IDLE_REPETITIONS);
+        let mut report = RowReport::new(row);
+        for repetition in 1..=repetitions {
+            self.remove().await?;
+            self.start(&[row]).await?;
+            for contender in self.turns(row) {
+                let site = site::find(&mut self.sites, contender)?;
+                let proxies = site.proxies(contender)?.context("idle connections without a proxy")?;
+                let before = footprints(proxies)?;
+                site.hold(contender, row.protocol(), connections).await.with_context(|| contender.label())?;
+                tokio::time::sleep(SETTLES).await;
+                let sample = report::idle(connections, before, footprints(proxies)?);
+                say(repetition, repetitions, row, contender, &sample);
+                report.contenders.entry(contender).or_default().add(sample);
+            }
+        }
+        Ok(report)
+    }
+
+    /// The contenders of a row, in the order of their first turn.
+    fn turns(&self, row: &Row) -> Vec<Contender> {
+        self.args.contenders.iter().copied().filter(|contender| row.has(*contender)).collect()
+    }
+}
+
+/// A line of progress.
+fn say(repetition: u32, of: u32, row: &Row, contender: Contender, sample: &Sample) {
+    let shown = |key: &str| sample.get(key).map(|value| format!("{key} {}", target::number(*value)));
+    let keys = [
+        "per_second",
+        "gbit_per_second",
+        "p50_us",
+        "cpu_outbound_us",
+        "cpu_inbound_us",
+        "outbound_connection_kib",
+        "inbound_connection_kib",
+    ];
+    let numbers: Vec<_> = keys.into_iter().filter_map(shown).collect();
+    println!("{repetition}/{of} {:<12} {:<14} {}", row.name, contender.label(), numbers.join(", "));
+}
+
+fn footprints(proxies: Proxies) -> anyhow::Result<[Footprint; 2]> {
+    Ok([Footprint::of(proxies.outbound)?, Footprint::of(proxies.inbound)?])
+}
+
+/// Why this machine cannot hold the connections of a row.
+fn too_many(act: Act) -> Option<String> {
+    let Act::Idle { http, connections } = act else { return None };
+    // Bytes have a connection to either side; HTTP connections share the one to the other proxy.
+    let sides = if http { 1 } else { 2 };
+    let needed = u64::from(connections) * sides + OTHER_DESCRIPTORS;
+    let limit = getrlimit(Resource::Nofile).maximum?;
+    (limit < needed).then(|| format!("a process needs {needed} open files, and the limit here is {limit}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args() -> Args {
+        Args { json: false, rows: Vec::new(), contenders: Vec::new(), repetitions: 1, seconds: 1, baseline: None }
+    }
+
+    #[test]
+    fn a_baseline_takes_part_only_with_its_directory() {
+        let plain = Bench::new(args()).unwrap();
+        assert!(!plain.args.contenders.contains(&Contender::Baseline));
+        assert_eq!(plain.args.rows.len(), ROWS.len());
+        let both = Bench::new(Args { baseline: Some(".".into()), ..args() }).unwrap();
+        assert!(both.args.contenders.contains(&Contender::Baseline));
+        assert!(Bench::new(Args { contenders: vec![Contender::Baseline], ..args() }).is_err());
+        assert!(Bench::new(Args { contenders: vec![Contender::Weft], baseline: Some(".".into()), ..args() }).is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! The places of a run: sandboxes with a client's and a server's pod, the load's processes in them, and the proxies
+//! between. One sandbox has no mesh, for direct connections and the HAProxys; the others have one each.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use weft_sandbox::{client::Sandbox, state::PodState};
+use weft_test_kit::{
+    actor::Place,
+    manifests::Manifests,
+    mesh::{ControlPlane, Interception, Mesh, Options, unique_name},
+    wait::until,
+};
+
+use super::{
+    haproxy::{Hop, Pair},
+    rows::{Contender, Protocol},
+};
+use crate::{
+    actor::{self, Actor},
+    load::{Load, Measured, Order, Reply, Shape, server},
+};
+
+const NAMESPACE: &str = "bench";
+const MANIFEST: &str = include_str!("pods.yaml");
+/// The container with the proxy, as the injector names it.
+const PROXY: &str = "linkerd-proxy";
+/// Time for the proxies to answer after their start.
+const SERVES_WITHIN: Duration = Duration::from_secs(20);
+/// A measurement that only shows that there is a way.
+const TRIAL: Duration = Duration::from_millis(100);
+
+/// A running sandbox with its processes.
+pub(super) struct Site {
+    kind: Kind,
+    mesh: Mesh,
+    client: Actor,
+    server: Actor,
+    server_pid: u32,
+    server_ip: String,
+    service_ip: Option<IpAddr>,
+    pairs: BTreeMap<Contender, Pair>,
+}
+
+/// The processes between client and server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Proxies {
+    /// In the client's pod.
+    pub(super) outbound: u32,
+    /// In the server's pod.
+    pub(super) inbound: u32,
+}
+
+/// What a sandbox is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    /// No mesh.
+    Plain,
+    /// A mesh of the present programs.
+    Present,
+    /// A mesh of the programs in this directory.
+    Former(PathBuf),
+}
+
+impl Kind {
+    fn of(contender: Contender, baseline: Option<&PathBuf>) -> anyhow::Result<Self> {
+        Ok(match contender {
+            Contender::Direct | Contender::HaproxyHttp1 | Contender::HaproxyHttp2 | Contender::HaproxyTcp => {
+                Self::Plain
+            }
+            Contender::Weft | Contender::Opaque => Self::Present,
+            Contender::Baseline => Self::Former(baseline.context("no directory of a baseline")?.clone()),
+        })
+    }
+}
+
+/// Starts the sandboxes that these contenders need, and adds each to `sites` as soon as it is to be stopped.
+///
+/// # Errors
+/// One does not start, or its connections take another path, so that its numbers would mean something else.
+pub(super) async fn start(
+    sites: &mut Vec<Site>,
+    contenders: &[Contender],
+    baseline: Option<&PathBuf>,
+) -> anyhow::Result<()> {
+    for contender in contenders {
+        let kind = Kind::of(*contender, baseline)?;
+        if !sites.iter().any(|site| site.kind == kind) {
+            let name = contender.label();
+            sites.push(Site::start(kind).await.with_context(|| format!("start the sandbox of {name}"))?);
+        }
+        let site = find(sites, *contender)?;
+        site.add(*contender)?;
+        site.check(*contender).await?;
+    }
+    Ok(())
+}
+
+/// The site of a contender.
+///
+/// # Errors
+/// It was not started.
+pub(super) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
+    let serves = |site: &&mut Site| match contender {
+        Contender::Weft | Contender::Opaque => site.kind == Kind::Present,
+        Contender::Baseline => matches!(site.kind, Kind::Former(_)),
+        _ => site.kind == Kind::Plain,
+    };
+    sites.iter_mut().find(serves).with_context(|| format!("{} does not run", contender.label()))
+}
+
+impl Site {
+    async fn start(kind: Kind) -> anyhow::Result<Self> {
+        let (inject, interception, control_plane) = match kind {
+            Kind::Plain => ("disabled", Interception::None, ControlPlane::None),
+            Kind::Present | Kind::Former(_) => ("enabled", Interception::Ebpf, ControlPlane::Weft),
+        };
+        let opaque = format!("{},{},{}", server::OPAQUE_HTTP1, server::OPAQUE_HTTP2, server::TCP);
+        let manifests = Manifests::empty()?;
+        manifests.write("pods.yaml", &MANIFEST.replace("{inject}", inject).replace("{opaque}", &opaque))?;
+        let programs = match &kind {
+            Kind::Former(directory) => Some(directory.clone()),
+            Kind::Plain | Kind::Present => None,
+        };
+        let name = unique_name("bench-proxy");
+        let mesh = Mesh::start(manifests, Options { name, interception, control_plane, programs, proxy: None }).await?;
+        match Self::inhabit(&mesh).await {
+            Ok((client, server)) => {
+                let service_ip = mesh.service_ips().await?.into_iter().next();
+                let service_ip = service_ip.map(|ip| ip.parse()).transpose().context("the Service's address")?;
+                let server_ip = mesh.pod(NAMESPACE, "server").await?.ip;
+                let server_pid = server.id().context("the server ended")?;
+                let pairs = BTreeMap::new();
+                Ok(Self { kind, mesh, client, server, server_pid, server_ip, service_ip, pairs })
+            }
+            Err(error) => {
+                mesh.stop().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the processes of the load in both pods, in the cgroups of their applications.
+    async fn inhabit(mesh: &Mesh) -> anyhow::Result<(Actor, Actor)> {
+        let place = |name: &str| -> anyhow::Result<Place> {
+            let state = mesh.state()?;
+            let pod = pod(&state.pods, name)?;
+            Ok(Place::of_root(&pod.netns, pod.cgroup.join(name)))
+        };
+        let mut server = Actor::start(&place("server")?).await?;
+        server.order(&actor::Order::Load(Order::Serve)).await?;
+        Ok((Actor::start(&place("client")?).await?, server))
+    }
+
+    /// Starts what a contender needs besides the sandbox.
+    fn add(&mut self, contender: Contender) -> anyhow::Result<()> {
+        let hop = match contender {
+            Contender::HaproxyHttp1 => Hop::Http1,
+            Contender::HaproxyHttp2 => Hop::Http2,
+            Contender::HaproxyTcp => Hop::Tcp,
+            Contender::Direct | Contender::Weft | Contender::Baseline | Contender::Opaque => return Ok(()),
+        };
+        let pair = Pair::start(&Sandbox::open(self.mesh.name())?, hop, &self.server_ip)?;
+        self.pairs.insert(contender, pair);
+        Ok(())
+    }
+
+    /// Waits until a contender answers, and checks that our proxies use mutual TLS.
+    async fn check(&mut self, contender: Contender) -> anyhow::Result<()> {
+        let shape = match contender {
+            Contender::HaproxyTcp => Shape::RoundTrip,
+            _ => Shape::Http1 { connections: 1 },
+        };
+        let protocol = if shape == Shape::RoundTrip { Protocol::Tcp } else { Protocol::Http1 };
+        let answers = until(SERVES_WITHIN, async || {
+            let measured = self.measure(contender, protocol, shape, Duration::ZERO, TRIAL).await?;
+            let problem = measured.problem.unwrap_or_default();
+            anyhow::ensure!(measured.count > 0 && measured.failures == 0, "no answer: {problem}");
+            Ok(())
+        });
+        let answered = answers.await;
+        let said = self.pairs.get_mut(&contender).map(Pair::started).unwrap_or_default();
+        answered.with_context(|| format!("{} does not serve: {said}", contender.label()))?;
+        if matches!(contender, Contender::Weft | Contender::Baseline | Contender::Opaque) {
+            let opened = self.mesh.metrics(NAMESPACE, "client").await?.connections_to(&[self.server_ip.clone()].into());
+            let good = opened.mtls > 0 && opened.plaintext == 0;
+            anyhow::ensure!(good, "{}: not every connection has mutual TLS: {opened:?}", contender.label());
+        }
+        Ok(())
+    }
+
+    /// Sends load by way of a contender. The CPU times are those of [`Self::measured_pids`].
+    ///
+    /// # Errors
+    /// A process ended.
+    pub(super) async fn measure(
+        &mut self,
+        contender: Contender,
+        protocol: Protocol,
+        shape: Shape,
+        warm_up: Duration,
+        time: Duration,
+    ) -> anyhow::Result<Measured> {
+        let mut processes = vec![self.server_pid];
+        processes.extend(self.proxies(contender)?.iter().flat_map(|proxies| [proxies.outbound, proxies.inbound]));
+        let load = Load { shape, target: self.target(contender, protocol)?, warm_up, time, processes };
+        match self.client.tell(&actor::Order::Load(Order::Load(load))).await? {
+            actor::Reply::Loaded(Reply::Measured(measured)) => Ok(measured),
+            other => bail!("unexpected {other:?}"),
+        }
+    }
+
+    /// Opens connections by way of a contender, and keeps them until the site ends.
+    ///
+    /// # Errors
+    /// A connection failed.
+    pub(super) async fn hold(
+        &mut self,
+        contender: Contender,
+        protocol: Protocol,
+        connections: u32,
+    ) -> anyhow::Result<()> {
+        let target = self.target(contender, protocol)?;
+        let connections = usize::try_from(connections)?;
+        let order = Order::Hold { target, http: protocol == Protocol::Http1, connections };
+        self.client.order(&actor::Order::Load(order)).await
+    }
+
+    /// The processes of a contender; none without proxies.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub(super) fn proxies(&self, contender: Contender) -> anyhow::Result<Option<Proxies>> {
+        if let Some(pair) = self.pairs.get(&contender) {
+            let (outbound, inbound) = pair.pids()?;
+            return Ok(Some(Proxies { outbound, inbound }));
+        }
+        if self.kind == Kind::Plain {
+            return Ok(None);
+        }
+        let state = self.mesh.state()?;
+        let proxy = |name: &str| -> anyhow::Result<u32> {
+            let proxy = pod(&state.pods, name)?.containers.iter().find(|container| container.name == PROXY);
+            proxy.and_then(|proxy| proxy.pid).with_context(|| format!("the {name}'s proxy does not run"))
+        };
+        Ok(Some(Proxies { outbound: proxy("client")?, inbound: proxy("server")? }))
+    }
+
+    /// Where the client dials.
+    fn target(&self, contender: Contender, protocol: Protocol) -> anyhow::Result<SocketAddr> {
+        if let Some(pair) = self.pairs.get(&contender) {
+            return Ok(pair.target(protocol));
+        }
+        let port = match (protocol, contender) {
+            (Protocol::Http1, Contender::Opaque) => server::OPAQUE_HTTP1,
+            (Protocol::Http2, Contender::Opaque) => server::OPAQUE_HTTP2,
+            (Protocol::Http1, _) => server::HTTP1,
+            (Protocol::Http2, _) => server::HTTP2,
+            (Protocol::Tcp, _) => server::TCP,
+        };
+        let ip = match contender {
+            Contender::Direct => self.server_ip.parse().context("the server's address")?,
+            _ => self.service_ip.context("no Service")?,
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    /// Stops the sandbox; the processes in its pods end with it.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        let Self { mesh, client, server, .. } = self;
+        client.kill().await?;
+        server.kill().await?;
+        mesh.stop().await
+    }
+}
+
+fn pod<'a>(pods: &'a [PodState], name: &str) -> anyhow::Result<&'a PodState> {
+    let found = pods.iter().find(|pod| pod.namespace == NAMESPACE && pod.name == name);
+    found.with_context(|| format!("no pod {NAMESPACE}/{name}"))
+}
