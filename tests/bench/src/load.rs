@@ -8,10 +8,11 @@ mod http2;
 mod meter;
 mod open;
 pub(crate) mod server;
+mod start;
 mod tcp;
 mod usage;
 
-use std::{cell::Cell, net::SocketAddr, rc::Rc, time::Duration};
+use std::{cell::Cell, net::SocketAddr, path::PathBuf, rc::Rc, time::Duration};
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use tokio::task::{JoinSet, LocalSet};
 pub use meter::Measured;
 use meter::Meter;
 use server::Server;
+pub use start::Started;
 use usage::Cpu;
 
 /// The longest time for one exchange; a longer one is a failure.
@@ -45,6 +47,13 @@ pub enum Order {
         /// How many.
         connections: usize,
     },
+    /// Kill a proxy in this pod, and wait until the next one in its place is ready.
+    Restart {
+        /// The proxy's process.
+        pid: u32,
+        /// Its cgroup.
+        cgroup: PathBuf,
+    },
 }
 
 /// Replies of these processes.
@@ -54,6 +63,8 @@ pub enum Reply {
     Done,
     /// Of [`Order::Load`].
     Measured(Measured),
+    /// Of [`Order::Restart`].
+    Started(Started),
 }
 
 /// One measurement.
@@ -134,6 +145,7 @@ impl Process {
         raise_file_limit()?;
         match order {
             Order::Serve => self.server = Some(Server::start()?),
+            Order::Restart { pid, cgroup } => return Ok(Reply::Started(start::restart(pid, &cgroup)?)),
             Order::Load(load) => return Ok(Reply::Measured(on_this_thread(measure(load))?)),
             Order::Hold { target, http, connections } => {
                 self.held = on_this_thread(hold(target, http, connections))?;

@@ -24,8 +24,8 @@ use site::{Proxies, Site};
 
 use crate::{machine::Machine, node::Footprint, target};
 
-/// Idle rows take new sandboxes for each repetition, and memory varies less than time.
-const IDLE_REPETITIONS: u32 = 3;
+/// Rows with new sandboxes for each repetition. Memory varies less than time.
+const FRESH_REPETITIONS: u32 = 3;
 /// Idle connections: time for the proxies to finish what their opening began.
 const SETTLES: Duration = Duration::from_secs(2);
 /// Descriptors of a process besides those of the connections.
@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000
+    /// bulk, round-trip, grpc-unary, grpc-stream, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
     /// [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
@@ -99,6 +99,7 @@ impl Bench {
     pub async fn run(&mut self) -> anyhow::Result<Report> {
         let mut report = Report {
             machine: Machine::here(),
+            haproxy: haproxy::version(),
             seconds: f64::from(self.args.seconds),
             repetitions: self.args.repetitions,
             note: report::NOTE,
@@ -106,9 +107,10 @@ impl Bench {
             skipped: Vec::new(),
             targets: Vec::new(),
         };
-        println!("{}\n{}", report.machine.describe(), report::NOTE);
+        println!("{}\n{}", report.machine.describe(), report.haproxy.as_deref().unwrap_or("no HAProxy"));
+        println!("{}", report::NOTE);
         // Loads first: they share sandboxes.
-        let (loads, idles): (Vec<_>, Vec<_>) =
+        let (loads, fresh): (Vec<_>, Vec<_>) =
             self.args.rows.clone().into_iter().partition(|row| matches!(row.act, Act::Load(_)));
         if !loads.is_empty() {
             self.start(&loads).await?;
@@ -118,13 +120,13 @@ impl Bench {
             println!("\n{}\n", measured.table());
             report.rows.push(measured);
         }
-        for row in idles {
+        for row in fresh {
             if let Some(reason) = too_many(row.act) {
                 println!("{} is skipped: {reason}", row.name);
                 report.skipped.push(format!("{}: {reason}", row.name));
                 continue;
             }
-            let measured = self.idle(row).await.context(row.name)?;
+            let measured = self.fresh(row).await.context(row.name)?;
             println!("\n{}\n", measured.table());
             report.rows.push(measured);
         }
@@ -182,20 +184,23 @@ impl Bench {
         Ok(report)
     }
 
-    async fn idle(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
-        let Act::Idle { connections, .. } = row.act else { anyhow::bail!("not idle") };
-        let repetitions = self.args.repetitions.min(IDLE_REPETITIONS);
+    /// A row that needs processes which have done nothing else.
+    async fn fresh(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
+        let repetitions = self.args.repetitions.min(FRESH_REPETITIONS);
         let mut report = RowReport::new(row);
         for repetition in 1..=repetitions {
             self.remove().await?;
             self.start(&[row]).await?;
             for contender in self.turns(row) {
                 let site = site::find(&mut self.sites, contender)?;
-                let proxies = site.proxies(contender)?.context("idle connections without a proxy")?;
-                let before = footprints(proxies)?;
-                site.hold(contender, row.protocol(), connections).await.with_context(|| contender.label())?;
-                tokio::time::sleep(SETTLES).await;
-                let sample = report::idle(connections, before, footprints(proxies)?);
+                let sample = match row.act {
+                    Act::Start => {
+                        let (started, certified) = site.restart(contender).await?;
+                        report::started(started, certified)
+                    }
+                    Act::Idle { connections, .. } => idle(site, row, contender, connections).await?,
+                    Act::Load(_) => anyhow::bail!("a load"),
+                };
                 say(repetition, repetitions, row, contender, &sample);
                 report.contenders.entry(contender).or_default().add(sample);
             }
@@ -209,6 +214,14 @@ impl Bench {
     }
 }
 
+async fn idle(site: &mut Site, row: &Row, contender: Contender, connections: u32) -> anyhow::Result<Sample> {
+    let proxies = site.proxies(contender)?.context("idle connections without a proxy")?;
+    let before = footprints(proxies)?;
+    site.hold(contender, row.protocol(), connections).await.with_context(|| contender.label())?;
+    tokio::time::sleep(SETTLES).await;
+    Ok(report::idle(connections, before, footprints(proxies)?))
+}
+
 /// A line of progress.
 fn say(repetition: u32, of: u32, row: &Row, contender: Contender, sample: &Sample) {
     let shown = |key: &str| sample.get(key).map(|value| format!("{key} {}", target::number(*value)));
@@ -220,6 +233,8 @@ fn say(repetition: u32, of: u32, row: &Row, contender: Contender, sample: &Sampl
         "cpu_inbound_us",
         "outbound_connection_kib",
         "inbound_connection_kib",
+        "certificate_ms",
+        "ready_ms",
     ];
     let numbers: Vec<_> = keys.into_iter().filter_map(shown).collect();
     println!("{repetition}/{of} {:<12} {:<14} {}", row.name, contender.label(), numbers.join(", "));

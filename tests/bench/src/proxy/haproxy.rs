@@ -51,6 +51,12 @@ pub(super) struct Pair {
     files: Option<Files>,
 }
 
+/// The first line of what HAProxy says it is.
+pub(super) fn version() -> Option<String> {
+    let output = std::process::Command::new("haproxy").arg("-v").output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned())
+}
+
 impl Files {
     /// Makes a root and a certificate for either side, ECDSA with P-256 as in the mesh.
     ///

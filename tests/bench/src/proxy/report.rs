@@ -1,13 +1,13 @@
 //! Samples, their medians and spreads by row and contender, as tables and as JSON, and the goals.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
 use super::rows::{Act, Contender, Row};
 use crate::{
-    load::{Measured, Shape},
+    load::{Measured, Shape, Started},
     machine::Machine,
     node::Footprint,
     result::{median, spread},
@@ -25,7 +25,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub type Sample = BTreeMap<&'static str, f64>;
 
 /// Columns: key in JSON, heading.
-const COLUMNS: [(&str, &str); 14] = [
+const COLUMNS: [(&str, &str); 17] = [
     ("per_second", "per s"),
     ("gbit_per_second", "Gbit/s"),
     ("p50_us", "p50 us"),
@@ -40,6 +40,9 @@ const COLUMNS: [(&str, &str); 14] = [
     ("rss_inbound_mib", "RSS in MiB"),
     ("outbound_connection_kib", "out KiB/conn"),
     ("inbound_connection_kib", "in KiB/conn"),
+    ("certificate_ms", "start to certificate ms"),
+    ("ready_after_certificate_ms", "certificate to ready ms"),
+    ("ready_ms", "start to ready ms"),
 ];
 
 /// Everything that a run measured.
@@ -47,6 +50,9 @@ const COLUMNS: [(&str, &str); 14] = [
 pub struct Report {
     /// The machine of the run.
     pub machine: Machine,
+    /// What HAProxy says it is, if it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub haproxy: Option<String>,
     /// Time of each repetition that counts.
     pub seconds: f64,
     /// How often each was measured.
@@ -129,6 +135,21 @@ pub(super) fn idle(connections: u32, before: [Footprint; 2], after: [Footprint; 
     sample.insert("outbound_connection_kib", growth(0));
     sample.insert("inbound_connection_kib", growth(1));
     sample
+}
+
+/// A sample of a start.
+pub(super) fn started(started: Started, certified: SystemTime) -> Sample {
+    let between = |from: SystemTime, to: SystemTime| match to.duration_since(from) {
+        Ok(later) => later.as_secs_f64() * 1e3,
+        Err(earlier) => -earlier.duration().as_secs_f64() * 1e3,
+    };
+    let Started { began, ready } = started;
+    [
+        ("certificate_ms", between(began, certified)),
+        ("ready_after_certificate_ms", between(certified, ready)),
+        ("ready_ms", between(began, ready)),
+    ]
+    .into()
 }
 
 fn resident([outbound, inbound]: [Footprint; 2]) -> [(&'static str, f64); 2] {
@@ -235,6 +256,9 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                     _ => {}
                 }
             }
+            Act::Start => {
+                at_most(format!("{name}, certificate to ready"), "ms", 6.0, ours("ready_after_certificate_ms"));
+            }
             Act::Idle { .. } => {
                 at_most(format!("{name}, outbound proxy"), "KiB each", 6.0, ours("outbound_connection_kib"));
                 at_most(format!("{name}, inbound proxy"), "KiB each", 6.0, ours("inbound_connection_kib"));
@@ -295,6 +319,15 @@ mod tests {
         let sample = idle(1024, [memory(8), memory(9)], [memory(16), memory(9)]);
         assert_eq!((sample["outbound_connection_kib"], sample["inbound_connection_kib"]), (8.0, 0.0));
         assert_eq!((sample["rss_outbound_before_mib"], sample["rss_outbound_mib"]), (8.0, 16.0));
+    }
+
+    #[test]
+    fn a_start_has_two_parts() {
+        use std::time::Duration;
+        let at = |milliseconds| SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
+        let sample = started(Started { began: at(1000), ready: at(1025) }, at(1020));
+        assert_eq!((sample["certificate_ms"], sample["ready_after_certificate_ms"]), (20.0, 5.0));
+        assert_eq!(sample["ready_ms"], 25.0);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, bail};
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     actor::{self, Actor},
-    load::{Load, Measured, Order, Reply, Shape, server},
+    load::{Load, Measured, Order, Reply, Shape, Started, server},
 };
 
 const NAMESPACE: &str = "bench";
@@ -32,6 +33,10 @@ const MANIFEST: &str = include_str!("pods.yaml");
 const PROXY: &str = "linkerd-proxy";
 /// Time for the proxies to answer after their start.
 const SERVES_WITHIN: Duration = Duration::from_secs(20);
+/// The message of a proxy's log that it has its certificate.
+const CERTIFIED: &str = "certified identity";
+/// Time for a line of the log to be in its file.
+const LOGS_WITHIN: Duration = Duration::from_secs(5);
 /// A measurement that only shows that there is a way.
 const TRIAL: Duration = Duration::from_millis(100);
 
@@ -231,6 +236,27 @@ impl Site {
         self.client.order(&actor::Order::Load(order)).await
     }
 
+    /// Kills the client's proxy. Returns when the next one started, when it was certified and when it was ready.
+    ///
+    /// # Errors
+    /// It is not ready in time, or its log does not say when it was certified.
+    pub(super) async fn restart(&mut self, contender: Contender) -> anyhow::Result<(Started, SystemTime)> {
+        let pid = self.proxies(contender)?.context("no proxy to start")?.outbound;
+        let (cgroup, log) = {
+            let state = self.mesh.state()?;
+            let pod = pod(&state.pods, "client")?;
+            let proxy = pod.containers.iter().find(|container| container.name == PROXY).context("no proxy")?;
+            (pod.cgroup.join(PROXY), proxy.log.clone())
+        };
+        let reply = self.client.tell(&actor::Order::Load(Order::Restart { pid, cgroup })).await?;
+        let actor::Reply::Loaded(Reply::Started(started)) = reply else { bail!("unexpected {reply:?}") };
+        let certified = until(LOGS_WITHIN, async || {
+            let times = certified(&fs::read_to_string(&log)?);
+            times.filter(|time| *time >= started.began).context("the proxy's log does not say when it was certified")
+        });
+        Ok((started, certified.await?))
+    }
+
     /// The processes of a contender; none without proxies.
     ///
     /// # Errors
@@ -282,7 +308,28 @@ impl Site {
     }
 }
 
+/// When a proxy was certified last, from its log.
+fn certified(log: &str) -> Option<SystemTime> {
+    let line = log.lines().rfind(|line| line.contains(CERTIFIED))?;
+    humantime::parse_rfc3339(line.split_whitespace().next()?).ok()
+}
+
 fn pod<'a>(pods: &'a [PodState], name: &str) -> anyhow::Result<&'a PodState> {
     let found = pods.iter().find(|pod| pod.namespace == NAMESPACE && pod.name == name);
     found.with_context(|| format!("no pod {NAMESPACE}/{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_certificate_counts() {
+        let log = "2026-11-23T12:23:10.287067Z  INFO weft_proxy::identity: certified identity server.id=a\n\
+                   2026-11-23T12:23:11.500000Z  INFO weft_proxy::identity: certified identity server.id=a\n\
+                   2026-11-23T12:23:12.000000Z  INFO weft_proxy::attest: other\n";
+        let time = certified(log).unwrap();
+        assert_eq!(humantime::format_rfc3339_micros(time).to_string(), "2026-11-23T12:23:11.500000Z");
+        assert!(certified("2026 INFO other\n").is_none());
+    }
 }
