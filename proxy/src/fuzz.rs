@@ -3,7 +3,7 @@
 //! Each function panics if a parser violates its guarantee, and returns nothing.
 
 use futures::FutureExt as _;
-use http::{HeaderName, HeaderValue, Request, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 
 use crate::{
     detect::{
@@ -11,8 +11,20 @@ use crate::{
         client_hello::{Hello, parse_client_hello},
     },
     http::{headers, orig_proto},
+    request::{overrides, terms::Terms},
     transport_header::TransportHeader,
 };
+
+/// The headers that set a request's terms.
+const OVERRIDES: [&str; 7] = [
+    "l5d-timeout",
+    "l5d-request-timeout",
+    "l5d-response-timeout",
+    "l5d-retry-timeout",
+    "l5d-retry-http",
+    "l5d-retry-grpc",
+    "l5d-retry-limit",
+];
 
 /// Parses the first bytes of a connection that may be TLS. Further bytes do not change the result.
 pub fn client_hello(bytes: &[u8]) {
@@ -66,4 +78,21 @@ pub fn request(bytes: &[u8]) {
     orig_proto::to_origin_form(&mut request);
     headers::strip_hop_by_hop(request.headers_mut());
     assert!(!request.headers().contains_key(http::header::CONNECTION));
+}
+
+/// Reads the headers with which an application sets a request's terms, their values one a line. Where they are not allowed they
+/// change nothing; where they are they end here, and nobody is granted more than 100 retries.
+pub fn overrides(bytes: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in OVERRIDES.into_iter().zip(bytes.split(|byte| *byte == b'\n')) {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            headers.append(name, value);
+        }
+    }
+    let mut unread = headers.clone();
+    assert_eq!(overrides::apply(Terms::default(), &mut unread), Terms::default());
+    assert_eq!(unread, headers);
+    let terms = overrides::apply(Terms { allow_headers: true, ..Terms::default() }, &mut headers);
+    assert!(headers.is_empty());
+    assert!(terms.retry.is_none_or(|retry| retry.limit <= 100));
 }

@@ -16,3 +16,6 @@ pub(crate) mod classify;
 pub(crate) mod deadlines;
 pub(crate) mod overrides;
 pub(crate) mod terms;
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,9 @@ impl Backoff {
     pub(crate) fn pause(&self, failures: u32, chance: f64) -> Duration {
         let doubled = 2_u32.checked_pow(failures.saturating_sub(1)).and_then(|factor| self.min.checked_mul(factor));
         let base = doubled.unwrap_or(self.max).min(self.max);
-        base.saturating_add(base.mul_f64((self.jitter * chance).max(0.0)))
+        // What cannot be represented is the longest pause there is.
+        let added = Duration::try_from_secs_f64(base.as_secs_f64() * (self.jitter * chance).max(0.0));
+        base.saturating_add(added.unwrap_or(Duration::MAX))
     }
 }
 

@@ -225,12 +225,10 @@ impl Flood {
             }
         }
         let mut sink = [0; 16 * 1024];
-        while self.reads {
-            let wait = if expected == Outcome::Closed { PATIENCE } else { STUCK };
-            match tokio::time::timeout(wait, stream.read(&mut sink)).await {
-                Ok(Ok(0) | Err(_)) => return (Outcome::Closed, stream),
-                Ok(Ok(_)) => {}
-                Err(_) => break,
+        let wait = if expected == Outcome::Closed { PATIENCE } else { STUCK };
+        while let (true, Ok(read)) = (self.reads, tokio::time::timeout(wait, stream.read(&mut sink)).await) {
+            if matches!(read, Ok(0) | Err(_)) {
+                return (Outcome::Closed, stream);
             }
         }
         (Outcome::Read, stream)

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A client's proxy whose only destination is `app`, with a proxy of its own.
-async fn in_front_of(app: SocketAddr) -> Proxy {
+pub(super) async fn in_front_of(app: SocketAddr) -> Proxy {
     let control = Control::default();
     let service = "10.1.2.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));

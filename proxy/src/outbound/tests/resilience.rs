@@ -275,7 +275,7 @@ pub(super) fn ejecting(mut policy: OutboundPolicy, max_failures: u32) -> Outboun
     let failures = failure_accrual::ConsecutiveFailures { max_failures, backoff: backoff(Duration::from_secs(60)) };
     let kind = Some(failure_accrual::Kind::ConsecutiveFailures(failures));
     let accrual = FailureAccrual { kind, ejection: None };
-    detect.http1.as_mut().unwrap().failure_accrual = Some(accrual.clone());
+    detect.http1.as_mut().unwrap().failure_accrual = Some(accrual);
     detect.http2.as_mut().unwrap().failure_accrual = Some(accrual);
     policy
 }
