@@ -5,8 +5,9 @@
 //! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
 
 use std::{
+    fs,
     panic::resume_unwind,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, Command},
     thread,
 };
@@ -31,6 +32,8 @@ const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 const DEGRADED: &str = "5.10";
 /// Its tests that are run in that way, too.
 const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
+/// Programs of other projects that tests against the kernel run in pods.
+const FOREIGN: [&str; 2] = ["h2spec", "grpc-interop"];
 /// What tests in a cluster are given, beside what every test has.
 const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG"];
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
@@ -105,6 +108,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             levels.unit(&workspace, args);
         }
         if matches!(args.level, Level::Netns | Level::All) {
+            let foreign = Lab::build(&workspace).and_then(|lab| add_foreign(&lab, snapshot.directory()));
+            levels.note("programs of other projects", foreign);
             levels.netns(&workspace, args, &environment);
         }
         if let Some(tools) = tools {
@@ -157,6 +162,19 @@ impl Levels {
         }
         Ok(())
     }
+}
+
+/// Puts programs of other projects beside ours, which is where pods find them.
+fn add_foreign(lab: &Lab, programs: &Path) -> Result<()> {
+    let directories = command::output(&mut lab.command(&[&["kube", "tools"][..], &FOREIGN].concat()))?;
+    for directory in directories.lines() {
+        for program in fs::read_dir(directory).with_context(|| format!("list {directory}"))? {
+            let program = program.with_context(|| format!("list {directory}"))?;
+            let copy = programs.join(program.file_name());
+            fs::copy(program.path(), &copy).with_context(|| format!("copy to {}", copy.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Tests that need objects and no pods get an API server of their own, whatever cluster there is: it is up in seconds,

@@ -137,7 +137,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         KubeCommand::Tools { names } => {
             let names: Vec<_> = names.iter().map(String::as_str).collect();
             let tools = Tools::ensure(if names.is_empty() { Tools::ALL } else { &names })?;
-            tools.path_directories().iter().for_each(|directory| println!("{}", directory.display()));
+            let directories = if names.is_empty() { tools.path_directories() } else { tools.directories(&names) };
+            directories.iter().for_each(|directory| println!("{}", directory.display()));
             Ok(())
         }
         KubeCommand::Status { output } => status(*output),

@@ -25,6 +25,9 @@ const KUBERNETES: &str = "v1.36.3";
 const COREDNS: &str = "v1.15.0";
 const HELM: &str = "v3.21.4";
 const STEP: &str = "v0.21.0";
+/// The newest one that is a module; programs of others have to be built as everything else.
+const H2SPEC: &str = "v2.2.1";
+const GRPC_GO: &str = "v1.84.0";
 const ETCD: &str = "3.6.15";
 /// The distribution's version.
 const PROMTOOL: &str = "deb";
@@ -92,7 +95,7 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 7] = [
+const TOOLS: [Tool; 9] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
@@ -100,6 +103,8 @@ const TOOLS: [Tool; 7] = [
     Tool { name: "step", version: STEP, minutes: "2 minutes", build: smallstep },
     Tool { name: "promtool", version: PROMTOOL, minutes: "seconds", build: promtool },
     Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
+    Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
+    Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
 ];
 
 /// The directories of the tools.
@@ -156,6 +161,11 @@ impl Tools {
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
         let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool"].contains(&tool.name);
         TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
+    }
+
+    /// The directories of these tools.
+    pub(crate) fn directories(&self, names: &[&str]) -> Vec<PathBuf> {
+        TOOLS.iter().filter(|tool| names.contains(&tool.name)).map(|tool| self.directory(tool)).collect()
     }
 
     /// The tag of CoreDNS' image.
@@ -236,6 +246,21 @@ fn coredns_main() -> String {
     format!(
         "package main\n\nimport (\n{plugins}\t\"github.com/coredns/coredns/coremain\"\n)\n\nfunc main() {{\n\tcoremain.Run()\n}}\n"
     )
+}
+
+/// A conformance test of HTTP/2 servers.
+fn h2spec(into: &Path) -> Result<()> {
+    install(&go::find_or_install()?, into, &format!("github.com/summerwind/h2spec/cmd/h2spec@{H2SPEC}+incompatible"))
+}
+
+/// The client and the server of gRPC's interoperability tests.
+fn grpc_interop(into: &Path) -> Result<()> {
+    let go = go::find_or_install()?;
+    for role in ["client", "server"] {
+        install(&go, into, &format!("google.golang.org/grpc/interop/{role}@{GRPC_GO}"))?;
+        fs::rename(into.join(role), into.join(format!("grpc-interop-{role}"))).context("name the program")?;
+    }
+    Ok(())
 }
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
