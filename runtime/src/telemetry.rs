@@ -6,7 +6,7 @@ mod recent;
 
 use std::{fmt, io, str::FromStr};
 
-pub use lines::Lines;
+pub use lines::{LineWriter, Lines};
 pub use recent::{Line, Recent};
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 

@@ -1,7 +1,13 @@
-//! Log lines on their way to standard output: a thread writes them, so that a reader that has stopped reading stops
+//! Lines on their way to standard output or error: a thread writes them, so that a reader that has stopped reading stops
 //! nobody else. The buffer is bounded; lines that find it full are dropped and counted.
 
-use std::{fmt, io, sync::mpsc, thread, time::Duration};
+use std::{
+    fmt,
+    io::{self, Write as _},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use prometheus_client::{
     collector::Collector,
@@ -25,7 +31,25 @@ pub struct Lines {
     dropped: ErrorCounter,
 }
 
+/// Writes whole lines without waiting for their reader. Clones write to the same place.
+#[derive(Clone, Debug)]
+pub struct LineWriter(NonBlocking);
+
+impl LineWriter {
+    /// Writes a line, which ends with a line break; it is dropped and counted if the buffer is full.
+    pub fn write(&self, line: &str) {
+        // One write is one message to the thread, so that lines do not mix. A full buffer is no error.
+        let _ = self.0.clone().write_all(line.as_bytes());
+    }
+}
+
 impl Lines {
+    /// Starts the thread that writes to `to`.
+    pub fn writer(to: impl io::Write + Send + 'static) -> (LineWriter, Self) {
+        let (writer, lines) = Self::to(to);
+        (LineWriter(writer), lines)
+    }
+
     /// Starts the thread that writes to `to`. Returns what a layer writes to.
     pub(super) fn to(to: impl io::Write + Send + 'static) -> (NonBlocking, Self) {
         let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(BUFFERED).thread_name("log");
@@ -36,7 +60,13 @@ impl Lines {
 
     /// Registers `weft_log_lines_dropped_total`.
     pub fn register(&self, metrics: &Metrics) {
-        let dropped = Dropped(self.dropped.clone());
+        let help = "Log lines that were dropped because standard output was not read fast enough";
+        self.register_as(metrics, "weft_log_lines_dropped", help);
+    }
+
+    /// Registers the counter of dropped lines under another name, to which `_total` is appended.
+    pub fn register_as(&self, metrics: &Metrics, name: &'static str, help: &'static str) {
+        let dropped = Dropped { name, help, lines: self.dropped.clone() };
         metrics.register(|registry| registry.register_collector(Box::new(dropped)));
     }
 }
@@ -64,13 +94,16 @@ impl fmt::Debug for Lines {
 }
 
 #[derive(Debug)]
-struct Dropped(ErrorCounter);
+struct Dropped {
+    name: &'static str,
+    help: &'static str,
+    lines: ErrorCounter,
+}
 
 impl Collector for Dropped {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let dropped = ConstCounter::new(u64::try_from(self.0.dropped_lines()).unwrap_or(u64::MAX));
-        let help = "Log lines that were dropped because standard output was not read fast enough";
-        dropped.encode(encoder.encode_descriptor("weft_log_lines_dropped", help, None, MetricType::Counter)?)
+        let dropped = ConstCounter::new(u64::try_from(self.lines.dropped_lines()).unwrap_or(u64::MAX));
+        dropped.encode(encoder.encode_descriptor(self.name, self.help, None, MetricType::Counter)?)
     }
 }
 
@@ -135,7 +168,7 @@ mod tests {
         let (mut writer, lines) = Lines::to(reader.clone());
         let stalled = reader.stalled();
         for _ in 0..BUFFERED + 2 {
-            io::Write::write_all(&mut writer, b"line\n").unwrap();
+            writer.write_all(b"line\n").unwrap();
         }
         drop(lines);
         drop(stalled);
