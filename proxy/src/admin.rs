@@ -18,7 +18,7 @@ use weft_runtime::{
 };
 
 use crate::{
-    inbound::admin::{AdminPort, AdminStream},
+    inbound::{admin::AdminPort, tls::OwnPortStream},
     shared::Shared,
 };
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(shared: Arc<Shared>, admin: Admin, listener: TcpListener
     Ok(())
 }
 
-async fn accept(port: Arc<AdminPort>, stream: TcpStream) -> io::Result<(Box<dyn AdminStream>, Extensions)> {
+async fn accept(port: Arc<AdminPort>, stream: TcpStream) -> io::Result<(Box<dyn OwnPortStream>, Extensions)> {
     port.accept(stream).await
 }
 
@@ -232,7 +232,7 @@ mod tests {
         ] {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
             socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-            let mut stream: Box<dyn AdminStream> = Box::new(socket.connect(addr).await.unwrap());
+            let mut stream: Box<dyn OwnPortStream> = Box::new(socket.connect(addr).await.unwrap());
             if let Some(identity) = identity {
                 let config = mesh.credentials(identity).client_config(&OWN.parse().unwrap(), &[]);
                 let name = rustls::pki_types::ServerName::try_from(OWN).unwrap();

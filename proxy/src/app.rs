@@ -1,7 +1,7 @@
 //! Starts the proxy's parts in order, keeps them running, and drains them.
 //!
 //! ```text
-//! main thread ("control"): admin, identity, control-plane streams, attestation, signals
+//! main thread ("control"): admin, tap, identity, control-plane streams, attestation, signals
 //! worker threads:          outbound and inbound accept loops and all connections, one current-thread runtime each
 //! ```
 //!
@@ -21,11 +21,12 @@ use weft_runtime::{
     metrics::Metrics,
     readiness::{Gate, Readiness},
     tasks::Tasks,
-    telemetry::{self, Log, LogFormat},
+    telemetry::{self, Lines, Log, LogFormat},
 };
 use weft_tls::credentials::Credentials;
 
 use crate::{
+    access_log::AccessLog,
     admin, attest, build_info,
     config::{Config, ControlAddr, StreamLimits, UnusableSetting},
     control::{
@@ -42,6 +43,7 @@ use crate::{
     outbound,
     policy::Policies,
     shared::Shared,
+    tap_server,
 };
 
 /// Interval of the warning that there is no certificate yet.
@@ -56,6 +58,14 @@ struct Sockets {
     /// The inbound listener of each worker.
     inbound: Vec<StdListener>,
     admin: StdListener,
+    tap: Option<StdListener>,
+}
+
+/// What the process writes; kept until it ends.
+struct Logs {
+    log: Log,
+    access_log: Option<AccessLog>,
+    access_lines: Option<Lines>,
 }
 
 /// Runs until a signal, `POST /shutdown`, or the unexpected end of a part. `unknown` are variables that look like
@@ -81,8 +91,11 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     }
     let bootstrap = identity::Bootstrap::read(&config.identity)?;
     let sockets = bind(&config)?;
+    let access_log = config.access_log.map(|format| AccessLog::to(format, std::io::stderr()));
+    let (access_log, access_lines) = access_log.unzip();
+    let logs = Logs { log, access_log, access_lines };
     let runtime = Builder::new_current_thread().enable_all().build().context("build the control runtime")?;
-    runtime.block_on(supervise(config, &log, sockets, bootstrap))
+    runtime.block_on(supervise(config, &logs, sockets, bootstrap))
 }
 
 /// Binds everything before anything runs, so that a port in use ends the process at once.
@@ -101,21 +114,46 @@ fn bind(config: &Config) -> anyhow::Result<Sockets> {
         .with_context(|| format!("listen for inbound on {addr}"))?;
     let addr = config.admin.listen;
     let admin = listen::bind(addr, 1).with_context(|| format!("listen for admin on {addr}"))?.remove(0);
-    Ok(Sockets { outbound, inbound, admin })
+    let tap = match &config.tap {
+        None => None,
+        Some(tap) => {
+            let addr = tap.listen;
+            Some(listen::bind(addr, 1).with_context(|| format!("listen for tap on {addr}"))?.remove(0))
+        }
+    };
+    Ok(Sockets { outbound, inbound, admin, tap })
 }
 
-async fn supervise(config: Config, log: &Log, sockets: Sockets, bootstrap: identity::Bootstrap) -> anyhow::Result<()> {
+async fn supervise(
+    config: Config,
+    logs: &Logs,
+    sockets: Sockets,
+    bootstrap: identity::Bootstrap,
+) -> anyhow::Result<()> {
+    let Logs { log, access_log, access_lines } = logs;
     let registry = Metrics::new();
     let metrics = registry.register(ProxyMetrics::register);
     let control_metrics = registry.register(ControlMetrics::register);
     registry.register(build_info::register);
     log.lines.register(&registry);
+    if let Some(lines) = access_lines {
+        let help = "Lines of the access log that were dropped because standard error was not read fast enough";
+        lines.register_as(&registry, "weft_access_log_lines_dropped", help);
+    }
     let readiness = Readiness::new();
     let identity_gate = readiness.gate("identity");
     let (credentials_tx, credentials) = watch::channel(None);
     let (drain, watch) = Drain::new();
     let grace_period = config.shutdown_grace_period;
-    let shared = Arc::new(Shared { config, metrics, credentials, drain: watch, control: Handle::current() });
+    let shared = Arc::new(Shared {
+        config,
+        metrics,
+        credentials,
+        drain: watch,
+        taps: Arc::default(),
+        access_log: access_log.clone(),
+        control: Handle::current(),
+    });
     let config = &shared.config;
     let dns = Dns::with_ttl(shared.metrics.dns_resolutions.clone(), config.dns)
         .context("read the system's DNS configuration")?;
@@ -144,6 +182,10 @@ async fn supervise(config: Config, log: &Log, sockets: Sockets, bootstrap: ident
         port,
     };
     tasks.spawn("admin", admin::run(Arc::clone(&shared), admin, admin_listener));
+    if let (Some(tap), Some(listener)) = (&config.tap, sockets.tap) {
+        let listener = tokio::net::TcpListener::from_std(listener).context("register the tap listener")?;
+        tasks.spawn("tap", tap_server::run(Arc::clone(&shared), tap.client.clone(), listener));
+    }
     if config.require_redirect {
         tasks.spawn("attest", attest::run(readiness.gate("redirect"), registry.clone(), shared.drain.clone()));
     }

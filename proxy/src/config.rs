@@ -35,6 +35,8 @@ pub(crate) struct Config {
     pub(crate) inbound: InboundConfig,
     /// Settings of the admin server.
     pub(crate) admin: AdminConfig,
+    /// Settings of the tap server; `None` disables it.
+    pub(crate) tap: Option<TapConfig>,
     /// This proxy's identity, and its certificate authority.
     pub(crate) identity: IdentityConfig,
     /// Address of discovery.
@@ -58,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) log: String,
     /// Whether log lines are JSON.
     pub(crate) log_json: bool,
+    /// Format of the lines about inbound requests; `None` writes none.
+    pub(crate) access_log: Option<AccessLogFormat>,
     /// Variables of linkerd2-proxy that are set and have no effect here, by their full names.
     pub(crate) without_effect: Vec<String>,
     /// Whether readiness waits until the kernel attests that both directions are redirected (`WEFT_PROXY_REQUIRE_REDIRECT`).
@@ -184,6 +188,24 @@ pub(crate) struct AdminConfig {
     pub(crate) listen: SocketAddr,
     /// Whether `POST /shutdown` is enabled.
     pub(crate) shutdown_endpoint: bool,
+}
+
+/// Settings of the tap server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TapConfig {
+    /// Address of the listener. Linkerd's default: 0.0.0.0:4190.
+    pub(crate) listen: SocketAddr,
+    /// The only client that may tap, beside those of the pod itself.
+    pub(crate) client: Identity,
+}
+
+/// Formats of the access log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessLogFormat {
+    /// Apache's Common Log Format.
+    Apache,
+    /// One JSON object a line.
+    Json,
 }
 
 /// Settings of this proxy's identity.
@@ -395,6 +417,7 @@ impl Config {
                 listen: admin_listen,
                 shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
             },
+            tap: env.tap()?,
             identity: env.own_identity()?,
             destination: DestinationConfig {
                 control: env.control("DESTINATION_SVC")?,
@@ -427,6 +450,7 @@ impl Config {
                 .string("LOG")
                 .unwrap_or_else(|| "warn,linkerd=info,weft=info,weft_proxy=info,hickory=error".to_owned()),
             log_json: env.log_json()?,
+            access_log: env.access_log()?,
             without_effect: ignored::set_without_effect(&env),
             require_redirect: env.require_redirect()?,
         })

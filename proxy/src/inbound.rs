@@ -16,7 +16,7 @@ mod error;
 mod http;
 mod target;
 mod tcp;
-mod tls;
+pub(crate) mod tls;
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 

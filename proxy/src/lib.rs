@@ -3,6 +3,7 @@
 
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start what they end with"))]
 
+mod access_log;
 mod admin;
 mod app;
 mod attest;
@@ -27,6 +28,8 @@ mod policy;
 mod request;
 mod route;
 mod shared;
+mod tap;
+mod tap_server;
 mod transport_header;
 
 use std::process::ExitCode;

@@ -75,6 +75,8 @@ impl ConnectionError {
 struct Connection {
     worker: Arc<Worker>,
     target: Arc<OutboundTarget>,
+    /// The application's address.
+    peer: SocketAddr,
 }
 
 /// Accepts until the drain begins. Connections continue in tasks that the drain waits for.
@@ -119,7 +121,7 @@ async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<()
     let orig_dst = worker.original_dst(&stream, peer)?;
     let target = worker.target(orig_dst);
     let plan = target.ready().await?;
-    let connection = Connection { worker: Arc::clone(worker), target };
+    let connection = Connection { worker: Arc::clone(worker), target, peer: orig_dst::canonical(peer) };
     match &plan.policy.protocol {
         Protocol::Http1(_) => connection.http(stream, HttpVersion::Http1).await,
         Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,

@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain;
 use weft_tls::credentials::Credentials;
 
-use crate::{config::Config, metrics::ProxyMetrics};
+use crate::{access_log::AccessLog, config::Config, metrics::ProxyMetrics, tap::Taps};
 
 /// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {
@@ -18,6 +18,10 @@ pub(crate) struct Shared {
     pub(crate) credentials: watch::Receiver<Option<Arc<Credentials>>>,
     /// Notified when the proxy shuts down; tracks work that has to finish first.
     pub(crate) drain: drain::Watch,
+    /// Who watches requests.
+    pub(crate) taps: Arc<Taps>,
+    /// Lines about inbound requests; `None` if there are none.
+    pub(crate) access_log: Option<AccessLog>,
     /// The control thread's runtime, which runs the control-plane streams.
     pub(crate) control: Handle,
 }

@@ -66,6 +66,10 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       value: {{ printf "%s,[{headers}]=off,[{request}]=off" $proxy.logLevel | quote }}
     - name: LINKERD2_PROXY_LOG_FORMAT
       value: {{ $proxy.logFormat }}
+    {{- with $proxy.accessLog }}
+    - name: LINKERD2_PROXY_ACCESS_LOG
+      value: {{ . }}
+    {{- end }}
     {{- with $proxy.shutdownGracePeriod }}
     - name: LINKERD2_PROXY_SHUTDOWN_GRACE_PERIOD
       value: {{ . | quote }}

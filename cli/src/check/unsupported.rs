@@ -94,7 +94,7 @@ mod tests {
         cluster.services.as_mut().unwrap().push(object(service));
         let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "ingress"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
-        let template = object(json!({"annotations": {"config.linkerd.io/access-log": "json"}}));
+        let template = object(json!({"annotations": {"config.linkerd.io/proxy-log-http-headers": "insecure"}}));
         cluster.workloads =
             Ok(vec![Workload { kind: "Deployment", namespace: "shop".into(), name: "web".into(), template }]);
         check(
@@ -111,8 +111,8 @@ mod tests {
             &[
                 ("Namespace shop, metadata.annotations[\"linkerd.io/inject\"]", "\"ingress\""),
                 (
-                    "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/access-log\"]",
-                    "no access log",
+                    "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-log-http-headers\"]",
+                    "never logs headers",
                 ),
             ],
         );

@@ -7,7 +7,6 @@ use super::{
     State::{Meaningless, Unsupported, Works},
 };
 
-const NO_TAP: &str = "the proxy has no tap server";
 const DEBUG: &str = "of enable-debug-sidecar";
 const NO_TRACING: &str = "passed to the proxy with proxy.tracing; Weft's exports no traces";
 const NATIVE: &str =
@@ -33,7 +32,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
         Works,
         "its image runs as root; with Pod Security restricted use kubectl debug",
     ),
-    Setting::new("config.linkerd.io/control-port", Unsupported, NO_TAP),
+    Setting::new("config.linkerd.io/control-port", Works, "of the tap server, which linkerd-viz enables"),
     Setting::new("config.linkerd.io/inbound-port", Works, ""),
     Setting::new("config.linkerd.io/outbound-port", Works, ""),
     Setting::new("config.linkerd.io/admin-port", Works, ""),
@@ -62,7 +61,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
         Unsupported,
         "passed to the proxy; Weft's never logs headers",
     ),
-    Setting::new("config.linkerd.io/access-log", Unsupported, "passed to the proxy; Weft's writes no access log"),
+    Setting::new("config.linkerd.io/access-log", Works, ""),
     Setting::new(
         "config.linkerd.io/proxy-metrics-hostname-labels",
         Unsupported,

@@ -126,13 +126,13 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
             "expected a Kubernetes quantity such as 100m or 64Mi; ignored",
         ),
         (
-            json!({"config.linkerd.io/access-log": "json"}),
-            "not supported yet: passed to the proxy; Weft's writes no access log",
+            json!({"config.linkerd.io/proxy-log-http-headers": "insecure"}),
+            "not supported yet: passed to the proxy; Weft's never logs headers",
         ),
         (json!({"linkerd.io/inject": "ingress"}), "\"ingress\" is not supported yet: "),
         (
-            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_ACCESS_LOG\", \"value\": \"json\"}]"}),
-            "not supported yet: no access log",
+            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_TRACE_SERVICE_NAME\", \"value\": \"web\"}]"}),
+            "not supported yet: no traces",
         ),
         (
             json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_CORE\", \"value\": \"1\"}]"}),

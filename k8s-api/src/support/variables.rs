@@ -9,7 +9,6 @@ use super::{
     State::{Meaningless, Unsupported, Works},
 };
 
-const NO_TAP: &str = "no tap server";
 const NO_TRACING: &str = "no traces";
 const FIXED: &str = "fixed in the proxy";
 
@@ -19,8 +18,8 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new("OUTBOUND_LISTEN_ADDRS", Works, ""),
     Setting::new("INBOUND_LISTEN_ADDR", Works, ""),
     Setting::new("ADMIN_LISTEN_ADDR", Works, ""),
-    Setting::new("CONTROL_LISTEN_ADDR", Meaningless, "without TAP_SVC_NAME it has no effect in Linkerd's proxy either"),
-    Setting::new("TAP_SVC_NAME", Unsupported, NO_TAP),
+    Setting::new("CONTROL_LISTEN_ADDR", Works, "the tap server, with TAP_SVC_NAME"),
+    Setting::new("TAP_SVC_NAME", Works, "set by the tap injector of linkerd-viz"),
     Setting::new("INBOUND_DETECT_TIMEOUT", Works, ""),
     Setting::new("OUTBOUND_DETECT_TIMEOUT", Works, ""),
     Setting::new("INBOUND_CONNECT_TIMEOUT", Works, ""),
@@ -125,7 +124,11 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new("DNS_MAX_TTL", Works, ""),
     Setting::new("LOG", Works, ""),
     Setting::new("LOG_FORMAT", Works, ""),
-    Setting::new("ACCESS_LOG", Unsupported, "no access log"),
+    Setting::new(
+        "ACCESS_LOG",
+        Works,
+        "a line is written when the response ends; Linkerd's proxy writes it when it begins",
+    ),
     Setting::new("TRACE_ATTRIBUTES_PATH", Unsupported, NO_TRACING),
     Setting::new("TRACE_COLLECTOR_SVC_ADDR", Unsupported, NO_TRACING),
     Setting::new("TRACE_COLLECTOR_SVC_NAME", Unsupported, NO_TRACING),

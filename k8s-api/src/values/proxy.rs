@@ -211,7 +211,8 @@ impl Proxy {
                 Some(other) => return Err(bad("proxy.logHTTPHeaders", other, "insecure or off")),
             },
             access_log: match self.access_log.as_deref() {
-                None | Some("apache" | "json") => self.access_log.clone(),
+                None | Some("") => None,
+                Some("apache" | "json") => self.access_log.clone(),
                 Some(other) => return Err(bad("proxy.accessLog", other, "apache or json")),
             },
             hostname_labels: self.metrics.hostname_labels.unwrap_or_default(),

@@ -3,7 +3,7 @@
 //! Owns syntax (durations, address lists, port ranges); refuses to know the purpose of a variable beyond its group.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
     path::PathBuf,
     str::FromStr,
@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
 use super::{
-    Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig, IdentitySource, Keepalive,
-    SocketConfig, Unanswered, is_loopback_host, localhost,
+    AccessLogFormat, Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig,
+    IdentitySource, Keepalive, SocketConfig, TapConfig, Unanswered, is_loopback_host, localhost,
 };
 
 /// Returns the value of a variable by its full name.
@@ -306,6 +306,21 @@ impl<'a> Env<'a> {
             _ => None,
         })?;
         Ok(json.unwrap_or(false))
+    }
+
+    /// Whether the tap server is enabled, and for whom. The injector always sets the address.
+    pub(super) fn tap(&self) -> Result<Option<TapConfig>, ConfigError> {
+        let listen = self.socket_addr("CONTROL_LISTEN_ADDR")?;
+        let listen = listen.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4190)));
+        Ok(self.identity("TAP_SVC_NAME")?.map(|client| TapConfig { listen, client }))
+    }
+
+    pub(super) fn access_log(&self) -> Result<Option<AccessLogFormat>, ConfigError> {
+        self.parse("ACCESS_LOG", "apache or json", |value| match value.to_ascii_lowercase().as_str() {
+            "apache" => Some(AccessLogFormat::Apache),
+            "json" => Some(AccessLogFormat::Json),
+            _ => None,
+        })
     }
 
     pub(super) fn require_redirect(&self) -> Result<bool, ConfigError> {

@@ -216,18 +216,39 @@ fn the_shortest_backoff_is_above_zero_and_not_above_the_longest() {
 }
 
 #[test]
+fn tap_and_the_access_log_are_off_unless_they_are_asked_for() {
+    let plain = parse(&[("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "0.0.0.0:5190")]).unwrap();
+    assert_eq!((plain.tap, plain.access_log), (None, None));
+    let tap = |listen: &str| Some(TapConfig { listen: listen.parse().unwrap(), client: "tap.viz".parse().unwrap() });
+    let name = ("LINKERD2_PROXY_TAP_SVC_NAME", "tap.viz");
+    assert_eq!(parse(&[name]).unwrap().tap, tap("0.0.0.0:4190"));
+    let listen = ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "[::]:5190");
+    assert_eq!(parse(&[name, listen]).unwrap().tap, tap("[::]:5190"));
+    for (value, format) in [("apache", AccessLogFormat::Apache), ("JSON", AccessLogFormat::Json)] {
+        assert_eq!(parse(&[("LINKERD2_PROXY_ACCESS_LOG", value)]).unwrap().access_log, Some(format));
+    }
+    for (name, value) in [("TAP_SVC_NAME", "not a name"), ("ACCESS_LOG", "nginx"), ("CONTROL_LISTEN_ADDR", "4190")] {
+        let error = parse(&[(&format!("LINKERD2_PROXY_{name}"), value)]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("LINKERD2_PROXY_{name} is invalid")), "{error}");
+    }
+}
+
+#[test]
 fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     assert!(parse(&[]).unwrap().without_effect.is_empty());
     let config = parse(&[
-        ("LINKERD2_PROXY_ACCESS_LOG", "apache"),
+        ("LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_INGRESS_MODE", "true"),
         ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "false"),
-        ("LINKERD2_PROXY_TAP_SVC_NAME", ""),
+        ("LINKERD2_PROXY_TRACE_SERVICE_NAME", ""),
         ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
-        ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "0.0.0.0:4190"),
+        ("LINKERD2_PROXY_OUTBOUND_HTTP_QUEUE_CAPACITY", "10"),
         ("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local."),
     ]);
-    assert_eq!(config.unwrap().without_effect, ["LINKERD2_PROXY_ACCESS_LOG", "LINKERD2_PROXY_INGRESS_MODE"]);
+    assert_eq!(
+        config.unwrap().without_effect,
+        ["LINKERD2_PROXY_INGRESS_MODE", "LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT"]
+    );
     let external = parse(&[("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local., .")]).unwrap();
     assert_eq!(external.without_effect, ["LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES"]);
 }

@@ -121,6 +121,12 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("OUTBOUND_LISTEN_ADDR", "`127.0.0.1:4140`", "the application's connections to others"),
             Variable::new("INBOUND_LISTEN_ADDR", "`0.0.0.0:4143`", "others' connections to the application"),
             Variable::new("ADMIN_LISTEN_ADDR", "`127.0.0.1:4191`", "`/metrics`, `/live`, `/ready`"),
+            Variable::new("CONTROL_LISTEN_ADDR", "`0.0.0.0:4190`", "the tap server, if `TAP_SVC_NAME` is set"),
+            Variable::new(
+                "TAP_SVC_NAME",
+                "none",
+                "the identity that may watch requests over the tap server, beside the pod itself; enables it",
+            ),
             Variable::new(
                 "OUTBOUND_TCP_LISTEN_BACKLOG",
                 "4096",
@@ -263,6 +269,11 @@ pub(super) const GROUPS: &[Group] = &[
                 "filter directives; those of `linkerd` apply to Weft's own code",
             ),
             Variable::new("LOG_FORMAT", "`plain`", "or `json`"),
+            Variable::new(
+                "ACCESS_LOG",
+                "none",
+                "`apache` or `json`: a line for each inbound request, to standard error",
+            ),
         ],
     },
 ];

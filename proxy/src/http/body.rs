@@ -302,6 +302,8 @@ pub(crate) struct Observed<O: Observer> {
 pub(crate) trait Observer {
     /// The first frame has arrived.
     fn first_frame(&mut self);
+    /// A frame of this many bytes of data passes.
+    fn data(&mut self, _bytes: usize) {}
     /// The response has ended.
     fn ended(self, end: End<'_>);
 }
@@ -331,6 +333,11 @@ impl<O: Observer> Observed<O> {
     /// A body without an observer.
     pub(crate) fn unwatched(body: Body) -> Self {
         Self { body, observer: None, started: true, is_grpc: false }
+    }
+
+    /// The observer, unless the body has ended.
+    pub(crate) fn observer(&mut self) -> Option<&mut O> {
+        self.observer.as_mut()
     }
 
     fn end(&mut self, end: End<'_>) {
@@ -365,12 +372,17 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
                 }
                 return Poll::Ready(Some(Err(error)));
             }
-            Some(Ok(ref frame)) => match frame.trailers_ref() {
-                Some(trailers) => this.end(End::Whole(Some(trailers))),
-                // The server side stops polling at the last data frame, so the end has to be noticed here.
-                None if this.body.is_end_stream() => this.end(End::Whole(None)),
-                None => {}
-            },
+            Some(Ok(ref frame)) => {
+                if let (Some(observer), Some(data)) = (&mut this.observer, frame.data_ref()) {
+                    observer.data(data.len());
+                }
+                match frame.trailers_ref() {
+                    Some(trailers) => this.end(End::Whole(Some(trailers))),
+                    // The server side stops polling at the last data frame, so the end has to be noticed here.
+                    None if this.body.is_end_stream() => this.end(End::Whole(None)),
+                    None => {}
+                }
+            }
         }
         Poll::Ready(frame)
     }

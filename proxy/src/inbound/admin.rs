@@ -4,35 +4,23 @@
 //! Connections to it are not redirected; they arrive at the admin server itself. `/live` and `/ready` are answered
 //! regardless of policy: the kubelet asks for them before there can be a policy.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use ::http::{Extensions, Method, Request, StatusCode};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::net::TcpStream;
 use weft_runtime::admin::{AdminRequest, AdminResponse, text};
 
-use super::tls::TlsServer;
+use super::tls::{OwnPortStream, TlsServer};
 use crate::{
-    detect,
     metrics::{Counters, target_labels},
-    orig_dst::canonical,
     policy::{
         Policies, PortPolicy,
-        authz::{Client, ClientTls, NoTls, authorize},
+        authz::{Client, authorize},
         server::ServerPolicy,
     },
     route::Meta,
     shared::Shared,
 };
-
-/// Deadline for a client to begin TLS, and to finish it: the admin server's own limit for a first request.
-const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A connection to the admin port, decrypted if it uses mesh TLS.
-pub(crate) trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> AdminStream for S {}
 
 /// Accepts connections to the admin port and checks their requests.
 pub(crate) struct AdminPort {
@@ -48,25 +36,12 @@ impl AdminPort {
         Self { tls: TlsServer::new(shared.credentials.clone()), policy, shared }
     }
 
-    /// Terminates mesh TLS if the client asks for this proxy; every request of the connection gets the [`Client`] as
-    /// an extension.
+    /// Accepts a client; every request of the connection gets the [`Client`] as an extension.
     ///
     /// # Errors
     /// When the client asks for another server, or does not finish TLS.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Box<dyn AdminStream>, Extensions)> {
-        let addr = canonical(stream.peer_addr()?);
-        let (name, stream) = detect::tls(stream, TLS_TIMEOUT).await.map_err(io::Error::other)?;
-        let (stream, tls): (Box<dyn AdminStream>, _) = match name {
-            None => (Box::new(stream), ClientTls::None(NoTls::NotFromRemote)),
-            Some(name) if *name == *self.shared.config.identity.server_name => {
-                let handshake = self.tls.accept(stream, TLS_TIMEOUT).await.map_err(io::Error::other)?;
-                (Box::new(handshake.stream), ClientTls::Established(handshake.identity))
-            }
-            Some(_) => return Err(io::Error::other("the client asks for another server")),
-        };
-        let mut extensions = Extensions::new();
-        extensions.insert(Client { addr, tls });
-        Ok((stream, extensions))
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(Box<dyn OwnPortStream>, Extensions)> {
+        self.tls.accept_own_port(stream, &self.shared.config.identity.server_name).await
     }
 
     /// The response to a request that the port's policy does not allow.

@@ -9,8 +9,9 @@
 
 mod connection;
 mod counters;
+mod subject;
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, future::poll_fn, pin::pin, sync::Arc};
 
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header::HOST};
 use hyper::body::Incoming;
@@ -23,6 +24,7 @@ use super::{
     target::{ApplicationPort, CheckedOut, SendError},
 };
 use crate::{
+    access_log::Entry,
     http::{
         body::{Body, CountResponse, End, Observed, Observer},
         form,
@@ -40,6 +42,7 @@ use crate::{
     },
     request::classify::Classes,
     route::filter::apply_to_request,
+    tap::Tapped,
 };
 
 use counters::{Counters, Handles};
@@ -54,6 +57,9 @@ pub(super) struct Finish {
     checked_out: Option<CheckedOut>,
     /// The permit of the request in flight.
     _permit: Option<Permit>,
+    tapped: Tapped,
+    /// The line of the access log.
+    access: Option<Box<Entry>>,
 }
 
 /// Properties that all requests of one connection share.
@@ -73,6 +79,7 @@ struct Admitted {
     kind: RequestKind,
     handles: Arc<Handles>,
     arrived: Instant,
+    tapped: Tapped,
 }
 
 impl HttpConnection {
@@ -80,10 +87,25 @@ impl HttpConnection {
     ///
     /// # Errors
     /// When the application reset the request's stream and the client speaks HTTP/2 too.
-    pub(super) async fn handle(
-        self: Arc<Self>,
-        mut request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, Reset> {
+    pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
+        let access_log = self.inbound.shared.access_log.as_ref();
+        let mut access = access_log.map(|log| log.begin(&request, self.client.addr, self.client.identity()));
+        let mut answered = pin!(self.answer(request));
+        let mut response = poll_fn(|cx| match &mut access {
+            None => answered.as_mut().poll(cx),
+            Some(access) => access.poll(answered.as_mut(), cx),
+        })
+        .await?;
+        if let Some(mut access) = access {
+            access.responded(response.status());
+            if let Some(finish) = response.body_mut().observer() {
+                finish.access = Some(access);
+            }
+        }
+        Ok(response)
+    }
+
+    async fn answer(&self, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
         // For HTTP/1 the header has no meaning; it never reaches the application.
@@ -94,7 +116,10 @@ impl HttpConnection {
             Err(failure) => self.refuse(&failure, kind, None, arrived),
             Ok(handles) => {
                 handles.http.request();
-                let admitted = Admitted { request, kind, handles, arrived };
+                let labels = handles.http.labels();
+                let subject = || subject::subject(&self.client, self.target.addr, labels);
+                let tapped = self.inbound.shared.taps.begin(&request, subject);
+                let admitted = Admitted { request, kind, handles, arrived, tapped };
                 self.forward(admitted).await?
             }
         };
@@ -159,9 +184,10 @@ impl HttpConnection {
     }
 
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { request, kind, handles, arrived } = admitted;
+        let Admitted { request, kind, handles, arrived, tapped } = admitted;
         let Some(permit) = self.inbound.limit.admit() else {
-            return Ok(self.refuse(&Failure::LoadShed, kind, Some(&handles), arrived));
+            let refused = Refused { handles: &handles, tapped };
+            return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
         let sent = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
@@ -169,16 +195,21 @@ impl HttpConnection {
             self.send_http1(request, kind).await
         };
         match sent {
-            Ok((response, checked_out)) => Ok(observe(response, checked_out, Some(permit), &handles, kind, arrived)),
+            Ok((response, checked_out)) => {
+                let held = Held { checked_out, permit: Some(permit), tapped };
+                Ok(observe(response, held, &handles, kind, arrived))
+            }
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
+                    tapped.reset(reason);
                     handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
                     Err(Reset(reason.into()))
                 }
                 _ => {
                     let reason: &dyn Error = &error;
                     tracing::debug!(error = reason, dst.addr = %self.target.addr, "request failed");
-                    Ok(self.refuse(&error.failure(), kind, Some(&handles), arrived))
+                    let refused = Refused { handles: &handles, tapped };
+                    Ok(self.refuse(&error.failure(), kind, Some(refused), arrived))
                 }
             },
         }
@@ -230,30 +261,47 @@ impl HttpConnection {
         &self,
         failure: &Failure,
         kind: RequestKind,
-        handles: Option<&Arc<Handles>>,
+        refused: Option<Refused<'_>>,
         arrived: Instant,
     ) -> Response<ResponseBody> {
         self.counters.failed(&self.inbound, failure, self.target.addr);
         let response = failure.respond(kind).map(|()| Body::Empty);
-        match handles {
-            Some(handles) => observe(response, None, None, handles, kind, arrived),
+        match refused {
+            Some(Refused { handles, tapped }) => {
+                observe(response, Held { checked_out: None, permit: None, tapped }, handles, kind, arrived)
+            }
             None => response.map(Observed::unwatched),
         }
     }
 }
 
-fn observe(
-    response: Response<Body>,
+/// A request that was counted, and is answered here.
+struct Refused<'a> {
+    handles: &'a Arc<Handles>,
+    tapped: Tapped,
+}
+
+/// What is held until a response ends.
+struct Held {
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
+    tapped: Tapped,
+}
+
+fn observe(
+    response: Response<Body>,
+    mut held: Held,
     handles: &Arc<Handles>,
     kind: RequestKind,
     arrived: Instant,
 ) -> Response<ResponseBody> {
+    held.tapped.responded(&response);
+    let Held { checked_out, permit, tapped } = held;
     let (parts, body) = response.into_parts();
     let count =
         CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, Classes::default());
-    Response::from_parts(parts, Observed::new(body, Finish { count, checked_out, _permit: permit }, kind.grpc))
+    let finish = Finish { count, checked_out, _permit: permit, tapped, access: None };
+    Response::from_parts(parts, Observed::new(body, finish, kind.grpc))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.
@@ -267,7 +315,15 @@ fn inbound_failure(failure: Failure) -> Failure {
 impl Observer for Finish {
     fn first_frame(&mut self) {}
 
+    fn data(&mut self, bytes: usize) {
+        self.tapped.data(bytes);
+        if let Some(access) = &mut self.access {
+            access.data(bytes);
+        }
+    }
+
     fn ended(self, end: End<'_>) {
+        self.tapped.ended(end);
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }

@@ -71,7 +71,15 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     let metrics = ProxyMetrics::register(&mut registry);
     let (drain, watch): (Drain, Watch) = Drain::new();
     let (_, credentials) = watch::channel(Some(mesh.credentials(OWN)));
-    let shared = Shared { config, metrics, credentials, drain: watch, control: Handle::current() };
+    let shared = Shared {
+        config,
+        metrics,
+        credentials,
+        drain: watch,
+        taps: Arc::default(),
+        access_log: None,
+        control: Handle::current(),
+    };
     (Arc::new(shared), drain)
 }
 

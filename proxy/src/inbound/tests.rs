@@ -2,6 +2,7 @@
 //!
 //! Clients on loopback are always admitted, so tests of refusals use another peer address.
 
+mod access_log;
 mod limits;
 mod policy;
 mod requests;
@@ -63,12 +64,17 @@ impl World {
     }
 
     async fn with(app: SocketAddr, change: impl FnOnce(&mut Config)) -> Self {
+        Self::built(app, change, |_| {}).await
+    }
+
+    async fn built(app: SocketAddr, change: impl FnOnce(&mut Config), change_shared: impl FnOnce(&mut Shared)) -> Self {
         let mesh = Mesh::new();
         let mut settings = config();
         settings.inbound.detect_timeout = Duration::from_millis(300);
         settings.inbound.connect_timeout = Duration::from_secs(2);
         change(&mut settings);
-        let (shared, drain) = shared(settings.clone(), &mesh);
+        let (mut shared, drain) = shared(settings.clone(), &mesh);
+        change_shared(Arc::get_mut(&mut shared).unwrap());
         let policies = Policies::unreachable(settings);
         let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies.clone()));
         Self { mesh, inbound, policies, app, drain: Some(drain), registry: shared }

@@ -1,10 +1,16 @@
-//! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials.
+//! Mesh TLS of accepted connections: the names that this proxy serves, and the handshake with the current credentials; for
+//! ports of the application and for the proxy's own.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
+use ::http::Extensions;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use tokio::{net::TcpStream, sync::watch};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::watch,
+};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use weft_tls::{
     credentials::{Credentials, peer_identity},
@@ -12,13 +18,26 @@ use weft_tls::{
 };
 
 use super::error::ConnectionError;
-use crate::{io::Io, transport_header::ALPN};
+use crate::{
+    detect,
+    io::Io,
+    orig_dst::canonical,
+    policy::authz::{Client, ClientTls, NoTls},
+    transport_header::ALPN,
+};
+
+/// Deadline for a client of the proxy's own ports to begin TLS, and to finish it: the limit for a first request.
+const OWN_PORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to one of the proxy's own ports, decrypted if it uses mesh TLS.
+pub(crate) trait OwnPortStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> OwnPortStream for S {}
 
 /// A connection whose TLS is terminated here.
 pub(super) type Terminated = Io<TlsStream<Io<TcpStream>>>;
 
-/// One worker's server side of mesh TLS.
-pub(super) struct TlsServer {
+/// The server side of mesh TLS, of one worker or of one port.
+pub(crate) struct TlsServer {
     credentials: watch::Receiver<Option<Arc<Credentials>>>,
     configs: Mutex<Option<Configs>>,
 }
@@ -44,7 +63,7 @@ pub(super) struct Handshake {
 }
 
 impl TlsServer {
-    pub(super) fn new(credentials: watch::Receiver<Option<Arc<Credentials>>>) -> Self {
+    pub(crate) fn new(credentials: watch::Receiver<Option<Arc<Credentials>>>) -> Self {
         Self { credentials, configs: Mutex::new(None) }
     }
 
@@ -62,6 +81,31 @@ impl TlsServer {
     ) -> Result<Handshake, ConnectionError> {
         let config = self.configs()?.direct;
         handshake(config, stream, timeout).await
+    }
+
+    /// Accepts a client of one of the proxy's own ports, which are not redirected: mesh TLS is terminated if the client asks for
+    /// `server_name`, and every request of the connection gets the [`Client`] as an extension.
+    ///
+    /// # Errors
+    /// When the client asks for another server, or does not finish TLS.
+    pub(crate) async fn accept_own_port(
+        &self,
+        stream: TcpStream,
+        server_name: &str,
+    ) -> io::Result<(Box<dyn OwnPortStream>, Extensions)> {
+        let addr = canonical(stream.peer_addr()?);
+        let (name, stream) = detect::tls(stream, OWN_PORT_TIMEOUT).await.map_err(io::Error::other)?;
+        let (stream, tls): (Box<dyn OwnPortStream>, _) = match name {
+            None => (Box::new(stream), ClientTls::None(NoTls::NotFromRemote)),
+            Some(name) if *name == *server_name => {
+                let handshake = self.accept(stream, OWN_PORT_TIMEOUT).await.map_err(io::Error::other)?;
+                (Box::new(handshake.stream), ClientTls::Established(handshake.identity))
+            }
+            Some(_) => return Err(io::Error::other("the client asks for another server")),
+        };
+        let mut extensions = Extensions::new();
+        extensions.insert(Client { addr, tls });
+        Ok((stream, extensions))
     }
 
     fn configs(&self) -> Result<Configs, ConnectionError> {

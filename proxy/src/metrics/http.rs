@@ -109,6 +109,11 @@ impl HttpMetrics {
         }
     }
 
+    /// The labels of all series.
+    pub(crate) fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
     /// Counts a request.
     pub(crate) fn request(&self) {
         self.requests.inc();

@@ -133,6 +133,11 @@ impl Endpoint {
         self.tls().map(|tls| &tls.server_id)
     }
 
+    /// Why there is no TLS with it, for labels.
+    pub(crate) fn no_tls_reason(&self) -> &'static str {
+        no_tls_reason(self.local)
+    }
+
     /// Whether HTTP/1 requests to it are carried over HTTP/2.
     pub(crate) fn upgrades_http1(&self) -> bool {
         self.info.hint == ProtocolHint::Http2 && self.tls().is_some()
@@ -225,6 +230,10 @@ pub(super) fn refuses_plaintext(config: &Config, info: &EndpointInfo) -> bool {
     is_required && info.tls.is_none() && !config.is_local(info.addr.ip())
 }
 
+fn no_tls_reason(local: bool) -> &'static str {
+    if local { "loopback" } else { "not_provided_by_service_discovery" }
+}
+
 fn labels(info: &EndpointInfo, local: bool) -> Labels {
     let mut labels = target_labels(info.addr);
     match &info.tls {
@@ -233,9 +242,8 @@ fn labels(info: &EndpointInfo, local: bool) -> Labels {
             labels.push(label("server_id", tls.server_id.to_string()));
         }
         _ => {
-            let reason = if local { "loopback" } else { "not_provided_by_service_discovery" };
             labels.push(label("tls", "no_identity"));
-            labels.push(label("no_tls_reason", reason));
+            labels.push(label("no_tls_reason", no_tls_reason(local)));
         }
     }
     labels.extend(info.labels.iter().cloned());

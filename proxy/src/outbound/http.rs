@@ -9,6 +9,7 @@
 mod attempt;
 mod exchange;
 mod response;
+mod subject;
 
 use std::sync::Arc;
 

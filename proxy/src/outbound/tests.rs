@@ -6,6 +6,7 @@ mod floods;
 mod pair;
 mod profile;
 mod resilience;
+mod tap;
 mod websocket;
 
 use std::{

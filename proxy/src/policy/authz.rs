@@ -199,7 +199,8 @@ impl ClientTls {
 }
 
 impl NoTls {
-    fn label(self) -> &'static str {
+    /// The label's value.
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::PortSkipped => "port_skipped",
             Self::NotFromRemote => "no_tls_from_remote",

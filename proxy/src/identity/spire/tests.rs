@@ -235,6 +235,8 @@ async fn mesh_tls_for_the_server_name_is_terminated_with_the_spiffe_certificate(
         metrics: Default::default(),
         credentials,
         drain,
+        taps: Default::default(),
+        access_log: None,
         control: tokio::runtime::Handle::current(),
     };
     let port = crate::inbound::testing::serve_direct(Arc::new(shared)).await;

@@ -152,6 +152,7 @@ impl Routed<'_> {
             upgrades: self.upgrades,
             arrived: self.arrived,
             classes: &terms.classes,
+            action,
             current: parking_lot::Mutex::default(),
         };
         if let Some(profile) = profile {

@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
 
-use super::response::ResponseObserver;
+use super::{response::ResponseObserver, subject::subject};
 use crate::{
+    discover::route::Action,
     http::{
-        body::{Body, CountResponse, is_own_reset},
+        body::{Body, CountResponse, End, is_own_reset},
         headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
         orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request},
         respond::Failure,
@@ -26,6 +27,7 @@ use crate::{
         h1, h2,
     },
     request::{classify::Classes, deadlines::Expired},
+    tap::Tapped,
 };
 
 /// How often a request is sent again because its connection had just ended.
@@ -42,6 +44,8 @@ pub(super) struct Exchange<'a> {
     pub(super) arrived: Instant,
     /// Which responses are failures.
     pub(super) classes: &'a Classes,
+    /// The route.
+    pub(super) action: &'a Action,
     /// The endpoint that has the request.
     pub(super) current: Mutex<Option<Current>>,
 }
@@ -67,6 +71,19 @@ impl ExchangeError {
         match self {
             Self::Failure(failure) => failure.status(),
             Self::Reset(_) => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// Reports it to those who watch the request.
+    fn report(&self, mut tapped: Tapped) {
+        match self {
+            Self::Failure(failure) => {
+                let mut response = Response::new(());
+                *response.status_mut() = failure.status();
+                tapped.responded(&response);
+                tapped.ended(End::Whole(None));
+            }
+            Self::Reset(error) => tapped.reset(error.reason().unwrap_or(::h2::Reason::INTERNAL_ERROR)),
         }
     }
 
@@ -112,6 +129,8 @@ impl Exchange<'_> {
             let (endpoint, in_flight) = self.select(deadline).await?;
             let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
+            let taps = &self.connection.worker.shared.taps;
+            let mut tapped = taps.begin(&request, || subject(self.connection.peer, &endpoint, self.action));
             *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight });
             let attempt = self.attempt(&endpoint, request).await;
             let in_flight = self.current.lock().take().and_then(|current| current.in_flight);
@@ -124,9 +143,11 @@ impl Exchange<'_> {
                     metrics.request();
                     let (status, headers) = (response.status(), response.headers());
                     let count = CountResponse::new(metrics, self.arrived, status, headers, self.classes.clone());
-                    return Ok((response, ResponseObserver::new(count, in_flight, checked_out)));
+                    tapped.responded(&response);
+                    return Ok((response, ResponseObserver::new(count, in_flight, checked_out, tapped)));
                 }
                 Err(AttemptError::Final(error)) => {
+                    error.report(tapped);
                     endpoint.http.request();
                     if let Some(in_flight) = in_flight {
                         in_flight.report(Report::Failed);
@@ -134,10 +155,15 @@ impl Exchange<'_> {
                     return Err(error);
                 }
                 Err(AttemptError::BrokenOff(error)) => {
+                    error.report(tapped);
                     endpoint.http.request();
                     return Err(error);
                 }
-                Err(AttemptError::Unsent(request, reason)) => (request, reason),
+                Err(AttemptError::Unsent(request, reason)) => {
+                    // Nothing was processed.
+                    tapped.reset(::h2::Reason::REFUSED_STREAM);
+                    (request, reason)
+                }
             };
             drop(in_flight);
             request = *again;

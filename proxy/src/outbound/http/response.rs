@@ -13,6 +13,7 @@ use crate::{
         h1::CheckedOut,
     },
     request::classify::Answer,
+    tap::Tapped,
 };
 
 /// Accompanies a response's body.
@@ -23,11 +24,17 @@ pub(super) struct ResponseObserver {
     in_flight: Option<InFlight>,
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
+    tapped: Tapped,
 }
 
 impl ResponseObserver {
-    pub(super) fn new(count: CountResponse, in_flight: Option<InFlight>, checked_out: Option<CheckedOut>) -> Self {
-        Self { count, routes: Vec::new(), in_flight, checked_out, permit: None }
+    pub(super) fn new(
+        count: CountResponse,
+        in_flight: Option<InFlight>,
+        checked_out: Option<CheckedOut>,
+        tapped: Tapped,
+    ) -> Self {
+        Self { count, routes: Vec::new(), in_flight, checked_out, permit: None, tapped }
     }
 
     /// Counts the response under a route too.
@@ -55,7 +62,12 @@ impl Observer for ResponseObserver {
         }
     }
 
+    fn data(&mut self, bytes: usize) {
+        self.tapped.data(bytes);
+    }
+
     fn ended(self, end: End<'_>) {
+        self.tapped.ended(end);
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }

@@ -4,6 +4,11 @@ use super::*;
 
 /// A client's proxy whose only destination is `app`, with a proxy of its own.
 pub(super) async fn in_front_of(app: SocketAddr) -> Proxy {
+    pair(app).await.0
+}
+
+/// The same, and the state of the other proxy.
+pub(super) async fn pair(app: SocketAddr) -> (Proxy, Arc<Shared>) {
     let control = Control::default();
     let service = "10.1.2.1:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
@@ -11,13 +16,13 @@ pub(super) async fn in_front_of(app: SocketAddr) -> Proxy {
     let (shared, drain) = testing::shared(testing::config(), &proxy.mesh);
     // The server's side is never drained here; forgetting it keeps it from ending with this function.
     std::mem::forget(drain);
-    let port = testing::serve_direct(shared).await;
+    let port = testing::serve_direct(Arc::clone(&shared)).await;
     proxy.control.update(SERVICE, add(vec![endpoint(app, Some((testing::OWN, port)))]));
-    proxy
+    (proxy, shared)
 }
 
 /// An application of both HTTP versions that echoes bodies, returns the request in headers, and upgrades on request.
-async fn echo() -> SocketAddr {
+pub(super) async fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
