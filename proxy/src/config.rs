@@ -110,6 +110,8 @@ pub(crate) struct OutboundConfig {
     pub(crate) require_mtls: bool,
     /// Whether the application sees `l5d-proxy-error`.
     pub(crate) informational_headers: bool,
+    /// Whether requests of routes are told apart by host in metrics.
+    pub(crate) hostname_labels: bool,
     /// Whether connections to loopback are allowed. Never set from the environment: only tests need it, because for a
     /// sidecar a loopback target is its own listener.
     pub(crate) allow_loopback: bool,
@@ -124,6 +126,8 @@ pub(crate) struct InboundConfig {
     pub(crate) backlog: Backlog,
     /// Detection timeout if policy has none, and deadline for TLS and transport headers.
     pub(crate) detect_timeout: Duration,
+    /// Whether requests are told apart by authority in metrics.
+    pub(crate) authority_labels: bool,
     /// How long a connection attempt to the application may take.
     pub(crate) connect_timeout: Duration,
     /// Accepted sockets.
@@ -386,6 +390,7 @@ impl Config {
                 max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
                 require_mtls: env.require_mtls()?,
                 informational_headers,
+                hostname_labels: env.flag("OUTBOUND_METRICS_HOSTNAME_LABELS")?.unwrap_or(false),
                 allow_loopback: false,
             },
             inbound: InboundConfig {
@@ -394,6 +399,7 @@ impl Config {
                     .unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4143))),
                 backlog: env.backlog("INBOUND_TCP_LISTEN_BACKLOG")?,
                 detect_timeout: env.duration("INBOUND_DETECT_TIMEOUT")?.unwrap_or(Duration::from_secs(10)),
+                authority_labels: env.unsafe_labels("INBOUND_METRICS_AUTHORITY_LABELS"),
                 connect_timeout: env.duration("INBOUND_CONNECT_TIMEOUT")?.unwrap_or(Duration::from_millis(300)),
                 accept: env.socket("INBOUND_ACCEPT")?,
                 connect: env.socket("INBOUND_CONNECT")?,

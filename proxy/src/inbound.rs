@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use crate::{
     http::in_flight::RequestLimit,
     listen::{Accepted, Listener},
-    metrics::{Direction, InboundTargets, Peer, TransportMetrics},
+    metrics::{Authorities, Direction, InboundTargets, Peer, TransportMetrics},
     orig_dst::original_dst,
     policy::{
         Policies,
@@ -49,6 +49,8 @@ pub(crate) struct Inbound {
     tls: TlsServer,
     targets: ApplicationPorts,
     labels: Arc<InboundTargets>,
+    /// The values of the label `authority`, if requests have it.
+    authorities: Option<Authorities>,
     /// Limit of requests in flight.
     limit: RequestLimit,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
@@ -86,6 +88,7 @@ impl Inbound {
             tls: TlsServer::new(shared.credentials.clone()),
             targets: ApplicationPorts::new(Arc::clone(&shared), Arc::clone(&labels)),
             labels,
+            authorities: shared.config.inbound.authority_labels.then(Authorities::default),
             policies,
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),
             sources: Mutex::new(HashMap::new()),
@@ -112,7 +115,8 @@ impl Inbound {
     fn failed(&self, error: &ConnectionError, peer: SocketAddr, target: SocketAddr) {
         let mut labels = self.labels.labels(target);
         labels.insert(0, crate::metrics::label("error", error.label()));
-        self.shared.metrics.inbound_tcp_errors.get_or_create(&labels).inc();
+        let metrics = &self.shared.metrics;
+        metrics.count("inbound_tcp_errors", &metrics.inbound_tcp_errors, &labels);
         let error: &dyn std::error::Error = error;
         tracing::debug!(error, src.addr = %peer, orig_dst.addr = %target, "inbound connection failed");
     }

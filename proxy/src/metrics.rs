@@ -3,10 +3,14 @@
 //! Owns names and label keys. Labels are looked up once per connection, endpoint or route; after that, counting is an
 //! atomic addition. Refuses to know when something happens.
 
+mod balancer;
 mod histogram;
 mod http;
+mod inbound;
 mod retain;
-mod retries;
+mod route;
+mod stream;
+mod tcp_route;
 mod transport;
 
 use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
@@ -14,16 +18,24 @@ use std::{borrow::Cow, collections::HashSet, net::SocketAddr, sync::Arc, time::D
 use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
-    registry::Registry,
+    registry::{Registry, Unit},
 };
 use weft_runtime::metrics::Family;
 
-pub(crate) use histogram::LatencyMs;
+use balancer::BalancerFamilies;
+pub(crate) use balancer::{BalancerKind, BalancerMetrics};
+use histogram::DetectSeconds;
+pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};
 use http::HttpFamilies;
 pub(crate) use http::{HttpMetrics, ProfileMetrics};
-use retain::{InUse, Retained};
-pub(crate) use retries::RetryCounters;
-use retries::RetryFamilies;
+use inbound::InboundFamilies;
+pub(crate) use inbound::InboundRouteMetrics;
+pub(crate) use retain::InUse;
+use retain::Retained;
+use route::RouteFamilies;
+pub(crate) use route::{BackendMetrics, RequestMetrics, RouteMetrics};
+pub(crate) use stream::StreamEnd;
+use tcp_route::TcpRouteFamilies;
 pub(crate) use transport::TransportMetrics;
 
 /// A set of labels. Keys come from code, except the `dst_*` ones, which come from the destination controller.
@@ -65,26 +77,24 @@ pub(crate) struct ProxyMetrics {
     pub(crate) inbound_tcp_errors: Counters,
     /// `inbound_http_errors_total`.
     pub(crate) inbound_http_errors: Counters,
-    /// `inbound_tcp_detect_http_results_total`.
-    pub(crate) inbound_detect_results: Counters,
     /// `outbound_tcp_errors_total`.
     pub(crate) outbound_tcp_errors: Counters,
     /// `outbound_http_errors_total`.
     pub(crate) outbound_http_errors: Counters,
-    /// `outbound_tcp_detect_http_results_total`.
-    pub(crate) outbound_detect_results: Counters,
     /// `outbound_tcp_protocol_connections_total`.
     pub(crate) outbound_protocol_connections: Counters,
-    outbound_tcp_route_open: Counters,
-    outbound_tcp_route_close: Counters,
-    /// `outbound_http_route_request_statuses_total`.
-    pub(crate) outbound_route_statuses: Counters,
-    /// `outbound_http_route_backend_requests_total`.
-    pub(crate) outbound_backend_requests: Counters,
-    /// `outbound_http_route_retry_*`.
-    pub(crate) retries: RetryFamilies,
-    /// `outbound_http_balancer_endpoints`, by `endpoint_state`.
-    pub(crate) outbound_balancer_endpoints: Family<Labels, Gauge>,
+    detect_results: [Counters; 2],
+    detect_duration: [Family<Labels, Histogram<DetectSeconds>>; 2],
+    transfer_cost: Counters,
+    http_routes: RouteFamilies,
+    grpc_routes: RouteFamilies,
+    tcp_routes: TcpRouteFamilies,
+    tls_routes: TcpRouteFamilies,
+    http_balancers: BalancerFamilies,
+    tcp_balancers: BalancerFamilies,
+    tls_balancers: BalancerFamilies,
+    inbound_http: InboundFamilies,
+    inbound_grpc: InboundFamilies,
     /// `control_dns_resolutions_total`.
     pub(crate) dns_resolutions: Counters,
 }
@@ -182,20 +192,28 @@ impl InboundTargets {
     }
 }
 
-/// A connection on an opaque route.
-#[derive(Debug)]
-pub(crate) struct TcpRoute {
-    in_use: InUse,
-    close: Counters,
-    labels: Labels,
-}
+/// The values of the label `authority`. Clients choose them; a limited number are told apart.
+#[derive(Debug, Default)]
+pub(crate) struct Authorities(Mutex<HashSet<Arc<str>>>);
 
-impl TcpRoute {
-    /// Counts the connection's end, with the error that ended it or an empty one.
-    pub(crate) fn closed(mut self, error: &'static str) {
-        self.labels.push(label("error", error));
-        self.in_use.has("outbound_tcp_route_close", &self.close, &self.labels);
-        self.close.get_or_create(&self.labels).inc();
+impl Authorities {
+    /// Authorities with their own labels, per worker.
+    const MOST: usize = 128;
+    /// The longest of them, in bytes.
+    const LONGEST: usize = 256;
+
+    /// The label's value for an authority.
+    pub(crate) fn value(&self, authority: &str) -> Arc<str> {
+        let mut known = self.0.lock();
+        if let Some(known) = known.get(authority) {
+            return Arc::clone(known);
+        }
+        let is_new = known.len() < Self::MOST && authority.len() <= Self::LONGEST;
+        let value: Arc<str> = if is_new { authority.into() } else { "other".into() };
+        if is_new {
+            known.insert(Arc::clone(&value));
+        }
+        value
     }
 }
 
@@ -244,38 +262,41 @@ impl ProxyMetrics {
         );
         counters("inbound_tcp_errors", "Inbound connections that failed", &metrics.inbound_tcp_errors);
         counters("inbound_http_errors", "Inbound requests that failed", &metrics.inbound_http_errors);
-        counters("inbound_tcp_detect_http_results", "Results of HTTP detection", &metrics.inbound_detect_results);
         counters("outbound_tcp_errors", "Outbound connections that failed", &metrics.outbound_tcp_errors);
         counters("outbound_http_errors", "Outbound requests that failed", &metrics.outbound_http_errors);
-        counters("outbound_tcp_detect_http_results", "Results of HTTP detection", &metrics.outbound_detect_results);
         counters(
             "outbound_tcp_protocol_connections",
             "Outbound connections by protocol",
             &metrics.outbound_protocol_connections,
         );
-        counters("outbound_tcp_route_open", "Opened connections of opaque routes", &metrics.outbound_tcp_route_open);
-        counters("outbound_tcp_route_close", "Closed connections of opaque routes", &metrics.outbound_tcp_route_close);
-        counters(
-            "outbound_http_route_request_statuses",
-            "Responses of HTTP routes by status",
-            &metrics.outbound_route_statuses,
-        );
-        counters(
-            "outbound_http_route_backend_requests",
-            "Requests sent to a route's backends",
-            &metrics.outbound_backend_requests,
-        );
         counters("control_dns_resolutions", "DNS lookups of control-plane services", &metrics.dns_resolutions);
-        metrics.retries.register(registry);
         registry.register("tcp_open_connections", "Open connections", metrics.tcp_open_connections.clone());
         for families in [&metrics.http, &metrics.route, &metrics.route_actual] {
             families.register(registry);
         }
-        registry.register(
-            "outbound_http_balancer_endpoints",
-            "Endpoints of a balancer by state",
-            metrics.outbound_balancer_endpoints.clone(),
+        for (direction, prefix) in
+            [(Direction::Inbound, "inbound_tcp_detect_http"), (Direction::Outbound, "outbound_tcp_detect_http")]
+        {
+            let registry = registry.sub_registry_with_prefix(prefix);
+            let (results, durations) = metrics.detect(direction);
+            registry.register("results", "Results of HTTP detection", results.clone());
+            registry.register_with_unit("duration", "How long HTTP detection took", Unit::Seconds, durations.clone());
+        }
+        registry.register_with_unit(
+            "outbound_tcp_transfer_cost",
+            "Bytes to and from endpoints, by their zone",
+            Unit::Bytes,
+            metrics.transfer_cost.clone(),
         );
+        metrics.http_routes.register(registry, "outbound_http_route");
+        metrics.grpc_routes.register(registry, "outbound_grpc_route");
+        metrics.tcp_routes.register(registry, "outbound_tcp_route");
+        metrics.tls_routes.register(registry, "outbound_tls_route");
+        metrics.http_balancers.register(registry, "outbound_http_balancer");
+        metrics.tcp_balancers.register(registry, "outbound_tcp_balancer");
+        metrics.tls_balancers.register(registry, "outbound_tls_balancer");
+        metrics.inbound_http.register(registry, "inbound_http");
+        metrics.inbound_grpc.register(registry, "inbound_grpc");
     }
 
     /// Removes the series of kinds of connections and requests that have not been used for `idle`.
@@ -283,20 +304,48 @@ impl ProxyMetrics {
         self.retained.evict(idle);
     }
 
-    /// The series of opaque routes with these labels, kept while a connection uses the route and for the retention
-    /// time afterwards.
-    pub(crate) fn tcp_route(&self, labels: &Labels) -> TcpRoute {
-        let in_use = self.retained.enter(labels.clone());
-        in_use.has("outbound_tcp_route_open", &self.outbound_tcp_route_open, labels);
-        self.outbound_tcp_route_open.get_or_create(labels).inc();
-        TcpRoute { in_use, close: self.outbound_tcp_route_close.clone(), labels: labels.clone() }
+    /// Counts one in a series that is removed when nothing was counted in it for a while.
+    pub(crate) fn count(&self, name: &'static str, family: &Counters, labels: &Labels) {
+        self.counter(name, family, labels).1.inc();
+    }
+
+    /// A counter that stays while the first value lives, and for the retention time afterwards.
+    pub(crate) fn counter(&self, name: &'static str, family: &Counters, labels: &Labels) -> (InUse, Counter) {
+        let mut key = labels.clone();
+        key.push(label("kind", name));
+        let in_use = self.retained.enter(key);
+        let counter = in_use.series(name, family, labels);
+        (in_use, counter)
+    }
+
+    /// Counts an attempt to detect HTTP.
+    pub(crate) fn detected(&self, direction: Direction, result: &'static str, labels: Labels, duration: Duration) {
+        let (results, durations) = self.detect(direction);
+        let mut key = labels.clone();
+        key.push(label("kind", "detect_http"));
+        key.push(label("direction", direction.label()));
+        let in_use = self.retained.enter(key);
+        in_use.series("duration", durations, &labels).observe(duration);
+        let mut of_result = vec![label("result", result)];
+        of_result.extend(labels);
+        in_use.series("results", results, &of_result).inc();
+    }
+
+    fn detect(&self, direction: Direction) -> (&Counters, &Family<Labels, Histogram<DetectSeconds>>) {
+        let index = usize::from(direction == Direction::Outbound);
+        (&self.detect_results[index], &self.detect_duration[index])
     }
 
     /// The handles of one kind of connection. `labels` follow `direction` and `peer`.
     pub(crate) fn transport(&self, direction: Direction, peer: Peer, labels: &Labels) -> TransportMetrics {
         let mut all = vec![label("direction", direction.label()), label("peer", peer.label())];
         all.extend(labels.iter().cloned());
-        TransportMetrics::new(self, all)
+        let transport = TransportMetrics::new(self, all);
+        if direction == Direction::Outbound && peer == Peer::Dst {
+            let zone = labels.iter().find(|(key, _)| key == "dst_zone_locality").map_or("", |(_, value)| value);
+            return transport.with_transfer_cost(&self.transfer_cost, zone);
+        }
+        transport
     }
 
     /// The handles of HTTP on one kind of connection. `labels` follow `direction`.
@@ -316,11 +365,14 @@ impl ProxyMetrics {
         ProfileMetrics {
             route: http(&self.route),
             actual: http(&self.route_actual),
-            retried: self.route_retryable.get_or_create_owned(&all),
-            skipped: self.route_retryable.get_or_create_owned(&skipped),
+            retried: self.counter("route_retryable", &self.route_retryable, &all),
+            skipped: self.counter("route_retryable", &self.route_retryable, &skipped),
         }
     }
 }
+
+#[cfg(test)]
+mod documented;
 
 #[cfg(test)]
 mod tests {
@@ -339,7 +391,16 @@ mod tests {
             let http = metrics.http(Direction::Outbound, &labels);
             http.request();
             http.response(200, true, Some(0), Duration::from_millis(3));
-            metrics.tcp_route(&labels).closed("io");
+            metrics.tcp_route(false, labels.clone()).closed("unexpected");
+            metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
+            metrics.detected(Direction::Outbound, "http/1", labels.clone(), Duration::ZERO);
+            drop(metrics.balancer(BalancerKind::Http, &labels, IDLE));
+            let route = metrics.route(true, labels.clone(), false);
+            route.backend(Labels::new()).ended(StreamEnd::default(), Duration::ZERO);
+            let requests = route.requests(None);
+            requests.ended(StreamEnd::default(), Duration::ZERO);
+            requests.retries().requests.inc();
+            metrics.inbound_route(false, &labels).ended(StreamEnd::default(), Duration::ZERO, Duration::ZERO);
             (transport, http)
         };
         let lines = |port: u16| {
@@ -352,15 +413,24 @@ mod tests {
             use_once(port);
         }
         let known = lines(80);
-        assert!(known > 10 && lines(1500) == known);
+        // Of its families, those that the connection and the requests in use have.
+        let of_held = ["tcp_", "request_", "response_"];
+        let held_lines = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let of_port = |line: &&str| line.contains(r#"target_port="80""#);
+            text.lines().filter(of_port).filter(|line| of_held.iter().any(|name| line.starts_with(name))).count()
+        };
+        let held_lines = held_lines();
+        assert!(known > 100 && lines(1500) == known);
         tokio::time::advance(IDLE / 2).await;
         use_once(1001);
         tokio::time::advance(IDLE / 2).await;
         metrics.evict(IDLE);
         assert_eq!(
             (lines(80), lines(1000), lines(1001)),
-            (known - 2, 0, known),
-            "no connection is on the opaque route"
+            (held_lines, 0, known),
+            "what no connection and no request uses"
         );
         drop(held);
         tokio::time::advance(IDLE).await;
@@ -385,6 +455,16 @@ mod tests {
         let declared = SocketAddr::from(([10, 0, 0, 1], 80));
         assert_eq!(targets.labels(declared), target_labels(declared));
         assert_eq!(targets.port(declared), "80");
+    }
+
+    #[test]
+    fn authorities_beyond_a_number_share_a_label() {
+        let authorities = Authorities::default();
+        let values: HashSet<_> = (0..1000).map(|n| authorities.value(&format!("host-{n}:80"))).collect();
+        assert_eq!(values.len(), Authorities::MOST + 1);
+        assert_eq!(&*authorities.value("host-0:80"), "host-0:80");
+        assert_eq!(&*authorities.value("host-999:80"), "other");
+        assert_eq!(&*Authorities::default().value(&"a".repeat(1000)), "other");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod endpoint;
 mod h1;
 mod h2;
 mod http;
+mod rules;
 mod target;
 mod tcp;
 mod worker;
@@ -31,12 +32,12 @@ use crate::{
     http::serve::HttpVersion,
     io::{Io, Stream},
     listen::{Accepted, Listener},
-    metrics::label,
+    metrics::{Direction, label},
     orig_dst::{self, OrigDstError},
     shared::Shared,
 };
 
-use target::{OutboundTarget, TargetError};
+use target::{OutboundTarget, RoutingPlan, TargetError};
 use worker::Worker;
 
 /// Interval of looking for unused destinations and idle connections.
@@ -127,13 +128,13 @@ async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<()
         Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,
         Protocol::Opaque(routes) => {
             let stream = connection.accepted(Stream::Plain(stream));
-            connection.opaque(stream, routes, None).await?;
+            connection.opaque(stream, &plan, routes, None).await?;
         }
         Protocol::Tls(routes) => {
             let (name, stream) = detect::tls(stream, worker.shared.config.outbound.detect_timeout).await?;
-            connection.opaque(connection.accepted(stream), routes, name).await?;
+            connection.opaque(connection.accepted(stream), &plan, routes, name).await?;
         }
-        Protocol::Detect { timeout, opaque, .. } => connection.detect(stream, *timeout, opaque).await?,
+        Protocol::Detect { timeout, opaque, .. } => connection.detect(stream, &plan, *timeout, opaque).await?,
     }
     Ok(())
 }
@@ -142,20 +143,24 @@ impl Connection {
     async fn detect(
         self,
         stream: tokio::net::TcpStream,
+        plan: &RoutingPlan,
         timeout: Duration,
         opaque: &OpaqueRoutes,
     ) -> Result<(), ConnectionError> {
-        let (detected, stream) = detect::http(self.accepted(Stream::Plain(stream)), timeout).await?;
-        let labels = vec![label("result", detected.label())];
-        self.worker.shared.metrics.outbound_detect_results.get_or_create(&labels).inc();
+        let (began, accepted) = (Instant::now(), self.accepted(Stream::Plain(stream)));
+        let detected = detect::http(accepted, timeout).await;
+        let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
+        let labels = plan.policy.parent.labels_with_port("parent");
+        self.worker.shared.metrics.detected(Direction::Outbound, result, labels, began.elapsed());
+        let (detected, stream) = detected?;
         match detected {
             Detected::Http1 => self.http_stream(stream, HttpVersion::Http1).await,
             Detected::Http2 => self.http_stream(stream, HttpVersion::Http2).await,
-            Detected::NotHttp => self.opaque(stream, opaque, None).await?,
+            Detected::NotHttp => self.opaque(stream, plan, opaque, None).await?,
             Detected::TimedOut => {
                 let orig_dst = self.target.addr;
                 tracing::info!(orig_dst.addr = %orig_dst, "protocol detection timed out, continuing as opaque: mark the port as opaque to avoid the delay");
-                self.opaque(stream, opaque, None).await?;
+                self.opaque(stream, plan, opaque, None).await?;
             }
         }
         Ok(())
@@ -174,6 +179,7 @@ impl Connection {
     async fn opaque<S>(
         &self,
         stream: Io<S>,
+        plan: &RoutingPlan,
         routes: &OpaqueRoutes,
         server_name: Option<String>,
     ) -> Result<(), ConnectionError>
@@ -181,7 +187,7 @@ impl Connection {
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
         self.count_protocol("opaq");
-        tcp::forward(self, stream, routes, server_name.as_deref()).await?;
+        tcp::forward(self, stream, plan, routes, server_name.as_deref()).await?;
         Ok(())
     }
 

@@ -196,7 +196,7 @@ impl Tapped {
                 let status = trailers.and_then(event::grpc_status).or(observation.grpc_status);
                 observation.end(status.map(eos::End::GrpcStatusCode), trailers);
             }
-            End::Failed => observation.end(reset(Reason::INTERNAL_ERROR), None),
+            End::Failed(_) => observation.end(reset(Reason::INTERNAL_ERROR), None),
             End::Dropped => observation.end(reset(Reason::CANCEL), None),
         }
     }

@@ -62,11 +62,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
         "passed to the proxy; Weft's never logs headers",
     ),
     Setting::new("config.linkerd.io/access-log", Works, ""),
-    Setting::new(
-        "config.linkerd.io/proxy-metrics-hostname-labels",
-        Unsupported,
-        "passed to the proxy; Weft's metrics have no label hostname",
-    ),
+    Setting::new("config.linkerd.io/proxy-metrics-hostname-labels", Works, ""),
     Setting::new(
         "config.linkerd.io/enable-external-profiles",
         Unsupported,

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 use super::{
-    API_METRICS, DESTINATION_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, SERVICE_ANNOTATIONS, Setting, State,
-    VALUES, VARIABLES,
+    API_METRICS, DESTINATION_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, PROXY_METRICS, SERVICE_ANNOTATIONS,
+    Setting, State, VALUES, VARIABLES,
 };
 
 /// Linkerd's values and their defaults.
@@ -43,6 +43,7 @@ pub fn document() -> String {
         let _ = writeln!(text, "| `{}` | {} | {}{passed_on} |", row.path, row.state.label(), row.note);
     }
     settings(&mut text, "Variables of the proxy", "Variable", "LINKERD2_PROXY_", VARIABLES);
+    settings(&mut text, "Metrics of the proxy", "Metric", "", PROXY_METRICS);
     settings(&mut text, "Metrics of destination", "Metric", "", DESTINATION_METRICS);
     settings(&mut text, "Metrics of policy", "Metric", "", POLICY_METRICS);
     settings(&mut text, "Metrics of what speaks to the Kubernetes API", "Metric", "", API_METRICS);

@@ -96,7 +96,7 @@ pub const VALUES: &[Value] = &[
     Value::new("proxy.control", Works, ""),
     Value::new("proxy.inbound", Works, ""),
     Value::new("proxy.outbound", Works, ""),
-    Value::of_proxy("proxy.metrics", "metrics have no label hostname"),
+    Value::new("proxy.metrics", Works, ""),
     Value::of_proxy("proxy.tracing", "no traces are exported"),
     Value::new("proxyInit.ignoreInboundPorts", Works, ""),
     Value::new("proxyInit.ignoreOutboundPorts", Works, ""),

@@ -104,6 +104,11 @@ impl<'a> Env<'a> {
         self.parse(name, "true or false", boolean)
     }
 
+    /// Whether labels that clients choose are allowed: only by the word `unsafe`.
+    pub(super) fn unsafe_labels(&self, name: &str) -> bool {
+        self.string(name).is_some_and(|value| value.trim().eq_ignore_ascii_case("unsafe"))
+    }
+
     pub(super) fn socket_addr(&self, name: &str) -> Result<Option<SocketAddr>, ConfigError> {
         self.parse(name, "an address such as 0.0.0.0:4143 or [::]:4143", |value| value.parse().ok())
     }

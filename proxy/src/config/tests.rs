@@ -239,7 +239,7 @@ fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     let config = parse(&[
         ("LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_INGRESS_MODE", "true"),
-        ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "false"),
+        ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "true"),
         ("LINKERD2_PROXY_TRACE_SERVICE_NAME", ""),
         ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_OUTBOUND_HTTP_QUEUE_CAPACITY", "10"),

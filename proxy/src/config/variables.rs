@@ -212,6 +212,11 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("INBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),
             Variable::new("INBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
             Variable::new("INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS", "10000", "streams of one connection"),
+            Variable::new(
+                "INBOUND_METRICS_AUTHORITY_LABELS",
+                "off",
+                "`unsafe` tells requests apart by their `authority`, which clients choose, up to 128 of each worker",
+            ),
         ],
     },
     Group {
@@ -240,6 +245,11 @@ pub(super) const GROUPS: &[Group] = &[
                 "OUTBOUND_DISABLE_INFORMATIONAL_HEADERS",
                 "`false`",
                 "hides `l5d-proxy-error` from the application",
+            ),
+            Variable::new(
+                "OUTBOUND_METRICS_HOSTNAME_LABELS",
+                "`false`",
+                "tells requests of a route apart by host in the label `hostname`, up to 64 hosts of each rule",
             ),
             Variable::new("HTTP2_INITIAL_STREAM_WINDOW_SIZE", "65535", "bytes in flight of one stream"),
             Variable::new(

@@ -11,7 +11,7 @@ use std::{net::SocketAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use super::endpoint::EndpointInfo;
 use crate::{
-    metrics::Labels,
+    metrics::{BalancerKind, Labels},
     request::{backoff::Backoff, terms::Terms},
     route::{
         Meta, Route,
@@ -90,6 +90,8 @@ pub(crate) type OpaqueRoutes = Arc<[OpaqueRoute]>;
 pub(crate) struct Action {
     /// The route's name, for metrics.
     pub(crate) meta: Meta,
+    /// Whether it is a route of gRPC, whose requests have metrics of their own.
+    pub(crate) is_grpc: bool,
     /// Filters, applied in order.
     pub(crate) filters: Vec<Filter>,
     /// Backends of the requests.
@@ -266,7 +268,14 @@ impl Backend {
 impl Action {
     /// Sends requests on as they are.
     pub(crate) fn plain(backends: Distribution) -> Self {
-        Self { meta: Meta::built_in("http"), filters: Vec::new(), backends, terms: Terms::default(), profile: None }
+        Self {
+            meta: Meta::built_in("http"),
+            is_grpc: false,
+            filters: Vec::new(),
+            backends,
+            terms: Terms::default(),
+            profile: None,
+        }
     }
 }
 
@@ -282,6 +291,14 @@ impl HttpRoutes {
                 let (index, route) = routes.iter().enumerate().find(|(_, route)| route.condition.holds(request))?;
                 Some(Matched { id: (index, 0), action: &route.action, prefix: None })
             }
+        }
+    }
+
+    /// The number of rules of each route, by the positions that [`Self::find`] returns.
+    pub(crate) fn rules_by_route(&self) -> Box<dyn Iterator<Item = usize> + '_> {
+        match self {
+            Self::Policy(routes) => Box::new(routes.iter().map(|route| route.rules.len())),
+            Self::Profile(routes) => Box::new(routes.iter().map(|_| 1)),
         }
     }
 
@@ -332,6 +349,11 @@ impl Policy {
             parent: Meta::built_in("invalid"),
             protocol: Protocol::Detect { timeout: detect_timeout, http1: http.clone(), http2: http, opaque },
         }
+    }
+
+    /// What its routes of connections distribute.
+    pub(crate) fn opaque_kind(&self) -> BalancerKind {
+        if matches!(self.protocol, Protocol::Tls(_)) { BalancerKind::Tls } else { BalancerKind::Tcp }
     }
 
     /// The routes of connections without a detected protocol, if the policy has any.

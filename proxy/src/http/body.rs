@@ -5,6 +5,7 @@ pub(crate) mod timed;
 
 use std::{
     collections::VecDeque,
+    error::Error as _,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -17,7 +18,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{respond::Failure, shared_connections::StreamPermit};
+use super::{counted::Counted, respond::Failure, shared_connections::StreamPermit};
 use crate::{
     metrics::HttpMetrics,
     request::{
@@ -71,6 +72,8 @@ pub(crate) enum Body {
     Channel(tokio::sync::mpsc::UnboundedReceiver<Result<Frame<Bytes>, BodyError>>),
     /// A body that hyper reads.
     Incoming(Incoming),
+    /// A request's body whose frames are counted.
+    Counted(Counted),
     /// A body that an HTTP/2 client stream reads.
     H2(H2Body),
     /// A request's body that can be sent again.
@@ -174,6 +177,7 @@ impl Body {
             #[cfg(test)]
             Self::Channel(receiver) => receiver.poll_recv(cx),
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Counted(body) => body.poll_inner(cx),
             Self::H2(body) => poll_h2(&mut body.stream, cx),
             Self::Replay(body) => body.poll_inner(cx),
             Self::Reporting(body) => body.poll_inner(cx),
@@ -215,6 +219,7 @@ impl HttpBody for Body {
             #[cfg(test)]
             Self::Channel(_) => false,
             Self::Incoming(body) => body.is_end_stream(),
+            Self::Counted(body) => body.body.is_end_stream(),
             Self::H2(body) => body.stream.is_end_stream(),
             Self::Replay(body) => body.is_end_stream_inner(),
             Self::Reporting(body) => body.body.is_end_stream(),
@@ -231,6 +236,7 @@ impl HttpBody for Body {
             #[cfg(test)]
             Self::Channel(_) => SizeHint::default(),
             Self::Incoming(body) => body.size_hint(),
+            Self::Counted(body) => body.body.size_hint(),
             Self::Replay(body) => body.size_hint_inner(),
             Self::Reporting(body) => body.body.size_hint(),
             Self::Timed(body) => body.body.size_hint(),
@@ -276,6 +282,19 @@ impl Peeked {
 }
 
 impl BodyError {
+    /// The value of the label `error` of the families of statuses.
+    pub(crate) fn status_label(&self) -> &'static str {
+        match self {
+            Self::Expired(expired) => Failure::Timeout(*expired).status_label(),
+            Self::H2(error) => reset_label(error),
+            Self::Hyper(error) => match error.source().and_then(|source| source.downcast_ref()) {
+                Some(error) => reset_label(error),
+                None => "IO",
+            },
+            Self::Superseded => "UNKNOWN",
+        }
+    }
+
     /// The failure that a gRPC client is told in trailers; `None` if the stream is reset instead, as the server has reset it.
     fn failure(&self) -> Option<Failure> {
         match self {
@@ -285,6 +304,22 @@ impl BodyError {
                 Some(Failure::BadGateway("the response ended early".to_owned()))
             }
         }
+    }
+}
+
+/// The value of the label `error` of the families of statuses for a stream that its server ended early.
+pub(crate) fn reset_label(error: &h2::Error) -> &'static str {
+    if error.is_go_away() {
+        return "GO_AWAY";
+    }
+    if error.is_io() {
+        return "IO";
+    }
+    match error.reason() {
+        Some(h2::Reason::CANCEL) => "CANCEL",
+        Some(h2::Reason::REFUSED_STREAM) => "REFUSED",
+        Some(h2::Reason::ENHANCE_YOUR_CALM) => "ENHANCE_YOUR_CALM",
+        _ => "RESET",
     }
 }
 
@@ -303,7 +338,7 @@ pub(crate) trait Observer {
     /// The first frame has arrived.
     fn first_frame(&mut self);
     /// A frame of this many bytes of data passes.
-    fn data(&mut self, _bytes: usize) {}
+    fn data(&mut self, bytes: usize);
     /// The response has ended.
     fn ended(self, end: End<'_>);
 }
@@ -314,7 +349,7 @@ pub(crate) enum End<'a> {
     /// Whole, with or without trailers.
     Whole(Option<&'a HeaderMap>),
     /// Its body failed.
-    Failed,
+    Failed(&'a BodyError),
     /// The client did not read it to its end.
     Dropped,
 }
@@ -360,10 +395,15 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
                 observer.first_frame();
             }
         }
+        if let (Some(Ok(frame)), Some(observer)) = (&frame, &mut this.observer)
+            && let Some(data) = frame.data_ref()
+        {
+            observer.data(data.len());
+        }
         match frame {
             None => this.end(End::Whole(None)),
             Some(Err(error)) => {
-                this.end(if error.is_own_reset() { End::Dropped } else { End::Failed });
+                this.end(if error.is_own_reset() { End::Dropped } else { End::Failed(&error) });
                 let told = error.failure().filter(|_| this.is_grpc);
                 if let Some(failure) = told {
                     tracing::debug!(%error, "a gRPC response failed after it had begun");
@@ -432,9 +472,9 @@ impl CountResponse {
     pub(crate) fn count(self, end: End<'_>) -> (Answer, bool) {
         let answer = match end {
             End::Whole(trailers) => self.answer.with_trailers(trailers),
-            End::Failed | End::Dropped => self.answer,
+            End::Failed(_) | End::Dropped => self.answer,
         };
-        let is_failure = matches!(end, End::Failed) || self.classes.is_failure(&answer);
+        let is_failure = matches!(end, End::Failed(_)) || self.classes.is_failure(&answer);
         let latency: Duration = self.arrived.elapsed();
         self.metrics.response(answer.status.as_u16(), !is_failure, answer.grpc, latency);
         (answer, is_failure)
@@ -462,8 +502,15 @@ mod tests {
         fn first_frame(&mut self) {
             self.0.lock().unwrap().push("first".into());
         }
+        fn data(&mut self, bytes: usize) {
+            self.0.lock().unwrap().push(format!("{bytes} bytes"));
+        }
         fn ended(self, end: End<'_>) {
-            self.0.lock().unwrap().push(format!("{end:?}"));
+            let end = match end {
+                End::Failed(error) => format!("failed: {}", error.status_label()),
+                end => format!("{end:?}"),
+            };
+            self.0.lock().unwrap().push(end);
         }
     }
 
@@ -480,7 +527,7 @@ mod tests {
         let recorder = Recorder::default();
         let body = Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone(), false);
         body.collect().await.unwrap();
-        assert_eq!(recorder.seen(), ["first", "Whole(None)"]);
+        assert_eq!(recorder.seen(), ["first", "1 bytes", "Whole(None)"]);
     }
 
     #[test]
@@ -493,10 +540,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_grpc_response_that_fails_in_its_middle_ends_with_trailers() {
-        for (error, code) in [
-            (BodyError::Expired(Expired::Request), Some("4")),
-            (BodyError::Superseded, Some("14")),
-            (BodyError::H2(h2::Reason::CANCEL.into()), None),
+        for (error, code, label) in [
+            (BodyError::Expired(Expired::Request), Some("4"), "REQUEST_TIMEOUT"),
+            (BodyError::Superseded, Some("14"), "UNKNOWN"),
+            (BodyError::H2(h2::Reason::CANCEL.into()), None, "CANCEL"),
         ] {
             let (sender, body) = Body::channel();
             sender.send(Ok(data("message"))).unwrap();
@@ -507,7 +554,7 @@ mod tests {
                 Some(code) => assert_eq!(collected.unwrap().trailers().unwrap()["grpc-status"], code),
                 None => assert!(matches!(collected, Err(BodyError::H2(_))), "a reset stays a reset"),
             }
-            assert_eq!(recorder.seen(), ["first", "Failed"]);
+            assert_eq!(recorder.seen(), ["first", "7 bytes", &format!("failed: {label}")]);
         }
         let (sender, body) = Body::channel();
         sender.send(Err(BodyError::Expired(Expired::Idle))).unwrap();

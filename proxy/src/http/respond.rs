@@ -9,7 +9,7 @@ use http::{
 };
 
 use super::headers::{PROXY_CONNECTION_L5D, PROXY_ERROR, is_grpc};
-use crate::request::deadlines::Expired;
+use crate::{metrics::StreamEnd, request::deadlines::Expired};
 
 /// The failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -167,8 +167,18 @@ impl Failure {
         }
     }
 
-    /// The value of the label `error` of `outbound_http_route_request_statuses_total`, one of Linkerd's; empty for
-    /// answers of policy.
+    /// What the families of statuses count: an answer of policy by its code, anything else by Linkerd's name for the
+    /// error.
+    pub(crate) fn stream_end(&self) -> StreamEnd {
+        match self {
+            Self::Injected { code, grpc: false, .. } => StreamEnd { status: Some(*code), ..StreamEnd::default() },
+            Self::Injected { code, grpc: true, .. } => StreamEnd { grpc: Some(*code), ..StreamEnd::default() },
+            Self::Redirect { status, .. } => StreamEnd { status: Some(status.as_u16()), ..StreamEnd::default() },
+            other => StreamEnd::failed(other.status_label()),
+        }
+    }
+
+    /// The value of the label `error` of the families of statuses, one of Linkerd's; empty for answers of policy.
     pub(crate) fn status_label(&self) -> &'static str {
         match self {
             Self::FailFast => "FAIL_FAST",

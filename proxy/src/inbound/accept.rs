@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    time::Instant,
 };
 
 use super::{Inbound, direct, error::ConnectionError, http, tcp};
@@ -12,7 +13,7 @@ use crate::{
     detect::{self, Detected},
     http::serve::HttpVersion,
     io::Io,
-    metrics::label,
+    metrics::{Direction, Labels, label},
     orig_dst::canonical,
     policy::{
         PortPolicy,
@@ -114,10 +115,14 @@ where
         ServePlan::Detect { timeout, when_silent } => (timeout, when_silent),
     };
 
-    let (detected, stream) = detect::http(stream, timeout).await?;
-    let mut labels = inbound.labels.labels(target);
-    labels.push(label("result", detected.label()));
-    inbound.shared.metrics.inbound_detect_results.get_or_create(&labels).inc();
+    let began = Instant::now();
+    let detected = detect::http(stream, timeout).await;
+    let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
+    let mut labels = Labels::new();
+    policy.borrow().meta.append_labels("srv", &mut labels);
+    labels.push(label("srv_port", inbound.labels.port(target)));
+    inbound.shared.metrics.detected(Direction::Inbound, result, labels, began.elapsed());
+    let (detected, stream) = detected?;
     let version = match detected {
         Detected::Http1 => Some(HttpVersion::Http1),
         Detected::Http2 => Some(HttpVersion::Http2),

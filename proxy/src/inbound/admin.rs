@@ -64,13 +64,19 @@ impl AdminPort {
         let metrics = &self.shared.metrics;
         match authorize(authorizations, client) {
             Some(authz) => {
-                self.count(&metrics.inbound_http_allow, &policy, route, Some(authz), client);
+                self.count(
+                    ("inbound_http_authz_allow", &metrics.inbound_http_allow),
+                    &policy,
+                    route,
+                    Some(authz),
+                    client,
+                );
                 None
             }
             None => {
                 tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
                     server = &*policy.meta.name, "request to the admin port denied");
-                self.count(&metrics.inbound_http_deny, &policy, route, None, client);
+                self.count(("inbound_http_authz_deny", &metrics.inbound_http_deny), &policy, route, None, client);
                 Some(denied())
             }
         }
@@ -78,7 +84,7 @@ impl AdminPort {
 
     fn count(
         &self,
-        family: &Counters,
+        (name, family): (&'static str, &Counters),
         policy: &ServerPolicy,
         route: Option<&Arc<Meta>>,
         authz: Option<&Arc<Meta>>,
@@ -95,6 +101,6 @@ impl AdminPort {
             authz.append_labels("authz", &mut labels);
         }
         client.tls.append_labels(&mut labels);
-        family.get_or_create(&labels).inc();
+        self.shared.metrics.count(name, family, &labels);
     }
 }

@@ -63,5 +63,6 @@ fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client
         label("target_name", ""),
         label("client_id", client_id.to_owned()),
     ];
-    inbound.shared.metrics.inbound_transport_header.get_or_create(&labels).inc();
+    let metrics = &inbound.shared.metrics;
+    metrics.count("inbound_tcp_transport_header_connections", &metrics.inbound_transport_header, &labels);
 }

@@ -27,6 +27,7 @@ use crate::{
     access_log::Entry,
     http::{
         body::{Body, CountResponse, End, Observed, Observer},
+        counted::{Counted, RequestEnd},
         form,
         headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade},
         in_flight::Permit,
@@ -35,6 +36,7 @@ use crate::{
         serve::Reset,
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
+    metrics::{InboundRouteMetrics, StreamEnd},
     policy::{
         PortPolicy,
         authz::{Client, authorize},
@@ -53,6 +55,11 @@ pub(super) type ResponseBody = Observed<Finish>;
 /// Actions at a response's end.
 pub(super) struct Finish {
     count: CountResponse,
+    route: Arc<InboundRouteMetrics>,
+    /// When the request's body ended.
+    sent: RequestEnd,
+    /// Whether the application answered.
+    is_answered: bool,
     /// Returned to the pool if the response was read to its end.
     checked_out: Option<CheckedOut>,
     /// The permit of the request in flight.
@@ -116,6 +123,7 @@ impl HttpConnection {
             Err(failure) => self.refuse(&failure, kind, None, arrived),
             Ok(handles) => {
                 handles.http.request();
+                handles.route.requests.inc();
                 let labels = handles.http.labels();
                 let subject = || subject::subject(&self.client, self.target.addr, labels);
                 let tapped = self.inbound.shared.taps.begin(&request, subject);
@@ -145,19 +153,32 @@ impl HttpConnection {
             self.counters.route_not_found(&self.inbound, &policy, &self.client, self.target.addr);
             return Err(Failure::NoRoute);
         };
-        let handles = self.authorize(&policy, matched)?;
+        let handles = self.authorize(&policy, matched, self.authority(request))?;
         apply_to_request(matched.filters, matched.prefix, request).map_err(inbound_failure)?;
         self.check_limit(&policy)?;
         Ok(handles)
     }
 
-    fn authorize(&self, policy: &Arc<ServerPolicy>, matched: Matched<'_>) -> Result<Arc<Handles>, Failure> {
+    /// The label `authority` of the request's metrics, if they have it.
+    fn authority<B>(&self, request: &Request<B>) -> Option<Arc<str>> {
+        let authorities = self.inbound.authorities.as_ref()?;
+        let host = || request.headers().get(HOST).and_then(|host| host.to_str().ok());
+        let authority = request.uri().authority().map(::http::uri::Authority::as_str).or_else(host)?;
+        Some(authorities.value(authority))
+    }
+
+    fn authorize(
+        &self,
+        policy: &Arc<ServerPolicy>,
+        matched: Matched<'_>,
+        authority: Option<Arc<str>>,
+    ) -> Result<Arc<Handles>, Failure> {
         let route = &matched.details.meta;
         match authorize(&matched.details.authorizations, &self.client) {
             Some(authz) => {
-                let handles =
-                    self.counters.handles(&self.inbound, policy, matched, authz, &self.client, self.target.addr);
-                handles.allowed.inc();
+                let (inbound, client, port) = (&self.inbound, &self.client, &self.target);
+                let handles = self.counters.handles(inbound, policy, matched, authz, client, port, authority);
+                handles.allowed.1.inc();
                 if authz.is_audit() {
                     tracing::info!(client.addr = %self.client.addr,
                         client.id = self.client.identity().map(weft_tls::identity::Identity::as_str), orig_dst.addr = %self.target.addr,
@@ -185,24 +206,28 @@ impl HttpConnection {
 
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
         let Admitted { request, kind, handles, arrived, tapped } = admitted;
+        let (head, body) = request.into_parts();
+        let (body, sent) = Counted::wrap(body, &handles.route.request_frames);
+        let request = Request::from_parts(head, body);
         let Some(permit) = self.inbound.limit.admit() else {
             let refused = Refused { handles: &handles, tapped };
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
-        let sent = if kind.version == Version::HTTP_2 {
+        let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
             self.send_http1(request, kind).await
         };
-        match sent {
+        match answered {
             Ok((response, checked_out)) => {
-                let held = Held { checked_out, permit: Some(permit), tapped };
+                let held = Held { checked_out, permit: Some(permit), tapped, sent, is_answered: true };
                 Ok(observe(response, held, &handles, kind, arrived))
             }
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     tapped.reset(reason);
                     handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
+                    handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
                     Err(Reset(reason.into()))
                 }
                 _ => {
@@ -215,8 +240,7 @@ impl HttpConnection {
         }
     }
 
-    async fn send_http2(&self, request: Request<Incoming>) -> Result<Response<Body>, SendError> {
-        let mut request = request.map(Body::Incoming);
+    async fn send_http2(&self, mut request: Request<Body>) -> Result<Response<Body>, SendError> {
         if request.uri().authority().is_none() {
             let fallback = self.target.addr.to_string().parse().ok();
             to_absolute_form(&mut request, fallback.as_ref());
@@ -227,7 +251,7 @@ impl HttpConnection {
 
     async fn send_http1(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<Body>,
         kind: RequestKind,
     ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
@@ -238,7 +262,7 @@ impl HttpConnection {
         // HTTP/1.0 servers may not keep connections as expected, and neither may servers of requests without a host.
         let has_host = request.headers().contains_key(HOST) || request.uri().authority().is_some();
         let reuse = client_side.is_none() && has_host && request.version() == Version::HTTP_11;
-        let (mut response, checked_out) = self.target.send_http1(request.map(Body::Incoming), reuse).await?;
+        let (mut response, checked_out) = self.target.send_http1(request, reuse).await?;
 
         match client_side {
             Some(client_side) if is_tunnel(&method, response.status()) => {
@@ -268,7 +292,9 @@ impl HttpConnection {
         let response = failure.respond(kind).map(|()| Body::Empty);
         match refused {
             Some(Refused { handles, tapped }) => {
-                observe(response, Held { checked_out: None, permit: None, tapped }, handles, kind, arrived)
+                let sent = RequestEnd::default();
+                let held = Held { checked_out: None, permit: None, tapped, sent, is_answered: false };
+                observe(response, held, handles, kind, arrived)
             }
             None => response.map(Observed::unwatched),
         }
@@ -286,6 +312,10 @@ struct Held {
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
     tapped: Tapped,
+    /// When the request's body ended.
+    sent: RequestEnd,
+    /// Whether the application answered.
+    is_answered: bool,
 }
 
 fn observe(
@@ -296,11 +326,12 @@ fn observe(
     arrived: Instant,
 ) -> Response<ResponseBody> {
     held.tapped.responded(&response);
-    let Held { checked_out, permit, tapped } = held;
+    let Held { checked_out, permit, tapped, sent, is_answered } = held;
     let (parts, body) = response.into_parts();
     let count =
         CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, Classes::default());
-    let finish = Finish { count, checked_out, _permit: permit, tapped, access: None };
+    let route = Arc::clone(&handles.route);
+    let finish = Finish { count, route, sent, is_answered, checked_out, _permit: permit, tapped, access: None };
     Response::from_parts(parts, Observed::new(body, finish, kind.grpc))
 }
 
@@ -320,6 +351,7 @@ impl Observer for Finish {
         if let Some(access) = &mut self.access {
             access.data(bytes);
         }
+        self.route.response_frames.count(bytes as u64);
     }
 
     fn ended(self, end: End<'_>) {
@@ -327,6 +359,12 @@ impl Observer for Finish {
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }
-        self.count.count(end);
+        let arrived = self.count.arrived;
+        let (answer, _) = self.count.count(end);
+        let end = match self.is_answered {
+            true => StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error: "" },
+            false => StreamEnd::default(),
+        };
+        self.route.ended(end, arrived.elapsed(), self.sent.elapsed(arrived));
     }
 }

@@ -23,7 +23,8 @@ use crate::{
     },
     io::Io,
     listen::set_options,
-    metrics::{Direction, InboundTargets, Peer, TransportMetrics, label},
+    metrics::{Direction, InboundRouteMetrics, InboundTargets, Labels, Peer, TransportMetrics, label},
+    route::Meta,
     shared::Shared,
 };
 
@@ -32,6 +33,9 @@ pub(super) const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
 
 /// How often a request is retried on kept connections that turn out to be closed, before a new connection is made.
 const STALE_ATTEMPTS: usize = 3;
+
+/// Routes of one port whose metrics are kept.
+const ROUTES: usize = 64;
 
 type Http1Sender = http1::SendRequest<Body>;
 type Http2Sender = http2::SendRequest<Body>;
@@ -76,6 +80,8 @@ pub(super) struct ApplicationPort {
     /// The original address.
     pub(super) addr: SocketAddr,
     shared: Arc<Shared>,
+    labels: Arc<InboundTargets>,
+    routes: Mutex<Vec<CountedRoute>>,
     transport: Arc<TransportMetrics>,
     /// Kept HTTP/1 connections.
     idle: Pool,
@@ -83,10 +89,41 @@ pub(super) struct ApplicationPort {
     http2: tokio::sync::Mutex<Option<Http2Sender>>,
 }
 
+/// A server's route, and its metrics.
+struct CountedRoute {
+    server: Arc<Meta>,
+    route: Arc<Meta>,
+    is_grpc: bool,
+    metrics: Arc<InboundRouteMetrics>,
+}
+
 /// An HTTP/1 connection that returns to its target if its response ended well.
 pub(super) struct CheckedOut {
     target: Arc<ApplicationPort>,
     sender: Http1Sender,
+}
+
+impl ApplicationPort {
+    /// The metrics of requests on a server's route, for as long as the port is used.
+    pub(super) fn route(&self, server: &Arc<Meta>, route: &Arc<Meta>, is_grpc: bool) -> Arc<InboundRouteMetrics> {
+        let mut routes = self.routes.lock();
+        let is_it =
+            |known: &CountedRoute| known.is_grpc == is_grpc && *known.server == **server && *known.route == **route;
+        if let Some(known) = routes.iter().find(|known| is_it(known)) {
+            return Arc::clone(&known.metrics);
+        }
+        let mut labels = Labels::new();
+        server.append_labels("parent", &mut labels);
+        labels.push(label("parent_port", self.labels.port(self.addr)));
+        route.append_labels("route", &mut labels);
+        let metrics = Arc::new(self.shared.metrics.inbound_route(is_grpc, &labels));
+        if routes.len() >= ROUTES {
+            routes.clear();
+        }
+        let (server, route) = (Arc::clone(server), Arc::clone(route));
+        routes.push(CountedRoute { server, route, is_grpc, metrics: Arc::clone(&metrics) });
+        metrics
+    }
 }
 
 impl ApplicationPorts {
@@ -106,6 +143,8 @@ impl ApplicationPorts {
         let target = Arc::new(ApplicationPort {
             addr,
             shared: Arc::clone(&self.shared),
+            labels: Arc::clone(&self.labels),
+            routes: Mutex::default(),
             transport,
             idle: Pool::default(),
             http2: tokio::sync::Mutex::new(None),

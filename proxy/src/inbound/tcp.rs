@@ -31,10 +31,10 @@ where
     let Some(authz) = known.authorize_bytes(&client) else {
         tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
             orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
-        count(inbound, &metrics.inbound_tcp_deny, &known, None, &client, target);
+        count(inbound, ("inbound_tcp_authz_deny", &metrics.inbound_tcp_deny), &known, None, &client, target);
         return Err(ConnectionError::Denied);
     };
-    count(inbound, &metrics.inbound_tcp_allow, &known, Some(authz), &client, target);
+    count(inbound, ("inbound_tcp_authz_allow", &metrics.inbound_tcp_allow), &known, Some(authz), &client, target);
     if authz.is_audit() {
         tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
             orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
@@ -45,7 +45,7 @@ where
     let copied = tokio::select! {
         copied = copy_bidirectional(&mut stream, &mut application) => copied,
         revoked = revoked(&mut policy, &client) => {
-            count(inbound, &metrics.inbound_tcp_terminate, &revoked, None, &client, target);
+            count(inbound, ("inbound_tcp_authz_terminate", &metrics.inbound_tcp_terminate), &revoked, None, &client, target);
             return Err(ConnectionError::Revoked);
         }
     };
@@ -72,7 +72,7 @@ async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> 
 
 fn count(
     inbound: &Inbound,
-    family: &Counters,
+    (name, family): (&'static str, &Counters),
     policy: &ServerPolicy,
     authz: Option<&Arc<Meta>>,
     client: &Client,
@@ -84,5 +84,5 @@ fn count(
         authz.append_labels("authz", &mut labels);
     }
     client.tls.append_labels(&mut labels);
-    family.get_or_create(&labels).inc();
+    inbound.shared.metrics.count(name, family, &labels);
 }

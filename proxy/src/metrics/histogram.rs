@@ -1,7 +1,8 @@
-//! A latency histogram of plain atomics: the registry's own takes a lock for every observation.
+//! Histograms of plain atomics: the registry's own takes a lock for every observation.
 
 use std::{
     fmt,
+    marker::PhantomData,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,45 +15,95 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric},
 };
 
-/// Upper bounds in milliseconds: Linkerd's, which dashboards compute their quantiles from.
-const BOUNDS_MS: [f64; 25] = [
-    1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 100.0, 200.0, 300.0, 400.0, 500.0, 1000.0, 2000.0, 3000.0,
-    4000.0, 5000.0, 10000.0, 20000.0, 30000.0, 40000.0, 50000.0,
-];
-
-/// Counts of durations by bound. Clones share the counts.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LatencyMs(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    /// One counter per bound, and one for durations beyond all bounds.
-    buckets: [AtomicU64; BOUNDS_MS.len() + 1],
-    sum_us: AtomicU64,
+/// The bounds of a histogram's buckets, Linkerd's, which dashboards compute their quantiles from.
+pub(crate) trait Scale {
+    /// Upper bounds, ascending.
+    const BOUNDS: &'static [f64];
+    /// How many of what is counted make one of the bounds' unit.
+    const TICKS: f64;
 }
 
-impl LatencyMs {
-    /// Counts one duration.
-    pub(crate) fn observe(&self, duration: Duration) {
-        let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        let ms = us as f64 / 1000.0;
-        let bucket = BOUNDS_MS.partition_point(|bound| *bound < ms);
-        self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.0.sum_us.fetch_add(us, Ordering::Relaxed);
+/// Declares scales: name, what it is for, ticks of a unit, bounds.
+macro_rules! scales {
+    ($($(#[$doc:meta])* $name:ident: $ticks:literal, [$($bound:literal),*];)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $name;
+
+        impl Scale for $name {
+            const BOUNDS: &'static [f64] = &[$($bound),*];
+            const TICKS: f64 = $ticks;
+        }
+    )*};
+}
+
+scales! {
+    /// `*_latency_ms`, counted in microseconds.
+    Milliseconds: 1e3, [
+        1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 100.0, 200.0, 300.0, 400.0, 500.0, 1000.0, 2000.0,
+        3000.0, 4000.0, 5000.0, 10000.0, 20000.0, 30000.0, 40000.0, 50000.0
+    ];
+    /// Durations where few buckets are enough, in microseconds.
+    CoarseSeconds: 1e6, [0.05, 0.5, 1.0, 10.0];
+    /// Durations where short ones are told apart, in microseconds.
+    FineSeconds: 1e6, [0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0];
+    /// How long requests wait for an endpoint, in microseconds.
+    QueueSeconds: 1e6, [0.0005, 0.005, 0.05, 0.5, 1.0, 3.0];
+    /// How long detection takes, in microseconds.
+    DetectSeconds: 1e6, [0.001, 0.1];
+    /// Sizes of frames in bytes.
+    FrameBytes: 1.0, [128.0, 1024.0, 10240.0];
+}
+
+/// Latencies in milliseconds.
+pub(crate) type LatencyMs = Histogram<Milliseconds>;
+
+/// Counts by bound. Clones share the counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram<S>(Arc<Counts>, PhantomData<S>);
+
+#[derive(Debug)]
+struct Counts {
+    /// One counter per bound, and one for what is beyond all bounds.
+    buckets: Box<[AtomicU64]>,
+    ticks: AtomicU64,
+}
+
+impl<S: Scale> Default for Histogram<S> {
+    fn default() -> Self {
+        let buckets = (0..=S::BOUNDS.len()).map(|_| AtomicU64::default()).collect();
+        Self(Arc::new(Counts { buckets, ticks: AtomicU64::default() }), PhantomData)
     }
 }
 
-impl TypedMetric for LatencyMs {
+impl<S: Scale> Histogram<S> {
+    /// Counts one duration, on a scale of time.
+    pub(crate) fn observe(&self, duration: Duration) {
+        self.count(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    /// Counts one value.
+    pub(crate) fn count(&self, ticks: u64) {
+        let value = ticks as f64 / S::TICKS;
+        let bucket = S::BOUNDS.partition_point(|bound| *bound < value);
+        self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        if ticks > 0 {
+            self.0.ticks.fetch_add(ticks, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<S: Scale> TypedMetric for Histogram<S> {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for LatencyMs {
+impl<S: Scale> EncodeMetric for Histogram<S> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let counts = self.0.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
-        let bounds = BOUNDS_MS.iter().copied().chain([f64::INFINITY]);
+        let bounds = S::BOUNDS.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         let total = buckets.iter().map(|(_, count)| count).sum();
-        let sum = self.0.sum_us.load(Ordering::Relaxed) as f64 / 1000.0;
+        let sum = self.0.ticks.load(Ordering::Relaxed) as f64 / S::TICKS;
         encoder.encode_histogram::<NoLabelSet>(sum, total, &buckets, None)
     }
 
@@ -65,13 +116,29 @@ impl EncodeMetric for LatencyMs {
 mod tests {
     use super::*;
 
+    fn counts<S>(histogram: &Histogram<S>) -> Vec<u64> {
+        histogram.0.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect()
+    }
+
     #[test]
     fn a_bound_belongs_to_its_bucket() {
         let latency = LatencyMs::default();
         latency.observe(Duration::from_millis(1));
         latency.observe(Duration::from_micros(1001));
         latency.observe(Duration::from_secs(3600));
-        let counts: Vec<u64> = latency.0.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
-        assert_eq!((counts[0], counts[1], counts[BOUNDS_MS.len()]), (1, 1, 1));
+        let counted = counts(&latency);
+        assert_eq!((counted[0], counted[1], counted[Milliseconds::BOUNDS.len()]), (1, 1, 1));
+
+        let seconds = Histogram::<CoarseSeconds>::default();
+        for ms in [0, 50, 51, 500, 1000, 10_000, 10_001] {
+            seconds.observe(Duration::from_millis(ms));
+        }
+        assert_eq!(counts(&seconds), [2, 2, 1, 1, 1]);
+
+        let bytes = Histogram::<FrameBytes>::default();
+        for size in [0, 128, 129, 1 << 20] {
+            bytes.count(size);
+        }
+        assert_eq!(counts(&bytes), [2, 1, 0, 1]);
     }
 }

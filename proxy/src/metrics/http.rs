@@ -70,9 +70,9 @@ pub(crate) struct ProfileMetrics {
     /// Requests with their repetitions.
     pub(crate) actual: Arc<HttpMetrics>,
     /// Failures for which the budget had a retry.
-    pub(crate) retried: Counter,
+    pub(crate) retried: (InUse, Counter),
     /// Failures for which it had none.
-    pub(crate) skipped: Counter,
+    pub(crate) skipped: (InUse, Counter),
 }
 
 /// Counters of requests of one kind, looked up once and shared.
@@ -99,10 +99,9 @@ impl HttpMetrics {
         let mut key = labels.clone();
         key.push(label("kind", families.names.requests));
         let in_use = retained.enter(key);
-        in_use.has(families.names.requests, &families.requests, &labels);
         Self {
+            requests: in_use.series(families.names.requests, &families.requests, &labels),
             in_use,
-            requests: families.requests.get_or_create_owned(&labels),
             families: families.clone(),
             labels,
             seen: Mutex::new(Vec::new()),
@@ -139,13 +138,11 @@ impl HttpMetrics {
         let mut labels = self.labels.clone();
         labels.push(label("status_code", outcome.status.to_string()));
         let HttpFamilies { names, responses, latency, .. } = &self.families;
-        self.in_use.has(names.latency, latency, &labels);
-        let latency = latency.get_or_create_owned(&labels);
+        let latency = self.in_use.series(names.latency, latency, &labels);
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
         }
-        self.in_use.has(names.responses, responses, &labels);
-        (responses.get_or_create_owned(&labels), latency)
+        (self.in_use.series(names.responses, responses, &labels), latency)
     }
 }

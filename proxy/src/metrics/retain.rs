@@ -3,14 +3,13 @@
 //! Owns the schedule. A kind of connection or request has a key, its labels; while a handle of the kind lives, its
 //! series stay.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 use weft_runtime::metrics::Family;
 
-use super::{Counters, Labels, histogram::LatencyMs};
+use super::Labels;
 
 /// All kinds whose series can be removed. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -26,25 +25,29 @@ struct Kind {
 }
 
 /// One series of a family.
-#[derive(Clone, Debug)]
-pub(crate) struct Series {
+#[derive(Debug)]
+struct Series {
     /// The family's name.
-    pub(crate) name: &'static str,
+    name: &'static str,
     /// The family from which it is removed.
-    pub(crate) family: AnyFamily,
+    family: Box<dyn AnyFamily>,
     /// Its labels.
-    pub(crate) labels: Labels,
+    labels: Labels,
 }
 
 /// A family of any kind of metric.
-#[derive(Clone, Debug)]
-pub(crate) enum AnyFamily {
-    /// A family of counters.
-    Counter(Counters),
-    /// A family of gauges.
-    Gauge(Family<Labels, Gauge>),
-    /// A family of latencies.
-    Latency(Family<Labels, LatencyMs>),
+trait AnyFamily: fmt::Debug + Send {
+    /// Removes a series.
+    fn remove(&self, labels: &Labels);
+}
+
+impl<M> AnyFamily for Family<Labels, M>
+where
+    M: Clone + Default + fmt::Debug + Send + Sync,
+{
+    fn remove(&self, labels: &Labels) {
+        Family::remove(self, labels);
+    }
 }
 
 /// Keeps the series of a kind while it lives, and for the retention time afterwards.
@@ -70,7 +73,7 @@ impl Retained {
         self.0.lock().retain(|_, kind| {
             let is_used = kind.handles > 0 || now.duration_since(kind.unused_since) < idle;
             if !is_used {
-                kind.series.iter().for_each(Series::remove);
+                kind.series.iter().for_each(|series| series.family.remove(&series.labels));
             }
             is_used
         });
@@ -78,13 +81,18 @@ impl Retained {
 }
 
 impl InUse {
-    /// Registers a series of the kind.
-    pub(crate) fn has(&self, name: &'static str, family: impl Into<AnyFamily>, labels: &Labels) {
+    /// The series of the kind with these labels, created if there is none, and removed with the kind.
+    pub(crate) fn series<M>(&self, name: &'static str, family: &Family<Labels, M>, labels: &Labels) -> M
+    where
+        M: Clone + Default + fmt::Debug + Send + Sync + 'static,
+    {
         let mut kinds = self.retained.0.lock();
-        let Some(kind) = kinds.get_mut(&self.key) else { return };
-        if !kind.series.iter().any(|known| known.name == name && known.labels == *labels) {
-            kind.series.push(Series { name, family: family.into(), labels: labels.clone() });
+        if let Some(kind) = kinds.get_mut(&self.key)
+            && !kind.series.iter().any(|known| known.name == name && known.labels == *labels)
+        {
+            kind.series.push(Series { name, family: Box::new(family.clone()), labels: labels.clone() });
         }
+        family.get_or_create(labels)
     }
 }
 
@@ -94,33 +102,5 @@ impl Drop for InUse {
             kind.handles -= 1;
             kind.unused_since = Instant::now();
         }
-    }
-}
-
-impl Series {
-    fn remove(&self) {
-        match &self.family {
-            AnyFamily::Counter(family) => family.remove(&self.labels),
-            AnyFamily::Gauge(family) => family.remove(&self.labels),
-            AnyFamily::Latency(family) => family.remove(&self.labels),
-        };
-    }
-}
-
-impl From<&Counters> for AnyFamily {
-    fn from(family: &Counters) -> Self {
-        Self::Counter(family.clone())
-    }
-}
-
-impl From<&Family<Labels, Gauge>> for AnyFamily {
-    fn from(family: &Family<Labels, Gauge>) -> Self {
-        Self::Gauge(family.clone())
-    }
-}
-
-impl From<&Family<Labels, LatencyMs>> for AnyFamily {
-    fn from(family: &Family<Labels, LatencyMs>) -> Self {
-        Self::Latency(family.clone())
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct TransportMetrics {
     write_bytes: Counter,
     close_clean: Counter,
     close: Counters,
+    /// `outbound_tcp_transfer_cost_bytes_total`, received and sent, of connections to endpoints.
+    transfer_cost: Option<(Counter, Counter)>,
     labels: Labels,
     in_use: InUse,
 }
@@ -22,22 +24,31 @@ pub(crate) struct TransportMetrics {
 impl TransportMetrics {
     pub(super) fn new(metrics: &ProxyMetrics, labels: Labels) -> Self {
         let in_use = metrics.retained.enter(labels.clone());
-        in_use.has("tcp_open", &metrics.tcp_open, &labels);
-        in_use.has("tcp_open_connections", &metrics.tcp_open_connections, &labels);
-        in_use.has("tcp_read_bytes", &metrics.tcp_read_bytes, &labels);
-        in_use.has("tcp_write_bytes", &metrics.tcp_write_bytes, &labels);
-        in_use.has("tcp_close", &metrics.tcp_close, &with_errno(&labels, None));
-        let close_clean = metrics.tcp_close.get_or_create_owned(&with_errno(&labels, None));
+        let close = metrics.tcp_close.clone();
         Self {
-            open: metrics.tcp_open.get_or_create_owned(&labels),
-            open_connections: metrics.tcp_open_connections.get_or_create_owned(&labels),
-            read_bytes: metrics.tcp_read_bytes.get_or_create_owned(&labels),
-            write_bytes: metrics.tcp_write_bytes.get_or_create_owned(&labels),
-            close_clean,
-            close: metrics.tcp_close.clone(),
+            open: in_use.series("tcp_open", &metrics.tcp_open, &labels),
+            open_connections: in_use.series("tcp_open_connections", &metrics.tcp_open_connections, &labels),
+            read_bytes: in_use.series("tcp_read_bytes", &metrics.tcp_read_bytes, &labels),
+            write_bytes: in_use.series("tcp_write_bytes", &metrics.tcp_write_bytes, &labels),
+            close_clean: in_use.series("tcp_close", &close, &with_errno(&labels, None)),
+            close,
+            transfer_cost: None,
             labels,
             in_use,
         }
+    }
+
+    /// Counts the connection's bytes under the endpoint's zone too.
+    pub(super) fn with_transfer_cost(mut self, family: &Counters, zone_locality: &str) -> Self {
+        // The values are few: a controller's others must not become series.
+        let zone = match zone_locality {
+            "local" => "local",
+            "remote" => "remote",
+            _ => "unknown",
+        };
+        let counter = |op: &'static str| family.get_or_create(&vec![label("op", op), label("zone_locality", zone)]);
+        self.transfer_cost = Some((counter("Recv"), counter("Send")));
+        self
     }
 
     /// Counts an opened connection.
@@ -55,8 +66,7 @@ impl TransportMetrics {
             }
             Some(error) => {
                 let labels = with_errno(&self.labels, Some(error));
-                self.in_use.has("tcp_close", &self.close, &labels);
-                self.close.get_or_create(&labels).inc();
+                self.in_use.series("tcp_close", &self.close, &labels).inc();
             }
         }
     }
@@ -64,11 +74,17 @@ impl TransportMetrics {
     /// Counts bytes read from the peer.
     pub(crate) fn read(&self, bytes: u64) {
         self.read_bytes.inc_by(bytes);
+        if let Some((received, _)) = &self.transfer_cost {
+            received.inc_by(bytes);
+        }
     }
 
     /// Counts bytes written to the peer.
     pub(crate) fn written(&self, bytes: u64) {
         self.write_bytes.inc_by(bytes);
+        if let Some((_, sent)) = &self.transfer_cost {
+            sent.inc_by(bytes);
+        }
     }
 }
 

@@ -10,13 +10,15 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{balance::Balancer, endpoint::Endpoint};
+use super::{balance::Balancer, endpoint::Endpoint, rules::balancer_labels};
 use crate::{
     discover::{
         Discover,
         endpoint::EndpointInfo,
         route::{Accrual, Backend, BackendKind, Load},
     },
+    metrics::BalancerKind,
+    route::Meta,
     shared::Shared,
 };
 
@@ -28,11 +30,18 @@ pub(super) struct Backends {
     endpoints: Mutex<HashMap<SocketAddr, Weak<Endpoint>>>,
 }
 
-/// The balancers of one service; several only if policies judge its endpoints differently.
-type BalancersOfPath = Vec<(Judgement, Weak<Balancer>)>;
+/// The balancers of one service; several if policies judge its endpoints differently, or if it has several uses.
+type BalancersOfPath = Vec<(Use, Weak<Balancer>)>;
 
-/// How load is estimated, and when an endpoint is left out.
-type Judgement = (Load, Option<Arc<Accrual>>);
+/// What a service is used for. Requests and connections load endpoints differently, and each use is counted.
+#[derive(PartialEq)]
+struct Use {
+    load: Load,
+    accrual: Option<Arc<Accrual>>,
+    parent: Meta,
+    backend: Meta,
+    kind: BalancerKind,
+}
 
 /// A backend's balancer or endpoint.
 #[derive(Clone)]
@@ -50,12 +59,15 @@ impl Backends {
         Self { shared, discover, balancers: Mutex::default(), endpoints: Mutex::default() }
     }
 
-    /// The balancer or endpoint of a backend. Equal backends share it.
-    pub(super) fn resolve(&self, backend: &Backend) -> Resolved {
+    /// The balancer or endpoint of a backend. Equal backends of a parent share it.
+    pub(super) fn resolve(&self, backend: &Backend, parent: &Meta, kind: BalancerKind) -> Resolved {
         match &backend.kind {
             BackendKind::Forward(info) => Resolved::Forward(self.endpoint(info)),
             BackendKind::Balance { path, load, accrual } => {
-                Resolved::Balance(self.balancer(path, (*load, accrual.clone())))
+                let (parent, backend) = (parent.clone(), backend.meta.clone());
+                Resolved::Balance(
+                    self.balancer(path, Use { load: *load, accrual: accrual.clone(), parent, backend, kind }),
+                )
             }
             BackendKind::Missing => Resolved::Missing,
         }
@@ -73,18 +85,19 @@ impl Backends {
         endpoint
     }
 
-    fn balancer(&self, path: &str, judgement: Judgement) -> Arc<Balancer> {
+    fn balancer(&self, path: &str, of: Use) -> Arc<Balancer> {
         let mut balancers = self.balancers.lock();
         let of_path = balancers.entry(path.to_owned()).or_default();
-        let known = of_path.iter().find(|(of, _)| *of == judgement).and_then(|(_, balancer)| balancer.upgrade());
+        let known = of_path.iter().find(|(known, _)| *known == of).and_then(|(_, balancer)| balancer.upgrade());
         if let Some(known) = known {
             return known;
         }
         let discovered = self.discover.endpoints(path);
-        let (load, accrual) = judgement.clone();
-        let balancer = Arc::new(Balancer::new(Arc::clone(&self.shared), path, discovered, load, accrual));
+        let labels = balancer_labels(&of.parent, &of.backend);
+        let (shared, accrual) = (Arc::clone(&self.shared), of.accrual.clone());
+        let balancer = Arc::new(Balancer::new(shared, of.kind, labels, discovered, of.load, accrual));
         of_path.retain(|(_, balancer)| balancer.strong_count() > 0);
-        of_path.push((judgement, Arc::downgrade(&balancer)));
+        of_path.push((of, Arc::downgrade(&balancer)));
         balancer
     }
 

@@ -12,14 +12,13 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
 use rand::RngExt as _;
 use tokio::{
     sync::{Notify, watch},
@@ -34,7 +33,7 @@ use crate::{
         endpoints::EndpointsState,
         route::{Accrual, Load},
     },
-    metrics::label,
+    metrics::{BalancerKind, BalancerMetrics, Labels},
     shared::Shared,
 };
 
@@ -50,6 +49,12 @@ pub(crate) enum SelectError {
     /// Mutual TLS is required, and no endpoint has an identity; one of them.
     #[error("refusing plaintext to {0}: it has no identity, and weft.io/require-mtls is set")]
     PlaintextRefused(SocketAddr),
+}
+
+/// A request that waits for an endpoint.
+struct Waiting<'a> {
+    metrics: &'a BalancerMetrics,
+    since: Instant,
 }
 
 /// Why no endpoint is picked now.
@@ -73,24 +78,23 @@ pub(crate) struct Balancer {
 
 /// What the endpoints of a balancer share.
 struct PoolState {
-    gauges: Gauges,
+    /// Looked up when the balancer is used: policies name many that never are.
+    metrics: LazyLock<BalancerMetrics, LookUp>,
     /// Notified when an endpoint becomes available.
     available: Notify,
     endpoints: AtomicUsize,
     ejected: AtomicUsize,
 }
 
+type LookUp = Box<dyn FnOnce() -> BalancerMetrics + Send>;
+
 struct State {
     changes: watch::Receiver<EndpointsState>,
     endpoints: Vec<Arc<Balanced>>,
+    /// Whether there has been a list of endpoints.
+    is_known: bool,
     /// An endpoint that is not among them, because it would be sent plaintext.
     refused: Option<SocketAddr>,
-}
-
-#[derive(Clone)]
-struct Gauges {
-    ready: Gauge,
-    pending: Gauge,
 }
 
 /// One endpoint and its state.
@@ -132,16 +136,14 @@ impl Balancer {
     /// Creates a balancer over discovered endpoints.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        path: &str,
+        kind: BalancerKind,
+        labels: Labels,
         discovered: Arc<Endpoints>,
         load: Load,
         accrual: Option<Arc<Accrual>>,
     ) -> Self {
-        let gauge = |state: &'static str| {
-            let labels = vec![label("backend_name", path.to_owned()), label("endpoint_state", state)];
-            shared.metrics.outbound_balancer_endpoints.get_or_create_owned(&labels)
-        };
-        let gauges = Gauges { ready: gauge("ready"), pending: gauge("pending") };
+        let of = Arc::clone(&shared);
+        let look_up = move || of.metrics.balancer(kind, &labels, of.config.outbound.failfast_timeout);
         let mut changes = discovered.state.clone();
         changes.mark_changed();
         Self {
@@ -149,9 +151,9 @@ impl Balancer {
             discovered,
             load,
             accrual,
-            state: Mutex::new(State { changes, endpoints: Vec::new(), refused: None }),
+            state: Mutex::new(State { changes, endpoints: Vec::new(), is_known: false, refused: None }),
             failing_fast: AtomicBool::new(false),
-            pool: Arc::new(PoolState::new(gauges)),
+            pool: Arc::new(PoolState::new(Box::new(look_up))),
         }
     }
 
@@ -161,8 +163,16 @@ impl Balancer {
     /// When none is available, or none was recently.
     pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, SelectError> {
         if let Ok(selected) = self.try_select() {
+            self.pool.metrics.waited(Duration::ZERO);
             return Ok(selected);
         }
+        let waiting = Waiting::begin(&self.pool.metrics);
+        let selected = self.wait(deadline).await;
+        waiting.metrics.waited(waiting.since.elapsed());
+        selected
+    }
+
+    async fn wait(&self, deadline: Instant) -> Result<InFlight, SelectError> {
         let mut changes = self.discovered.state.clone();
         loop {
             changes.mark_unchanged();
@@ -181,7 +191,9 @@ impl Balancer {
                 () = available => {}
                 () = tokio::time::sleep_until(until) => {
                     if Instant::now() >= deadline {
-                        self.failing_fast.store(true, Ordering::Relaxed);
+                        if !self.failing_fast.swap(true, Ordering::Relaxed) {
+                            self.pool.metrics.gate_was_shut();
+                        }
                         return Err(SelectError::FailFast);
                     }
                 }
@@ -231,7 +243,9 @@ impl Balancer {
         };
         match picked {
             Some(index) => {
-                self.failing_fast.store(false, Ordering::Relaxed);
+                if self.failing_fast.load(Ordering::Relaxed) && self.failing_fast.swap(false, Ordering::Relaxed) {
+                    self.pool.metrics.gate_opened();
+                }
                 endpoints[index].picked(now);
                 Ok(InFlight::start(Arc::clone(&endpoints[index]), now))
             }
@@ -245,6 +259,7 @@ impl Balancer {
             return;
         }
         let EndpointsState::Known(set) = state.changes.borrow_and_update().clone() else { return };
+        let before = state.endpoints.len();
         let old: HashMap<SocketAddr, Arc<Balanced>> =
             std::mem::take(&mut state.endpoints).into_iter().map(|known| (known.endpoint.info.addr, known)).collect();
         let config = &self.shared.config;
@@ -263,13 +278,31 @@ impl Balancer {
                 )),
             })
             .collect();
-        self.pool.endpoints.store(state.endpoints.len(), Ordering::Relaxed);
+        let now = state.endpoints.len();
+        self.pool.endpoints.store(now, Ordering::Relaxed);
+        let is_same =
+            |known: &Arc<Balanced>| old.get(&known.endpoint.info.addr).is_some_and(|was| Arc::ptr_eq(was, known));
+        let changed = state.endpoints.iter().filter(|known| !is_same(known)).count();
+        let kept = state.endpoints.iter().filter(|known| old.contains_key(&known.endpoint.info.addr)).count();
+        let metrics = &self.pool.metrics;
+        metrics.endpoints.inc_by(now as i64 - before as i64);
+        if std::mem::replace(&mut state.is_known, true) {
+            metrics.added.inc_by(changed as u64);
+            metrics.removed.inc_by((old.len() - kept) as u64);
+        } else {
+            metrics.reset.inc();
+        }
     }
 }
 
 impl PoolState {
-    fn new(gauges: Gauges) -> Self {
-        Self { gauges, available: Notify::new(), endpoints: AtomicUsize::new(0), ejected: AtomicUsize::new(0) }
+    fn new(look_up: LookUp) -> Self {
+        Self {
+            metrics: LazyLock::new(look_up),
+            available: Notify::new(),
+            endpoints: AtomicUsize::new(0),
+            ejected: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -281,7 +314,7 @@ impl Balanced {
         config: &OutboundConfig,
         pool: Arc<PoolState>,
     ) -> Self {
-        pool.gauges.ready.inc();
+        pool.metrics.ready.inc();
         let now = Instant::now();
         Self {
             endpoint,
@@ -326,12 +359,12 @@ impl Balanced {
             Some(Change::Ejected) => {
                 tracing::info!(dst.addr = %self.endpoint.info.addr, "endpoint is ejected, its responses fail");
                 self.pool.ejected.fetch_add(1, Ordering::Relaxed);
-                self.pool.gauges.eject();
+                self.pool.metrics.ejected();
             }
             Some(Change::Restored) => {
                 tracing::info!(dst.addr = %self.endpoint.info.addr, "endpoint gets requests again");
                 self.pool.ejected.fetch_sub(1, Ordering::Relaxed);
-                self.pool.gauges.restore();
+                self.pool.metrics.restored();
                 self.pool.available.notify_waiters();
             }
             // The end of a probe lets waiters compute when the next is due.
@@ -370,7 +403,7 @@ impl Balanced {
             return;
         }
         if backoff.until.is_none() {
-            self.pool.gauges.eject();
+            self.pool.metrics.ejected();
         }
         backoff.last = (backoff.last * 2).clamp(min, max);
         // A tenth of jitter, as Linkerd's default.
@@ -385,36 +418,46 @@ impl Balanced {
         if backoff.until.take().is_some() {
             backoff.last = Duration::ZERO;
             backoff.probing = false;
-            self.pool.gauges.restore();
+            self.pool.metrics.restored();
             self.pool.available.notify_waiters();
         }
     }
 }
 
-impl Gauges {
-    fn eject(&self) {
-        self.ready.dec();
-        self.pending.inc();
+impl<'a> Waiting<'a> {
+    fn begin(metrics: &'a BalancerMetrics) -> Self {
+        metrics.waiting.inc();
+        Self { metrics, since: Instant::now() }
     }
+}
 
-    fn restore(&self) {
-        self.pending.dec();
-        self.ready.inc();
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.metrics.waiting.dec();
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        let known = self.state.get_mut().endpoints.len();
+        if known > 0 {
+            self.pool.metrics.endpoints.dec_by(known as i64);
+        }
     }
 }
 
 impl Drop for Balanced {
     fn drop(&mut self) {
-        let gauges = &self.pool.gauges;
+        let metrics = &self.pool.metrics;
         // An endpoint that backs off and is ejected counts as pending twice, and as ready once less.
         if self.backoff.get_mut().until.is_some() {
-            gauges.restore();
+            metrics.restored();
         }
         if self.breaker.as_mut().is_some_and(|breaker| breaker.get_mut().is_ejected()) {
-            gauges.restore();
+            metrics.restored();
             self.pool.ejected.fetch_sub(1, Ordering::Relaxed);
         }
-        gauges.ready.dec();
+        metrics.ready.dec();
     }
 }
 

@@ -13,7 +13,7 @@ mod subject;
 
 use std::sync::Arc;
 
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, Version, header::HOST};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
@@ -23,6 +23,7 @@ use crate::{
     discover::route::Matched,
     http::{
         body::{Body, Observed},
+        counted::Counted,
         form,
         headers::{CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
         respond::{Failure, RequestKind},
@@ -96,25 +97,31 @@ impl Connection {
         let http2 = request.version() == Version::HTTP_2;
         let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is no longer HTTP"))?;
         let Matched { id: (route, rule), action, prefix } = routes.find(&request).ok_or(Failure::NoRoute)?;
+        let rule = plan.rule(http2, route, rule).ok_or(Failure::Internal("the route has no rule"))?;
+        let rule = rule.metrics(&self.worker.shared, &plan.policy.parent, action);
+        let by_host = self.worker.shared.config.outbound.hostname_labels;
+        let metrics = rule.route.requests(if by_host { host(&request) } else { None });
+        let method = request.method().clone();
+        let (head, body) = request.into_parts();
+        let (body, sent) = Counted::wrap(body, &metrics.frames);
         let routed = Routed {
             connection: self,
             plan: &plan,
-            id: (http2, route, rule),
             action,
             prefix,
             required,
             upgrades,
             arrived,
+            rule,
+            metrics: &metrics,
+            sent,
         };
-        let method = request.method().clone();
-        let exchanged = routed.send(request.map(Body::Incoming)).await;
-        let (status, error) = match &exchanged {
-            Ok((response, _)) => (response.status().as_u16(), ""),
-            Err(ExchangeError::Failure(failure)) => (failure.status().as_u16(), failure.status_label()),
-            Err(ExchangeError::Reset(error)) => (0, reset_label(error)),
-        };
-        plan.count_status(&self.worker.shared, routed.id, routed.action, status, error);
+        let exchanged = routed.send(Request::from_parts(head, body)).await;
+        if let Err(error) = &exchanged {
+            metrics.ended(error.stream_end(), arrived.elapsed());
+        }
         let (mut response, mut observer) = exchanged?;
+        observer.count_request(&metrics);
         if let Some(client) = client_upgrade.filter(|_| upgrade::is_tunnel(&method, response.status())) {
             if method == Method::CONNECT {
                 upgrade::strip_connect_response(&mut response);
@@ -128,20 +135,13 @@ impl Connection {
     }
 }
 
-/// The value of the label `error` of `outbound_http_route_request_statuses_total` for a stream that the endpoint reset.
-fn reset_label(error: &::h2::Error) -> &'static str {
-    if error.is_go_away() {
-        return "GO_AWAY";
-    }
-    if error.is_io() {
-        return "IO";
-    }
-    match error.reason() {
-        Some(::h2::Reason::CANCEL) => "CANCEL",
-        Some(::h2::Reason::REFUSED_STREAM) => "REFUSED",
-        Some(::h2::Reason::ENHANCE_YOUR_CALM) => "ENHANCE_YOUR_CALM",
-        _ => "RESET",
-    }
+/// The host that a request names, without its port.
+fn host<B>(request: &Request<B>) -> Option<&str> {
+    let of_header = || {
+        let host = request.headers().get(HOST)?.to_str().ok()?;
+        Some(host.split_once(':').map_or(host, |(host, _)| host))
+    };
+    request.uri().host().or_else(of_header)
 }
 
 /// Removes headers that applications must not send to the mesh; returns the identity that the application requires of

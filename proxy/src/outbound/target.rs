@@ -7,19 +7,21 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
 use rand::RngExt as _;
 use tokio::sync::watch;
 
-use super::backends::{Backends, Resolved};
+use super::{
+    backends::{Backends, Resolved},
+    rules::{RuleSlot, Rules},
+};
 use crate::{
     discover::{
         Lookup,
         policy::PolicyState,
         profile::{Profile, ProfileState},
-        route::{Action, Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
+        route::{Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
-    metrics::{Direction, Labels, Peer, ProfileMetrics, RetryCounters, TransportMetrics, label, target_labels},
+    metrics::{BalancerKind, Direction, Peer, TransportMetrics, label, target_labels},
     shared::Shared,
 };
 
@@ -68,23 +70,9 @@ struct Current {
 pub(super) struct RoutingPlan {
     /// The policy, adjusted to the profile.
     pub(super) policy: Policy,
-    backends: Vec<(Arc<Backend>, Resolved)>,
-    statuses: RuleStatuses,
-    requests: BackendRequests,
-    /// `outbound_http_route_retry_*`, per rule that has retried.
-    retries: Mutex<Vec<(RuleId, Arc<RetryCounters>)>>,
-    /// `route_*` and `route_actual_*`, per route of a ServiceProfile.
-    profiles: Mutex<Vec<(RuleId, Arc<ProfileMetrics>)>>,
+    backends: Vec<(Arc<Backend>, BalancerKind, Resolved)>,
+    rules: Rules,
 }
-
-/// `outbound_http_route_request_statuses_total`, per rule and status; few, so that a scan is fastest.
-type RuleStatuses = Mutex<Vec<(RuleId, u16, Counter)>>;
-
-/// `outbound_http_route_backend_requests_total`, per rule and backend.
-type BackendRequests = Mutex<Vec<(RuleId, Arc<Backend>, Counter)>>;
-
-/// Position of a rule in a plan: HTTP/2 or not, route, rule.
-pub(super) type RuleId = (bool, usize, usize);
 
 impl OutboundTarget {
     /// Creates a destination from a pending lookup.
@@ -141,11 +129,12 @@ impl OutboundTarget {
 
 impl RoutingPlan {
     fn new(policy: Policy, known: &Backends) -> Self {
-        let mut backends: Vec<(Arc<Backend>, Resolved)> = Vec::new();
-        let mut resolve = |distribution: &Distribution| {
+        let mut backends: Vec<(Arc<Backend>, BalancerKind, Resolved)> = Vec::new();
+        let mut resolve = |distribution: &Distribution, kind: BalancerKind| {
             for backend in distribution.backends() {
-                if !backends.iter().any(|(named, _)| Arc::ptr_eq(named, &backend.backend)) {
-                    backends.push((Arc::clone(&backend.backend), known.resolve(&backend.backend)));
+                if !backends.iter().any(|(named, of, _)| Arc::ptr_eq(named, &backend.backend) && *of == kind) {
+                    let resolved = known.resolve(&backend.backend, &policy.parent, kind);
+                    backends.push((Arc::clone(&backend.backend), kind, resolved));
                 }
             }
         };
@@ -155,19 +144,13 @@ impl RoutingPlan {
             Protocol::Opaque(opaque) | Protocol::Tls(opaque) => (vec![], Some(opaque)),
         };
         for action in http.iter().flat_map(|routes| routes.actions()) {
-            resolve(&action.backends);
+            resolve(&action.backends, BalancerKind::Http);
         }
         for route in opaque.iter().flat_map(|routes| routes.iter()) {
-            resolve(&route.backends);
+            resolve(&route.backends, policy.opaque_kind());
         }
-        Self {
-            policy,
-            backends,
-            statuses: Mutex::default(),
-            requests: Mutex::default(),
-            retries: Mutex::default(),
-            profiles: Mutex::default(),
-        }
+        let rules = Rules::new(&http);
+        Self { backends, rules, policy }
     }
 
     /// The HTTP routes for a version; `None` if the policy is for another protocol.
@@ -180,19 +163,30 @@ impl RoutingPlan {
         }
     }
 
-    /// Picks a backend, preferring backends with an available endpoint.
-    pub(super) fn pick<'a>(&'a self, distribution: &'a Distribution) -> Option<(&'a RouteBackend, Resolved)> {
+    /// What is counted of a rule of [`Self::http_routes`].
+    pub(super) fn rule(&self, http2: bool, route: usize, rule: usize) -> Option<&RuleSlot> {
+        let has_two_sets = matches!(self.policy.protocol, Protocol::Detect { .. });
+        self.rules.get(usize::from(http2 && has_two_sets), route, rule)
+    }
+
+    /// Picks a backend of requests or connections, preferring backends with an available endpoint.
+    pub(super) fn pick<'a>(
+        &'a self,
+        distribution: &'a Distribution,
+        kind: BalancerKind,
+    ) -> Option<(&'a RouteBackend, Resolved)> {
         match distribution {
             Distribution::Empty => None,
             Distribution::FirstAvailable(backends) => {
                 let available = match &backends[..] {
                     [only] => Some(only),
-                    many => many.iter().find(|backend| self.is_available(backend)).or_else(|| many.first()),
+                    many => many.iter().find(|backend| self.is_available(backend, kind)).or_else(|| many.first()),
                 };
-                self.resolved(available?)
+                self.resolved(available?, kind)
             }
             Distribution::Random(backends) => {
-                let available: Vec<_> = backends.iter().filter(|(backend, _)| self.is_available(backend)).collect();
+                let available: Vec<_> =
+                    backends.iter().filter(|(backend, _)| self.is_available(backend, kind)).collect();
                 let among = if available.is_empty() { backends.iter().collect() } else { available };
                 let total: u64 = among.iter().map(|(_, weight)| u64::from(*weight)).sum();
                 if total == 0 {
@@ -206,82 +200,19 @@ impl RoutingPlan {
                     }
                     None => true,
                 });
-                self.resolved(&picked?.0)
+                self.resolved(&picked?.0, kind)
             }
         }
     }
 
-    /// Counts a request under its route and backend.
-    pub(super) fn count_backend(&self, shared: &Shared, id: RuleId, action: &Action, backend: &Arc<Backend>) {
-        let mut requests = self.requests.lock();
-        if let Some((.., counter)) = requests.iter().find(|(known, of, _)| *known == id && Arc::ptr_eq(of, backend)) {
-            counter.inc();
-            return;
-        }
-        let mut labels = self.route_labels(action);
-        labels.extend(backend.meta.labels_with_port("backend"));
-        let counter = shared.metrics.outbound_backend_requests.get_or_create_owned(&labels);
-        counter.inc();
-        requests.push((id, Arc::clone(backend), counter));
+    fn resolved<'a>(&'a self, backend: &'a RouteBackend, kind: BalancerKind) -> Option<(&'a RouteBackend, Resolved)> {
+        let is_it = |known: &Arc<Backend>, of: BalancerKind| Arc::ptr_eq(known, &backend.backend) && of == kind;
+        let found = self.backends.iter().find(|(known, of, _)| is_it(known, *of))?;
+        Some((backend, found.2.clone()))
     }
 
-    /// Counts a response under its route.
-    pub(super) fn count_status(&self, shared: &Shared, id: RuleId, action: &Action, status: u16, error: &'static str) {
-        let mut statuses = self.statuses.lock();
-        // Errors are rare and their labels vary, so only plain statuses are remembered.
-        if let Some((.., counter)) =
-            statuses.iter().find(|(known, code, _)| error.is_empty() && *known == id && *code == status)
-        {
-            counter.inc();
-            return;
-        }
-        let mut labels = self.route_labels(action);
-        labels.push(label("http_status", status.to_string()));
-        labels.push(label("error", error));
-        let counter = shared.metrics.outbound_route_statuses.get_or_create_owned(&labels);
-        counter.inc();
-        if error.is_empty() {
-            statuses.push((id, status, counter));
-        }
-    }
-
-    /// The counters of a rule's retries.
-    pub(super) fn retries(&self, shared: &Shared, id: RuleId, action: &Action) -> Arc<RetryCounters> {
-        let mut retries = self.retries.lock();
-        if let Some((_, known)) = retries.iter().find(|(known, _)| *known == id) {
-            return Arc::clone(known);
-        }
-        let counters = Arc::new(shared.metrics.retries.counters(&self.route_labels(action)));
-        retries.push((id, Arc::clone(&counters)));
-        counters
-    }
-
-    /// The metrics of a ServiceProfile's route.
-    pub(super) fn profile(&self, shared: &Shared, id: RuleId, action: &Action) -> Option<Arc<ProfileMetrics>> {
-        let profile = action.profile.as_ref()?;
-        let mut profiles = self.profiles.lock();
-        if let Some((_, known)) = profiles.iter().find(|(known, _)| *known == id) {
-            return Some(Arc::clone(known));
-        }
-        let metrics = Arc::new(shared.metrics.profile_route(Direction::Outbound, &profile.dst, &profile.route));
-        profiles.push((id, Arc::clone(&metrics)));
-        Some(metrics)
-    }
-
-    fn route_labels(&self, action: &Action) -> Labels {
-        let mut labels = self.policy.parent.labels_with_port("parent");
-        labels.extend(action.meta.labels("route"));
-        labels.push(label("hostname", ""));
-        labels
-    }
-
-    fn resolved<'a>(&'a self, backend: &'a RouteBackend) -> Option<(&'a RouteBackend, Resolved)> {
-        let found = self.backends.iter().find(|(known, _)| Arc::ptr_eq(known, &backend.backend))?;
-        Some((backend, found.1.clone()))
-    }
-
-    fn is_available(&self, backend: &RouteBackend) -> bool {
-        match self.resolved(backend) {
+    fn is_available(&self, backend: &RouteBackend, kind: BalancerKind) -> bool {
+        match self.resolved(backend, kind) {
             Some((_, Resolved::Balance(balancer))) => balancer.is_available(),
             // A backend that does not exist fails its share of the requests, as the Gateway API wants.
             Some((_, Resolved::Forward(_) | Resolved::Missing)) => true,
@@ -291,12 +222,8 @@ impl RoutingPlan {
 }
 
 impl Distribution {
-    /// The first backend.
-    pub(super) fn first(&self) -> Option<&Backend> {
-        self.backends().next().map(|backend| &*backend.backend)
-    }
-
-    fn backends(&self) -> impl Iterator<Item = &RouteBackend> {
+    /// All backends.
+    pub(super) fn backends(&self) -> impl Iterator<Item = &RouteBackend> {
         let (first, random): (&[RouteBackend], &[(RouteBackend, u32)]) = match self {
             Self::Empty => (&[], &[]),
             Self::FirstAvailable(backends) => (backends, &[]),

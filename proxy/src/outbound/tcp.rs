@@ -12,12 +12,12 @@ use super::{
     backends::Resolved,
     balance::{InFlight, SelectError},
     endpoint::{ConnectError, Endpoint},
-    target::find_opaque,
+    target::{RoutingPlan, find_opaque},
 };
 use crate::{
     discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque},
     io::{Io, Stream, copy_bidirectional},
-    metrics::{Labels, target_labels},
+    metrics::{BalancerKind, Labels, target_labels},
 };
 
 /// Why a connection was not forwarded to its end.
@@ -56,12 +56,22 @@ impl ForwardError {
             Self::Copy(_) => "io",
         }
     }
+
+    /// The value of the label `error` of the families of routes, one of Linkerd's.
+    fn route_label(&self) -> &'static str {
+        match self {
+            Self::Refused(reason) => reason.label(),
+            Self::NoBackend => "invalid_backend",
+            Self::NoRoute | Self::Select(_) | Self::Connect(_) | Self::Copy(_) => "unexpected",
+        }
+    }
 }
 
 /// Forwards a connection until both sides have ended.
 pub(super) async fn forward<S>(
     connection: &Connection,
     mut stream: Io<S>,
+    plan: &RoutingPlan,
     routes: &OpaqueRoutes,
     server_name: Option<&str>,
 ) -> Result<(), ForwardError>
@@ -69,33 +79,29 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let route = find_opaque(routes, server_name).ok_or(ForwardError::NoRoute)?;
-    let counted = connection.worker.shared.metrics.tcp_route(&labels(connection, route));
-    let result = forward_on(connection, &mut stream, route).await;
-    counted.closed(result.as_ref().err().map_or("", ForwardError::label));
+    let is_tls = plan.policy.opaque_kind() == BalancerKind::Tls;
+    let counted = connection.worker.shared.metrics.tcp_route(is_tls, labels(connection, plan, route));
+    let result = forward_on(connection, plan, &mut stream, route).await;
+    counted.closed(result.as_ref().err().map_or("", ForwardError::route_label));
     if let Err(ForwardError::Copy(error)) = &result {
         stream.closed_by(error);
     }
     result
 }
 
-async fn forward_on<S>(connection: &Connection, stream: &mut Io<S>, route: &OpaqueRoute) -> Result<(), ForwardError>
+async fn forward_on<S>(
+    connection: &Connection,
+    plan: &RoutingPlan,
+    stream: &mut Io<S>,
+    route: &OpaqueRoute,
+) -> Result<(), ForwardError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     if let Some(reason) = route.refuse {
         return Err(ForwardError::Refused(reason));
     }
-    let plan = connection.target.ready().await.map_err(|_| ForwardError::NoRoute)?;
-    let picked = plan.pick(&route.backends).map(|(_, resolved)| resolved);
-    let backend = match picked {
-        Some(backend) => backend,
-        // The plan has changed since the connection was accepted; its route still has backends, but not this plan's.
-        None => route
-            .backends
-            .first()
-            .map(|backend| connection.worker.backends.resolve(backend))
-            .ok_or(ForwardError::NoBackend)?,
-    };
+    let (_, backend) = plan.pick(&route.backends, plan.policy.opaque_kind()).ok_or(ForwardError::NoBackend)?;
     let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
     tracing::debug!(orig_dst.addr = %connection.target.addr, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
@@ -140,8 +146,9 @@ async fn connect(
     }
 }
 
-fn labels(connection: &Connection, route: &OpaqueRoute) -> Labels {
-    let mut labels = route.meta.labels("route");
+fn labels(connection: &Connection, plan: &RoutingPlan, route: &OpaqueRoute) -> Labels {
+    let mut labels = plan.policy.parent.labels_with_port("parent");
+    labels.extend(route.meta.labels("route"));
     labels.extend(target_labels(connection.target.addr).into_iter().skip(1));
     labels
 }

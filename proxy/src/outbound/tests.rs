@@ -3,6 +3,7 @@
 mod fake;
 mod faults;
 mod floods;
+mod metrics;
 mod pair;
 mod profile;
 mod resilience;

@@ -93,6 +93,11 @@ impl ServerPolicy {
         }
     }
 
+    /// Whether requests are gRPC, and have metrics of their own.
+    pub(crate) fn is_grpc(&self) -> bool {
+        matches!(self.protocol, Protocol::Grpc(_))
+    }
+
     /// The authorization of a client whose bytes are forwarded unchanged. A port of HTTP allows none: its routes,
     /// filters and limits would not see them (as Linkerd's `check_authorized`).
     pub(crate) fn authorize_bytes(&self, client: &Client) -> Option<&Arc<Meta>> {

@@ -104,7 +104,7 @@ fn read_http(messages: Vec<outbound::HttpRoute>, accrual: Option<Arc<Accrual>>) 
             let retry = rule.retry.map(read_http_retry).transpose()?.map(Arc::new);
             let terms =
                 Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
-            let action = Action { meta: meta.clone(), filters, backends, terms, profile: None };
+            let action = Action { meta: meta.clone(), is_grpc: false, filters, backends, terms, profile: None };
             rules.push(routes::http_rule(rule.matches, action)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });
@@ -125,7 +125,7 @@ fn read_grpc(messages: Vec<outbound::GrpcRoute>, accrual: Option<Arc<Accrual>>) 
             let retry = rule.retry.map(read_grpc_retry).transpose()?.map(Arc::new);
             let terms =
                 Terms { timeouts, retry, allow_headers: rule.allow_l5d_request_headers, classes: Classes::default() };
-            let action = Action { meta: meta.clone(), filters, backends, terms, profile: None };
+            let action = Action { meta: meta.clone(), is_grpc: true, filters, backends, terms, profile: None };
             rules.push(routes::grpc_rule(rule.matches, action)?);
         }
         routes.push(Route { hosts: routes::hosts(message.hosts)?, rules });

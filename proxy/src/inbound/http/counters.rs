@@ -8,8 +8,8 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::{
     http::respond::Failure,
-    inbound::Inbound,
-    metrics::{Direction, HttpMetrics, Labels, label},
+    inbound::{Inbound, target::ApplicationPort},
+    metrics::{Direction, HttpMetrics, InUse, InboundRouteMetrics, Labels, label},
     policy::{
         authz::Client,
         limit::{RateLimit, Scope},
@@ -25,8 +25,10 @@ const KEPT: usize = 16;
 pub(super) struct Handles {
     /// Requests, responses, latency.
     pub(super) http: Arc<HttpMetrics>,
-    /// `inbound_http_authz_allow_total`.
-    pub(super) allowed: Counter,
+    /// `inbound_http_*` or `inbound_grpc_*`.
+    pub(super) route: Arc<InboundRouteMetrics>,
+    /// `inbound_http_authz_allow_total`, kept while this lives.
+    pub(super) allowed: (InUse, Counter),
 }
 
 /// One connection's cache of its counters.
@@ -37,6 +39,7 @@ struct Entry {
     policy: Arc<ServerPolicy>,
     route: usize,
     authz: Arc<Meta>,
+    authority: Option<Arc<str>>,
     handles: Arc<Handles>,
 }
 
@@ -49,22 +52,31 @@ impl Counters {
         matched: Matched<'_>,
         authz: &Arc<Meta>,
         client: &Client,
-        target: SocketAddr,
+        port: &ApplicationPort,
+        authority: Option<Arc<str>>,
     ) -> Arc<Handles> {
         let mut entries = self.0.lock();
         let known = entries.iter().find(|entry| {
-            Arc::ptr_eq(&entry.policy, policy) && entry.route == matched.index && Arc::ptr_eq(&entry.authz, authz)
+            Arc::ptr_eq(&entry.policy, policy)
+                && entry.route == matched.index
+                && Arc::ptr_eq(&entry.authz, authz)
+                && entry.authority == authority
         });
         if let Some(entry) = known {
             return Arc::clone(&entry.handles);
         }
-        let mut labels = route_labels(inbound, policy, Some(&matched.details.meta), target);
+        let mut labels = route_labels(inbound, policy, Some(&matched.details.meta), port.addr);
         authz.append_labels("authz", &mut labels);
         client.tls.append_labels(&mut labels);
         let metrics = &inbound.shared.metrics;
+        let mut of_http = labels.clone();
+        if let Some(authority) = &authority {
+            of_http.insert(0, label("authority", authority.to_string()));
+        }
         let handles = Arc::new(Handles {
-            http: Arc::new(metrics.http(Direction::Inbound, &labels)),
-            allowed: metrics.inbound_http_allow.get_or_create_owned(&labels),
+            http: Arc::new(metrics.http(Direction::Inbound, &of_http)),
+            route: port.route(&policy.meta, &matched.details.meta, policy.is_grpc()),
+            allowed: metrics.counter("inbound_http_authz_allow", &metrics.inbound_http_allow, &labels),
         });
         // Entries of older policies would only keep those policies alive.
         entries.retain(|entry| Arc::ptr_eq(&entry.policy, policy));
@@ -72,7 +84,7 @@ impl Counters {
             entries.clear();
         }
         let (policy, authz) = (Arc::clone(policy), Arc::clone(authz));
-        entries.push(Entry { policy, route: matched.index, authz, handles: Arc::clone(&handles) });
+        entries.push(Entry { policy, route: matched.index, authz, authority, handles: Arc::clone(&handles) });
         handles
     }
 
@@ -87,7 +99,8 @@ impl Counters {
     ) {
         let mut labels = route_labels(inbound, policy, Some(route), target);
         client.tls.append_labels(&mut labels);
-        inbound.shared.metrics.inbound_http_deny.get_or_create(&labels).inc();
+        let metrics = &inbound.shared.metrics;
+        metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
     }
 
     /// Counts a request without a matching route.
@@ -100,7 +113,8 @@ impl Counters {
     ) {
         let mut labels = route_labels(inbound, policy, None, target);
         client.tls.append_labels(&mut labels);
-        inbound.shared.metrics.inbound_http_route_not_found.get_or_create(&labels).inc();
+        let metrics = &inbound.shared.metrics;
+        metrics.count("inbound_http_route_not_found", &metrics.inbound_http_route_not_found, &labels);
     }
 
     /// Counts a request that exceeds a rate limit.
@@ -115,14 +129,16 @@ impl Counters {
         let mut labels = route_labels(inbound, policy, None, target);
         limit.meta.append_labels("ratelimit", &mut labels);
         labels.push(label("ratelimit_scope", scope.label()));
-        inbound.shared.metrics.inbound_http_ratelimit.get_or_create(&labels).inc();
+        let metrics = &inbound.shared.metrics;
+        metrics.count("inbound_http_local_ratelimit", &metrics.inbound_http_ratelimit, &labels);
     }
 
     /// Counts a request that the proxy answered itself.
     pub(super) fn failed(&self, inbound: &Inbound, failure: &Failure, target: SocketAddr) {
         let mut labels = inbound.labels.labels(target);
         labels.insert(0, label("error", failure.label()));
-        inbound.shared.metrics.inbound_http_errors.get_or_create(&labels).inc();
+        let metrics = &inbound.shared.metrics;
+        metrics.count("inbound_http_errors", &metrics.inbound_http_errors, &labels);
     }
 }
 

@@ -13,9 +13,10 @@ fn balanced() -> Balanced {
 fn balanced_with(accrual: Option<Arc<Accrual>>) -> Balanced {
     let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
     let info = Arc::new(EndpointInfo::unmeshed("10.0.0.1:80".parse().unwrap()));
-    let gauges = Gauges { ready: Gauge::default(), pending: Gauge::default() };
+    let of = Arc::clone(&shared);
+    let look_up = move || of.metrics.balancer(BalancerKind::Http, &Labels::new(), Duration::from_secs(3));
     let config = shared.config.outbound.clone();
-    let pool = Arc::new(PoolState::new(gauges));
+    let pool = Arc::new(PoolState::new(Box::new(look_up)));
     pool.endpoints.store(2, Ordering::Relaxed);
     Balanced::new(Arc::new(Endpoint::new(shared, info)), Load::DEFAULT, accrual, &config, pool)
 }
@@ -30,10 +31,10 @@ async fn an_endpoint_that_fails_rests_and_one_that_answers_is_ready() {
     assert!(until >= now + Duration::from_millis(100));
     endpoint.failed();
     assert_eq!(endpoint.backs_off_until(now), Some(until), "failures of one outage count once");
-    assert_eq!((endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get()), (0, 1));
+    assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (0, 1));
     endpoint.recovered();
     assert_eq!(endpoint.backs_off_until(now), None);
-    assert_eq!((endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get()), (1, 0));
+    assert_eq!((endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get()), (1, 0));
 }
 
 #[tokio::test]
@@ -78,16 +79,23 @@ async fn thousands_of_endpoints_are_reconciled_in_one_pass() {
     let set: crate::discover::endpoints::EndpointSet =
         addrs.map(|addr| (addr, Arc::new(EndpointInfo::unmeshed(addr)))).collect();
     let (known, discovered) = Endpoints::for_test(set.clone());
-    let balancer = Balancer::new(shared, "web", Arc::new(discovered), Load::DEFAULT, None);
+    let balancer = Balancer::new(shared, BalancerKind::Http, Labels::new(), Arc::new(discovered), Load::DEFAULT, None);
     assert!(balancer.is_available());
     let kept = balancer.state.lock().endpoints.last().cloned().unwrap();
     let mut changed = set;
     changed.pop_first();
+    let counts = || {
+        let metrics = &balancer.pool.metrics;
+        let updates = (metrics.reset.get(), metrics.added.get(), metrics.removed.get());
+        (metrics.ready.get(), metrics.endpoints.get(), updates)
+    };
+    assert_eq!(counts(), (10_000, 10_000, (1, 0, 0)));
     known.send_replace(EndpointsState::Known(Arc::new(changed)));
     let begin = std::time::Instant::now();
     assert!(balancer.is_available());
     // Comparing every pair takes seconds in a debug build.
     assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+    assert_eq!(counts(), (9_999, 9_999, (1, 0, 1)));
     let state = balancer.state.lock();
     assert_eq!(state.endpoints.len(), 9_999);
     assert!(Arc::ptr_eq(state.endpoints.last().unwrap(), &kept), "an unchanged endpoint keeps its connections");
@@ -109,7 +117,7 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
         endpoint.picked(Instant::now());
         InFlight::start(Arc::clone(&endpoint), Instant::now())
     };
-    let counts = || (endpoint.pool.gauges.ready.get(), endpoint.pool.gauges.pending.get());
+    let counts = || (endpoint.pool.metrics.ready.get(), endpoint.pool.metrics.pending.get());
     request().report(Report::Failed);
     drop(request());
     request().report(Report::Failed);

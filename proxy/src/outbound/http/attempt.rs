@@ -1,6 +1,6 @@
 //! A request that has a route: it is sent, under its deadlines, as often as its terms allow.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderValue, Request, Response, Version};
 use rand::RngExt as _;
@@ -9,7 +9,7 @@ use weft_tls::identity::Identity;
 
 use super::{
     exchange::{Exchange, ExchangeError},
-    response::ResponseObserver,
+    response::{BackendStream, ResponseObserver},
 };
 use crate::{
     discover::route::Action,
@@ -19,14 +19,12 @@ use crate::{
             replay::{Replay, ReplayRoom},
             timed::Clock,
         },
+        counted::RequestEnd,
         headers::DST_CANONICAL,
         respond::Failure,
     },
-    metrics::{ProfileMetrics, RetryCounters},
-    outbound::{
-        Connection,
-        target::{RoutingPlan, RuleId},
-    },
+    metrics::{BalancerKind, ProfileMetrics, RequestMetrics},
+    outbound::{Connection, rules::RuleMetrics, target::RoutingPlan},
     request::{
         attempts::{Attempts, Delivered, Next, Outcome},
         classify::Answer,
@@ -44,7 +42,6 @@ type Exchanged = Result<(Response<Body>, ResponseObserver), ExchangeError>;
 pub(super) struct Routed<'a> {
     pub(super) connection: &'a Connection,
     pub(super) plan: &'a RoutingPlan,
-    pub(super) id: RuleId,
     pub(super) action: &'a Action,
     /// How many bytes of the path the rule's prefix matched, if it matched by prefix.
     pub(super) prefix: Option<usize>,
@@ -53,15 +50,19 @@ pub(super) struct Routed<'a> {
     /// Whether the request asks for a tunnel.
     pub(super) upgrades: bool,
     pub(super) arrived: Instant,
+    /// What is counted of the rule, and of its requests.
+    pub(super) rule: &'a RuleMetrics,
+    pub(super) metrics: &'a RequestMetrics,
+    /// When the request's body ended.
+    pub(super) sent: RequestEnd,
 }
 
 impl Routed<'_> {
     /// Sends the request until its outcome is one that the application gets, and counts it under a ServiceProfile's route.
     pub(super) async fn send(&self, request: Request<Body>) -> Exchanged {
-        let profile = self.plan.profile(&self.connection.worker.shared, self.id, self.action);
-        let Some(profile) = profile else { return self.repeat(request, None).await };
+        let Some(profile) = &self.rule.profile else { return self.repeat(request, None).await };
         profile.route.request();
-        let mut exchanged = self.repeat(request, Some(&profile)).await;
+        let mut exchanged = self.repeat(request, Some(profile)).await;
         match &mut exchanged {
             Ok((_, observer)) => observer.count_under(&profile.route),
             Err(error) => profile.route.response(error.status().as_u16(), false, None, self.arrived.elapsed()),
@@ -102,8 +103,8 @@ impl Routed<'_> {
                         observer.discard(answer);
                     }
                     match profile {
-                        Some(profile) => profile.retried.inc(),
-                        None => self.retries().requests.inc(),
+                        Some(profile) => profile.retried.1.inc(),
+                        None => self.metrics.retries().requests.inc(),
                     };
                     self.pause(pause, terms.timeouts).await?;
                 }
@@ -136,7 +137,7 @@ impl Routed<'_> {
     ) -> Exchanged {
         let action = self.action;
         apply_to_request(&action.filters, self.prefix, &mut request)?;
-        let picked = self.plan.pick(&action.backends);
+        let picked = self.plan.pick(&action.backends, BalancerKind::Http);
         let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
         apply_to_request(&backend.filters, self.prefix, &mut request)?;
         if let Some(profile) = &action.profile
@@ -144,7 +145,12 @@ impl Routed<'_> {
         {
             request.headers_mut().insert(DST_CANONICAL, canonical);
         }
-        self.plan.count_backend(&self.connection.worker.shared, self.id, action, &backend.backend);
+        let counted = BackendStream {
+            metrics: self.rule.backend(&backend.backend),
+            begun: Instant::now(),
+            sent: self.sent.clone(),
+        };
+        counted.metrics.requests.inc();
         let exchange = Exchange {
             connection: self.connection,
             backend: &resolved,
@@ -162,6 +168,7 @@ impl Routed<'_> {
         let (mut response, mut observer) = match exchanged {
             Ok(answered) => answered,
             Err(error) => {
+                counted.ended(error.stream_end());
                 if let Some(profile) = profile {
                     profile.actual.response(error.status().as_u16(), false, None, self.arrived.elapsed());
                 }
@@ -171,6 +178,7 @@ impl Routed<'_> {
         if let Some(profile) = profile {
             observer.count_under(&profile.actual);
         }
+        observer.count_backend(counted);
         apply_to_response(&backend.filters, response.headers_mut());
         apply_to_response(&action.filters, response.headers_mut());
         Ok((response, observer))
@@ -209,17 +217,15 @@ impl Routed<'_> {
         profile: Option<&ProfileMetrics>,
     ) {
         match (why, profile) {
-            (Delivered::Overflow, Some(profile)) => profile.skipped.inc(),
+            (Delivered::Overflow, Some(profile)) => profile.skipped.1.inc(),
             (_, Some(_)) => 0,
-            (Delivered::LimitExceeded, None) => self.retries().limit_exceeded.inc(),
-            (Delivered::Overflow, None) => self.retries().overflow.inc(),
-            (Delivered::Final, None) if attempts.repeated() > 0 && is_answered => self.retries().successes.inc(),
+            (Delivered::LimitExceeded, None) => self.metrics.retries().limit_exceeded.inc(),
+            (Delivered::Overflow, None) => self.metrics.retries().overflow.inc(),
+            (Delivered::Final, None) if attempts.repeated() > 0 && is_answered => {
+                self.metrics.retries().successes.inc()
+            }
             (Delivered::Final | Delivered::NotReplayable, None) => 0,
         };
-    }
-
-    fn retries(&self) -> Arc<RetryCounters> {
-        self.plan.retries(&self.connection.worker.shared, self.id, self.action)
     }
 }
 

@@ -13,12 +13,13 @@ use super::{response::ResponseObserver, subject::subject};
 use crate::{
     discover::route::Action,
     http::{
-        body::{Body, CountResponse, End, is_own_reset},
+        body::{Body, CountResponse, End, is_own_reset, reset_label},
         headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
         orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request},
         respond::Failure,
         upgrade::is_tunnel,
     },
+    metrics::StreamEnd,
     outbound::{
         Connection,
         backends::Resolved,
@@ -84,6 +85,14 @@ impl ExchangeError {
                 tapped.ended(End::Whole(None));
             }
             Self::Reset(error) => tapped.reset(error.reason().unwrap_or(::h2::Reason::INTERNAL_ERROR)),
+        }
+    }
+
+    /// What the families of statuses count.
+    pub(super) fn stream_end(&self) -> StreamEnd {
+        match self {
+            Self::Failure(failure) => failure.stream_end(),
+            Self::Reset(error) => StreamEnd::failed(reset_label(error)),
         }
     }
 

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::{
     http::{
         body::{CountResponse, End, Observer},
+        counted::RequestEnd,
         in_flight::Permit,
     },
-    metrics::HttpMetrics,
+    metrics::{BackendMetrics, HttpMetrics, RequestMetrics, StreamEnd},
     outbound::{
         balance::{InFlight, breaker::Report},
         h1::CheckedOut,
@@ -21,10 +24,30 @@ pub(super) struct ResponseObserver {
     count: CountResponse,
     /// The route's, if it is a ServiceProfile's: of this attempt, and of the request.
     routes: Vec<Arc<HttpMetrics>>,
+    backend: Option<BackendStream>,
+    request: Option<Arc<RequestMetrics>>,
+    /// Whether the request is sent again instead of delivering this response.
+    is_discarded: bool,
     in_flight: Option<InFlight>,
     checked_out: Option<CheckedOut>,
     permit: Option<Permit>,
     tapped: Tapped,
+}
+
+/// A request with a backend, as metrics see it.
+pub(super) struct BackendStream {
+    pub(super) metrics: Arc<BackendMetrics>,
+    /// When it was sent.
+    pub(super) begun: Instant,
+    /// When its body ended.
+    pub(super) sent: RequestEnd,
+}
+
+impl BackendStream {
+    /// Counts the end of its response.
+    pub(super) fn ended(&self, end: StreamEnd) {
+        self.metrics.ended(end, self.sent.elapsed(self.begun));
+    }
 }
 
 impl ResponseObserver {
@@ -34,12 +57,32 @@ impl ResponseObserver {
         checked_out: Option<CheckedOut>,
         tapped: Tapped,
     ) -> Self {
-        Self { count, routes: Vec::new(), in_flight, checked_out, permit: None, tapped }
+        Self {
+            count,
+            routes: Vec::new(),
+            backend: None,
+            request: None,
+            is_discarded: false,
+            in_flight,
+            checked_out,
+            permit: None,
+            tapped,
+        }
     }
 
     /// Counts the response under a route too.
     pub(super) fn count_under(&mut self, route: &Arc<HttpMetrics>) {
         self.routes.push(Arc::clone(route));
+    }
+
+    /// Counts the response as a backend's.
+    pub(super) fn count_backend(&mut self, backend: BackendStream) {
+        self.backend = Some(backend);
+    }
+
+    /// Counts the response as the answer to a request.
+    pub(super) fn count_request(&mut self, request: &Arc<RequestMetrics>) {
+        self.request = Some(Arc::clone(request));
     }
 
     /// Keeps the request's permit until the response ends.
@@ -50,6 +93,7 @@ impl ResponseObserver {
     /// The response is not delivered, because the request is sent again.
     pub(super) fn discard(mut self, answer: Answer) {
         self.count.answer = answer;
+        self.is_discarded = true;
         self.first_frame();
         self.ended(End::Dropped);
     }
@@ -64,6 +108,9 @@ impl Observer for ResponseObserver {
 
     fn data(&mut self, bytes: usize) {
         self.tapped.data(bytes);
+        if let Some(backend) = &self.backend {
+            backend.metrics.frames.count(bytes as u64);
+        }
     }
 
     fn ended(self, end: End<'_>) {
@@ -74,10 +121,24 @@ impl Observer for ResponseObserver {
         for metrics in self.routes {
             CountResponse { metrics, ..self.count.clone() }.count(end);
         }
+        let arrived = self.count.arrived;
         let (answer, is_failure) = self.count.count(end);
+        let error = match end {
+            End::Whole(_) => "",
+            End::Failed(error) => error.status_label(),
+            End::Dropped if self.is_discarded => "",
+            End::Dropped => "UNKNOWN",
+        };
+        let stream_end = StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error };
+        if let Some(backend) = self.backend {
+            backend.ended(stream_end);
+        }
+        if let Some(request) = self.request {
+            request.ended(stream_end, arrived.elapsed());
+        }
         if let Some(in_flight) = self.in_flight {
             in_flight.report(match end {
-                End::Failed => Report::Failed,
+                End::Failed(_) => Report::Failed,
                 End::Whole(_) | End::Dropped => Report::Answered { answer, is_failure },
             });
         }

@@ -105,12 +105,12 @@ pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
     duration.try_into().ok()
 }
 
-fn backoff(min: Duration) -> Option<ExponentialBackoff> {
+pub(super) fn backoff(min: Duration) -> Option<ExponentialBackoff> {
     let (min_backoff, max_backoff) = (duration(min), duration(Duration::from_secs(60)));
     Some(ExponentialBackoff { min_backoff, max_backoff, jitter_ratio: 0.0, respect_retry_after_hint: false })
 }
 
-fn retry(max_retries: u32) -> Retry {
+pub(super) fn retry(max_retries: u32) -> Retry {
     let range = retry::conditions::StatusRange { start: 500, end: 599 };
     Retry {
         max_retries,
@@ -295,7 +295,7 @@ async fn an_endpoint_whose_responses_fail_gets_no_more_requests() {
     for _ in 0..3 {
         assert_eq!(status().await, StatusCode::INTERNAL_SERVER_ERROR);
     }
-    assert!(proxy.scrape().contains("endpoint_state=\"pending\"} 1"), "{}", proxy.scrape());
+    assert_eq!(metric(&proxy, "outbound_http_balancer_endpoints{endpoint_state=\"pending\""), 1);
     proxy.control.update(SERVICE, add(vec![endpoint(good.listen().await, None)]));
     for _ in 0..20 {
         assert_eq!(status().await, StatusCode::OK);

@@ -1,0 +1,69 @@
+//! A request's body as metrics see it: the sizes of its frames, and when it ended.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::body::{Body, BodyError};
+use crate::metrics::{FrameBytes, Histogram};
+
+/// A request's body whose frames are counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(super) body: Incoming,
+    frames: Histogram<FrameBytes>,
+    ended: Arc<OnceLock<Instant>>,
+}
+
+/// When a request's body ended. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RequestEnd(Option<Arc<OnceLock<Instant>>>);
+
+impl Counted {
+    /// Counts the frames of `body` as they are read. A request without a body costs nothing.
+    pub(crate) fn wrap(body: Incoming, frames: &Histogram<FrameBytes>) -> (Body, RequestEnd) {
+        if body.is_end_stream() {
+            return (Body::Incoming(body), RequestEnd(None));
+        }
+        let ended = Arc::new(OnceLock::new());
+        let end = RequestEnd(Some(Arc::clone(&ended)));
+        (Body::Counted(Self { body, frames: frames.clone(), ended }), end)
+    }
+
+    pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            self.frames.count(data.len() as u64);
+        }
+        if !matches!(frame, Some(Ok(_))) || self.body.is_end_stream() {
+            let _ = self.ended.set(Instant::now());
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let _ = self.ended.set(Instant::now());
+    }
+}
+
+impl RequestEnd {
+    /// How long ago the request ended, or `begun` if that was later; zero if it has not ended.
+    pub(crate) fn elapsed(&self, begun: Instant) -> Duration {
+        match &self.0 {
+            None => begun.elapsed(),
+            Some(ended) => ended.get().map_or(Duration::ZERO, |ended| (*ended).max(begun).elapsed()),
+        }
+    }
+}

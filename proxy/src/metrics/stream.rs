@@ -1,0 +1,158 @@
+//! How requests with their responses end, as the families of statuses count it.
+
+use std::sync::{Arc, OnceLock};
+
+use prometheus_client::metrics::counter::Counter;
+
+use super::{Counters, Labels, label, retain::InUse};
+
+/// Outcomes of one kind of requests that are remembered; those beyond are looked up each time.
+const REMEMBERED: usize = 8;
+
+/// How a request and its response ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamEnd {
+    /// The response's status; `None` if there was no response.
+    pub(crate) status: Option<u16>,
+    /// The gRPC code; `None` if there was none.
+    pub(crate) grpc: Option<u16>,
+    /// What ended it early, one of Linkerd's names; empty if nothing did.
+    pub(crate) error: &'static str,
+}
+
+/// The labels of a family of statuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StatusLabels {
+    /// `http_status`, `error`.
+    Http,
+    /// `grpc_status`, by name, `error`.
+    Grpc,
+    /// `status`, of HTTP.
+    HttpNumber,
+    /// `status`, the gRPC code.
+    GrpcNumber,
+}
+
+/// Counters of one kind of requests by outcome. A remembered outcome is found without a lock.
+#[derive(Debug)]
+pub(super) struct Statuses {
+    name: &'static str,
+    family: Counters,
+    kind: StatusLabels,
+    labels: Labels,
+    in_use: Arc<InUse>,
+    seen: [OnceLock<(StreamEnd, Counter)>; REMEMBERED],
+}
+
+impl StreamEnd {
+    /// No response, because of an error.
+    pub(crate) const fn failed(error: &'static str) -> Self {
+        Self { status: None, grpc: None, error }
+    }
+}
+
+impl Statuses {
+    pub(super) fn new(
+        name: &'static str,
+        family: &Counters,
+        kind: StatusLabels,
+        labels: &Labels,
+        in_use: &Arc<InUse>,
+    ) -> Self {
+        let (family, labels, in_use) = (family.clone(), labels.clone(), Arc::clone(in_use));
+        Self { name, family, kind, labels, in_use, seen: Default::default() }
+    }
+
+    /// Counts one.
+    pub(super) fn count(&self, end: StreamEnd) {
+        let end = self.kind.relevant(end);
+        for slot in &self.seen {
+            let (known, counter) = slot.get_or_init(|| (end, self.look_up(end)));
+            if *known == end {
+                counter.inc();
+                return;
+            }
+        }
+        self.look_up(end).inc();
+    }
+
+    fn look_up(&self, end: StreamEnd) -> Counter {
+        let mut labels = self.labels.clone();
+        let number = |code: Option<u16>| code.map(|code| code.to_string()).unwrap_or_default();
+        match self.kind {
+            StatusLabels::Http => labels.push(label("http_status", number(end.status))),
+            StatusLabels::Grpc => labels.push(label("grpc_status", code_name(end.grpc))),
+            StatusLabels::HttpNumber => labels.push(label("status", number(end.status))),
+            StatusLabels::GrpcNumber => labels.push(label("status", number(end.grpc))),
+        }
+        if matches!(self.kind, StatusLabels::Http | StatusLabels::Grpc) {
+            labels.push(label("error", end.error));
+        }
+        self.in_use.series(self.name, &self.family, &labels)
+    }
+}
+
+impl StatusLabels {
+    /// What the labels tell apart.
+    fn relevant(self, end: StreamEnd) -> StreamEnd {
+        match self {
+            Self::Http => StreamEnd { grpc: None, ..end },
+            Self::Grpc => StreamEnd { status: None, ..end },
+            Self::HttpNumber => StreamEnd { grpc: None, error: "", ..end },
+            Self::GrpcNumber => StreamEnd { status: None, error: "", grpc: end.grpc.map(|code| code.min(17)) },
+        }
+    }
+}
+
+/// The name of a gRPC code; unknown codes, and none at all, are `UNKNOWN`.
+fn code_name(code: Option<u16>) -> &'static str {
+    match code {
+        Some(0) => "OK",
+        Some(1) => "CANCELLED",
+        Some(3) => "INVALID_ARGUMENT",
+        Some(4) => "DEADLINE_EXCEEDED",
+        Some(5) => "NOT_FOUND",
+        Some(6) => "ALREADY_EXISTS",
+        Some(7) => "PERMISSION_DENIED",
+        Some(8) => "RESOURCE_EXHAUSTED",
+        Some(9) => "FAILED_PRECONDITION",
+        Some(10) => "ABORTED",
+        Some(11) => "OUT_OF_RANGE",
+        Some(12) => "UNIMPLEMENTED",
+        Some(13) => "INTERNAL",
+        Some(14) => "UNAVAILABLE",
+        Some(15) => "DATA_LOSS",
+        Some(16) => "UNAUTHENTICATED",
+        _ => "UNKNOWN",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::retain::Retained, *};
+
+    #[test]
+    fn every_outcome_is_counted_whether_it_is_remembered_or_not() {
+        let family = Counters::default();
+        let in_use = Arc::new(Retained::default().enter(Labels::new()));
+        let statuses = Statuses::new("statuses", &family, StatusLabels::Http, &Labels::new(), &in_use);
+        for _ in 0..3 {
+            for status in 200..220 {
+                // The gRPC code is no label of this family.
+                statuses.count(StreamEnd { status: Some(status), grpc: Some(status), error: "" });
+            }
+            statuses.count(StreamEnd::failed("FAIL_FAST"));
+        }
+        let count = |status: &str, error: &'static str| {
+            family.get_or_create(&vec![label("http_status", status.to_owned()), label("error", error)]).get()
+        };
+        assert!((200..220_u16).all(|status| count(&status.to_string(), "") == 3));
+        assert_eq!(count("", "FAIL_FAST"), 3);
+    }
+
+    #[test]
+    fn codes_have_names_and_no_other_values() {
+        let names: std::collections::BTreeSet<_> = (0..=u16::MAX).map(|code| code_name(Some(code))).collect();
+        assert_eq!((names.len(), code_name(Some(2)), code_name(None)), (17, "UNKNOWN", "UNKNOWN"));
+    }
+}
