@@ -107,6 +107,24 @@ pub(crate) fn to_absolute_form<B>(request: &mut Request<B>, fallback: Option<&Au
     }
 }
 
+/// Puts another authority into a request, where its version has it. `host` is the same as a header's value.
+pub(crate) fn replace_authority<B>(request: &mut Request<B>, authority: &Authority, host: &HeaderValue) {
+    let is_http2 = request.version() == Version::HTTP_2;
+    if is_http2 || request.uri().authority().is_some() {
+        let mut parts = std::mem::take(request.uri_mut()).into_parts();
+        parts.authority = Some(authority.clone());
+        parts.scheme.get_or_insert(Scheme::HTTP);
+        parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
+        // Scheme, authority and path make a target.
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+    }
+    if is_http2 {
+        request.headers_mut().remove(HOST);
+    } else {
+        request.headers_mut().insert(HOST, host.clone());
+    }
+}
+
 /// The authority in `Host`.
 pub(crate) fn host(headers: &HeaderMap) -> Option<Authority> {
     Authority::try_from(headers.get(HOST)?.as_bytes()).ok()

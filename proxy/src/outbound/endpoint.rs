@@ -3,7 +3,7 @@
 //! Owns all rules for connecting to an endpoint. Always refuses plaintext to an endpoint with an identity, plaintext to any other
 //! where mutual TLS is required, and connections to loopback, where the proxy itself listens.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use parking_lot::Mutex;
 use rustls::ClientConfig;
@@ -177,14 +177,32 @@ impl Endpoint {
         let connector = TlsConnector::from(config);
         let mut stream = connector.connect(tls.server_name.clone(), tcp).await.map_err(failed)?;
         let negotiated = stream.get_ref().1.alpn_protocol() == Some(ALPN);
-        if let (Some(_), true, Some(port)) = (header_port, negotiated, std::num::NonZeroU16::new(addr.port())) {
-            let name = self.info.authority_override.as_ref().map(ToString::to_string);
-            let protocol = session.filter(|_| self.info.hint != ProtocolHint::Opaque);
-            let header = TransportHeader { port, name, protocol }.encode();
-            stream.write_all(&header).await.map_err(failed)?;
+        if let Some(header) = self.transport_header(session).filter(|_| negotiated) {
+            stream.write_all(&header.encode()).await.map_err(failed)?;
             stream.flush().await.map_err(failed)?;
         }
         Ok(Stream::Client(Box::new(stream)))
+    }
+
+    /// Whether connections begin with a transport header: the endpoint's proxy has a port for them, or is a gateway.
+    fn is_direct(&self) -> bool {
+        self.info.transport_port.is_some() || self.info.authority_override.is_some()
+    }
+
+    /// The header of a connection; a gateway needs the Service's name, and the port that it has there.
+    fn transport_header(&self, session: Option<SessionProtocol>) -> Option<TransportHeader> {
+        if !self.is_direct() {
+            return None;
+        }
+        let protocol = session.filter(|_| self.info.hint != ProtocolHint::Opaque);
+        let gateway = self.info.authority_override.as_ref();
+        match gateway.and_then(|authority| Some((authority.host(), authority.port_u16()?))) {
+            Some((host, port)) => {
+                let host = host.strip_suffix('.').unwrap_or(host);
+                Some(TransportHeader { port: NonZeroU16::new(port)?, name: Some(host.to_owned()), protocol })
+            }
+            None => Some(TransportHeader { port: NonZeroU16::new(self.info.addr.port())?, name: None, protocol }),
+        }
     }
 
     async fn connect_tcp(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
@@ -210,7 +228,7 @@ impl Endpoint {
         {
             return Ok(Arc::clone(&known.config));
         }
-        let alpn: &[&[u8]] = if self.info.transport_port.is_some() { &[ALPN] } else { &[] };
+        let alpn: &[&[u8]] = if self.is_direct() { &[ALPN] } else { &[] };
         let config = credentials.client_config(&tls.server_id, alpn);
         *cached = Some(TlsConfig { credentials, config: Arc::clone(&config) });
         Ok(config)

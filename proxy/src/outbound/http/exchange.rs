@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use weft_tls::identity::Identity;
@@ -14,8 +14,8 @@ use crate::{
     discover::route::Action,
     http::{
         body::{Body, CountResponse, End, is_own_reset, reset_label},
-        headers::{ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
-        orig_proto::{downgrade_request, downgrade_response, to_absolute_form, upgrade_request},
+        headers::{DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
+        orig_proto::{downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request},
         respond::Failure,
         upgrade::is_tunnel,
     },
@@ -59,7 +59,7 @@ pub(super) struct Current {
 
 /// Why there is no response.
 #[derive(Debug)]
-pub(super) enum ExchangeError {
+pub(in crate::outbound) enum ExchangeError {
     /// A response is generated instead of the endpoint's.
     Failure(Failure),
     /// The endpoint reset a native HTTP/2 request.
@@ -227,9 +227,22 @@ impl Exchange<'_> {
         endpoint: &Arc<Endpoint>,
         mut request: Request<Body>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
-        if let Some(authority) = &endpoint.info.authority_override {
-            override_authority(&mut request, authority);
+        let Some(authority) = &endpoint.info.authority_override else {
+            return self.attempt_as_it_is(endpoint, request).await;
+        };
+        let replaced = Replaced::by(&mut request, authority);
+        let mut attempt = self.attempt_as_it_is(endpoint, request).await;
+        if let (Err(AttemptError::Unsent(request, _)), Some(replaced)) = (&mut attempt, replaced) {
+            replaced.restore(request);
         }
+        attempt
+    }
+
+    async fn attempt_as_it_is(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        mut request: Request<Body>,
+    ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
         if request.version() == Version::HTTP_2 {
             to_absolute_form(&mut request, None);
             return match h2::send(endpoint, request).await {
@@ -308,21 +321,34 @@ fn connect_failure(error: &ConnectError) -> Failure {
     }
 }
 
-/// Puts a gateway's service into the request.
-fn override_authority(request: &mut Request<Body>, authority: &http::uri::Authority) {
-    let mut parts = std::mem::take(request.uri_mut()).into_parts();
-    if request.version() == Version::HTTP_2 || parts.authority.is_some() {
-        parts.authority = Some(authority.clone());
-        parts.scheme.get_or_insert(http::uri::Scheme::HTTP);
-        parts.path_and_query.get_or_insert(http::uri::PathAndQuery::from_static("/"));
+/// What a request named before a gateway's name for the Service replaced it.
+struct Replaced {
+    uri: Uri,
+    host: Option<HeaderValue>,
+    canonical: Option<HeaderValue>,
+}
+
+impl Replaced {
+    /// Puts a gateway's name for the Service into the request; the one that is valid in this cluster means nothing there.
+    fn by(request: &mut Request<Body>, authority: &Authority) -> Option<Self> {
+        let value = HeaderValue::from_str(authority.as_str()).ok()?;
+        let headers = request.headers_mut();
+        let canonical = headers.remove(DST_CANONICAL);
+        let host = headers.get(header::HOST).cloned();
+        let uri = request.uri().clone();
+        replace_authority(request, authority, &value);
+        Some(Self { uri, host, canonical })
     }
-    *request.uri_mut() = http::Uri::from_parts(parts).unwrap_or_default();
-    if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
-        if request.version() == Version::HTTP_2 {
-            request.headers_mut().remove(header::HOST);
-        } else {
-            request.headers_mut().insert(header::HOST, host);
+
+    /// Restores a request that goes to another endpoint, which may be of this cluster.
+    fn restore(self, request: &mut Request<Body>) {
+        *request.uri_mut() = self.uri;
+        let headers = request.headers_mut();
+        for (name, value) in [(header::HOST, self.host), (DST_CANONICAL, self.canonical)] {
+            match value {
+                Some(value) => drop(headers.insert(name, value)),
+                None => drop(headers.remove(name)),
+            }
         }
     }
-    request.headers_mut().remove(crate::http::headers::DST_CANONICAL);
 }
