@@ -40,7 +40,7 @@ use crate::{
     inbound::admin::AdminPort,
     listen::{self, Listener},
     metrics::ProxyMetrics,
-    outbound,
+    outbound::Outbound,
     policy::Policies,
     shared::Shared,
     tap_server,
@@ -285,9 +285,9 @@ impl WorkerThread {
             }
             () = self.shared.drain.signaled() => return std::future::pending().await,
         }
-        let outbound = outbound::run(Arc::clone(&self.shared), self.discover.clone(), listeners);
-        let inbound = inbound::run(Arc::clone(&self.shared), self.policies.clone(), inbound);
-        tokio::join!(outbound, inbound);
+        let outbound = Outbound::new(Arc::clone(&self.shared), self.discover.clone());
+        let inbound = inbound::run(Arc::clone(&self.shared), self.policies.clone(), outbound.clone(), inbound);
+        tokio::join!(outbound.run(listeners), inbound);
         // Both stop accepting when the drain begins; connections finish on this runtime until the process ends.
         std::future::pending().await
     }

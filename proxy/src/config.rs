@@ -18,6 +18,8 @@ use std::{
 use ipnet::IpNet;
 use weft_tls::identity::Identity;
 
+use crate::destination::Suffix;
+
 pub(crate) use env::{ConfigError, Source};
 pub(crate) use variables::{help, unknown};
 
@@ -108,6 +110,8 @@ pub(crate) struct OutboundConfig {
     pub(crate) max_in_flight: usize,
     /// Whether endpoints without an identity are refused (`WEFT_PROXY_REQUIRE_MTLS`).
     pub(crate) require_mtls: bool,
+    /// Whether requests name their destination in `l5d-dst-override`.
+    pub(crate) ingress_mode: bool,
     /// Whether the application sees `l5d-proxy-error`.
     pub(crate) informational_headers: bool,
     /// Whether requests of routes are told apart by host in metrics.
@@ -155,6 +159,8 @@ pub(crate) struct InboundConfig {
     pub(crate) opaque_ports: Vec<u16>,
     /// Ports on which connections in plaintext are refused, whatever their policy.
     pub(crate) tls_ports: Vec<u16>,
+    /// Names that other clusters' proxies reach through this one; none, unless it is a gateway.
+    pub(crate) gateway_suffixes: Vec<Suffix>,
     /// The pod's own addresses; empty means that any original destination is accepted.
     pub(crate) ips: Vec<IpAddr>,
 }
@@ -359,7 +365,9 @@ impl Config {
     /// The first variable that is missing or malformed. The process should print it and exit with 64.
     pub(crate) fn parse(source: Source<'_>) -> Result<Self, ConfigError> {
         let env = env::Env::new(source);
-        let informational_headers = !env.flag("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS")?.unwrap_or(false);
+        let ingress_mode = env.flag("INGRESS_MODE")?.unwrap_or(false);
+        // What is behind an ingress is outside the mesh.
+        let informational_headers = !env.flag("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS")?.unwrap_or(ingress_mode);
         env.refuse("IDENTITY_DISABLED", "identity is mandatory; unset it")?;
         let admin_listen = env.socket_addr("ADMIN_LISTEN_ADDR")?.unwrap_or(localhost(4191));
         let mut ports = env.ports("INBOUND_PORTS")?;
@@ -389,6 +397,7 @@ impl Config {
                 max_idle_connections: env.number("OUTBOUND_MAX_IDLE_CONNS_PER_ENDPOINT")?.unwrap_or(max_idle),
                 max_in_flight: env.number("OUTBOUND_MAX_IN_FLIGHT")?.unwrap_or(100_000),
                 require_mtls: env.require_mtls()?,
+                ingress_mode,
                 informational_headers,
                 hostname_labels: env.flag("OUTBOUND_METRICS_HOSTNAME_LABELS")?.unwrap_or(false),
                 allow_loopback: false,
@@ -417,6 +426,7 @@ impl Config {
                 ports,
                 opaque_ports: env.ports("INBOUND_PORTS_DISABLE_PROTOCOL_DETECTION")?,
                 tls_ports: env.ports("INBOUND_PORTS_REQUIRE_TLS")?,
+                gateway_suffixes: env.suffixes("INBOUND_GATEWAY_SUFFIXES")?,
                 ips: env.ips("INBOUND_IPS")?,
             },
             admin: AdminConfig {

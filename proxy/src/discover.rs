@@ -1,4 +1,4 @@
-//! Discovery: profile and policy of each original address, and endpoints of each service, from the control plane.
+//! Discovery: profile and policy of each destination, and endpoints of each service, from the control plane.
 //!
 //! ```text
 //! OutboundPolicies.Watch ─┐
@@ -18,14 +18,13 @@ pub(crate) mod route;
 use std::{
     collections::HashMap,
     hash::Hash,
-    net::SocketAddr,
     sync::{Arc, Weak},
 };
 
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
 
-use crate::{control::ControlClient, shared::Shared};
+use crate::{control::ControlClient, destination::Destination, shared::Shared};
 
 use endpoints::EndpointsState;
 use policy::PolicyState;
@@ -44,11 +43,11 @@ struct Inner {
     context: String,
     workload: String,
     networks: Vec<ipnet::IpNet>,
-    lookups: Mutex<HashMap<SocketAddr, Weak<Lookup>>>,
+    lookups: Mutex<HashMap<Destination, Weak<Lookup>>>,
     endpoints: Mutex<HashMap<String, Weak<Endpoints>>>,
 }
 
-/// Profile and policy of one original destination. Dropping the last reference ends the streams.
+/// Profile and policy of one destination. Dropping the last reference ends the streams.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     /// The profile.
@@ -94,20 +93,25 @@ impl Discover {
         }
     }
 
-    /// Profile and policy of an original destination, looked up in parallel unless they are in use already.
-    pub(crate) fn look_up(&self, addr: SocketAddr) -> Arc<Lookup> {
-        shared(&self.inner.lookups, addr, || {
+    /// Profile and policy of a destination, looked up in parallel unless they are in use already.
+    pub(crate) fn look_up(&self, destination: &Destination) -> Arc<Lookup> {
+        shared(&self.inner.lookups, destination.clone(), || {
             let inner = &self.inner;
             let (profile_tx, profile) = watch::channel(ProfileState::Pending);
             let (policy_tx, policy) = watch::channel(PolicyState::Pending);
-            let profile_stream = if inner.networks.iter().any(|network| network.contains(&addr.ip())) {
-                inner.spawn(profile::watch(inner.destination.clone(), addr, inner.context.clone(), profile_tx))
+            let has_profile = match destination {
+                Destination::Addr(addr) => inner.networks.iter().any(|network| network.contains(&addr.ip())),
+                Destination::Name(_) => true,
+            };
+            let profile_stream = if has_profile {
+                let (client, context) = (inner.destination.clone(), inner.context.clone());
+                inner.spawn(profile::watch(client, destination.clone(), context, profile_tx))
             } else {
                 profile_tx.send_replace(ProfileState::Absent);
                 inner.spawn(async move { profile_tx.closed().await })
             };
-            let policy_stream =
-                inner.spawn(policy::watch(inner.policy.clone(), addr, inner.workload.clone(), policy_tx));
+            let (client, workload) = (inner.policy.clone(), inner.workload.clone());
+            let policy_stream = inner.spawn(policy::watch(client, destination.clone(), workload, policy_tx));
             Lookup { profile, policy, _streams: [profile_stream, policy_stream] }
         })
     }

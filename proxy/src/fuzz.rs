@@ -6,6 +6,7 @@ use futures::FutureExt as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 
 use crate::{
+    destination::Name,
     detect::{
         self,
         client_hello::{Hello, parse_client_hello},
@@ -46,7 +47,10 @@ pub fn transport_header(mut bytes: &[u8]) {
     let Some(Ok(header)) = TransportHeader::read(&mut bytes).now_or_never() else { return };
     let written = header.encode();
     let again = TransportHeader::read(&mut &written[..]).now_or_never();
-    assert_eq!(again.and_then(Result::ok), Some(header));
+    assert_eq!(again.and_then(Result::ok).as_ref(), Some(&header));
+    // A gateway's name is looked up and sent on: every name that is accepted has one form.
+    let Some(name) = header.name.and_then(|host| Name::new(&host, header.port)) else { return };
+    assert_eq!(Name::parse(&name.to_string(), header.port), Some(name));
 }
 
 /// Parses target and headers of an HTTP/1 request: `METHOD TARGET HTTP/1.1` and headers, one a line. The request is

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! accept -> original destination --own port--> direct: mTLS, transport header --+
-//!              |                                                                v
+//!              |                                                    |          v
+//!              |                                                    +--a name--> gateway -> outbound side
 //!              +--other port--> policy -> TLS by SNI -> HTTP detection -> http | tcp -> application at the original address
 //! ```
 //!
@@ -13,6 +14,7 @@ mod accept;
 pub(crate) mod admin;
 mod direct;
 mod error;
+mod gateway;
 mod http;
 mod target;
 mod tcp;
@@ -27,6 +29,7 @@ use crate::{
     listen::{Accepted, Listener},
     metrics::{Authorities, Direction, InboundTargets, Peer, TransportMetrics},
     orig_dst::original_dst,
+    outbound::Outbound,
     policy::{
         Policies,
         authz::{Client, ClientTls},
@@ -36,6 +39,7 @@ use crate::{
 };
 
 use error::ConnectionError;
+use gateway::Gateway;
 use target::ApplicationPorts;
 use tls::TlsServer;
 
@@ -54,6 +58,8 @@ pub(crate) struct Inbound {
     /// Limit of requests in flight.
     limit: RequestLimit,
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
+    /// What serves connections for names; `None` if this proxy serves none.
+    gateway: Option<Gateway>,
 }
 
 /// Properties that distinguish the counters of accepted connections.
@@ -65,8 +71,8 @@ struct SourceKey {
 }
 
 /// Accepts until the drain begins. Accepted connections continue.
-pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, listener: Listener) {
-    let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies));
+pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, outbound: Outbound, listener: Listener) {
+    let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies).with_gateway(outbound));
     let mut sweep = tokio::time::interval(shared.config.inbound.http1_idle_timeout.max(target::SHORTEST_SWEEP));
     let drained = shared.drain.signaled();
     tokio::pin!(drained);
@@ -92,8 +98,16 @@ impl Inbound {
             policies,
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),
             sources: Mutex::new(HashMap::new()),
+            gateway: None,
             shared,
         }
+    }
+
+    /// The same as a gateway to `outbound`, if the settings make it one.
+    fn with_gateway(mut self, outbound: Outbound) -> Self {
+        let is_gateway = !self.shared.config.inbound.gateway_suffixes.is_empty();
+        self.gateway = is_gateway.then(|| Gateway::new(outbound));
+        self
     }
 
     async fn connection(self: Arc<Self>, accepted: Accepted) {

@@ -10,6 +10,7 @@ mod attest;
 mod build_info;
 mod config;
 mod control;
+mod destination;
 mod detect;
 mod discover;
 mod dns;

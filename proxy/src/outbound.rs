@@ -13,6 +13,8 @@ mod endpoint;
 mod h1;
 mod h2;
 mod http;
+mod ingress;
+mod named;
 mod rules;
 mod target;
 mod tcp;
@@ -39,6 +41,8 @@ use crate::{
 
 use target::{OutboundTarget, RoutingPlan, TargetError};
 use worker::Worker;
+
+pub(crate) use named::{RelayError, RelayFailed};
 
 /// Interval of looking for unused destinations and idle connections.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -78,15 +82,28 @@ struct Connection {
     target: Arc<OutboundTarget>,
     /// The application's address.
     peer: SocketAddr,
+    /// Whether requests may name another destination (ingress mode).
+    requests_choose: bool,
 }
 
-/// Accepts until the drain begins. Connections continue in tasks that the drain waits for.
-pub(crate) async fn run(shared: Arc<Shared>, discover: Discover, listeners: Vec<Listener>) {
-    let worker = Worker::new(Arc::clone(&shared), discover);
-    tokio::select! {
-        _ = join_all(listeners.iter().map(|listener| accept_all(&worker, listener))) => {}
-        () = sweep(&worker) => {}
-        () = shared.drain.signaled() => {}
+/// One worker's outbound side. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Outbound(Arc<Worker>);
+
+impl Outbound {
+    /// Creates a side without connections.
+    pub(crate) fn new(shared: Arc<Shared>, discover: Discover) -> Self {
+        Self(Worker::new(shared, discover))
+    }
+
+    /// Accepts until the drain begins. Connections continue in tasks that the drain waits for.
+    pub(crate) async fn run(&self, listeners: Vec<Listener>) {
+        let Self(worker) = self;
+        tokio::select! {
+            _ = join_all(listeners.iter().map(|listener| accept_all(worker, listener))) => {}
+            () = sweep(worker) => {}
+            () = worker.shared.drain.signaled() => {}
+        }
     }
 }
 
@@ -121,8 +138,13 @@ async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<()
     let Accepted { stream, peer, permit: _permit } = accepted;
     let orig_dst = worker.original_dst(&stream, peer)?;
     let target = worker.target(orig_dst);
-    let plan = target.ready().await?;
-    let connection = Connection { worker: Arc::clone(worker), target, peer: orig_dst::canonical(peer) };
+    let requests_choose = worker.shared.config.outbound.ingress_mode;
+    let connection =
+        Connection { worker: Arc::clone(worker), target, peer: orig_dst::canonical(peer), requests_choose };
+    if requests_choose {
+        return connection.ingress(stream).await;
+    }
+    let plan = connection.target.ready().await?;
     match &plan.policy.protocol {
         Protocol::Http1(_) => connection.http(stream, HttpVersion::Http1).await,
         Protocol::Http2(_) => connection.http(stream, HttpVersion::Http2).await,
@@ -134,7 +156,9 @@ async fn serve_connection(worker: &Arc<Worker>, accepted: Accepted) -> Result<()
             let (name, stream) = detect::tls(stream, worker.shared.config.outbound.detect_timeout).await?;
             connection.opaque(connection.accepted(stream), &plan, routes, name).await?;
         }
-        Protocol::Detect { timeout, opaque, .. } => connection.detect(stream, &plan, *timeout, opaque).await?,
+        Protocol::Detect { timeout, opaque, .. } => {
+            connection.detect(stream, *timeout, Some((&plan, opaque))).await?;
+        }
     }
     Ok(())
 }
@@ -143,24 +167,24 @@ impl Connection {
     async fn detect(
         self,
         stream: tokio::net::TcpStream,
-        plan: &RoutingPlan,
         timeout: Duration,
-        opaque: &OpaqueRoutes,
+        known: Option<(&RoutingPlan, &OpaqueRoutes)>,
     ) -> Result<(), ConnectionError> {
         let (began, accepted) = (Instant::now(), self.accepted(Stream::Plain(stream)));
         let detected = detect::http(accepted, timeout).await;
         let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
-        let labels = plan.policy.parent.labels_with_port("parent");
+        let parent = known.map(|(plan, _)| plan.policy.parent.clone()).unwrap_or_default();
+        let labels = parent.labels_with_port("parent");
         self.worker.shared.metrics.detected(Direction::Outbound, result, labels, began.elapsed());
         let (detected, stream) = detected?;
         match detected {
             Detected::Http1 => self.http_stream(stream, HttpVersion::Http1).await,
             Detected::Http2 => self.http_stream(stream, HttpVersion::Http2).await,
-            Detected::NotHttp => self.opaque(stream, plan, opaque, None).await?,
+            Detected::NotHttp => self.not_http(stream, known).await?,
             Detected::TimedOut => {
-                let orig_dst = self.target.addr;
+                let orig_dst = &self.target.destination;
                 tracing::info!(orig_dst.addr = %orig_dst, "protocol detection timed out, continuing as opaque: mark the port as opaque to avoid the delay");
-                self.opaque(stream, plan, opaque, None).await?;
+                self.not_http(stream, known).await?;
             }
         }
         Ok(())

@@ -92,7 +92,8 @@ mod tests {
         let exported = json!({"mirror.linkerd.io/exported": "true", "retry.linkerd.io/http": "5xx"});
         let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": exported}});
         cluster.services.as_mut().unwrap().push(object(service));
-        let namespace = json!({"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "ingress"}}});
+        let namespace =
+            json!({"metadata": {"name": "shop", "annotations": {"config.linkerd.io/control-port": "5190"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
         let template = object(json!({"annotations": {"config.linkerd.io/proxy-log-http-headers": "insecure"}}));
         cluster.workloads =
@@ -101,7 +102,7 @@ mod tests {
             resources(&facts),
             &[
                 ("HTTPRoute.gateway.networking.k8s.io shop/x, spec.rules.retry", "not supported yet"),
-                ("Link.multicluster.linkerd.io shop/x", "no multicluster"),
+                ("Link.multicluster.linkerd.io shop/x, kind", "no multicluster"),
             ],
         );
         let field = "metadata.annotations[\"mirror.linkerd.io/exported\"]";
@@ -109,7 +110,7 @@ mod tests {
         check(
             pods(&facts),
             &[
-                ("Namespace shop, metadata.annotations[\"linkerd.io/inject\"]", "\"ingress\""),
+                ("Namespace shop, metadata.annotations[\"config.linkerd.io/control-port\"]", "not supported yet"),
                 (
                     "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-log-http-headers\"]",
                     "never logs headers",

@@ -14,13 +14,7 @@ const NATIVE: &str =
 
 /// Annotations of pods, and of namespaces for their pods.
 pub const POD_ANNOTATIONS: &[Setting] = &[
-    Setting::of(
-        "linkerd.io/inject",
-        "ingress",
-        Unsupported,
-        "injected, without ingress mode: routed by address, not by l5d-dst-override",
-    ),
-    Setting::new("linkerd.io/inject", Works, "enabled or disabled"),
+    Setting::new("linkerd.io/inject", Works, "enabled, disabled or ingress"),
     Setting::new("config.linkerd.io/proxy-image", Works, ""),
     Setting::new("config.linkerd.io/proxy-version", Works, ""),
     Setting::new("config.linkerd.io/image-pull-policy", Works, ""),
@@ -68,11 +62,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
         Unsupported,
         "passed to the proxy; with Weft's, only names of the cluster have profiles",
     ),
-    Setting::new(
-        "config.linkerd.io/enable-gateway",
-        Unsupported,
-        "passed to the proxy; Weft's is no multicluster gateway",
-    ),
+    Setting::new("config.linkerd.io/enable-gateway", Works, "the pod is a multicluster gateway"),
     Setting::new("config.linkerd.io/proxy-require-identity-inbound-ports", Works, ""),
     Setting::new("config.linkerd.io/default-inbound-policy", Works, ""),
     Setting::new("config.linkerd.io/proxy-inbound-connect-timeout", Works, ""),

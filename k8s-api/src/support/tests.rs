@@ -129,7 +129,6 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
             json!({"config.linkerd.io/proxy-log-http-headers": "insecure"}),
             "not supported yet: passed to the proxy; Weft's never logs headers",
         ),
-        (json!({"linkerd.io/inject": "ingress"}), "\"ingress\" is not supported yet: "),
         (
             json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_TRACE_SERVICE_NAME\", \"value\": \"web\"}]"}),
             "not supported yet: no traces",

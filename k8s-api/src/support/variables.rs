@@ -99,8 +99,8 @@ pub const VARIABLES: &[Setting] = &[
         "connections in plaintext are refused; Linkerd's proxy no longer reads it",
     ),
     Setting::new("INBOUND_IPS", Works, ""),
-    Setting::new("INBOUND_GATEWAY_SUFFIXES", Unsupported, "no multicluster gateway"),
-    Setting::new("INGRESS_MODE", Unsupported, "routed by address, not by l5d-dst-override"),
+    Setting::new("INBOUND_GATEWAY_SUFFIXES", Works, ""),
+    Setting::new("INGRESS_MODE", Works, ""),
     Setting::new("OUTBOUND_DISABLE_INFORMATIONAL_HEADERS", Works, ""),
     Setting::new(
         "OUTBOUND_METRICS_HOSTNAME_LABELS",

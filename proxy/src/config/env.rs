@@ -17,6 +17,7 @@ use super::{
     AccessLogFormat, Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig,
     IdentitySource, Keepalive, SocketConfig, TapConfig, Unanswered, is_loopback_host, localhost,
 };
+use crate::destination::Suffix;
 
 /// Returns the value of a variable by its full name.
 pub(crate) type Source<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -127,6 +128,14 @@ impl<'a> Env<'a> {
 
     pub(super) fn networks(&self, name: &str) -> Result<Vec<IpNet>, ConfigError> {
         self.parse(name, "networks such as 10.0.0.0/8,fd00::/8", list).map(Option::unwrap_or_default)
+    }
+
+    pub(super) fn suffixes(&self, name: &str) -> Result<Vec<Suffix>, ConfigError> {
+        let read = |value: &str| {
+            let suffixes = value.split(',').map(str::trim).filter(|suffix| !suffix.is_empty());
+            suffixes.map(Suffix::parse).collect()
+        };
+        self.parse(name, "DNS suffixes such as svc.cluster.local.", read).map(Option::unwrap_or_default)
     }
 
     /// Shortest and longest pause between connection attempts to an endpoint.

@@ -234,20 +234,39 @@ fn tap_and_the_access_log_are_off_unless_they_are_asked_for() {
 }
 
 #[test]
+fn clients_of_an_ingress_are_told_nothing_about_the_mesh_unless_the_settings_say_so() {
+    const INGRESS: (&str, &str) = ("LINKERD2_PROXY_INGRESS_MODE", "true");
+    let told = |changes: &[(&str, &str)]| parse(changes).unwrap().outbound.informational_headers;
+    let disabled = |value| ("LINKERD2_PROXY_OUTBOUND_DISABLE_INFORMATIONAL_HEADERS", value);
+    assert!(told(&[]) && !told(&[disabled("true")]));
+    assert!(!told(&[INGRESS]) && told(&[INGRESS, disabled("false")]));
+    assert!(parse(&[INGRESS]).unwrap().outbound.ingress_mode);
+}
+
+#[test]
+fn a_gateway_has_suffixes() {
+    const VARIABLE: &str = "LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES";
+    assert!(parse(&[]).unwrap().inbound.gateway_suffixes.is_empty());
+    let suffixes = parse(&[(VARIABLE, "svc.cluster.local., mesh.example.org")]).unwrap().inbound.gateway_suffixes;
+    assert_eq!(suffixes, ["svc.cluster.local", "mesh.example.org"].map(|suffix| Suffix::parse(suffix).unwrap()));
+    let message = parse(&[(VARIABLE, "svc..local")]).unwrap_err().to_string();
+    assert!(message.starts_with(VARIABLE), "{message}");
+}
+
+#[test]
 fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     assert!(parse(&[]).unwrap().without_effect.is_empty());
     let config = parse(&[
         ("LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "1s"),
-        ("LINKERD2_PROXY_INGRESS_MODE", "true"),
+        ("LINKERD2_PROXY_TRACE_SERVICE_NAME", "web"),
         ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "true"),
-        ("LINKERD2_PROXY_TRACE_SERVICE_NAME", ""),
         ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_OUTBOUND_HTTP_QUEUE_CAPACITY", "10"),
         ("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local."),
     ]);
     assert_eq!(
         config.unwrap().without_effect,
-        ["LINKERD2_PROXY_INGRESS_MODE", "LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT"]
+        ["LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "LINKERD2_PROXY_TRACE_SERVICE_NAME"]
     );
     let external = parse(&[("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local., .")]).unwrap();
     assert_eq!(external.without_effect, ["LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES"]);

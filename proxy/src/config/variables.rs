@@ -191,6 +191,11 @@ pub(super) const GROUPS: &[Group] = &[
                 "ports on which plaintext is refused, whatever their policy",
             ),
             Variable::new(
+                "INBOUND_GATEWAY_SUFFIXES",
+                "none",
+                "names that other clusters' proxies reach through this one, which is their gateway",
+            ),
+            Variable::new(
                 "INBOUND_DEFAULT_POLICY",
                 "`all-unauthenticated`",
                 "ports without a Server: `deny`, `audit` or `{all,cluster}-{un,}authenticated`",
@@ -242,8 +247,13 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),
             Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
             Variable::new(
-                "OUTBOUND_DISABLE_INFORMATIONAL_HEADERS",
+                "INGRESS_MODE",
                 "`false`",
+                "requests go where `l5d-dst-override` says, else to the address of their connection",
+            ),
+            Variable::new(
+                "OUTBOUND_DISABLE_INFORMATIONAL_HEADERS",
+                "`INGRESS_MODE`",
                 "hides `l5d-proxy-error` from the application",
             ),
             Variable::new(

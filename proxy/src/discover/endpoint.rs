@@ -36,6 +36,8 @@ pub(crate) struct EndpointInfo {
     pub(crate) keepalive: Option<Keepalive>,
     /// Metric labels, with the prefix `dst_`.
     pub(crate) labels: Labels,
+    /// Whether the control plane knows it.
+    pub(crate) is_discovered: bool,
 }
 
 /// Protocols of an endpoint's proxy (`protocol_hint`).
@@ -94,6 +96,7 @@ impl EndpointInfo {
             requires_tls: false,
             keepalive: None,
             labels: Vec::new(),
+            is_discovered: false,
         }
     }
 
@@ -143,7 +146,17 @@ impl EndpointInfo {
         });
         let requires_tls = message.metric_labels.get(REQUIRE_MTLS).is_some_and(|value| value == "true");
         let labels = read_labels(set_labels, &message.metric_labels);
-        Ok(Self { addr, tls, hint, transport_port, authority_override, requires_tls, keepalive, labels })
+        Ok(Self {
+            addr,
+            tls,
+            hint,
+            transport_port,
+            authority_override,
+            requires_tls,
+            keepalive,
+            labels,
+            is_discovered: true,
+        })
     }
 }
 

@@ -1,13 +1,16 @@
 //! Follows `OutboundPolicies.Watch`: the routing of a destination's connections and requests.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 use tonic::Code;
 use weft_proto::linkerd::outbound::{TrafficSpec, outbound_policies_client::OutboundPoliciesClient, traffic_spec};
 
 use super::route::Policy;
-use crate::control::{Backoff, ControlClient};
+use crate::{
+    control::{Backoff, ControlClient},
+    destination::Destination,
+};
 
 /// Deadline of detection before a connection fails anyway.
 const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,14 +28,18 @@ pub(crate) enum PolicyState {
     Known(Arc<Policy>),
 }
 
-/// Requests an address's policy and follows its changes.
+/// Requests a destination's policy and follows its changes.
 pub(super) async fn watch(
     client: ControlClient,
-    addr: SocketAddr,
+    destination: Destination,
     source_workload: String,
     state: watch::Sender<PolicyState>,
 ) {
-    let request = TrafficSpec { source_workload, target: Some(traffic_spec::Target::Addr(addr.into())) };
+    let target = match &destination {
+        Destination::Addr(addr) => traffic_spec::Target::Addr((*addr).into()),
+        Destination::Name(name) => traffic_spec::Target::Authority(name.to_string()),
+    };
+    let request = TrafficSpec { source_workload, target: Some(target) };
     let mut asking = OutboundPoliciesClient::new(client.clone());
     let mut backoff = Backoff::new();
     loop {
@@ -46,7 +53,7 @@ pub(super) async fn watch(
                             Ok(policy) => PolicyState::Known(Arc::new(policy)),
                             Err(error) => {
                                 let error = anyhow::Error::from(error);
-                                tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %addr, "policy is unusable, requests fail");
+                                tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "policy is unusable, requests fail");
                                 PolicyState::Known(Arc::new(Policy::invalid(INVALID_DETECT_TIMEOUT)))
                             }
                         });
@@ -57,15 +64,21 @@ pub(super) async fn watch(
             },
         };
         let ended = match status.code() {
+            // Requests for a name fail until there is a Service, so it is asked for again.
+            Code::NotFound if matches!(destination, Destination::Name(_)) => {
+                state.send_replace(PolicyState::Absent);
+                backoff.pause().await;
+                continue;
+            }
             Code::NotFound | Code::Unimplemented => PolicyState::Absent,
             Code::InvalidArgument | Code::FailedPrecondition => PolicyState::Refused,
             code => {
-                tracing::debug!(orig_dst.addr = %addr, ?code, error = status.message(), "policy stream ended, asking again");
+                tracing::debug!(orig_dst.addr = %destination, ?code, error = status.message(), "policy stream ended, asking again");
                 backoff.pause().await;
                 continue;
             }
         };
-        tracing::debug!(orig_dst.addr = %addr, code = ?status.code(), error = status.message(), "no policy for the destination");
+        tracing::debug!(orig_dst.addr = %destination, code = ?status.code(), error = status.message(), "no policy for the destination");
         state.send_replace(ended);
         return state.closed().await;
     }

@@ -2,14 +2,17 @@
 
 pub(crate) mod routes;
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use tokio::sync::watch;
 use tonic::Code;
 use weft_proto::linkerd::destination::{DestinationProfile, GetDestination, destination_client::DestinationClient};
 
 use super::endpoint::{EndpointError, EndpointInfo};
-use crate::control::{Backoff, ControlClient};
+use crate::{
+    control::{Backoff, ControlClient},
+    destination::Destination,
+};
 
 use routes::{ProfileRoutes, RoutesError};
 
@@ -18,7 +21,7 @@ use routes::{ProfileRoutes, RoutesError};
 pub(crate) enum ProfileState {
     /// The controller has not answered.
     Pending,
-    /// There is no profile: the controller refuses the address, or the address is not looked up.
+    /// There is no profile: the controller refuses the destination or does not know the name, or the address is not looked up.
     Absent,
     /// The last profile from the controller.
     Known(Arc<Profile>),
@@ -66,14 +69,14 @@ impl Profile {
     }
 }
 
-/// Requests an address's profile and follows its changes.
+/// Requests a destination's profile and follows its changes.
 pub(super) async fn watch(
     client: ControlClient,
-    addr: SocketAddr,
+    destination: Destination,
     context_token: String,
     state: watch::Sender<ProfileState>,
 ) {
-    let request = GetDestination { scheme: String::new(), path: addr.to_string(), context_token };
+    let request = GetDestination { scheme: String::new(), path: destination.to_string(), context_token };
     let mut asking = DestinationClient::new(client.clone());
     let mut backoff = Backoff::new();
     loop {
@@ -89,7 +92,7 @@ pub(super) async fn watch(
                                 // The last profile stays: without one, a meshed endpoint could get plaintext.
                                 Err(error) => {
                                     let error = anyhow::Error::from(error);
-                                    tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %addr, "profile is unusable");
+                                    tracing::warn!(error = format!("{error:#}"), orig_dst.addr = %destination, "profile is unusable");
                                 }
                             }
                         }
@@ -100,11 +103,23 @@ pub(super) async fn watch(
             }
         };
         if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) {
-            tracing::debug!(orig_dst.addr = %addr, error = status.message(), "the destination has no profile");
+            tracing::debug!(orig_dst.addr = %destination, error = status.message(), "the destination has no profile");
             state.send_replace(ProfileState::Absent);
             return state.closed().await;
         }
-        tracing::debug!(orig_dst.addr = %addr, code = ?status.code(), error = status.message(), "profile stream ended, asking again");
+        // The controller's answers about a Service or pod that does not exist, but may some day. Without a profile an address would
+        // be forwarded in plaintext, and a name is not forwarded at all.
+        let is_unknown = matches!(status.code(), Code::NotFound | Code::Unknown);
+        if is_unknown && matches!(destination, Destination::Name(_)) {
+            state.send_if_modified(|state| {
+                let is_first = matches!(state, ProfileState::Pending);
+                if is_first {
+                    *state = ProfileState::Absent;
+                }
+                is_first
+            });
+        }
+        tracing::debug!(orig_dst.addr = %destination, code = ?status.code(), error = status.message(), "profile stream ended, asking again");
         backoff.pause().await;
     }
 }

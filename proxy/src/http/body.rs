@@ -15,6 +15,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -84,6 +85,8 @@ pub(crate) enum Body {
     Timed(Box<Timed>),
     /// A response's body whose first frames were read already.
     Peeked(Box<Peeked>),
+    /// A response's body that the outbound side observes, at a gateway.
+    Boxed(UnsyncBoxBody<Bytes, BodyError>),
 }
 
 /// A response's body, and its stream's place on the connection.
@@ -186,6 +189,7 @@ impl Body {
                 Some(frame) => Poll::Ready(Some(frame)),
                 None => body.rest.poll_inner(cx),
             },
+            Self::Boxed(body) => Pin::new(body).poll_frame(cx),
         }
     }
 }
@@ -225,6 +229,7 @@ impl HttpBody for Body {
             Self::Reporting(body) => body.body.is_end_stream(),
             Self::Timed(body) => body.body.is_end_stream(),
             Self::Peeked(body) => body.frames.is_empty() && body.rest.is_end_stream(),
+            Self::Boxed(body) => body.is_end_stream(),
         }
     }
 
@@ -241,6 +246,7 @@ impl HttpBody for Body {
             Self::Reporting(body) => body.body.size_hint(),
             Self::Timed(body) => body.body.size_hint(),
             Self::Peeked(body) => body.size_hint(),
+            Self::Boxed(body) => body.size_hint(),
             Self::H2(body) if body.stream.is_end_stream() => SizeHint::with_exact(0),
             Self::H2(_) => SizeHint::default(),
         }

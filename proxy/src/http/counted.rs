@@ -1,7 +1,6 @@
 //! A request's body as metrics see it: the sizes of its frames, and when it ended.
 
 use std::{
-    pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
     time::Duration,
@@ -9,7 +8,6 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::body::{Body, BodyError};
@@ -18,7 +16,7 @@ use crate::metrics::{FrameBytes, Histogram};
 /// A request's body whose frames are counted.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    pub(super) body: Incoming,
+    pub(super) body: Box<Body>,
     frames: Histogram<FrameBytes>,
     ended: Arc<OnceLock<Instant>>,
 }
@@ -29,17 +27,17 @@ pub(crate) struct RequestEnd(Option<Arc<OnceLock<Instant>>>);
 
 impl Counted {
     /// Counts the frames of `body` as they are read. A request without a body costs nothing.
-    pub(crate) fn wrap(body: Incoming, frames: &Histogram<FrameBytes>) -> (Body, RequestEnd) {
+    pub(crate) fn wrap(body: Body, frames: &Histogram<FrameBytes>) -> (Body, RequestEnd) {
         if body.is_end_stream() {
-            return (Body::Incoming(body), RequestEnd(None));
+            return (body, RequestEnd(None));
         }
         let ended = Arc::new(OnceLock::new());
         let end = RequestEnd(Some(Arc::clone(&ended)));
-        (Body::Counted(Self { body, frames: frames.clone(), ended }), end)
+        (Body::Counted(Self { body: Box::new(body), frames: frames.clone(), ended }), end)
     }
 
     pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let frame = ready!(self.body.poll_inner(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
@@ -48,7 +46,7 @@ impl Counted {
         if !matches!(frame, Some(Ok(_))) || self.body.is_end_stream() {
             let _ = self.ended.set(Instant::now());
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+        Poll::Ready(frame)
     }
 }
 

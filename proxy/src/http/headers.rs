@@ -11,6 +11,8 @@ pub(crate) const CLIENT_ID: HeaderName = HeaderName::from_static("l5d-client-id"
 pub(crate) const REQUIRE_ID: HeaderName = HeaderName::from_static("l5d-require-id");
 /// The service that a request was addressed to.
 pub(crate) const DST_CANONICAL: HeaderName = HeaderName::from_static("l5d-dst-canonical");
+/// The service that an ingress sends a request to.
+pub(crate) const DST_OVERRIDE: HeaderName = HeaderName::from_static("l5d-dst-override");
 /// HTTP/1 that is carried over HTTP/2.
 pub(crate) const ORIG_PROTO: HeaderName = HeaderName::from_static("l5d-orig-proto");
 /// Why a proxy answered instead of the server.

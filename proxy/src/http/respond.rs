@@ -44,6 +44,12 @@ pub(crate) enum Failure {
     /// No route matches.
     #[error("no route found for request")]
     NoRoute,
+    /// A gateway does not serve the name, or knows nothing about it.
+    #[error("the gateway does not serve this name")]
+    GatewayDomain,
+    /// The request has been at this gateway already.
+    #[error("gateway loop detected")]
+    Loop,
     /// A route injects a failure.
     #[error("{message}")]
     Injected {
@@ -105,7 +111,8 @@ impl Failure {
             Self::LoadShed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unauthorized => StatusCode::FORBIDDEN,
             Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
-            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::NoRoute | Self::GatewayDomain => StatusCode::NOT_FOUND,
+            Self::Loop => StatusCode::LOOP_DETECTED,
             Self::Injected { code, grpc: false, .. } => {
                 StatusCode::from_u16(*code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
             }
@@ -123,7 +130,8 @@ impl Failure {
             Self::FailFast | Self::ConnectTimeout | Self::Timeout(_) => 4,
             Self::Unauthorized => 7,
             Self::RateLimited => 8,
-            Self::NoRoute | Self::Redirect { .. } => 5,
+            Self::NoRoute | Self::GatewayDomain | Self::Redirect { .. } => 5,
+            Self::Loop => 10,
             Self::Injected { code, grpc: true, .. } => *code,
             Self::Injected { grpc: false, .. } => 9,
         }
@@ -138,11 +146,13 @@ impl Failure {
             | Self::FailFast
             | Self::ConnectTimeout
             | Self::LoadShed
+            | Self::Loop
             | Self::BadRequest => true,
             Self::Timeout(_)
             | Self::Unauthorized
             | Self::RateLimited
             | Self::NoRoute
+            | Self::GatewayDomain
             | Self::Injected { .. }
             | Self::Redirect { .. } => false,
         }
@@ -161,6 +171,8 @@ impl Failure {
             Self::Unauthorized => "unauthorized",
             Self::RateLimited => "rate_limited",
             Self::NoRoute => "no_route",
+            Self::GatewayDomain => "gateway_domain",
+            Self::Loop => "loop",
             Self::Injected { .. } => "injected",
             Self::Redirect { .. } => "redirect",
             Self::BadRequest => "bad_request",
@@ -190,7 +202,13 @@ impl Failure {
             Self::BadGateway(_) | Self::ConnectTimeout => "IO",
             Self::Injected { .. } | Self::Redirect { .. } => "",
             Self::PlaintextRefused(_) => "REQUIRE_MTLS",
-            Self::Internal(_) | Self::Unauthorized | Self::RateLimited | Self::NoRoute | Self::BadRequest => "UNKNOWN",
+            Self::Internal(_)
+            | Self::Unauthorized
+            | Self::RateLimited
+            | Self::NoRoute
+            | Self::GatewayDomain
+            | Self::Loop
+            | Self::BadRequest => "UNKNOWN",
         }
     }
 
@@ -271,6 +289,8 @@ mod tests {
             (Failure::Unauthorized, 403, 7, false),
             (Failure::RateLimited, 429, 8, false),
             (Failure::NoRoute, 404, 5, false),
+            (Failure::GatewayDomain, 404, 5, false),
+            (Failure::Loop, 508, 10, true),
             (Failure::Injected { code: 418, grpc: false, message: "x".into() }, 418, 9, false),
             (Failure::Injected { code: 3, grpc: true, message: "x".into() }, 200, 3, false),
         ] {

@@ -1,10 +1,16 @@
-//! Connections to the proxy's own port: other proxies send a transport header with the port that they want.
+//! Connections to the proxy's own port: other proxies send a transport header with the port that they want, or with a Service's name
+//! if this one is a gateway.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use tokio::net::TcpStream;
 
-use super::{Inbound, error::ConnectionError, http, tcp};
+use super::{
+    Inbound,
+    error::ConnectionError,
+    gateway::{self, Route},
+    http, tcp,
+};
 use crate::{
     detect,
     http::serve::HttpVersion,
@@ -36,31 +42,45 @@ pub(super) async fn serve(
     let mut stream = handshake.stream;
     let header = tokio::time::timeout(timeout, TransportHeader::read(&mut stream)).await;
     let header = header.map_err(|_| ConnectionError::HeaderTimedOut)??;
-    if header.name.is_some() {
+    let target = SocketAddr::new(own.ip(), header.port.get());
+    let is_named = header.name.is_some();
+    if is_named && inbound.gateway.is_none() {
         return Err(ConnectionError::Gateway);
     }
-    let target = SocketAddr::new(own.ip(), header.port.get());
-    if target.port() == own.port() {
+    if !is_named && target.port() == own.port() {
         return Err(ConnectionError::Loop(target));
     }
     count(inbound, &header, target, identity.as_str());
     let client = Client { addr: peer, tls: ClientTls::Established(Some(identity)) };
+    let version = header.protocol.map(|protocol| match protocol {
+        SessionProtocol::Http1 => HttpVersion::Http1,
+        SessionProtocol::Http2 => HttpVersion::Http2,
+    });
+    if is_named {
+        // A gateway's own policy decides, as in Linkerd: the Service's is that of its pods.
+        let policy = inbound.policies.port(own.port()).await;
+        return match version {
+            None => gateway::forward(inbound, stream, client, own, &header, policy).await,
+            Some(version) => {
+                let route = Route::new(inbound, &header, &client);
+                http::serve_gateway(inbound, stream, version, client, own, policy, route).await
+            }
+        };
+    }
     let policy = inbound.policies.port(target.port()).await;
-    match header.protocol {
+    match version {
         None => tcp::forward(inbound, stream, client, target, policy).await,
-        Some(SessionProtocol::Http1) => http::serve(inbound, stream, HttpVersion::Http1, client, target, policy).await,
-        Some(SessionProtocol::Http2) => http::serve(inbound, stream, HttpVersion::Http2, client, target, policy).await,
+        Some(version) => http::serve(inbound, stream, version, client, target, policy).await,
     }
 }
 
-/// Counts a header for this pod. A header with a service's name is for gateways and refused earlier, so the label is
-/// empty.
+/// Counts a header.
 fn count(inbound: &Inbound, header: &TransportHeader, target: SocketAddr, client_id: &str) {
     let protocol = header.protocol.map(SessionProtocol::label).unwrap_or_default();
     let labels = vec![
         label("session_protocol", protocol),
         label("target_port", inbound.labels.port(target)),
-        label("target_name", ""),
+        label("target_name", inbound.target_name(header)),
         label("client_id", client_id.to_owned()),
     ];
     let metrics = &inbound.shared.metrics;

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr};
 
 use super::target::ConnectError;
-use crate::{detect::DetectError, transport_header::ReadHeaderError};
+use crate::{detect::DetectError, outbound::RelayFailed, transport_header::ReadHeaderError};
 
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]
@@ -32,11 +32,19 @@ pub(super) enum ConnectionError {
     /// The transport header did not arrive in time.
     #[error("the transport header did not arrive in time")]
     HeaderTimedOut,
-    /// The transport header contains a service's name, which only gateways accept.
-    #[error("the transport header is for a gateway, and this proxy is not one")]
+    /// The transport header contains a name, and this proxy is no gateway, or none for this name.
+    #[error(
+        "the transport header is for a gateway, and this proxy is none for the name (LINKERD2_PROXY_INBOUND_GATEWAY_SUFFIXES)"
+    )]
     Gateway,
-    /// The connection would lead back to this proxy.
-    #[error("{0} is the proxy's own port")]
+    /// Connections to too many names are open.
+    #[error("too many names are in use")]
+    TooManyNames,
+    /// The Service of a gateway's connection cannot be reached.
+    #[error(transparent)]
+    Relay(#[from] RelayFailed),
+    /// The connection would lead back to this proxy, or comes from it.
+    #[error("{0} is the proxy itself")]
     Loop(SocketAddr),
     /// It is in plaintext, on a port that requires TLS.
     #[error("port {} requires TLS (LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS)", .0.port())]
@@ -69,6 +77,8 @@ impl ConnectionError {
             Self::NotMeshed(_) => "direct_not_meshed",
             Self::Header(_) | Self::HeaderTimedOut => "transport_header",
             Self::Gateway => "gateway_not_configured",
+            Self::TooManyNames => "too_many_names",
+            Self::Relay(error) => error.label(),
             Self::Loop(_) => "loop",
             Self::TlsRequired(_) => "tls_required",
             Self::Denied | Self::Revoked => "unauthorized",

@@ -17,10 +17,11 @@ use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub(super) use connection::serve;
+pub(super) use connection::{serve, serve_gateway};
 
 use super::{
     Inbound,
+    gateway::Route,
     target::{ApplicationPort, CheckedOut, SendError},
 };
 use crate::{
@@ -37,6 +38,7 @@ use crate::{
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
     metrics::{InboundRouteMetrics, StreamEnd},
+    outbound::RelayError,
     policy::{
         PortPolicy,
         authz::{Client, authorize},
@@ -78,6 +80,8 @@ pub(super) struct HttpConnection {
     target: Arc<ApplicationPort>,
     policy: PortPolicy,
     counters: Counters,
+    /// Where requests go instead of the application, at a gateway.
+    gateway: Option<Route>,
 }
 
 /// A request in progress, and the parts needed to answer it.
@@ -207,12 +211,29 @@ impl HttpConnection {
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
         let Admitted { request, kind, handles, arrived, tapped } = admitted;
         let (head, body) = request.into_parts();
-        let (body, sent) = Counted::wrap(body, &handles.route.request_frames);
+        let (body, sent) = Counted::wrap(Body::Incoming(body), &handles.route.request_frames);
         let request = Request::from_parts(head, body);
         let Some(permit) = self.inbound.limit.admit() else {
             let refused = Refused { handles: &handles, tapped };
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
+        if let Some(gateway) = &self.gateway {
+            return match gateway.send(request, kind, self.client.addr).await {
+                Ok(response) => {
+                    let held = Held { checked_out: None, permit: Some(permit), tapped, sent, is_answered: true };
+                    Ok(observe(response, held, &handles, kind, arrived))
+                }
+                Err(RelayError::Failure(failure)) => {
+                    Ok(self.refuse(&failure, kind, Some(Refused { handles: &handles, tapped }), arrived))
+                }
+                Err(RelayError::Reset(reset)) => {
+                    tapped.reset(::h2::Reason::INTERNAL_ERROR);
+                    handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
+                    handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
+                    Err(reset)
+                }
+            };
+        }
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {

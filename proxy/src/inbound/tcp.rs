@@ -25,29 +25,11 @@ pub(super) async fn forward<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let metrics = &inbound.shared.metrics;
-    let known = policy.borrow_and_update().clone();
-    let mut stream = stream.with_metrics(inbound.source(&client, target, &known.meta));
-    let Some(authz) = known.authorize_bytes(&client) else {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
-            orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
-        count(inbound, ("inbound_tcp_authz_deny", &metrics.inbound_tcp_deny), &known, None, &client, target);
-        return Err(ConnectionError::Denied);
-    };
-    count(inbound, ("inbound_tcp_authz_allow", &metrics.inbound_tcp_allow), &known, Some(authz), &client, target);
-    if authz.is_audit() {
-        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
-            orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
-    }
-    drop(known);
-
+    let mut stream = admit(inbound, stream, &client, target, &mut policy)?;
     let mut application = inbound.targets.get(target).connect().await?;
     let copied = tokio::select! {
         copied = copy_bidirectional(&mut stream, &mut application) => copied,
-        revoked = revoked(&mut policy, &client) => {
-            count(inbound, ("inbound_tcp_authz_terminate", &metrics.inbound_tcp_terminate), &revoked, None, &client, target);
-            return Err(ConnectionError::Revoked);
-        }
+        revoked = revoked(inbound, &mut policy, &client, target) => return Err(revoked),
     };
     copied.map_err(|error| {
         stream.closed_by(&error);
@@ -56,8 +38,38 @@ where
     })
 }
 
+/// Counts a connection, and denies it if policy does.
+pub(super) fn admit<S>(
+    inbound: &Arc<Inbound>,
+    stream: Io<S>,
+    client: &Client,
+    target: SocketAddr,
+    policy: &mut PortPolicy,
+) -> Result<Io<S>, ConnectionError> {
+    let metrics = &inbound.shared.metrics;
+    let known = policy.borrow_and_update().clone();
+    let stream = stream.with_metrics(inbound.source(client, target, &known.meta));
+    let Some(authz) = known.authorize_bytes(client) else {
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
+            orig_dst.addr = %target, server = &*known.meta.name, "connection denied");
+        count(inbound, ("inbound_tcp_authz_deny", &metrics.inbound_tcp_deny), &known, None, client, target);
+        return Err(ConnectionError::Denied);
+    };
+    count(inbound, ("inbound_tcp_authz_allow", &metrics.inbound_tcp_allow), &known, Some(authz), client, target);
+    if authz.is_audit() {
+        tracing::info!(client.addr = %client.addr, client.id = client.identity().map(weft_tls::identity::Identity::as_str),
+            orig_dst.addr = %target, server = &*known.meta.name, authz = &*authz.name, "Connection allowed");
+    }
+    Ok(stream)
+}
+
 /// Waits for a policy that denies the client, or that no longer forwards bytes.
-async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> {
+pub(super) async fn revoked(
+    inbound: &Inbound,
+    policy: &mut PortPolicy,
+    client: &Client,
+    target: SocketAddr,
+) -> ConnectionError {
     loop {
         if policy.changed().await.is_err() {
             // The policy can no longer change.
@@ -65,7 +77,16 @@ async fn revoked(policy: &mut PortPolicy, client: &Client) -> Arc<ServerPolicy> 
         }
         let changed = policy.borrow_and_update().clone();
         if changed.authorize_bytes(client).is_none() {
-            return changed;
+            let metrics = &inbound.shared.metrics;
+            count(
+                inbound,
+                ("inbound_tcp_authz_terminate", &metrics.inbound_tcp_terminate),
+                &changed,
+                None,
+                client,
+                target,
+            );
+            return ConnectionError::Revoked;
         }
     }
 }

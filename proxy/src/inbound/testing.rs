@@ -12,7 +12,7 @@ use weft_tls::{
     keys::IdentityKey,
 };
 
-use crate::{config::Config, metrics::ProxyMetrics, shared::Shared};
+use crate::{config::Config, metrics::ProxyMetrics, outbound::Outbound, policy::Policies, shared::Shared};
 
 /// This proxy's identity in tests.
 pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";
@@ -92,13 +92,27 @@ pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
 
 /// Serves the inbound side on loopback as if the original destination of every connection were `target`; returns the port.
 pub(crate) async fn serve_port(shared: Arc<Shared>, target: SocketAddr) -> u16 {
+    let policies = Policies::unreachable(shared.config.clone());
+    serve(super::Inbound::new(shared, policies), None, target).await
+}
+
+/// The same for a gateway to `outbound` whose clients are in another cluster; returns its policies, too.
+pub(crate) async fn serve_gateway(shared: Arc<Shared>, outbound: Outbound) -> (u16, Policies) {
+    let policies = Policies::unreachable(shared.config.clone());
+    let own = SocketAddr::from(([127, 0, 0, 1], shared.config.inbound.listen.port()));
+    let inbound = super::Inbound::new(shared, policies.clone()).with_gateway(outbound);
+    (serve(inbound, Some(SocketAddr::from(([10, 9, 9, 9], 50000))), own).await, policies)
+}
+
+/// Serves connections as if all came from `client`, because those from loopback are always admitted.
+async fn serve(inbound: super::Inbound, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let policies = crate::policy::Policies::unreachable(shared.config.clone());
-    let inbound = Arc::new(super::Inbound::new(shared, policies));
+    let inbound = Arc::new(inbound);
     tokio::spawn(async move {
         while let Ok((stream, peer)) = listener.accept().await {
             let inbound = Arc::clone(&inbound);
+            let peer = client.unwrap_or(peer);
             tokio::spawn(async move { super::accept::serve(&inbound, stream, peer, target).await });
         }
     });

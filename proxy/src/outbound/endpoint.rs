@@ -115,7 +115,7 @@ impl Endpoint {
     /// Creates an endpoint without connections.
     pub(crate) fn new(shared: Arc<Shared>, info: Arc<EndpointInfo>) -> Self {
         let local = shared.config.is_local(info.addr.ip());
-        let labels = labels(&info, local);
+        let labels = labels(&shared.config, &info, local);
         Self {
             local,
             http: Arc::new(shared.metrics.http(Direction::Outbound, &labels)),
@@ -135,7 +135,7 @@ impl Endpoint {
 
     /// Why there is no TLS with it, for labels.
     pub(crate) fn no_tls_reason(&self) -> &'static str {
-        no_tls_reason(self.local)
+        no_tls_reason(&self.shared.config, &self.info, self.local)
     }
 
     /// Whether HTTP/1 requests to it are carried over HTTP/2.
@@ -248,11 +248,16 @@ pub(super) fn refuses_plaintext(config: &Config, info: &EndpointInfo) -> bool {
     is_required && info.tls.is_none() && !config.is_local(info.addr.ip())
 }
 
-fn no_tls_reason(local: bool) -> &'static str {
-    if local { "loopback" } else { "not_provided_by_service_discovery" }
+fn no_tls_reason(config: &Config, info: &EndpointInfo, local: bool) -> &'static str {
+    match local {
+        true => "loopback",
+        // Nothing is known about the address, and the request did not name its Service.
+        false if config.outbound.ingress_mode && !info.is_discovered => "ingress_without_override",
+        false => "not_provided_by_service_discovery",
+    }
 }
 
-fn labels(info: &EndpointInfo, local: bool) -> Labels {
+fn labels(config: &Config, info: &EndpointInfo, local: bool) -> Labels {
     let mut labels = target_labels(info.addr);
     match &info.tls {
         Some(tls) if !local => {
@@ -261,7 +266,7 @@ fn labels(info: &EndpointInfo, local: bool) -> Labels {
         }
         _ => {
             labels.push(label("tls", "no_identity"));
-            labels.push(label("no_tls_reason", no_tls_reason(local)));
+            labels.push(label("no_tls_reason", no_tls_reason(config, info, local)));
         }
     }
     labels.extend(info.labels.iter().cloned());

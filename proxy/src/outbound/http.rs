@@ -35,7 +35,7 @@ use crate::{
 };
 
 use attempt::Routed;
-use exchange::ExchangeError;
+pub(super) use exchange::ExchangeError;
 use response::ResponseObserver;
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
@@ -46,7 +46,7 @@ const MAX_STREAMS: u32 = 200;
 /// Serves one connection to its end. During a drain, requests in flight finish.
 pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
     let shared = Arc::clone(&connection.worker.shared);
-    let orig_dst = connection.target.addr;
+    let orig_dst = connection.target.destination.clone();
     let http2 = shared.config.http2;
     let settings = ServerSettings {
         http1_timeout: shared.config.http1_client_timeout,
@@ -69,7 +69,7 @@ impl Connection {
     async fn respond(&self, request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
-        let failure = match self.route(request, kind.grpc).await {
+        let failure = match self.route(request.map(Body::Incoming), kind.grpc).await {
             Ok(response) => return Ok(response),
             Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => return Err(Reset(error)),
             Err(ExchangeError::Reset(error)) => Failure::BadGateway(error.to_string()),
@@ -77,12 +77,16 @@ impl Connection {
         };
         let metrics = &self.worker.shared.metrics;
         metrics.outbound_http_errors.get_or_create(&vec![label("error", failure.label())]).inc();
-        tracing::debug!(%failure, orig_dst.addr = %self.target.addr, "request failed");
+        tracing::debug!(%failure, orig_dst.addr = %self.target.destination, "request failed");
         Ok(failure.respond(kind).map(|()| Observed::unwatched(Body::Empty)))
     }
 
     /// One request: check, match, send, observe.
-    async fn route(&self, mut request: Request<Incoming>, is_grpc: bool) -> Result<ObservedResponse, ExchangeError> {
+    pub(super) async fn route(
+        &self,
+        mut request: Request<Body>,
+        is_grpc: bool,
+    ) -> Result<ObservedResponse, ExchangeError> {
         let arrived = Instant::now();
         let permit = self.worker.limit.admit().ok_or(Failure::LoadShed)?;
         form::normalize(&mut request)?;
@@ -93,9 +97,11 @@ impl Connection {
             strip_hop_by_hop(request.headers_mut());
         }
 
-        let plan = self.target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
+        let named = self.named_by(&mut request)?;
+        let target = named.as_ref().unwrap_or(&self.target);
+        let plan = target.ready().await.map_err(|_| Failure::BadGateway("no destination".to_owned()))?;
         let http2 = request.version() == Version::HTTP_2;
-        let routes = plan.http_routes(http2).ok_or(Failure::Internal("the destination is no longer HTTP"))?;
+        let routes = plan.http_routes(http2).ok_or_else(|| self.not_for_http())?;
         let Matched { id: (route, rule), action, prefix } = routes.find(&request).ok_or(Failure::NoRoute)?;
         let rule = plan.rule(http2, route, rule).ok_or(Failure::Internal("the route has no rule"))?;
         let rule = rule.metrics(&self.worker.shared, &plan.policy.parent, action);

@@ -1,7 +1,6 @@
-//! One original destination as a worker uses it: the plan made from profile and policy, rebuilt when either changes.
+//! One destination as a worker uses it: the plan made from profile and policy, rebuilt when either changes.
 
 use std::{
-    net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -15,13 +14,14 @@ use super::{
     rules::{RuleSlot, Rules},
 };
 use crate::{
+    destination::Destination,
     discover::{
         Lookup,
         policy::PolicyState,
         profile::{Profile, ProfileState},
         route::{Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
-    metrics::{BalancerKind, Direction, Peer, TransportMetrics, label, target_labels},
+    metrics::{BalancerKind, Direction, Labels, Peer, TransportMetrics, label, target_labels},
     shared::Shared,
 };
 
@@ -33,10 +33,10 @@ const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum TargetError {
     /// The control plane did not answer in time.
     #[error("no answer from the control plane about {0} in time: is it reachable?")]
-    Timeout(SocketAddr),
-    /// The policy controller refuses the address.
-    #[error("the policy controller refuses to answer about {0}")]
-    Refused(SocketAddr),
+    Timeout(Destination),
+    /// The policy controller refuses the address, or nothing is known about the name.
+    #[error("the control plane knows nothing about {0}, or refuses to answer")]
+    Refused(Destination),
 }
 
 impl TargetError {
@@ -49,10 +49,10 @@ impl TargetError {
     }
 }
 
-/// An original destination.
+/// A destination.
 pub(super) struct OutboundTarget {
-    /// Its address.
-    pub(super) addr: SocketAddr,
+    /// Its address, or its name.
+    pub(super) destination: Destination,
     shared: Arc<Shared>,
     backends: Arc<Backends>,
     lookup: Arc<Lookup>,
@@ -76,9 +76,14 @@ pub(super) struct RoutingPlan {
 
 impl OutboundTarget {
     /// Creates a destination from a pending lookup.
-    pub(super) fn new(shared: Arc<Shared>, backends: Arc<Backends>, addr: SocketAddr, lookup: Arc<Lookup>) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        backends: Arc<Backends>,
+        destination: Destination,
+        lookup: Arc<Lookup>,
+    ) -> Self {
         let current = Current { profile: lookup.profile.clone(), policy: lookup.policy.clone(), plan: None };
-        Self { addr, shared, backends, lookup, current: Mutex::new(current), source_metrics: OnceLock::new() }
+        Self { destination, shared, backends, lookup, current: Mutex::new(current), source_metrics: OnceLock::new() }
     }
 
     /// The plan, once the control plane has answered.
@@ -95,9 +100,9 @@ impl OutboundTarget {
             profile && policy.wait_for(|state| !matches!(state, PolicyState::Pending)).await.is_ok()
         };
         if !tokio::time::timeout(DISCOVERY_TIMEOUT, answers).await.unwrap_or(false) {
-            return Err(TargetError::Timeout(self.addr));
+            return Err(TargetError::Timeout(self.destination.clone()));
         }
-        self.plan().ok_or(TargetError::Refused(self.addr))
+        self.plan().ok_or_else(|| TargetError::Refused(self.destination.clone()))
     }
 
     /// The current plan; `None` if there is no answer, or if the answer is a refusal.
@@ -108,17 +113,25 @@ impl OutboundTarget {
             let profile = current.profile.borrow_and_update().clone();
             let policy = current.policy.borrow_and_update().clone();
             let detect_timeout = self.shared.config.outbound.detect_timeout;
-            let policy = decide(&profile, &policy, self.addr, detect_timeout)?;
+            let policy = decide(&profile, &policy, &self.destination, detect_timeout);
             // The old plan is dropped afterwards, so that parts in both stay alive.
-            current.plan = Some(Arc::new(RoutingPlan::new(policy, &self.backends)));
+            current.plan = policy.map(|policy| Arc::new(RoutingPlan::new(policy, &self.backends)));
         }
         current.plan.clone()
+    }
+
+    /// The labels `target_addr`, `target_ip` and `target_port`. A name has no address, and may be anything.
+    pub(super) fn labels(&self) -> Labels {
+        match &self.destination {
+            Destination::Addr(addr) => target_labels(*addr),
+            Destination::Name(_) => ["target_addr", "target_ip", "target_port"].map(|key| label(key, "")).into(),
+        }
     }
 
     /// Metrics of accepted connections to this destination.
     pub(super) fn source_metrics(&self) -> Arc<TransportMetrics> {
         let metrics = self.source_metrics.get_or_init(|| {
-            let mut labels = target_labels(self.addr);
+            let mut labels = self.labels();
             labels.push(label("tls", "no_identity"));
             labels.push(label("no_tls_reason", "loopback"));
             Arc::new(self.shared.metrics.transport(Direction::Outbound, Peer::Src, &labels))
@@ -246,11 +259,17 @@ pub(super) fn find_opaque<'a>(routes: &'a [OpaqueRoute], server_name: Option<&st
     named.or_else(|| routes.iter().find(|route| route.server_names.is_empty()))
 }
 
-/// The result of profile and policy together; `None` if connections must be refused.
+/// The result of profile and policy together; `None` if connections must be refused: an address about which nothing is known gets
+/// them as they are, and a name cannot.
 ///
 /// A ServiceProfile with routes or overrides takes requests from the policy, and one with overrides opaque connections too, as in
 /// Linkerd.
-fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect_timeout: Duration) -> Option<Policy> {
+fn decide(
+    profile: &ProfileState,
+    policy: &PolicyState,
+    destination: &Destination,
+    detect_timeout: Duration,
+) -> Option<Policy> {
     let profile: Option<&Profile> = match profile {
         ProfileState::Pending => return None,
         ProfileState::Absent => None,
@@ -265,21 +284,27 @@ fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect
         (!profile.overrides.is_empty()).then(|| Distribution::Random(backends.collect()))
     });
     let by_profile = || match profile {
-        Some(Profile { endpoint: Some(endpoint), .. }) => Distribution::only(Backend::forward(Arc::clone(endpoint))),
-        Some(Profile { name: Some(name), .. }) => {
-            Distribution::only(Backend::balance(format!("{name}:{}", addr.port())))
+        Some(Profile { endpoint: Some(endpoint), .. }) => {
+            Some(Distribution::only(Backend::forward(Arc::clone(endpoint))))
         }
-        _ => forward_to(addr),
+        Some(Profile { name: Some(name), .. }) => {
+            Some(Distribution::only(Backend::balance(format!("{name}:{}", destination.port()))))
+        }
+        _ => match destination {
+            Destination::Addr(addr) => Some(forward_to(*addr)),
+            Destination::Name(_) => None,
+        },
     };
+    let backends = || overrides.clone().or_else(by_profile);
     let policy = match policy {
         PolicyState::Pending | PolicyState::Refused => return None,
-        PolicyState::Absent => Policy::synthesize(overrides.clone().unwrap_or_else(by_profile), opaque, detect_timeout),
+        PolicyState::Absent => Policy::synthesize(backends()?, opaque, detect_timeout),
         PolicyState::Known(policy) => Policy::clone(policy),
     };
     let of_profile = profile.filter(|profile| profile.takes_requests());
     let policy = match of_profile {
         Some(profile) => {
-            let routes = profile.http_routes(&overrides.clone().unwrap_or_else(by_profile), addr.port());
+            let routes = profile.http_routes(&backends()?, destination.port());
             policy.overridden(routes, overrides.as_ref())
         }
         None => policy,
@@ -289,6 +314,6 @@ fn decide(profile: &ProfileState, policy: &PolicyState, addr: SocketAddr, detect
     }
     Some(match policy.opaque_routes() {
         Some(routes) => Policy { parent: policy.parent, protocol: Protocol::Opaque(routes) },
-        None => Policy::synthesize(by_profile(), true, detect_timeout),
+        None => Policy::synthesize(by_profile()?, true, detect_timeout),
     })
 }

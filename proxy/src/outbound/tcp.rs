@@ -17,7 +17,7 @@ use super::{
 use crate::{
     discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque},
     io::{Io, Stream, copy_bidirectional},
-    metrics::{BalancerKind, Labels, target_labels},
+    metrics::{BalancerKind, Labels},
 };
 
 /// Why a connection was not forwarded to its end.
@@ -103,7 +103,7 @@ where
     }
     let (_, backend) = plan.pick(&route.backends, plan.policy.opaque_kind()).ok_or(ForwardError::NoBackend)?;
     let (mut server, endpoint, in_flight) = connect(connection, &backend).await?;
-    tracing::debug!(orig_dst.addr = %connection.target.addr, dst.addr = %endpoint.info.addr, "forwarding");
+    tracing::debug!(orig_dst.addr = %connection.target.destination, dst.addr = %endpoint.info.addr, "forwarding");
     let copied = copy_bidirectional(stream, &mut server).await;
     drop(in_flight);
     if let Err(error) = copied {
@@ -149,6 +149,6 @@ async fn connect(
 fn labels(connection: &Connection, plan: &RoutingPlan, route: &OpaqueRoute) -> Labels {
     let mut labels = plan.policy.parent.labels_with_port("parent");
     labels.extend(route.meta.labels("route"));
-    labels.extend(target_labels(connection.target.addr).into_iter().skip(1));
+    labels.extend(connection.target.labels().into_iter().skip(1));
     labels
 }

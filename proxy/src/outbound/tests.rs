@@ -3,6 +3,8 @@
 mod fake;
 mod faults;
 mod floods;
+mod gateway;
+mod ingress;
 mod metrics;
 mod pair;
 mod profile;
@@ -41,8 +43,6 @@ use weft_runtime::drain::Drain;
 use super::*;
 use crate::{
     config::{Config, SocketConfig},
-    control::{ControlClient, Trust},
-    dns::Dns,
     inbound::testing::{self, Mesh},
     listen,
     shared::Shared,
@@ -61,6 +61,7 @@ struct Proxy {
     mesh: Mesh,
     drain: Option<Drain>,
     shared: Arc<Shared>,
+    worker: Arc<Worker>,
 }
 
 impl Proxy {
@@ -88,35 +89,25 @@ impl Proxy {
         if !credentials {
             Arc::get_mut(&mut shared).unwrap().credentials = watch::channel(None).1;
         }
-        let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
-        let trust = Trust::Credentials(shared.credentials.clone());
-        let limits = shared.config.control_streams;
-        let destination =
-            ControlClient::new(shared.config.destination.control.clone(), trust.clone(), dns.clone(), limits);
-        let policy = ControlClient::new(shared.config.policy.control.clone(), trust, dns, limits);
-        let discover = Discover::new(&shared, destination, policy);
+        let Outbound(worker) = fake::outbound(&shared);
         let bound = listen::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0);
         let addr = bound.local_addr().unwrap();
         let listener = Listener::new(bound, SocketConfig::default()).unwrap();
-        let worker = Worker::new(Arc::clone(&shared), discover);
         *worker.pretended_dst.lock() = Some(orig_dst);
         let accepting = Arc::clone(&shared);
+        let accepting_worker = Arc::clone(&worker);
         tokio::spawn(async move {
             tokio::select! {
-                () = accept_all(&worker, &listener) => {}
+                () = accept_all(&accepting_worker, &listener) => {}
                 () = accepting.drain.signaled() => {}
             }
         });
-        Self { addr, control, mesh, drain: Some(drain), shared }
+        Self { addr, control, mesh, drain: Some(drain), shared, worker }
     }
 
     /// The proxy's metrics.
     fn scrape(&self) -> String {
-        let mut registry = prometheus_client::registry::Registry::default();
-        self.shared.metrics.register_in(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        text
+        fake::scrape(&self.shared)
     }
 
     async fn connect(&self) -> TcpStream {

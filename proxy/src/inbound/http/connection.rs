@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{HttpConnection, counters::Counters};
 use crate::{
     http::serve::{HttpVersion, ServerSettings, serve as serve_http},
-    inbound::{Inbound, error::ConnectionError},
+    inbound::{Inbound, error::ConnectionError, gateway::Route},
     io::Io,
     policy::{PortPolicy, authz::Client},
 };
@@ -25,16 +25,57 @@ pub(in crate::inbound) async fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let server = Arc::clone(&policy.borrow().meta);
-    let stream = stream.with_metrics(inbound.source(&client, target, &server));
-    let connection = Arc::new(HttpConnection {
+    let served = connection(inbound, client, target, policy, None);
+    run(inbound, stream, version, served).await
+}
+
+/// Serves a gateway's connection: requests that the policy of the proxy's own port admits go where `route` says.
+pub(in crate::inbound) async fn serve_gateway<S>(
+    inbound: &Arc<Inbound>,
+    stream: Io<S>,
+    version: HttpVersion,
+    client: Client,
+    own: SocketAddr,
+    policy: PortPolicy,
+    route: Route,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let served = connection(inbound, client, own, policy, Some(route));
+    run(inbound, stream, version, served).await
+}
+
+fn connection(
+    inbound: &Arc<Inbound>,
+    client: Client,
+    target: SocketAddr,
+    policy: PortPolicy,
+    gateway: Option<Route>,
+) -> HttpConnection {
+    HttpConnection {
         client_id: client.identity().and_then(|id| HeaderValue::from_str(id.as_str()).ok()),
         target: inbound.targets.get(target),
         counters: Counters::default(),
         inbound: Arc::clone(inbound),
         client,
         policy,
-    });
+        gateway,
+    }
+}
+
+async fn run<S>(
+    inbound: &Arc<Inbound>,
+    stream: Io<S>,
+    version: HttpVersion,
+    connection: HttpConnection,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let server = Arc::clone(&connection.policy.borrow().meta);
+    let stream = stream.with_metrics(inbound.source(&connection.client, connection.target.addr, &server));
+    let connection = Arc::new(connection);
     let http2 = inbound.shared.config.http2;
     let settings = ServerSettings {
         http1_timeout: inbound.shared.config.http1_client_timeout,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Accompanies a response's body.
-pub(super) struct ResponseObserver {
+pub(in crate::outbound) struct ResponseObserver {
     count: CountResponse,
     /// The route's, if it is a ServiceProfile's: of this attempt, and of the request.
     routes: Vec<Arc<HttpMetrics>>,

@@ -35,7 +35,14 @@ use weft_proto::linkerd::{
 };
 use weft_tls::credentials::Credentials;
 
-use crate::transport_header::{ALPN, TransportHeader};
+use crate::{
+    control::{ControlClient, Trust},
+    discover::Discover,
+    dns::Dns,
+    outbound::Outbound,
+    shared::Shared,
+    transport_header::{ALPN, TransportHeader},
+};
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -43,6 +50,8 @@ type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[derive(Clone, Default)]
 pub(crate) struct Control {
     pub(crate) policies: Arc<Mutex<HashMap<SocketAddr, OutboundPolicy>>>,
+    /// Policies of names with ports.
+    pub(crate) named: Arc<Mutex<HashMap<String, OutboundPolicy>>>,
     pub(crate) profiles: Arc<Mutex<HashMap<String, DestinationProfile>>>,
     /// How many of the next policy requests get a stream without messages.
     pub(crate) silent: Arc<AtomicUsize>,
@@ -74,6 +83,25 @@ impl Control {
         service.followers.retain(|follower| follower.send(Ok(update.clone())).is_ok());
         service.first.push(update);
     }
+}
+
+/// An outbound side with the control plane of its settings.
+pub(crate) fn outbound(shared: &Arc<Shared>) -> Outbound {
+    let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
+    let trust = Trust::Credentials(shared.credentials.clone());
+    let (config, limits) = (&shared.config, shared.config.control_streams);
+    let destination = ControlClient::new(config.destination.control.clone(), trust.clone(), dns.clone(), limits);
+    let policy = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
+    Outbound::new(Arc::clone(shared), Discover::new(shared, destination, policy))
+}
+
+/// A proxy's metrics.
+pub(crate) fn scrape(shared: &Shared) -> String {
+    let mut registry = prometheus_client::registry::Registry::default();
+    shared.metrics.register_in(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text
 }
 
 #[tonic::async_trait]
@@ -109,15 +137,20 @@ impl OutboundPolicies for Control {
     }
 
     async fn watch(&self, request: Request<TrafficSpec>) -> Result<Response<Self::WatchStream>, Status> {
-        let Some(traffic_spec::Target::Addr(addr)) = request.into_inner().target else {
-            return Err(Status::invalid_argument("no address"));
-        };
+        let target = request.into_inner().target;
         let is_silent = |left: usize| left.checked_sub(1);
         if self.silent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_silent).is_ok() {
             return Ok(Response::new(stream::pending().boxed()));
         }
-        match self.policies.lock().get(&SocketAddr::try_from(addr).unwrap()) {
-            Some(policy) => Ok(Response::new(stream::iter([Ok(policy.clone())]).chain(stream::pending()).boxed())),
+        let policy = match target {
+            Some(traffic_spec::Target::Addr(addr)) => {
+                self.policies.lock().get(&SocketAddr::try_from(addr).unwrap()).cloned()
+            }
+            Some(traffic_spec::Target::Authority(name)) => self.named.lock().get(&name).cloned(),
+            None => return Err(Status::invalid_argument("no target")),
+        };
+        match policy {
+            Some(policy) => Ok(Response::new(stream::iter([Ok(policy)]).chain(stream::pending()).boxed())),
             None => Err(Status::not_found("no such service")),
         }
     }

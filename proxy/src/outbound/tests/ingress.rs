@@ -1,0 +1,160 @@
+//! Ingress mode: requests that name their destination.
+
+use super::*;
+use crate::{destination::Name, outbound::worker::MAX_NAMES};
+
+const WEB: &str = "web.demo.svc.cluster.local:80";
+const API: &str = "api.demo.svc.cluster.local:8080";
+
+fn ingress(config: &mut Config) {
+    config.outbound.ingress_mode = true;
+    config.outbound.detect_timeout = Duration::from_millis(200);
+}
+
+fn naming(name: &str) -> Request<Full<Bytes>> {
+    let mut request = get("/");
+    request.headers_mut().append("l5d-dst-override", name.parse().unwrap());
+    request
+}
+
+/// A service with a policy and these endpoints.
+fn serve(control: &Control, name: &str, addr: SocketAddr) {
+    control.named.lock().insert(name.to_owned(), policy(name, vec![]));
+    control.update(name, add(vec![endpoint(addr, None)]));
+}
+
+#[tokio::test]
+async fn each_request_goes_where_its_header_says() {
+    let control = Control::default();
+    serve(&control, WEB, application("web").await);
+    serve(&control, API, application("api").await);
+    let pod = application("pod").await;
+    let proxy = Proxy::start_with(pod, control, ingress, true).await;
+    let mut sender = proxy.http1().await;
+    for (request, expected) in [
+        (naming("web.demo.svc.cluster.local"), "web"),
+        (naming("Web.demo.svc.cluster.local.:80"), "web"),
+        (naming(API), "api"),
+        (get("/"), "pod"),
+        (naming(WEB), "web"),
+    ] {
+        sender.ready().await.unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(text(response).await, format!("{expected} / HTTP/1.1"));
+    }
+    assert_eq!(proxy.worker.known_names(), 2);
+    let metrics = proxy.scrape();
+    let of_pod = format!(r#"target_addr="{pod}""#);
+    let tls = |line: &&str| line.starts_with("request_total") && line.contains(&of_pod);
+    let line = metrics.lines().find(tls).expect("the request is counted");
+    assert!(line.contains(r#"no_tls_reason="ingress_without_override""#), "{line}");
+    assert!(metrics.contains(r#"no_tls_reason="not_provided_by_service_discovery""#), "{metrics}");
+}
+
+#[tokio::test]
+async fn the_named_service_gets_mtls_and_not_the_header() {
+    let control = Control::default();
+    control.named.lock().insert(WEB.to_owned(), policy(SERVICE, vec![]));
+    let proxy = Proxy::start_with(unused_addr().await, control, ingress, true).await;
+    let (peer, port) = Peer::listen(&proxy.mesh.credentials(SERVER)).await;
+    let workload: SocketAddr = "127.0.0.1:8080".parse().unwrap();
+    proxy.control.update(SERVICE, add(vec![endpoint(workload, Some((SERVER, port)))]));
+    tokio::spawn(async move {
+        let (_, stream) = peer.accept().await;
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let leaked = request.headers().contains_key("l5d-dst-override");
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("leaked={leaked}")))))
+        });
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await.unwrap();
+    });
+    let response = proxy.http1().await.send_request(naming(WEB)).await.unwrap();
+    assert_eq!(text(response).await, "leaked=false");
+}
+
+#[tokio::test]
+async fn a_malformed_name_is_refused_and_an_unknown_one_has_no_destination() {
+    let pod = application("pod").await;
+    let proxy = Proxy::start_with(pod, Control::default(), ingress, true).await;
+    let status = async |request| proxy.http1().await.send_request(request).await.unwrap().status();
+    assert_eq!(status(naming("10.0.0.1:80")).await, StatusCode::BAD_REQUEST);
+    let mut two = naming(WEB);
+    two.headers_mut().append("l5d-dst-override", API.parse().unwrap());
+    assert_eq!(status(two).await, StatusCode::BAD_REQUEST);
+    assert_eq!(status(naming(WEB)).await, StatusCode::BAD_GATEWAY);
+    assert_eq!(status(get("/")).await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_name_that_becomes_known_is_served() {
+    let proxy = Proxy::start_with(unused_addr().await, Control::default(), ingress, true).await;
+    assert_eq!(proxy.http1().await.send_request(naming(WEB)).await.unwrap().status(), StatusCode::BAD_GATEWAY);
+    serve(&proxy.control, WEB, application("web").await);
+    let served = async {
+        while proxy.http1().await.send_request(naming(WEB)).await.unwrap().status() != StatusCode::OK {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), served).await.expect("never served");
+}
+
+#[tokio::test]
+async fn a_profile_is_enough_to_know_a_name() {
+    let control = Control::default();
+    let profile =
+        DestinationProfile { fully_qualified_name: "api.demo.svc.cluster.local".into(), ..Default::default() };
+    control.profiles.lock().insert(API.to_owned(), profile);
+    control.update(API, add(vec![endpoint(application("api").await, None)]));
+    let proxy = Proxy::start_with(unused_addr().await, control, ingress, true).await;
+    assert_eq!(text(proxy.http1().await.send_request(naming(API)).await.unwrap()).await, "api / HTTP/1.1");
+}
+
+#[tokio::test]
+async fn what_is_not_http_goes_to_its_original_destination() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"220 ready\r\n").await.unwrap();
+            let (mut read, mut write) = stream.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut read, &mut write).await });
+        }
+    });
+    let proxy = Proxy::start_with(addr, Control::default(), ingress, true).await;
+    for first in [&b"neither HTTP nor short\n"[..], b""] {
+        let mut client = proxy.connect().await;
+        client.write_all(first).await.unwrap();
+        let mut banner = [0; 11];
+        client.read_exact(&mut banner).await.unwrap();
+        assert_eq!(&banner, b"220 ready\r\n");
+        let mut echo = vec![0; first.len()];
+        client.read_exact(&mut echo).await.unwrap();
+        assert_eq!(echo, first);
+    }
+}
+
+#[tokio::test]
+async fn another_proxy_does_not_look_at_the_header() {
+    let control = Control::default();
+    serve(&control, WEB, application("web").await);
+    let proxy = Proxy::start(application("pod").await, control).await;
+    let response = proxy.http1().await.send_request(naming(WEB)).await.unwrap();
+    assert_eq!(text(response).await, "pod / HTTP/1.1");
+}
+
+#[tokio::test]
+async fn names_are_bounded_and_forgotten() {
+    let proxy = Proxy::start_with(unused_addr().await, Control::default(), ingress, true).await;
+    let name = |index: usize| Name::parse(&format!("web-{index}.demo:80"), 80.try_into().unwrap()).unwrap();
+    for index in 0..MAX_NAMES + 10 {
+        assert!(proxy.worker.named(&name(index)).is_some());
+    }
+    assert_eq!(proxy.worker.known_names(), MAX_NAMES);
+    let mut used: Vec<_> = (0..MAX_NAMES).map(|index| proxy.worker.named(&name(index)).unwrap()).collect();
+    assert!(proxy.worker.named(&name(MAX_NAMES)).is_none(), "all names are in use");
+    used.pop();
+    assert!(proxy.worker.named(&name(MAX_NAMES)).is_some());
+    let idle = proxy.shared.config.outbound.discovery_idle_timeout;
+    proxy.worker.sweep(Instant::now() + idle);
+    assert_eq!(proxy.worker.known_names(), used.len(), "those in use stay");
+}
