@@ -50,8 +50,11 @@ impl Named {
     /// Sends a request to an endpoint.
     pub(crate) async fn send(&self, request: Request<Body>, is_grpc: bool) -> Result<Response<Body>, RelayError> {
         let Self(connection) = self;
-        if let Err(TargetError::Refused(_)) = connection.target.ready().await {
-            return Err(RelayError::Failure(Failure::GatewayDomain));
+        if let Err(error) = connection.target.ready().await {
+            return Err(RelayError::Failure(match error {
+                TargetError::Refused(_) => Failure::GatewayDomain,
+                TargetError::Timeout(_) => Failure::BadGateway(error.to_string()),
+            }));
         }
         let version = request.version();
         match connection.route(request, is_grpc).await {
