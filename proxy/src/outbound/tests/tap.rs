@@ -1,11 +1,14 @@
 //! Tap against running proxies: a client's and a server's, each with its tap server.
 
 use tonic::{Code, transport::Endpoint};
-use weft_proto::linkerd::tap::{
-    ObserveRequest, TapEvent, eos,
-    observe_request::{Extract, Match, extract, r#match},
-    tap_client::TapClient,
-    tap_event::{self, ProxyDirection, http::Event},
+use weft_proto::linkerd::{
+    destination::{PathMatch, RequestMatch, Route, request_match},
+    tap::{
+        ObserveRequest, TapEvent, eos,
+        observe_request::{Extract, Match, extract, r#match},
+        tap_client::TapClient,
+        tap_event::{self, ProxyDirection, http::Event},
+    },
 };
 
 use super::{
@@ -129,6 +132,46 @@ async fn a_request_is_seen_by_both_proxies() {
     let policy = &event.destination_meta.as_ref().unwrap().labels;
     assert_eq!((policy["tls"].as_str(), policy["srv_name"].as_str()), ("loopback", "all-unauthenticated"));
     assert_eq!(event.route_meta.as_ref().unwrap().labels["kind"], "default");
+}
+
+#[tokio::test]
+async fn a_tap_follows_labels_of_the_endpoint_and_of_a_profiles_route() {
+    let service: SocketAddr = "10.1.4.1:80".parse().unwrap();
+    let path = PathMatch { regex: "/books.*".to_owned() };
+    let route = Route {
+        condition: Some(RequestMatch { r#match: Some(request_match::Match::Path(path)) }),
+        metrics_labels: [("route".to_owned(), "books".to_owned())].into(),
+        ..Route::default()
+    };
+    let name = "server.demo.svc.cluster.local".to_owned();
+    let profile = DestinationProfile { fully_qualified_name: name, routes: vec![route], ..Default::default() };
+    let control = Control::default();
+    control.profiles.lock().insert(service.to_string(), profile);
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let mut app = endpoint(application("app").await, None);
+    app.metric_labels = [("deployment".to_owned(), "web".to_owned())].into();
+    control.update(SERVICE, add(vec![app]));
+    let proxy = Proxy::start(service, control).await;
+
+    let label = |key: &str, value: &str| r#match::Label { key: key.to_owned(), value: value.to_owned() };
+    let matches = [
+        r#match::Match::RouteLabel(label("route", "books")),
+        r#match::Match::DestinationLabel(label("deployment", "web")),
+    ];
+    let matches = matches.map(|inner| Match { r#match: Some(inner) }).into();
+    let all = Match { r#match: Some(r#match::Match::All(r#match::Seq { matches })) };
+    let mut client = plain(serve(&proxy.shared).await).await;
+    let wanted = ObserveRequest { r#match: Some(all), extract: None, ..request(1) };
+    let events = client.observe(wanted).await.unwrap().into_inner();
+    for path in ["/other", "/books/1"] {
+        assert_eq!(proxy.get(path).await.status(), StatusCode::OK);
+    }
+    let events = collect(events).await;
+    let Event::RequestInit(init) = http(&events[0]) else { panic!("{events:?}") };
+    assert_eq!((init.path.as_str(), &init.headers), ("/books/1", &None));
+    let labels = &events[0].destination_meta.as_ref().unwrap().labels;
+    assert_eq!((labels["deployment"].as_str(), labels["tls"].as_str()), ("web", "not_provided_by_service_discovery"));
+    assert_eq!(events[0].route_meta.as_ref().unwrap().labels, [("route".to_owned(), "books".to_owned())].into());
 }
 
 #[tokio::test]
