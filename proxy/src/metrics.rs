@@ -4,6 +4,7 @@
 //! atomic addition. Refuses to know when something happens.
 
 mod balancer;
+mod detect;
 mod histogram;
 mod http;
 mod inbound;
@@ -24,7 +25,8 @@ use weft_runtime::metrics::Family;
 
 use balancer::BalancerFamilies;
 pub(crate) use balancer::{BalancerKind, BalancerMetrics};
-use histogram::DetectSeconds;
+use detect::DetectFamilies;
+pub(crate) use detect::DetectMetrics;
 pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};
 use http::HttpFamilies;
 pub(crate) use http::{HttpMetrics, ProfileMetrics};
@@ -36,6 +38,7 @@ use route::RouteFamilies;
 pub(crate) use route::{BackendMetrics, RequestMetrics, RouteMetrics};
 pub(crate) use stream::StreamEnd;
 use tcp_route::TcpRouteFamilies;
+pub(crate) use tcp_route::TcpRouteMetrics;
 pub(crate) use transport::TransportMetrics;
 
 /// A set of labels. Keys come from code, except the `dst_*` ones, which come from the destination controller.
@@ -83,8 +86,8 @@ pub(crate) struct ProxyMetrics {
     pub(crate) outbound_http_errors: Counters,
     /// `outbound_tcp_protocol_connections_total`.
     pub(crate) outbound_protocol_connections: Counters,
-    detect_results: [Counters; 2],
-    detect_duration: [Family<Labels, Histogram<DetectSeconds>>; 2],
+    inbound_detect: DetectFamilies,
+    outbound_detect: DetectFamilies,
     transfer_cost: Counters,
     http_routes: RouteFamilies,
     grpc_routes: RouteFamilies,
@@ -274,14 +277,8 @@ impl ProxyMetrics {
         for families in [&metrics.http, &metrics.route, &metrics.route_actual] {
             families.register(registry);
         }
-        for (direction, prefix) in
-            [(Direction::Inbound, "inbound_tcp_detect_http"), (Direction::Outbound, "outbound_tcp_detect_http")]
-        {
-            let registry = registry.sub_registry_with_prefix(prefix);
-            let (results, durations) = metrics.detect(direction);
-            registry.register("results", "Results of HTTP detection", results.clone());
-            registry.register_with_unit("duration", "How long HTTP detection took", Unit::Seconds, durations.clone());
-        }
+        metrics.inbound_detect.register(registry, "inbound_tcp_detect_http");
+        metrics.outbound_detect.register(registry, "outbound_tcp_detect_http");
         registry.register_with_unit(
             "outbound_tcp_transfer_cost",
             "Bytes to and from endpoints, by their zone",
@@ -316,24 +313,6 @@ impl ProxyMetrics {
         let in_use = self.retained.enter(key);
         let counter = in_use.series(name, family, labels);
         (in_use, counter)
-    }
-
-    /// Counts an attempt to detect HTTP.
-    pub(crate) fn detected(&self, direction: Direction, result: &'static str, labels: Labels, duration: Duration) {
-        let (results, durations) = self.detect(direction);
-        let mut key = labels.clone();
-        key.push(label("kind", "detect_http"));
-        key.push(label("direction", direction.label()));
-        let in_use = self.retained.enter(key);
-        in_use.series("duration", durations, &labels).observe(duration);
-        let mut of_result = vec![label("result", result)];
-        of_result.extend(labels);
-        in_use.series("results", results, &of_result).inc();
-    }
-
-    fn detect(&self, direction: Direction) -> (&Counters, &Family<Labels, Histogram<DetectSeconds>>) {
-        let index = usize::from(direction == Direction::Outbound);
-        (&self.detect_results[index], &self.detect_duration[index])
     }
 
     /// The handles of one kind of connection. `labels` follow `direction` and `peer`.
@@ -391,9 +370,12 @@ mod tests {
             let http = metrics.http(Direction::Outbound, &labels);
             http.request();
             http.response(200, true, Some(0), Duration::from_millis(3));
-            metrics.tcp_route(false, labels.clone()).closed("unexpected");
+            let route = metrics.tcp_route(false, labels.clone());
+            route.opened();
+            route.closed("unexpected");
+            drop(route);
             metrics.count("inbound_http_authz_deny", &metrics.inbound_http_deny, &labels);
-            metrics.detected(Direction::Outbound, "http/1", labels.clone(), Duration::ZERO);
+            metrics.detect(Direction::Outbound, labels.clone()).detected("http/1", Duration::ZERO);
             drop(metrics.balancer(BalancerKind::Http, &labels, IDLE));
             let route = metrics.route(true, labels.clone(), false);
             route.backend(Labels::new()).ended(StreamEnd::default(), Duration::ZERO);

@@ -36,6 +36,7 @@ use crate::{
     listen::{Accepted, Listener},
     metrics::{Direction, label},
     orig_dst::{self, OrigDstError},
+    route::Meta,
     shared::Shared,
 };
 
@@ -173,9 +174,13 @@ impl Connection {
         let (began, accepted) = (Instant::now(), self.accepted(Stream::Plain(stream)));
         let detected = detect::http(accepted, timeout).await;
         let result = detected.as_ref().map_or("error", |(detected, _)| detected.label());
-        let parent = known.map(|(plan, _)| plan.policy.parent.clone()).unwrap_or_default();
-        let labels = parent.labels_with_port("parent");
-        self.worker.shared.metrics.detected(Direction::Outbound, result, labels, began.elapsed());
+        match known {
+            Some((plan, _)) => plan.detect(&self.worker.shared).detected(result, began.elapsed()),
+            None => {
+                let labels = Meta::default().labels_with_port("parent");
+                self.worker.shared.metrics.detect(Direction::Outbound, labels).detected(result, began.elapsed());
+            }
+        }
         let (detected, stream) = detected?;
         match detected {
             Detected::Http1 => self.http_stream(stream, HttpVersion::Http1).await,

@@ -121,7 +121,7 @@ where
     let mut labels = Labels::new();
     policy.borrow().meta.append_labels("srv", &mut labels);
     labels.push(label("srv_port", inbound.labels.port(target)));
-    inbound.shared.metrics.detected(Direction::Inbound, result, labels, began.elapsed());
+    inbound.shared.metrics.detect(Direction::Inbound, labels).detected(result, began.elapsed());
     let (detected, stream) = detected?;
     let version = match detected {
         Detected::Http1 => Some(HttpVersion::Http1),

@@ -180,8 +180,7 @@ impl HttpConnection {
         let route = &matched.details.meta;
         match authorize(&matched.details.authorizations, &self.client) {
             Some(authz) => {
-                let (inbound, client, port) = (&self.inbound, &self.client, &self.target);
-                let handles = self.counters.handles(inbound, policy, matched, authz, client, port, authority);
+                let handles = self.counters.handles(self, policy, matched, authz, authority);
                 handles.allowed.1.inc();
                 if authz.is_audit() {
                     tracing::info!(client.addr = %self.client.addr,

@@ -1,8 +1,13 @@
 //! `outbound_{tcp,tls}_route_*`: connections by route.
 
-use prometheus_client::registry::Registry;
+use std::sync::OnceLock;
+
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 
 use super::{Counters, Labels, ProxyMetrics, label, retain::InUse};
+
+/// Errors that end connections: none, forbidden, an invalid backend or policy, unexpected ones.
+const ERRORS: usize = 5;
 
 /// The families of opaque routes, or of TLS routes.
 #[derive(Clone, Debug, Default)]
@@ -11,12 +16,14 @@ pub(super) struct TcpRouteFamilies {
     close: Counters,
 }
 
-/// A connection on a route.
+/// What is counted of connections on one route. Its series are kept while it lives and for the retention time afterwards.
 #[derive(Debug)]
-pub(crate) struct TcpRoute {
-    in_use: InUse,
+pub(crate) struct TcpRouteMetrics {
+    open: Counter,
     close: Counters,
     labels: Labels,
+    in_use: InUse,
+    seen: [OnceLock<(&'static str, Counter)>; ERRORS],
 }
 
 impl TcpRouteFamilies {
@@ -29,9 +36,8 @@ impl TcpRouteFamilies {
 }
 
 impl ProxyMetrics {
-    /// Counts a connection on a route. Its series are kept while a connection uses the route and for the retention time
-    /// afterwards.
-    pub(crate) fn tcp_route(&self, is_tls: bool, labels: Labels) -> TcpRoute {
+    /// The metrics of a route of connections.
+    pub(crate) fn tcp_route(&self, is_tls: bool, labels: Labels) -> TcpRouteMetrics {
         let (families, prefix) = match is_tls {
             true => (&self.tls_routes, "outbound_tls_route"),
             false => (&self.tcp_routes, "outbound_tcp_route"),
@@ -39,15 +45,32 @@ impl ProxyMetrics {
         let mut key = labels.clone();
         key.push(label("kind", prefix));
         let in_use = self.retained.enter(key);
-        in_use.series("open", &families.open, &labels).inc();
-        TcpRoute { in_use, close: families.close.clone(), labels }
+        let open = in_use.series("open", &families.open, &labels);
+        TcpRouteMetrics { open, close: families.close.clone(), labels, in_use, seen: Default::default() }
     }
 }
 
-impl TcpRoute {
-    /// Counts the connection's end, with the error that ended it or an empty one.
-    pub(crate) fn closed(mut self, error: &'static str) {
-        self.labels.push(label("error", error));
-        self.in_use.series("close", &self.close, &self.labels).inc();
+impl TcpRouteMetrics {
+    /// Counts a connection.
+    pub(crate) fn opened(&self) {
+        self.open.inc();
+    }
+
+    /// Counts a connection's end, with the error that ended it or an empty one.
+    pub(crate) fn closed(&self, error: &'static str) {
+        for slot in &self.seen {
+            let (known, counter) = slot.get_or_init(|| (error, self.look_up(error)));
+            if *known == error {
+                counter.inc();
+                return;
+            }
+        }
+        self.look_up(error).inc();
+    }
+
+    fn look_up(&self, error: &'static str) -> Counter {
+        let mut labels = self.labels.clone();
+        labels.push(label("error", error));
+        self.in_use.series("close", &self.close, &labels)
     }
 }

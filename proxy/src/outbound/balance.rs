@@ -285,7 +285,7 @@ impl Balancer {
         let changed = state.endpoints.iter().filter(|known| !is_same(known)).count();
         let kept = state.endpoints.iter().filter(|known| old.contains_key(&known.endpoint.info.addr)).count();
         let metrics = &self.pool.metrics;
-        metrics.endpoints.inc_by(now as i64 - before as i64);
+        metrics.endpoints.inc_by(gauge(now) - gauge(before));
         if std::mem::replace(&mut state.is_known, true) {
             metrics.added.inc_by(changed as u64);
             metrics.removed.inc_by((old.len() - kept) as u64);
@@ -424,6 +424,11 @@ impl Balanced {
     }
 }
 
+/// A number of endpoints in a gauge.
+fn gauge(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 impl<'a> Waiting<'a> {
     fn begin(metrics: &'a BalancerMetrics) -> Self {
         metrics.waiting.inc();
@@ -441,7 +446,7 @@ impl Drop for Balancer {
     fn drop(&mut self) {
         let known = self.state.get_mut().endpoints.len();
         if known > 0 {
-            self.pool.metrics.endpoints.dec_by(known as i64);
+            self.pool.metrics.endpoints.dec_by(gauge(known));
         }
     }
 }

@@ -21,7 +21,9 @@ use crate::{
         profile::{Profile, ProfileState},
         route::{Backend, Distribution, HttpRoutes, OpaqueRoute, Policy, Protocol, RouteBackend, forward_to},
     },
-    metrics::{BalancerKind, Direction, Labels, Peer, TransportMetrics, label, target_labels},
+    metrics::{
+        BalancerKind, DetectMetrics, Direction, Labels, Peer, TcpRouteMetrics, TransportMetrics, label, target_labels,
+    },
     shared::Shared,
 };
 
@@ -72,6 +74,9 @@ pub(super) struct RoutingPlan {
     pub(super) policy: Policy,
     backends: Vec<(Arc<Backend>, BalancerKind, Resolved)>,
     rules: Rules,
+    detect: OnceLock<DetectMetrics>,
+    /// By position among the routes of connections.
+    connections: Vec<OnceLock<TcpRouteMetrics>>,
 }
 
 impl OutboundTarget {
@@ -163,7 +168,8 @@ impl RoutingPlan {
             resolve(&route.backends, policy.opaque_kind());
         }
         let rules = Rules::new(&http);
-        Self { backends, rules, policy }
+        let connections = opaque.iter().flat_map(|routes| routes.iter()).map(|_| OnceLock::new()).collect();
+        Self { backends, rules, detect: OnceLock::new(), connections, policy }
     }
 
     /// The HTTP routes for a version; `None` if the policy is for another protocol.
@@ -180,6 +186,29 @@ impl RoutingPlan {
     pub(super) fn rule(&self, http2: bool, route: usize, rule: usize) -> Option<&RuleSlot> {
         let has_two_sets = matches!(self.policy.protocol, Protocol::Detect { .. });
         self.rules.get(usize::from(http2 && has_two_sets), route, rule)
+    }
+
+    /// What is counted of detection.
+    pub(super) fn detect(&self, shared: &Shared) -> &DetectMetrics {
+        let labels = || self.policy.parent.labels_with_port("parent");
+        self.detect.get_or_init(|| shared.metrics.detect(Direction::Outbound, labels()))
+    }
+
+    /// What is counted of connections to a target with these labels on the route at this position; `None` if there is none.
+    pub(super) fn connections(
+        &self,
+        shared: &Shared,
+        target: impl FnOnce() -> Labels,
+        index: usize,
+    ) -> Option<&TcpRouteMetrics> {
+        let (routes, slot) = (self.policy.opaque_routes()?, self.connections.get(index)?);
+        let route = routes.get(index)?;
+        Some(slot.get_or_init(|| {
+            let mut labels = self.policy.parent.labels_with_port("parent");
+            labels.extend(route.meta.labels("route"));
+            labels.extend(target().into_iter().skip(1));
+            shared.metrics.tcp_route(self.policy.opaque_kind() == BalancerKind::Tls, labels)
+        }))
     }
 
     /// Picks a backend of requests or connections, preferring backends with an available endpoint.

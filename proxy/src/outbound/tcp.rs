@@ -17,7 +17,6 @@ use super::{
 use crate::{
     discover::route::{OpaqueRoute, OpaqueRoutes, RefuseOpaque},
     io::{Io, Stream, copy_bidirectional},
-    metrics::{BalancerKind, Labels},
 };
 
 /// Why a connection was not forwarded to its end.
@@ -79,10 +78,11 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let route = find_opaque(routes, server_name).ok_or(ForwardError::NoRoute)?;
-    let is_tls = plan.policy.opaque_kind() == BalancerKind::Tls;
-    let counted = connection.worker.shared.metrics.tcp_route(is_tls, labels(connection, plan, route));
+    let index = routes.iter().position(|known| std::ptr::eq(known, route)).unwrap_or(0);
+    let metrics = plan.connections(&connection.worker.shared, || connection.target.labels(), index);
+    metrics.inspect(|metrics| metrics.opened());
     let result = forward_on(connection, plan, &mut stream, route).await;
-    counted.closed(result.as_ref().err().map_or("", ForwardError::route_label));
+    metrics.inspect(|metrics| metrics.closed(result.as_ref().err().map_or("", ForwardError::route_label)));
     if let Err(ForwardError::Copy(error)) = &result {
         stream.closed_by(error);
     }
@@ -144,11 +144,4 @@ async fn connect(
             }
         }
     }
-}
-
-fn labels(connection: &Connection, plan: &RoutingPlan, route: &OpaqueRoute) -> Labels {
-    let mut labels = plan.policy.parent.labels_with_port("parent");
-    labels.extend(route.meta.labels("route"));
-    labels.extend(connection.target.labels().into_iter().skip(1));
-    labels
 }

@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::{
     http::respond::Failure,
-    inbound::{Inbound, target::ApplicationPort},
+    inbound::{Inbound, http::HttpConnection},
     metrics::{Direction, HttpMetrics, InUse, InboundRouteMetrics, Labels, label},
     policy::{
         authz::Client,
@@ -47,12 +47,10 @@ impl Counters {
     /// The counters of requests on this route that this authorization allows.
     pub(super) fn handles(
         &self,
-        inbound: &Inbound,
+        connection: &HttpConnection,
         policy: &Arc<ServerPolicy>,
         matched: Matched<'_>,
         authz: &Arc<Meta>,
-        client: &Client,
-        port: &ApplicationPort,
         authority: Option<Arc<str>>,
     ) -> Arc<Handles> {
         let mut entries = self.0.lock();
@@ -65,6 +63,7 @@ impl Counters {
         if let Some(entry) = known {
             return Arc::clone(&entry.handles);
         }
+        let HttpConnection { inbound, client, target: port, .. } = connection;
         let mut labels = route_labels(inbound, policy, Some(&matched.details.meta), port.addr);
         authz.append_labels("authz", &mut labels);
         client.tls.append_labels(&mut labels);
