@@ -162,7 +162,8 @@ impl EchoApp {
             }
         }
         let json = serde_json::to_vec(&seen).unwrap_or_default();
-        let mut response = Response::new(full(json));
+        // hyper leaves it to the application that an HTTP/2 answer to HEAD has no body.
+        let mut response = Response::new(full(if seen.method == "HEAD" { Vec::new() } else { json }));
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
         response
     }
