@@ -84,7 +84,7 @@ enum KubeCommand {
     /// Builds the programs of a cluster that are missing, and prints their directories for PATH
     Tools {
         /// Which of them [default: all]
-        #[arg(value_parser = clap::builder::PossibleValuesParser::new(Tools::ALL))]
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(Tools::NAMES))]
         names: Vec<String>,
     },
     /// List the clusters; exit code 1 if one of them is not healthy

@@ -114,8 +114,11 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// All tools.
+    /// All tools of a cluster and its tests.
     pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "coredns"];
+    /// All names of tools: also programs of other projects that tests send through the mesh.
+    pub(crate) const NAMES: &[&str] =
+        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "coredns", "h2spec", "grpc-interop"];
 
     /// Builds those of these tools that are missing, with progress on standard error.
     ///
