@@ -401,11 +401,6 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
                 observer.first_frame();
             }
         }
-        if let (Some(Ok(frame)), Some(observer)) = (&frame, &mut this.observer)
-            && let Some(data) = frame.data_ref()
-        {
-            observer.data(data.len());
-        }
         match frame {
             None => this.end(End::Whole(None)),
             Some(Err(error)) => {

@@ -17,6 +17,9 @@ use crate::config::Keepalive;
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// What one HTTP/1 connection reads ahead or holds for a peer that does not read, in bytes: a whole head, and twice what the kernel
+/// takes at once. hyper's default is 400 KiB.
+pub(crate) const MAX_BUFFER_BYTES: usize = 2 * MAX_HEAD_BYTES;
 /// Largest head of an HTTP/2 message, in bytes as RFC 9113 section 6.5.2 counts them, which adds 32 for each field.
 /// hyper accepts 100 fields of HTTP/1, and the proxies add some; so a message that passes as HTTP/1 at one proxy
 /// passes the next as HTTP/2.
@@ -90,6 +93,7 @@ where
                     .auto_date_header(false)
                     .pipeline_flush(true)
                     .max_header_size(MAX_HEAD_BYTES)
+                    .max_buf_size(MAX_BUFFER_BYTES)
                     .timer(TokioTimer::new())
                     .header_read_timeout(settings.http1_timeout)
                     .serve_connection(stream, service)

@@ -217,7 +217,8 @@ impl HttpConnection {
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
         if let Some(gateway) = &self.gateway {
-            return match gateway.send(request, kind, self.client.addr).await {
+            // Boxed: a request of any other port would be as large as one that goes through the outbound side.
+            return match Box::pin(gateway.send(request, kind, self.client.addr)).await {
                 Ok(response) => {
                     let held = Held { checked_out: None, permit: Some(permit), tapped, sent, is_answered: true };
                     Ok(observe(response, held, &handles, kind, arrived))

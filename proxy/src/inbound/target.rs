@@ -19,7 +19,7 @@ use crate::{
         body::Body,
         pool::{Pool, Repetition},
         respond::Failure,
-        serve::{MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES},
+        serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES},
     },
     io::Io,
     listen::set_options,
@@ -230,7 +230,11 @@ impl ApplicationPort {
     async fn connect_http1(&self) -> Result<Http1Sender, ConnectError> {
         let stream = self.connect().await?;
         let addr = self.addr;
-        let handshake = http1::Builder::new().max_header_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream)).await;
+        let handshake = http1::Builder::new()
+            .max_header_size(MAX_HEAD_BYTES)
+            .max_buf_size(MAX_BUFFER_BYTES)
+            .handshake(TokioIo::new(stream))
+            .await;
         let (sender, connection) =
             handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
         tokio::spawn(async move {

@@ -11,7 +11,11 @@ use hyper_util::rt::TokioIo;
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
-    http::{body::Body, pool::Repetition, serve::MAX_HEAD_BYTES},
+    http::{
+        body::Body,
+        pool::Repetition,
+        serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
+    },
     transport_header::SessionProtocol,
 };
 
@@ -70,6 +74,7 @@ async fn connect(endpoint: &Endpoint) -> Result<SendRequest<Body>, ConnectError>
     let addr = endpoint.info.addr;
     let (sender, connection) = http1::Builder::new()
         .max_header_size(MAX_HEAD_BYTES)
+        .max_buf_size(MAX_BUFFER_BYTES)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|source| ConnectError::Http1 { addr, source })?;
