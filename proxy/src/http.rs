@@ -3,7 +3,6 @@
 //! Refuses to know routes, policies and endpoints.
 
 pub(crate) mod body;
-pub(crate) mod counted;
 pub(crate) mod form;
 pub(crate) mod headers;
 pub(crate) mod in_flight;

@@ -1,5 +1,6 @@
 //! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
+pub(crate) mod counted;
 pub(crate) mod replay;
 pub(crate) mod timed;
 
@@ -19,7 +20,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{counted::Counted, respond::Failure, shared_connections::StreamPermit};
+use super::{respond::Failure, shared_connections::StreamPermit};
 use crate::{
     metrics::HttpMetrics,
     request::{
@@ -28,6 +29,7 @@ use crate::{
     },
 };
 
+use counted::Counted;
 use replay::{Replay, ReplayBody};
 use timed::{Clock, Reporting, Timed};
 

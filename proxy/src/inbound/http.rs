@@ -27,8 +27,10 @@ use super::{
 use crate::{
     access_log::Entry,
     http::{
-        body::{Body, CountResponse, End, Observed, Observer},
-        counted::{Counted, RequestEnd},
+        body::{
+            Body, CountResponse, End, Observed, Observer,
+            counted::{Counted, RequestEnd},
+        },
         form,
         headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade},
         in_flight::Permit,

@@ -22,8 +22,7 @@ use super::Connection;
 use crate::{
     discover::route::Matched,
     http::{
-        body::{Body, Observed},
-        counted::Counted,
+        body::{Body, Observed, counted::Counted},
         form,
         headers::{CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
         respond::{Failure, RequestKind},

@@ -16,10 +16,10 @@ use crate::{
     http::{
         body::{
             Body,
+            counted::RequestEnd,
             replay::{Replay, ReplayRoom},
             timed::Clock,
         },
-        counted::RequestEnd,
         headers::DST_CANONICAL,
         respond::Failure,
     },

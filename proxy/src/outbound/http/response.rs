@@ -6,8 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     http::{
-        body::{CountResponse, End, Observer},
-        counted::RequestEnd,
+        body::{CountResponse, End, Observer, counted::RequestEnd},
         in_flight::Permit,
     },
     metrics::{BackendMetrics, HttpMetrics, RequestMetrics, StreamEnd},

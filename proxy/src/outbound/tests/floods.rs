@@ -63,7 +63,7 @@ const FLOODS: [Flood; 16] = [
     http1("slow heads", 400, || request("/"), |_| b"x: y\r\n".to_vec(), 3, Outcome::Read, 48),
     Flood {
         reads: false,
-        ..http1("readers of nothing", 400, || request("/large"), |_| b"\r\n".to_vec(), 1, Outcome::Read, 128)
+        ..http1("readers of nothing", 400, || request("/large"), |_| b"\r\n".to_vec(), 1, Outcome::Read, 512)
     },
     Flood { reads: false, ..http1("opaque readers of nothing", 400, || vec![0; 32], |_| vec![], 1, Outcome::Read, 64) },
     http1("idle connections", 400, Vec::new, |_| vec![], 1, Outcome::Read, 24),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use tokio::time::Instant;
 
-use super::body::{Body, BodyError};
+use super::{Body, BodyError};
 use crate::metrics::{FrameBytes, Histogram};
 
 /// A request's body whose frames are counted.
