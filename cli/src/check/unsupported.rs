@@ -92,8 +92,7 @@ mod tests {
         let exported = json!({"mirror.linkerd.io/exported": "true", "retry.linkerd.io/http": "5xx"});
         let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": exported}});
         cluster.services.as_mut().unwrap().push(object(service));
-        let namespace =
-            json!({"metadata": {"name": "shop", "annotations": {"config.linkerd.io/control-port": "5190"}}});
+        let namespace = json!({"metadata": {"name": "shop", "annotations": {"config.linkerd.io/enable-external-profiles": "true"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
         let template = object(json!({"annotations": {"config.linkerd.io/proxy-log-http-headers": "insecure"}}));
         cluster.workloads =
@@ -110,7 +109,10 @@ mod tests {
         check(
             pods(&facts),
             &[
-                ("Namespace shop, metadata.annotations[\"config.linkerd.io/control-port\"]", "not supported yet"),
+                (
+                    "Namespace shop, metadata.annotations[\"config.linkerd.io/enable-external-profiles\"]",
+                    "not supported yet",
+                ),
                 (
                     "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-log-http-headers\"]",
                     "never logs headers",
