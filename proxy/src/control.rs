@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! request ─> Replicas (DNS, its TTL) ─> two at random, the less loaded ─> Connector (TCP, mTLS, HTTP/2) ─> replica
-//!                                                        └─ failed: rests 100 ms to 3 s, and the next one is tried
+//!                                                        └─ failed: rests 100 ms to 3 s, and the next one is tried;
+//!                                                           all failed: DNS is asked every second for others
 //! ```
 //!
 //! Plaintext inside the pod (loopback), otherwise mTLS with the service's identity and the current credentials. Owns
@@ -143,6 +144,20 @@ impl ControlClient {
         let stream = within(initial, asked).await?.into_inner();
         Ok(Messages { stream, silence: initial, idle, end })
     }
+
+    /// Waits before a failed request is repeated: for the next pause, or until the service has other replicas, which have
+    /// failed nobody.
+    pub(crate) async fn pause(&self, backoff: &mut Backoff) {
+        let replicas = &self.inner.replicas;
+        let set = replicas.known();
+        tokio::select! {
+            () = backoff.pause() => {}
+            _ = replicas.replaced(&set) => {
+                backoff.reset();
+                backoff.pause().await;
+            }
+        }
+    }
 }
 
 impl Inner {
@@ -158,13 +173,21 @@ impl Inner {
         *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         self.metrics.requests.inc();
         let tls = self.connector.tls().await?;
-        let set = self.replicas.current().await?;
+        let mut set = self.replicas.current().await?;
         let mut tried = Vec::with_capacity(set.len());
         let mut failure = None;
         while let Some(picked) = replicas::pick(&set, &tried) {
             tried.push(picked.replica.addr);
-            picked.replica.rested(&set).await;
-            let mut sender = match picked.replica.connection(&self.connector, tls.as_ref()).await {
+            let connected = tokio::select! {
+                connected = picked.replica.connection(&set, &self.connector, tls.as_ref()) => connected,
+                // A replica that is gone keeps who waits for it until a deadline.
+                others = self.replicas.replaced(&set) => {
+                    set = others;
+                    tried.clear();
+                    continue;
+                }
+            };
+            let mut sender = match connected {
                 Ok(sender) => sender,
                 Err(source) => {
                     tracing::debug!(error = %source, service = self.service, dst.addr = %picked.replica.addr, "cannot connect to a replica of the control plane");
@@ -192,7 +215,7 @@ impl Inner {
                 }
             }
         }
-        // Each of them failed, so that there may be others by now.
+        // Each of them failed; there may be others by now.
         self.replicas.expire();
         Err(failure.unwrap_or_else(|| ResolveError::Empty(self.service.clone()).into()))
     }

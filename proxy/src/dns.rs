@@ -112,6 +112,11 @@ impl Dns {
         Ok(Answer { addrs, valid_until: Some(self.bounded(valid_until)) })
     }
 
+    /// Empties the cache: an answer that is not out of date can still be wrong.
+    pub(crate) fn forget(&self) {
+        self.resolver.clear_cache();
+    }
+
     fn bounded(&self, valid_until: Instant) -> Instant {
         let now = Instant::now();
         let latest = self.ttl.max.map_or(valid_until, |max| valid_until.min(now + max));

@@ -238,7 +238,7 @@ impl Certifier {
                 }
                 Err(error) => {
                     self.publisher.failed(&error);
-                    backoff.pause().await;
+                    self.client.pause(&mut backoff).await;
                 }
             }
         }

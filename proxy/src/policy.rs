@@ -251,7 +251,7 @@ impl Inner {
                 }
                 None => tracing::debug!(port = port.number, "policy stream ended, keeping the last policy"),
             }
-            backoff.pause().await;
+            self.client.pause(&mut backoff).await;
         }
     }
 

@@ -12,7 +12,10 @@ use std::{
 
 use parking_lot::Mutex;
 use rand::seq::IndexedRandom as _;
-use tokio::{sync::Mutex as AsyncMutex, time::Instant};
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    time::Instant,
+};
 
 use super::{
     Backoff,
@@ -38,14 +41,17 @@ pub(super) struct Replicas {
     port: u16,
     dns: Dns,
     metrics: Arc<ServiceMetrics>,
-    known: Mutex<Known>,
+    set: watch::Sender<Set>,
+    lookup: Mutex<Lookup>,
     /// Held while the name is resolved.
     resolving: Arc<AsyncMutex<()>>,
 }
 
-struct Known {
-    set: Set,
-    /// When to resolve again; `None` means never.
+/// When the name was resolved, and when it will be.
+struct Lookup {
+    /// The earliest time of the next one.
+    soonest: Instant,
+    /// When the answer is out of date; `None` means never.
     valid_until: Option<Instant>,
 }
 
@@ -77,30 +83,52 @@ pub(super) struct Picked {
 
 impl Replicas {
     pub(super) fn new(host: String, port: u16, dns: Dns, metrics: Arc<ServiceMetrics>) -> Arc<Self> {
-        let known = Known { set: Arc::new([]), valid_until: Some(Instant::now()) };
-        Arc::new(Self { host, port, dns, metrics, known: Mutex::new(known), resolving: Arc::default() })
+        let now = Instant::now();
+        let lookup = Mutex::new(Lookup { soonest: now, valid_until: Some(now) });
+        Arc::new(Self { host, port, dns, metrics, set: watch::Sender::default(), lookup, resolving: Arc::default() })
     }
 
     /// The replicas that are known. Waits only for the first answer of DNS; later ones arrive in the background.
     pub(super) async fn current(self: &Arc<Self>) -> Result<Set, ResolveError> {
-        let (set, is_due) = {
-            let known = self.known.lock();
-            (Arc::clone(&known.set), known.valid_until.is_some_and(|until| until <= Instant::now()))
-        };
+        let set = self.known();
         if set.is_empty() {
             let _one = self.resolving.lock().await;
-            let set = Arc::clone(&self.known.lock().set);
+            let set = self.known();
             return if set.is_empty() { self.resolve().await } else { Ok(set) };
         }
-        if is_due {
-            self.resolve_in_background();
-        }
+        self.resolve_if_due();
         Ok(set)
     }
 
+    /// The replicas of the last answer of DNS, none before the first.
+    pub(super) fn known(&self) -> Set {
+        Arc::clone(&self.set.borrow())
+    }
+
+    /// Waits until the service has other replicas than these. If all of these failed, DNS is asked every second, whatever
+    /// its TTL says: a replica that is replaced has another address.
+    pub(super) async fn replaced(self: &Arc<Self>, old: &Set) -> Set {
+        let mut sets = self.set.subscribe();
+        loop {
+            {
+                let set = sets.borrow_and_update();
+                if !Arc::ptr_eq(&set, old) {
+                    return Arc::clone(&set);
+                }
+            }
+            // The sender lives as long as `self`.
+            let is_quiet = tokio::time::timeout(RESOLVE_PAUSE, sets.changed()).await.is_err();
+            if is_quiet && old.iter().all(|replica| replica.has_failed()) {
+                self.expire();
+                self.resolve_if_due();
+            }
+        }
+    }
+
     #[expect(clippy::disallowed_methods, reason = "ends with the look-up, whose time the resolver limits")]
-    fn resolve_in_background(self: &Arc<Self>) {
-        let Ok(one) = Arc::clone(&self.resolving).try_lock_owned() else { return };
+    fn resolve_if_due(self: &Arc<Self>) {
+        let is_due = self.lookup.lock().valid_until.is_some_and(|until| until <= Instant::now());
+        let Some(one) = is_due.then(|| Arc::clone(&self.resolving).try_lock_owned().ok()).flatten() else { return };
         let replicas = Arc::clone(self);
         tokio::spawn(async move {
             let _one = one;
@@ -113,38 +141,31 @@ impl Replicas {
     /// Asks DNS. An error leaves what is known.
     async fn resolve(&self) -> Result<Set, ResolveError> {
         let answer = self.dns.resolve(&self.host, self.port).await;
-        let mut known = self.known.lock();
         let soonest = Instant::now() + RESOLVE_PAUSE;
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                known.valid_until = Some(soonest);
-                return Err(error);
-            }
-        };
-        known.valid_until = answer.valid_until.map(|until| until.max(soonest));
-        let mut addrs = answer.addrs;
+        let valid_until = answer.as_ref().map_or(Some(soonest), |answer| answer.valid_until);
+        *self.lookup.lock() = Lookup { soonest, valid_until: valid_until.map(|until| until.max(soonest)) };
+        let mut addrs = answer?.addrs;
         addrs.sort_unstable();
         addrs.dedup();
-        if !addrs.iter().eq(known.set.iter().map(|replica| &replica.addr)) {
-            let kept = |addr: &SocketAddr| known.set.iter().find(|replica| replica.addr == *addr).cloned();
+        let known = self.known();
+        if !addrs.iter().eq(known.iter().map(|replica| &replica.addr)) {
+            let kept = |addr: &SocketAddr| known.iter().find(|replica| replica.addr == *addr).cloned();
             let set: Set = addrs.iter().map(|addr| kept(addr).unwrap_or_else(|| Replica::new(*addr))).collect();
             tracing::debug!(service = self.host, replicas = ?addrs, "replicas of the control plane changed");
-            known.set = Arc::clone(&set);
             self.metrics.p2c_resets.inc();
             self.metrics.p2c_endpoints.set(gauge(set.len()));
             self.changed(&set);
+            self.set.send_replace(set);
         }
-        Ok(Arc::clone(&known.set))
+        Ok(self.known())
     }
 
-    /// Resolves anew at the next request.
+    /// Resolves anew at the next request, and not from a cache.
     pub(super) fn expire(&self) {
-        let mut known = self.known.lock();
-        let now = Instant::now();
-        if known.valid_until.is_some_and(|until| until > now + RESOLVE_PAUSE) {
-            known.valid_until = Some(now + RESOLVE_PAUSE);
-        }
+        self.dns.forget();
+        let mut lookup = self.lookup.lock();
+        let soonest = lookup.soonest;
+        lookup.valid_until = lookup.valid_until.map(|until| until.min(soonest));
     }
 
     /// Publishes how many replicas take requests.
@@ -182,8 +203,13 @@ impl Replica {
         self.rest.lock().until.is_some_and(|until| until > Instant::now())
     }
 
+    /// Whether it failed and has not answered since.
+    fn has_failed(&self) -> bool {
+        self.rest.lock().until.is_some()
+    }
+
     /// Waits until the replica has rested, if every other one rests, too.
-    pub(super) async fn rested(&self, set: &Set) {
+    async fn rested(&self, set: &Set) {
         if set.iter().all(|replica| replica.is_resting()) {
             let until = self.rest.lock().until;
             if let Some(until) = until {
@@ -209,9 +235,10 @@ impl Replica {
         rest.until = None;
     }
 
-    /// The shared connection, opened if there is none. Concurrent callers wait for the same attempt and share its
-    /// failure.
-    pub(super) async fn connection(&self, connector: &Connector, tls: Option<&Tls>) -> io::Result<Sender> {
+    /// The shared connection, opened if there is none, after the replica's rest if all of the set rest. Concurrent callers
+    /// wait for the same attempt and share its failure.
+    pub(super) async fn connection(&self, set: &Set, connector: &Connector, tls: Option<&Tls>) -> io::Result<Sender> {
+        self.rested(set).await;
         let asked = Instant::now();
         let mut link = self.link.lock().await;
         if let Some(sender) = link.sender.as_mut() {

@@ -281,6 +281,34 @@ async fn new_replicas_are_found_when_the_ttl_is_over() {
 }
 
 #[tokio::test]
+async fn a_replica_that_is_replaced_keeps_no_request_whatever_its_ttl() {
+    let world = World::new().await;
+    // It takes connections and hangs, as an address does that no pod has any more.
+    let gone = Replica::start(&world.mesh, POLICY, Behaviour::Silent).await;
+    world.publish(3600, &[&gone]);
+    let error = world.send().await.err().expect("nothing answers");
+    assert!(matches!(error, ControlError::Connect { .. }), "{error}");
+
+    // A request that waits for it goes to its successor.
+    let successors = world.replicas(2).await;
+    let (_stream, ()) = tokio::join!(async { world.send().await.expect("the successor answers") }, async {
+        world.publish(3600, &[&successors[0]]);
+    });
+    assert_eq!(successors[0].asked(), 1);
+
+    // Whoever pauses for long asks the successor at once.
+    let World { client, .. } = &world;
+    let mut successors = successors;
+    successors[0].kill().await;
+    world.send().await.err().expect("the successor is gone, too");
+    world.publish(3600, &[&successors[1]]);
+    let mut backoff = Backoff { first: BACKOFF.0, longest: DEADLINE * 10, next: DEADLINE * 10 };
+    tokio::time::timeout(DEADLINE, client.pause(&mut backoff)).await.expect("the pause ends");
+    let _stream = world.send().await.unwrap();
+    assert_eq!(successors[1].asked(), 1);
+}
+
+#[tokio::test]
 async fn requests_that_wait_for_the_same_connection_share_its_failure() {
     let world = World::new().await;
     let silent = Replica::start(&world.mesh, POLICY, Behaviour::Silent).await;

@@ -60,7 +60,7 @@ pub(super) async fn watch(
             return state.closed().await;
         }
         tracing::debug!(path = request.path, code = ?status.code(), error = status.message(), "endpoints stream ended, asking again");
-        backoff.pause().await;
+        client.pause(&mut backoff).await;
     }
 }
 

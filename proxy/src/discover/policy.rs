@@ -67,14 +67,14 @@ pub(super) async fn watch(
             // Requests for a name fail until there is a Service, so it is asked for again.
             Code::NotFound if matches!(destination, Destination::Name(_)) => {
                 state.send_replace(PolicyState::Absent);
-                backoff.pause().await;
+                client.pause(&mut backoff).await;
                 continue;
             }
             Code::NotFound | Code::Unimplemented => PolicyState::Absent,
             Code::InvalidArgument | Code::FailedPrecondition => PolicyState::Refused,
             code => {
                 tracing::debug!(orig_dst.addr = %destination, ?code, error = status.message(), "policy stream ended, asking again");
-                backoff.pause().await;
+                client.pause(&mut backoff).await;
                 continue;
             }
         };

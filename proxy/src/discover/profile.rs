@@ -120,6 +120,6 @@ pub(super) async fn watch(
             });
         }
         tracing::debug!(orig_dst.addr = %destination, code = ?status.code(), error = status.message(), "profile stream ended, asking again");
-        backoff.pause().await;
+        client.pause(&mut backoff).await;
     }
 }
