@@ -107,7 +107,9 @@ impl Suffix {
 }
 
 fn read_host(host: &str) -> Option<String> {
-    let name = DnsName::try_from(host.strip_suffix('.').unwrap_or(host)).ok()?;
+    let host = host.strip_suffix('.').unwrap_or(host);
+    // `DnsName` takes a trailing dot, too.
+    let name = DnsName::try_from(host).ok().filter(|_| !host.ends_with('.'))?;
     Some(name.as_ref().to_ascii_lowercase())
 }
 
@@ -134,6 +136,7 @@ mod tests {
             ("web/path", None),
             ("http://web", None),
             ("web..demo", None),
+            ("web..", None),
             ("web demo", None),
             ("-web", None),
         ] {
