@@ -199,7 +199,8 @@ impl Site {
         Ok(())
     }
 
-    /// Sends load by way of a contender. The CPU times are those of [`Self::measured_pids`].
+    /// Sends load by way of a contender. The CPU times are those of the server, then of the contender's outbound and
+    /// inbound proxies.
     ///
     /// # Errors
     /// A process ended.
