@@ -151,7 +151,8 @@ mod tests {
 
     /// The inputs that each target starts from.
     fn seeds(target: &str) -> Vec<Vec<u8>> {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+        let own = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+        let directory = Path::new(&own).join("../fuzz/corpus").join(target);
         let files = fs::read_dir(&directory).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
         let found: Vec<_> = files.collect();
         assert!(!found.is_empty(), "{}", directory.display());

@@ -10,7 +10,7 @@ use super::*;
 use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, inject};
 
 fn repository() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+    PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..")
 }
 
 fn metadata(annotations: Json) -> ObjectMeta {
