@@ -3,6 +3,8 @@
 //!
 //! Owns moving bytes. Refuses to know protocols.
 
+mod batched;
+mod buffers;
 mod copy;
 
 use std::{
@@ -20,6 +22,7 @@ use tokio::{
 
 use crate::metrics::TransportMetrics;
 
+pub(crate) use batched::Batched;
 pub(crate) use copy::copy_bidirectional;
 
 /// A connection of the outbound side: the application's, or one to an endpoint.
@@ -28,7 +31,7 @@ pub(crate) enum Stream {
     /// No TLS, or TLS that is not ours.
     Plain(TcpStream),
     /// We are the TLS client. Boxed: its session state is far larger than a socket.
-    Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+    Client(Box<tokio_rustls::client::TlsStream<Batched<TcpStream>>>),
 }
 
 /// A stream with bytes that were read ahead and are returned again first, and with counters of all bytes.

@@ -15,7 +15,7 @@ use weft_tls::{credentials::bootstrap_client_config, identity::Identity};
 use super::{ControlError, Trust};
 use crate::{
     config::{ControlAddr, Keepalive, SocketConfig},
-    io::{Io, Stream},
+    io::{Batched, Io, Stream},
     listen::set_options,
 };
 
@@ -74,7 +74,9 @@ impl Connector {
             set_options(&stream, SocketConfig::default())?;
             let stream = match tls {
                 None => Stream::Plain(stream),
-                Some((connector, name)) => Stream::Client(Box::new(connector.connect(name.clone(), stream).await?)),
+                Some((connector, name)) => {
+                    Stream::Client(Box::new(connector.connect(name.clone(), Batched::new(stream)).await?))
+                }
             };
             handshake(Io::new(stream), self.keepalive).await
         };

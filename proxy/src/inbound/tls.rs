@@ -20,7 +20,7 @@ use weft_tls::{
 use super::error::ConnectionError;
 use crate::{
     detect,
-    io::Io,
+    io::{Batched, Io},
     orig_dst::canonical,
     policy::authz::{Client, ClientTls, NoTls},
     transport_header::ALPN,
@@ -34,7 +34,7 @@ pub(crate) trait OwnPortStream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> OwnPortStream for S {}
 
 /// A connection whose TLS is terminated here.
-pub(super) type Terminated = Io<TlsStream<Io<TcpStream>>>;
+pub(super) type Terminated = Io<TlsStream<Batched<Io<TcpStream>>>>;
 
 /// The server side of mesh TLS, of one worker or of one port.
 pub(crate) struct TlsServer {
@@ -131,7 +131,7 @@ async fn handshake(
     stream: Io<TcpStream>,
     timeout: Duration,
 ) -> Result<Handshake, ConnectionError> {
-    let accepted = tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(stream)).await;
+    let accepted = tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(Batched::new(stream))).await;
     let stream = accepted.map_err(|_| ConnectionError::HandshakeTimedOut)?.map_err(ConnectionError::Handshake)?;
     let (_, session) = stream.get_ref();
     let identity = session.peer_certificates().and_then(peer_identity);

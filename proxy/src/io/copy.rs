@@ -1,11 +1,9 @@
 //! Copies bytes between two streams until both directions have ended.
 //!
-//! Owns half-close and buffers. A connection without traffic holds no buffer: each is taken from the thread's pool
-//! when bytes can be read and returned once they are written. Only a direction whose receiver does not read holds one
-//! for longer, and of those only a bounded number of each thread holds a large one.
+//! Owns half-close. A connection without traffic holds no buffer: each is taken from the thread's pool when bytes can be
+//! read and returned once they are written. Only a direction whose receiver does not read holds one for longer.
 
 use std::{
-    cell::RefCell,
     future::poll_fn,
     io,
     pin::Pin,
@@ -14,54 +12,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes moved at once by a transfer that has filled a small buffer: four TLS records, and what a socket buffer
-/// typically holds.
-const LARGE: usize = 64 * 1024;
-
-/// Bytes moved at once by others: messages fit, and it is what a stalled direction holds in the end.
-const SMALL: usize = 8 * 1024;
-
-/// The most large buffers in use on a thread, 16 MiB. A running transfer has one for the time of a poll, so that
-/// those in use belong to directions that are stalled. Beyond the number, transfers go on with small ones.
-const MAX_LARGE: usize = 256;
-
-/// Buffers of either size that a thread keeps for reuse.
-const POOLED: usize = 16;
-
-thread_local! {
-    static LARGE_BUFFERS: RefCell<Buffers<LARGE>> = const { RefCell::new(Buffers::new(MAX_LARGE)) };
-    static SMALL_BUFFERS: RefCell<Buffers<SMALL>> = const { RefCell::new(Buffers::new(usize::MAX)) };
-}
-
-/// A thread's buffers of one size.
-struct Buffers<const SIZE: usize> {
-    free: Vec<Box<[u8]>>,
-    in_use: usize,
-    limit: usize,
-}
-
-impl<const SIZE: usize> Buffers<SIZE> {
-    const fn new(limit: usize) -> Self {
-        Self { free: Vec::new(), in_use: 0, limit }
-    }
-
-    /// A buffer; `None` if too many are in use.
-    fn take(&mut self) -> Option<Box<[u8]>> {
-        if self.in_use >= self.limit {
-            return None;
-        }
-        self.in_use += 1;
-        Some(self.free.pop().unwrap_or_else(|| vec![0; SIZE].into_boxed_slice()))
-    }
-
-    fn give(&mut self, buffer: Box<[u8]>) {
-        // A connection that ends on another thread than it began on returns what was counted there.
-        self.in_use = self.in_use.saturating_sub(1);
-        if self.free.len() < POOLED {
-            self.free.push(buffer);
-        }
-    }
-}
+use super::buffers::{SMALL, give_buffer, take_large, take_small};
 
 /// Copies both ways, passes each side's end on as a half-close, and returns when both have ended.
 ///
@@ -175,7 +126,8 @@ impl Direction {
     fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, from: &mut R) -> Poll<io::Result<usize>> {
         // The next buffer may have the other size.
         self.release();
-        let mut buffer = take_buffer(self.is_bulk);
+        let large = if self.is_bulk { take_large() } else { None };
+        let mut buffer = large.unwrap_or_else(take_small);
         let mut read = ReadBuf::new(&mut buffer);
         let polled = Pin::new(from).poll_read(cx, &mut read);
         let length = read.filled().len();
@@ -222,20 +174,6 @@ impl Drop for Direction {
     }
 }
 
-fn take_buffer(is_bulk: bool) -> Box<[u8]> {
-    let large = if is_bulk { LARGE_BUFFERS.with_borrow_mut(Buffers::take) } else { None };
-    // There is no limit of small ones.
-    large.or_else(|| SMALL_BUFFERS.with_borrow_mut(Buffers::take)).unwrap_or_default()
-}
-
-fn give_buffer(buffer: Box<[u8]>) {
-    if buffer.len() == LARGE {
-        LARGE_BUFFERS.with_borrow_mut(|buffers| buffers.give(buffer));
-    } else {
-        SMALL_BUFFERS.with_borrow_mut(|buffers| buffers.give(buffer));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -243,6 +181,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
+    use crate::io::buffers::{LARGE, MAX_LARGE, in_use};
 
     #[tokio::test]
     async fn each_end_is_passed_on_while_the_other_direction_lives() {
@@ -300,8 +239,6 @@ mod tests {
     #[tokio::test]
     async fn stalled_readers_hold_small_buffers_beyond_a_number_and_others_go_on() {
         const STALLED: usize = MAX_LARGE + 100;
-        let in_use =
-            || (LARGE_BUFFERS.with_borrow(|large| large.in_use), SMALL_BUFFERS.with_borrow(|small| small.in_use));
         let mut readers = Vec::new();
         let mut copies = tokio::task::JoinSet::new();
         for _ in 0..STALLED {

@@ -15,7 +15,7 @@ use crate::{
     config::Config,
     discover::endpoint::{EndpointInfo, EndpointTls, ProtocolHint},
     http::{pool::Pool, shared_connections::SharedConnections},
-    io::{Io, Stream},
+    io::{Batched, Io, Stream},
     listen::set_options,
     metrics::{Direction, HttpMetrics, Labels, Peer, TransportMetrics, label, target_labels},
     shared::Shared,
@@ -175,7 +175,7 @@ impl Endpoint {
         let config = self.tls_config(tls)?;
         let tcp = self.connect_tcp(target).await?;
         let connector = TlsConnector::from(config);
-        let mut stream = connector.connect(tls.server_name.clone(), tcp).await.map_err(failed)?;
+        let mut stream = connector.connect(tls.server_name.clone(), Batched::new(tcp)).await.map_err(failed)?;
         let negotiated = stream.get_ref().1.alpn_protocol() == Some(ALPN);
         if let Some(header) = self.transport_header(session).filter(|_| negotiated) {
             stream.write_all(&header.encode()).await.map_err(failed)?;
