@@ -6,6 +6,7 @@
 mod batched;
 mod buffers;
 mod copy;
+mod corked;
 
 use std::{
     io::{self, IoSlice},
@@ -24,6 +25,7 @@ use crate::metrics::TransportMetrics;
 
 pub(crate) use batched::Batched;
 pub(crate) use copy::copy_bidirectional;
+pub(crate) use corked::cork;
 
 /// A connection of the outbound side: the application's, or one to an endpoint.
 #[derive(Debug)]

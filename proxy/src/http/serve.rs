@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;
 
 use super::body::{Body, Observed, Observer};
-use crate::config::Keepalive;
+use crate::{config::Keepalive, io::cork};
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -81,7 +81,6 @@ where
     F: Future<Output = Result<Response<Observed<O>>, Reset>> + Send + 'static,
     O: Observer + Unpin + Send + 'static,
 {
-    let stream = TokioIo::new(stream);
     match version {
         HttpVersion::Http1 => {
             let service = service_fn(move |request| {
@@ -96,7 +95,7 @@ where
                     .max_buf_size(MAX_BUFFER_BYTES)
                     .timer(TokioTimer::new())
                     .header_read_timeout(settings.http1_timeout)
-                    .serve_connection(stream, service)
+                    .serve_connection(TokioIo::new(stream), service)
                     .with_upgrades()
             );
             tokio::select! {
@@ -118,13 +117,14 @@ where
             if let Some(keepalive) = settings.keepalive {
                 builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
             }
-            let mut server = pin!(builder.serve_connection(stream, service_fn(answer)));
+            let (stream, uncork) = cork(stream);
+            let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service_fn(answer)));
             tokio::select! {
-                served = server.as_mut() => return served,
+                served = uncork.drive(server.as_mut()) => return served,
                 () = drain.signaled() => {}
             }
             server.as_mut().graceful_shutdown();
-            server.await
+            uncork.drive(server).await
         }
     }
 }

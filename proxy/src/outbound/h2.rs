@@ -23,6 +23,7 @@ use crate::{
         serve::MAX_HEADER_LIST_BYTES,
         shared_connections::{GetError, StreamPermit},
     },
+    io::cork,
     transport_header::SessionProtocol,
 };
 
@@ -113,6 +114,7 @@ async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamP
 async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
     let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
     let (addr, config) = (endpoint.info.addr, &endpoint.shared.config.http2);
+    let (stream, uncork) = cork(stream);
     let (sender, mut connection) = client::Builder::new()
         .initial_window_size(config.stream_window)
         .initial_connection_window_size(config.connection_window)
@@ -127,9 +129,9 @@ async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, Connect
     let owner = Arc::downgrade(endpoint);
     tokio::spawn(async move {
         let ended = match keepalive {
-            None => connection.await,
+            None => uncork.drive(connection).await,
             Some((keepalive, pings)) => tokio::select! {
-                ended = connection => ended,
+                ended = uncork.drive(connection) => ended,
                 () = keep_alive(keepalive, pings) => {
                     tracing::debug!(dst.addr = %addr, "endpoint does not answer pings");
                     Ok(())
