@@ -328,7 +328,7 @@ impl Parts {
         args: &DestinationArgs,
         served: &Served,
     ) -> anyhow::Result<()> {
-        let listener = bind(args.destination_addr, "--destination-addr").await?;
+        let listener = bind(args.destination_addr, "--destination-addr")?;
         self.bound.destination = Some(listener.local_addr()?);
         self.clusters(cluster, args, served);
         let service = Destination {
@@ -342,7 +342,7 @@ impl Parts {
     }
 
     async fn policy(&mut self, args: &PolicyArgs, served: &Served) -> anyhow::Result<()> {
-        let listener = bind(args.policy_addr, "--policy-addr").await?;
+        let listener = bind(args.policy_addr, "--policy-addr")?;
         self.bound.policy = Some(listener.local_addr()?);
         let service =
             Policies { answering: self.answering(served), allow_l5d_request_headers: args.allow_l5d_request_headers };
@@ -356,7 +356,7 @@ impl Parts {
     }
 
     async fn identity(&mut self, cluster: &ClusterArgs, args: &IdentityArgs) -> anyhow::Result<()> {
-        let listener = bind(args.identity_addr, "--identity-addr").await?;
+        let listener = bind(args.identity_addr, "--identity-addr")?;
         self.bound.identity = Some(listener.local_addr()?);
         let (tokens, place, events) = match &args.token_key {
             Some(path) => {
@@ -431,7 +431,7 @@ impl Parts {
         admission: Admission,
     ) -> anyhow::Result<()> {
         let client = self.api_by(args.kubeconfig.as_deref()).await?;
-        let listener = bind(args.webhook_addr, "--webhook-addr").await?;
+        let listener = bind(args.webhook_addr, "--webhook-addr")?;
         self.bound.webhook = Some(listener.local_addr()?);
         let clients = match &args.certificate.webhook_client_ca {
             Some(path) => Some(
@@ -455,7 +455,7 @@ impl Parts {
     }
 
     async fn admin(&mut self, args: &AdminArgs) -> anyhow::Result<()> {
-        let listener = bind(args.admin_addr, "--admin-addr").await?;
+        let listener = bind(args.admin_addr, "--admin-addr")?;
         self.bound.admin = Some(listener.local_addr()?);
         let admin = Admin::new(self.metrics.clone(), self.readiness.clone());
         self.tasks.spawn("admin", async move {
@@ -536,9 +536,8 @@ fn read(flag: &str, path: &std::path::Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{flag} {}: cannot be read", path.display()))
 }
 
-async fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(addr)
-        .await
+fn bind(addr: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    weft_runtime::server::bind(addr)
         .with_context(|| format!("{flag} {addr}: cannot be bound, stop the process that uses it or choose another"))
 }
 

@@ -24,7 +24,7 @@ use hyper_util::{
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     time::{sleep, timeout},
 };
 
@@ -35,6 +35,11 @@ use connections::{Connection, Connections, Exchange, Overdue, Source};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Connections that the kernel completes before they are accepted, as far as `net.core.somaxconn` allows (4,096 by default).
+/// tokio's own bind asks for 128. When more clients than that come at once, as after a failure of the network, the kernel
+/// drops the last step of their handshakes, forgets the handshakes of which most are old, and resets what these clients, who
+/// take themselves for connected, then send (`net/ipv4/inet_connection_sock.c`, reqsk_timer_handler).
+const BACKLOG: u32 = 65_535;
 /// Pause after a failed accept (usually: out of file descriptors) before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a connection may take to close after it was asked to: time for HTTP/2's GOAWAY and its acknowledgement.
@@ -237,7 +242,9 @@ impl Server {
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
+        // What has arrived counts before a deadline that has passed: it is the process that was late, not the client.
         let (io, extensions) = tokio::select! {
+            biased;
             accepted = handshake => accepted.map_err(|error| format!("handshake failed: {error}"))?,
             overdue = connection.overdue() => return Err(overdue.reason().to_owned()),
             () = self.ended() => return Ok(()),
@@ -255,6 +262,7 @@ impl Server {
         let builder = self.http(streams);
         let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
         tokio::select! {
+            biased;
             served = serving.as_mut() => return served.map_err(|error| error.to_string()),
             overdue = connection.overdue() => {
                 if overdue == Overdue::Idle {
@@ -267,6 +275,7 @@ impl Server {
         }
         // From here on the drain has a deadline, which a connection without a request must not use up.
         tokio::select! {
+            biased;
             served = serving.as_mut() => served.map_err(|error| error.to_string()),
             overdue = connection.overdue() => Err(overdue.reason().to_owned()),
             () = async { connection.without_requests().await; sleep(CLOSE_GRACE).await } => Ok(()),
@@ -289,6 +298,18 @@ impl Server {
             .max_concurrent_streams(streams);
         builder
     }
+}
+
+/// Binds a listener for [`Server`], which many clients may dial at once.
+///
+/// # Errors
+/// When the address cannot be bound.
+pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As tokio's own: a restarted process need not wait for the connections of the last one.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
 }
 
 /// The handshake of plain text, which does nothing.

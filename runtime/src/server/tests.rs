@@ -207,3 +207,57 @@ async fn request_bodies_are_bounded_over_all_connections() {
     assert!(closed.await.unwrap().is_empty());
     assert!(!post(addr, 10_001).await.ends_with("10001 bytes"));
 }
+
+#[tokio::test]
+async fn a_thousand_clients_connect_before_one_is_accepted() {
+    crate::files::raise_limit().unwrap();
+    let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let addr = listener.local_addr().unwrap();
+    // Nothing accepts. The kernel completes as many as fit in the queue, and lets the others wait.
+    let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
+    let connecting = async {
+        let mut clients = Vec::new();
+        for _ in 0..allowed.min(1000) {
+            clients.push(sent(addr, GET).await);
+        }
+        clients
+    };
+    let mut clients = timeout(DEADLINE, connecting).await.expect("the queue is as long as the kernel allows");
+    // And none of them is lost.
+    let (drain, watch) = Drain::new();
+    let service = |_, _| std::future::ready(Response::new(Full::new(Bytes::from("0 bytes"))));
+    tokio::spawn(Server::new("test", Limits::GRPC, watch).serve(listener, service));
+    for client in &mut clients {
+        assert!(answered(client).await.ends_with("0 bytes"));
+    }
+    drop(drain);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_arrived_is_served_however_late_the_process_is() {
+    let (_drain, watch) = Drain::new();
+    let server = Server::new("test", Limits::GRPC, watch);
+    let service = |_, _| std::future::ready(Response::new(Full::new(Bytes::from("0 bytes"))));
+    let peer = SocketAddr::from(([10, 0, 0, 1], 1));
+    // Each time by chance, if the deadline and the request were alike.
+    for _ in 0..32 {
+        let connections = Arc::new(Connections::new(Limits::GRPC));
+        let connection = connections.admit(Source { addr: peer.ip(), local: false }).unwrap();
+        let (mut client, io) = tokio::io::duplex(4096);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        // The process had no time for it.
+        tokio::time::advance(Limits::GRPC.begin * 2).await;
+        let handshake = std::future::ready(Ok((io, Extensions::new())));
+        server.serve_connection(&connection, handshake, 1, peer, service).await.expect("a request is answered");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("0 bytes"), "{answer:?}");
+        // The opposite: who sends nothing is closed.
+        let connection = connections.admit(Source { addr: peer.ip(), local: false }).unwrap();
+        let (_silent, io) = tokio::io::duplex(4096);
+        tokio::time::advance(Limits::GRPC.begin * 2).await;
+        let handshake = std::future::ready(Ok((io, Extensions::new())));
+        let closed = server.serve_connection(&connection, handshake, 1, peer, service).await;
+        assert_eq!(closed.unwrap_err(), Overdue::Begin.reason());
+    }
+}
