@@ -16,6 +16,7 @@ mod inbound;
 mod objects;
 mod outbound;
 mod reading;
+mod traffic;
 
 use std::{
     collections::BTreeSet,
@@ -30,6 +31,7 @@ use weft_k8s_api::manifest::{Object, ObjectRef};
 
 use super::*;
 use answers::{Question, Stream};
+use endpoints::Client;
 use objects::Dice;
 use reading::Objects;
 
@@ -104,6 +106,10 @@ fn questions() -> &'static [Question] {
         let clients = ["shop", "ops", "dev"];
         let mut all = Vec::new();
         for service in &services {
+            all.push(Question::Discovery(service.clone()));
+            for (hostname, zone) in [(None, Some("a")), (None, None), (Some("web-0"), Some("b"))] {
+                all.extend([80, 8080].map(|port| Question::FromAfar(service.clone(), port, hostname, zone)));
+            }
             for port in [80, 8080, 3306, 9999] {
                 for (node, hostname) in [
                     (Some("n1"), None),

@@ -2,7 +2,7 @@
 
 use weft_k8s_api::policy::Network;
 
-use super::{reading::*, *};
+use super::{reading::*, traffic::found, *};
 
 /// What a client may ask.
 #[derive(Clone, Debug)]
@@ -14,6 +14,10 @@ pub(super) enum Question {
     InboundExternal(Key, u16),
     Outbound(SocketAddr, &'static str),
     OutboundName(Key, u16, &'static str),
+    /// Where the endpoints of a Service are.
+    Discovery(Key),
+    /// The endpoints for a client of another cluster, in this zone.
+    FromAfar(Key, u16, Option<&'static str>, Option<&'static str>),
 }
 
 /// The open subscription to an answer.
@@ -23,6 +27,7 @@ enum View {
     AddressProfile(OptionalView<EndpointProfile>),
     Inbound(OptionalView<InboundServer>),
     Outbound(OptionalView<OutboundPolicy>),
+    Discovery(watch::Receiver<Option<Discovery>>),
 }
 
 /// A question, and the stream of its answers.
@@ -38,8 +43,12 @@ impl Question {
         match self {
             Self::Endpoints(service, query) => {
                 let (node, hostname) = (query.node.as_deref(), query.hostname.as_deref());
-                json!(endpoints::of_service(objects, cluster, service, query.port, node, hostname))
+                json!(endpoints::of_service(objects, cluster, service, query.port, Client::On(node), hostname))
             }
+            Self::FromAfar(service, port, hostname, zone) => {
+                json!(endpoints::of_service(objects, cluster, service, *port, Client::Afar(*zone), *hostname))
+            }
+            Self::Discovery(service) => json!(workload("Service", service).map(endpoints::discovery)),
             // Clients are refused if there is no Service.
             Self::ServiceProfile(service, query) => workload("Service", service).map_or(Value::Null, |service| {
                 endpoints::service_profile(objects, service, query.port, query.namespace.as_deref())
@@ -64,6 +73,11 @@ impl Question {
 
     fn ask(&self, index: &mut Index) -> Option<View> {
         match self {
+            Self::Discovery(service) => index.watch_discovery(service).map(View::Discovery),
+            Self::FromAfar(service, port, hostname, zone) => {
+                let (hostname, zone) = (hostname.map(str::to_owned), zone.map(str::to_owned));
+                Some(View::Endpoints(index.watch_endpoints_from_afar(service, *port, hostname, zone)))
+            }
             Self::Endpoints(service, query) => Some(View::Endpoints(index.watch_endpoints(service, query.clone()))),
             Self::ServiceProfile(service, query) => {
                 index.service(service)?;
@@ -95,6 +109,7 @@ impl Stream {
             Some(View::AddressProfile(rx)) => rx.has_changed().is_err() || rx.borrow().is_none(),
             Some(View::Inbound(rx)) => rx.has_changed().is_err() || rx.borrow().is_none(),
             Some(View::Outbound(rx)) => rx.has_changed().is_err() || rx.borrow().is_none(),
+            Some(View::Discovery(rx)) => rx.has_changed().is_err() || rx.borrow().is_none(),
         };
         if gone {
             self.view = None;
@@ -115,6 +130,7 @@ impl Stream {
             })),
             (Some(View::Inbound(rx)), _) => json!(value(&rx.borrow()).map(server)),
             (Some(View::Outbound(rx)), _) => json!(value(&rx.borrow()).map(policy)),
+            (Some(View::Discovery(rx)), _) => json!(rx.borrow().as_ref().map(discovery)),
         }
     }
 }
@@ -128,6 +144,17 @@ fn endpoints_of(endpoints: &Endpoints) -> Value {
         (addr.to_string(), seen)
     });
     json!(each.collect::<BTreeMap<_, _>>())
+}
+
+fn discovery(discovery: &Discovery) -> Value {
+    match discovery {
+        Discovery::Local => json!("here"),
+        Discovery::Linked { cluster, service } => json!({"cluster": cluster, "service": service}),
+        Discovery::Federated { local, linked } => {
+            let linked: Vec<_> = linked.iter().map(|member| format!("{}@{}", member.service, member.cluster)).collect();
+            json!({"here": local, "members": linked})
+        }
+    }
 }
 
 fn endpoint(endpoint: &Endpoint) -> Value {
@@ -148,9 +175,13 @@ fn endpoint(endpoint: &Endpoint) -> Value {
 
 fn service_profile(profile: &ServiceProfile) -> Value {
     let ServiceProfile::Declared { port, name, opaque, profile, .. } = profile else { return json!("empty") };
-    let routes = profile.iter().flat_map(|profile| &profile.routes).map(|route| json!(route.name));
-    json!({"name": name, "port": port, "opaque": opaque, "routes": routes.collect::<Vec<_>>(),
-        "profile": profile.as_ref().map(|profile| &profile.key.namespace)})
+    let routes = profile.iter().flat_map(|profile| &profile.routes).map(|route| json!(route));
+    let budget = profile.as_ref().and_then(|profile| profile.retry_budget);
+    let budget = budget.map(|budget| format!("{} {} {:?}", budget.ratio, budget.min_per_second, budget.ttl));
+    let instead = profile.iter().flat_map(|profile| &profile.overrides);
+    let instead: Vec<_> = instead.map(|one| format!("{} {}", one.authority, one.weight)).collect();
+    json!({"budget": budget, "instead": instead, "name": name, "port": port, "opaque": opaque,
+        "routes": routes.collect::<Vec<_>>(), "profile": profile.as_ref().map(|profile| &profile.key.namespace)})
 }
 
 fn server(server: &InboundServer) -> Value {
@@ -210,7 +241,8 @@ fn grants(authorizations: &[Authorization]) -> Vec<String> {
 fn inbound_route<M>(route: &InboundRoute<M>) -> Value {
     let RouteId { kind, key } = &route.id;
     let hosts: Vec<_> = route.hosts.iter().map(host).collect();
-    json!({"route": format!("{} {}", kind.group(), key.name), "hosts": hosts, "rules": route.rules.len(),
+    let rules: Vec<_> = route.rules.iter().map(|rule| found::inbound_filters(&rule.filters)).collect();
+    json!({"route": format!("{} {}", kind.group(), key.name), "hosts": hosts, "rules": rules,
         "authorizations": grants(&route.authorizations)})
 }
 
@@ -229,7 +261,7 @@ fn policy(policy: &OutboundPolicy) -> Value {
     };
     let requests = |routes: &[OutboundHttpRoute]| routes.iter().map(request_route).collect::<Vec<_>>();
     let connections = |routes: &[ConnectionRoute]| {
-        let one = |of: &ConnectionRoute| outbound_route(&of.id, &[&of.backends]);
+        let one = |of: &ConnectionRoute| outbound_route(&of.id, vec![json!({"backends": backends(&of.backends)})]);
         routes.iter().map(one).collect::<Vec<_>>()
     };
     let (protocol, routes) = match &parent.protocol {
@@ -242,27 +274,37 @@ fn policy(policy: &OutboundPolicy) -> Value {
     };
     match &parent.parent {
         OutboundParent::Service(of) => {
-            json!({"service": format!("{}:{}", of.service, of.port), "protocol": protocol, "routes": routes})
+            json!({"service": format!("{}:{}", of.service, of.port), "protocol": protocol, "routes": routes,
+                "traffic": found::parent(parent)})
         }
         OutboundParent::EgressNetwork { network, policy, .. } => {
             json!({"network": network.to_string(), "policy": format!("{policy:?}"), "protocol": protocol,
-                "routes": routes})
+                "routes": routes, "traffic": found::parent(parent)})
         }
     }
 }
 
-fn request_route<M, C>(route: &RequestRoute<M, C>) -> Value {
-    outbound_route(&route.id, &route.rules.iter().map(|rule| &rule.backends).collect::<Vec<_>>())
+fn request_route<M, C: found::Condition>(route: &RequestRoute<M, C>) -> Value {
+    let rule = |rule: &RequestRule<M, C>| {
+        json!({"backends": backends(&rule.backends), "filters": found::outbound_filters(&rule.filters),
+            "timeouts": found::timeouts(rule.timeouts), "retry": found::retry(rule.retry.as_ref())})
+    };
+    outbound_route(&route.id, route.rules.iter().map(rule).collect())
 }
 
-fn outbound_route(RouteId { kind, key }: &RouteId, rules: &[&Vec<RouteBackend>]) -> Value {
+fn backends(all: &[RouteBackend]) -> Vec<Value> {
     let backend = |backend: &RouteBackend| {
         let resource = match backend.resource.as_ref().unwrap() {
             BackendResource::Service(of) => format!("{}:{}", of.service, of.port),
             BackendResource::EgressNetwork { network, port } => format!("{network}:{port}"),
         };
-        format!("{resource} x{} {}", backend.weight, if backend.problem.is_none() { "works" } else { "fails" })
+        let works = if backend.problem.is_none() { "works" } else { "fails" };
+        json!({"to": format!("{resource} x{} {works}", backend.weight),
+            "filters": found::outbound_filters(&backend.filters)})
     };
-    let rules = rules.iter().map(|backends| backends.iter().map(backend).collect::<Vec<_>>());
-    json!({"route": format!("{} {key}", kind.group()), "rules": rules.collect::<Vec<_>>()})
+    all.iter().map(backend).collect()
+}
+
+fn outbound_route(RouteId { kind, key }: &RouteId, rules: Vec<Value>) -> Value {
+    json!({"route": format!("{} {key}", kind.group()), "rules": rules})
 }

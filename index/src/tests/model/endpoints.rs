@@ -1,14 +1,25 @@
 //! Endpoints of Services and profiles, by sections 1.4, 1.5 and 1.8 of the contract with Linkerd.
 
+use std::time::Duration;
+
 use super::{reading::*, *};
 
-/// The endpoints of a Service's port for a client on a node, by address.
+/// Whom an answer is for.
+#[derive(Clone, Copy)]
+pub(super) enum Client<'a> {
+    /// A client of this cluster, on this node.
+    On(Option<&'a str>),
+    /// A client of another cluster, in this zone.
+    Afar(Option<&'a str>),
+}
+
+/// The endpoints of a Service's port for a client, by address.
 pub(super) fn of_service(
     objects: &Objects<'_>,
     cluster: &Cluster,
     service: &Key,
     port: u16,
-    node: Option<&str>,
+    client: Client<'_>,
     hostname: Option<&str>,
 ) -> BTreeMap<String, Value> {
     let Some(object) = objects.find("Service", &service.namespace, &service.name) else { return BTreeMap::new() };
@@ -38,9 +49,15 @@ pub(super) fn of_service(
             }
         }
     }
-    let zone = node.and_then(|node| zone_of(objects, node));
-    // 1.5: either the node, or the zone hints if all have some and one fits.
-    if object["spec"]["internalTrafficPolicy"] == "Local" {
+    let (node, zone) = match client {
+        Client::On(node) => (node, node.and_then(|node| zone_of(objects, node))),
+        Client::Afar(zone) => (None, zone),
+    };
+    // 1.5: topology does not concern other clusters. Here, either the node counts, or the zone hints if all have some and
+    // one fits.
+    if matches!(client, Client::Afar(_)) {
+        // All of them count.
+    } else if object["spec"]["internalTrafficPolicy"] == "Local" {
         candidates.retain(|(_, _, endpoint, _)| node.is_some_and(|node| endpoint["nodeName"] == node));
     } else if let Some(zone) = zone {
         let hints = |endpoint: &Value| list(&endpoint["hints"]["forZones"]).to_vec();
@@ -106,6 +123,28 @@ pub(super) fn of_service(
         seen.as_object_mut().unwrap().remove("opaque");
     }
     found
+}
+
+/// 1.7: where the endpoints of a Service are.
+pub(super) fn discovery(service: &Value) -> Value {
+    let (remote, local) = ("multicluster.linkerd.io/remote-discovery", "multicluster.linkerd.io/local-discovery");
+    if annotation(service, remote).is_some() || annotation(service, local).is_some() {
+        let mut members: Vec<&str> = Vec::new();
+        for member in annotation(service, remote).unwrap_or_default().split(',').map(str::trim) {
+            // Each once, and only names of a Service and of a cluster.
+            let parts: Vec<_> = member.split('@').collect();
+            if parts.len() == 2 && !parts.contains(&"") && !members.contains(&member) {
+                members.push(member);
+            }
+        }
+        return json!({"here": annotation(service, local).filter(|name| !name.is_empty()), "members": members});
+    }
+    match label(service, remote) {
+        Some(cluster) => {
+            json!({"cluster": cluster, "service": label(service, "multicluster.linkerd.io/remote-service")})
+        }
+        None => json!("here"),
+    }
 }
 
 /// The zone of a node, if both are known.
@@ -245,9 +284,22 @@ pub(super) fn service_profile(objects: &Objects<'_>, service: &Value, port: u16,
     let primary = client.and_then(|client| objects.find("ServiceProfile", client, &fqdn));
     let profile = primary.or_else(|| objects.find("ServiceProfile", namespace(service), &fqdn));
     let opaque = is_opaque(service, port, |wanted| service_ports(service, wanted));
-    let routes = profile.map_or(&[][..], |profile| list(&profile["spec"]["routes"]));
-    let routes: Vec<_> = routes.iter().map(|route| route["name"].clone()).collect();
-    json!({"name": fqdn, "port": port, "opaque": opaque, "profile": profile.map(namespace), "routes": routes})
+    let spec = profile.map_or(&Value::Null, |profile| &profile["spec"]);
+    let budget = &spec["retryBudget"];
+    let ttl = text(&budget["ttl"]);
+    let budget = budget.is_object().then(|| {
+        // Seconds of the only durations that are made up here.
+        let ttl = Duration::from_secs(if ttl == "1m30s" { 90 } else { 10 });
+        format!("{} {} {ttl:?}", budget["retryRatio"], budget["minRetriesPerSecond"])
+    });
+    let instead = list(&spec["dstOverrides"]).iter().map(|one| {
+        // 1.8: the quantity in thousandths, times ten.
+        let weight = if one["weight"] == "500m" { 5000 } else { one["weight"].as_u64().unwrap() * 10_000 };
+        format!("{} {weight}", text(&one["authority"]))
+    });
+    let instead: Vec<_> = instead.collect();
+    json!({"budget": budget, "instead": instead, "routes": list(&spec["routes"]), "name": fqdn, "port": port,
+        "opaque": opaque, "profile": profile.map(namespace)})
 }
 
 /// 1.8: the profile of an address that belongs to no Service. `Err` if it is not clear whose address it is.

@@ -205,7 +205,10 @@ fn routes(objects: &Objects<'_>, cluster: &Cluster, server: &Value, protocol: &s
         let targets = [target(group(route), kind, name(route))];
         let mut authorizations = by_policies(objects, cluster, namespace(route), &targets);
         authorizations.sort_unstable();
-        let rules = route["spec"]["rules"].as_array().map_or(1, Vec::len);
+        // Without rules, there is one about every request.
+        let every = [Value::Null];
+        let rules = route["spec"]["rules"].as_array().map_or(&every[..], Vec::as_slice);
+        let rules: Vec<_> = rules.iter().map(|rule| traffic::inbound_filters(&rule["filters"])).collect();
         json!({"route": format!("{} {}", group(route), name(route)), "authorizations": authorizations,
             "hosts": list(&route["spec"]["hostnames"]), "rules": rules})
     });

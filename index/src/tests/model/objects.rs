@@ -1,6 +1,6 @@
 //! Objects of every kind that answers depend on, made up from few names and values, so that they concern each other.
 
-use super::*;
+use super::{traffic, *};
 
 const TIMES: [&str; 3] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"];
 const SERVERS: [&str; 3] = ["s1", "s2", "s3"];
@@ -17,11 +17,11 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    fn pick<T: Clone>(&mut self, of: &[T]) -> T {
+    pub(super) fn pick<T: Clone>(&mut self, of: &[T]) -> T {
         of[usize::try_from(self.next() % of.len() as u64).unwrap()].clone()
     }
 
-    fn chance(&mut self, percent: u64) -> bool {
+    pub(super) fn chance(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }
 
@@ -31,7 +31,7 @@ impl Dice {
     }
 
     /// One of these, or null as often as `percent` says not.
-    fn maybe(&mut self, percent: u64, of: &[Value]) -> Value {
+    pub(super) fn maybe(&mut self, percent: u64, of: &[Value]) -> Value {
         if self.chance(percent) { self.pick(of) } else { Value::Null }
     }
 
@@ -110,12 +110,28 @@ fn service(dice: &mut Dice) -> Value {
         ports.map(|(name, port)| json!({"name": name, "port": port, "appProtocol": dice.maybe(30, &apps)})).collect();
     let opaque = dice.maybe(25, &[json!("80"), json!("more"), json!("8000-9000"), json!("443")]);
     let local = dice.maybe(25, &[json!("Local"), json!("Cluster")]);
-    let annotations = json!({"config.linkerd.io/opaque-ports": opaque});
+    let mut annotations = json!({"config.linkerd.io/opaque-ports": opaque});
+    let mut labels = Value::Null;
+    merge(&mut annotations, if dice.chance(60) { traffic::annotations(dice) } else { json!({}) });
+    merge(&mut annotations, if dice.chance(60) { traffic::balancing(dice) } else { json!({}) });
+    match dice.next() % 12 {
+        0 => {
+            labels = json!({"multicluster.linkerd.io/remote-discovery": dice.pick(&["east", "west"]),
+                "multicluster.linkerd.io/remote-service": dice.maybe(80, &[json!("web"), json!("api")])});
+        }
+        1 => {
+            let members = ["web@east,api@west", "web@east, web@east,", "web", "@west,web@,a@b@c,web@west", ""];
+            let federated = json!({"multicluster.linkerd.io/remote-discovery": dice.maybe(80, &members.map(|of| json!(of))),
+                "multicluster.linkerd.io/local-discovery": dice.maybe(70, &[json!("web"), json!("api"), json!("")])});
+            merge(&mut annotations, federated);
+        }
+        _ => {}
+    }
     object(
         "v1",
         "Service",
         (namespace, name),
-        json!({"metadata": {"annotations": annotations},
+        json!({"metadata": {"annotations": annotations, "labels": labels},
         "spec": {"clusterIP": ip, "ports": ports, "internalTrafficPolicy": local}}),
     )
 }
@@ -385,8 +401,17 @@ fn profile(dice: &mut Dice) -> Value {
     let name = dice.pick(&["web.shop.svc.cluster.local", "api.shop.svc.cluster.local", "web.ops.svc.cluster.local"]);
     let namespace = dice.namespace();
     let route = |name: &str| json!({"name": name, "condition": {"method": "GET", "pathRegex": "/"}});
-    let routes = dice.some(50, &[route("one"), route("two")]);
-    object("linkerd.io/v1alpha2", "ServiceProfile", (namespace, name), json!({"spec": {"routes": routes}}))
+    let tuned = json!({"name": "three", "condition": {"method": "GET"}, "isRetryable": true, "timeout": "300ms"});
+    let routes = dice.some(50, &[route("one"), route("two"), tuned]);
+    let budget = |ratio: f32, ttl: &str| json!({"retryRatio": ratio, "minRetriesPerSecond": 5, "ttl": ttl});
+    let budget = dice.maybe(50, &[budget(0.5, "10s"), budget(0.25, "1m30s")]);
+    let instead = |authority: &str, weight: Value| json!({"authority": authority, "weight": weight});
+    let instead = dice.some(
+        30,
+        &[instead("api.shop.svc.cluster.local:80", json!("500m")), instead("web.ops.svc.cluster.local", json!(2))],
+    );
+    let spec = json!({"routes": routes, "retryBudget": budget, "dstOverrides": instead});
+    object("linkerd.io/v1alpha2", "ServiceProfile", (namespace, name), json!({"spec": spec}))
 }
 
 fn egress_network(dice: &mut Dice) -> Value {
@@ -401,13 +426,15 @@ fn egress_network(dice: &mut Dice) -> Value {
             json!([{"cidr": "10.0.0.0/8"}]),
         ],
     );
-    let opaque = dice.maybe(20, &[json!("80")]);
+    let mut annotations = json!({"config.linkerd.io/opaque-ports": dice.maybe(20, &[json!("80")])});
+    merge(&mut annotations, if dice.chance(60) { traffic::annotations(dice) } else { json!({}) });
+    merge(&mut annotations, if dice.chance(30) { traffic::balancing(dice) } else { json!({}) });
     object(
         "policy.linkerd.io/v1alpha1",
         "EgressNetwork",
         (namespace, name),
         json!({
-        "metadata": {"annotations": {"config.linkerd.io/opaque-ports": opaque}},
+        "metadata": {"annotations": annotations},
         "spec": {"trafficPolicy": dice.pick(&["Allow", "Deny"]), "networks": networks}}),
     )
 }
@@ -450,7 +477,12 @@ fn route(dice: &mut Dice) -> Value {
     }
     let rule = |dice: &mut Dice| {
         let (of, to) = dice.pick(&[("shop", "web"), ("shop", "api"), ("ops", "web")]);
-        let service = json!({"name": to, "namespace": of, "port": 80, "weight": dice.maybe(50, &[json!(3)])});
+        let some_filters = |dice: &mut Dice, percent| {
+            let of_requests = of_requests && dice.chance(percent);
+            if of_requests { json!([traffic::filter(dice, kind)]) } else { Value::Null }
+        };
+        let service = json!({"name": to, "namespace": of, "port": 80, "weight": dice.maybe(50, &[json!(3)]),
+            "filters": some_filters(dice, 25)});
         let mut backends = dice.some(60, &[service]);
         if dice.chance(8) {
             let namespace = dice.pick(&["ops", "linkerd-egress"]);
@@ -458,7 +490,13 @@ fn route(dice: &mut Dice) -> Value {
                 .push(json!({"group": "policy.linkerd.io", "kind": "EgressNetwork", "name": dice.pick(&["e1", "e2"]),
                 "namespace": namespace, "port": 80}));
         }
-        json!({"backendRefs": backends})
+        let timeouts = ["500ms", "2s", "0s"].map(|request| json!({"request": request}));
+        let timeouts = if kind == "HTTPRoute" { dice.maybe(30, &timeouts) } else { Value::Null };
+        let mut filters = some_filters(dice, 35);
+        if let (Some(filters), true) = (filters.as_array_mut(), dice.chance(30)) {
+            filters.push(traffic::filter(dice, kind));
+        }
+        json!({"backendRefs": backends, "filters": filters, "timeouts": timeouts})
     };
     let rules = if of_requests {
         match dice.next() % 5 {
@@ -470,11 +508,12 @@ fn route(dice: &mut Dice) -> Value {
         json!([rule(dice)])
     };
     let hosts = if of_requests { dice.maybe(25, &[json!(["web.example.org", "*.example.com"])]) } else { Value::Null };
+    let annotations = if dice.chance(40) { traffic::annotations(dice) } else { Value::Null };
     object(
         version,
         kind,
         (namespace, name),
         json!({
-        "spec": {"parentRefs": parents, "rules": rules, "hostnames": hosts}}),
+        "metadata": {"annotations": annotations}, "spec": {"parentRefs": parents, "rules": rules, "hostnames": hosts}}),
     )
 }

@@ -1,6 +1,6 @@
 //! Policies of clients, by section 3.4 of the contract with Linkerd.
 
-use super::{reading::*, *};
+use super::{reading::*, traffic, *};
 
 /// The policy towards an address for clients of a namespace; `None` if the address is unknown, or it is not clear whose it is.
 pub(super) fn of_address(objects: &Objects<'_>, cluster: &Cluster, addr: SocketAddr, client: &str) -> Option<Value> {
@@ -29,8 +29,9 @@ pub(super) fn of_service(objects: &Objects<'_>, (of, service): (&str, &str), por
     };
     // Routes of a headless Service, or of none, are not accepted.
     let has_parent = object.is_some_and(|object| !cluster_ips(object).is_empty());
+    let parent = object.unwrap_or(&Value::Null);
     let attached = |kind: &str| {
-        let routes = attached(objects, kind, "Service", (of, service), port, client);
+        let routes = attached(objects, kind, ("Service", parent), (of, service), port, client);
         if has_parent { routes } else { Vec::new() }
     };
     let app = object.and_then(|object| declared(object, port)?["appProtocol"].as_str());
@@ -42,7 +43,10 @@ pub(super) fn of_service(objects: &Objects<'_>, (of, service): (&str, &str), por
         None if opaque => ("opaque", attached("TCPRoute")),
         None => detected(attached),
     };
-    json!({"service": format!("{of}/{service}:{port}"), "protocol": protocol, "routes": routes})
+    // Not Linkerd's: failures are those of responses, which an opaque port has none of.
+    let biased = !opaque && matches!(app, None | Some("http" | "kubernetes.io/h2c"));
+    json!({"service": format!("{of}/{service}:{port}"), "protocol": protocol, "routes": routes,
+        "traffic": traffic::of_parent(parent, biased)})
 }
 
 /// The strongest kind of route decides what is not set.
@@ -62,7 +66,7 @@ fn detected(attached: impl Fn(&str) -> Vec<Value>) -> (&'static str, Vec<Value>)
 fn attached(
     objects: &Objects<'_>,
     kind: &str,
-    parent: &str,
+    (parent, parent_object): (&str, &Value),
     (of, named): (&str, &str),
     port: u16,
     client: &str,
@@ -105,20 +109,31 @@ fn attached(
         // Without rules, there is one about every request.
         let every = [Value::Null];
         let rules = route["spec"]["rules"].as_array().map_or(&every[..], Vec::as_slice);
+        let of_requests = matches!(kind, "HTTPRoute" | "GRPCRoute");
         let rules = rules.iter().map(|rule| {
             let backends = list(&rule["backendRefs"]).iter().map(|backend| {
                 let of = backend["namespace"].as_str().unwrap_or(namespace(route));
                 let (named_backend, port) = (text(&backend["name"]), &backend["port"]);
-                let works = if backend["kind"] == "EgressNetwork" {
+                let exists = if backend["kind"] == "EgressNetwork" {
                     parent == "EgressNetwork"
                         && (of, named_backend) == (parent_namespace(route, parent, named).unwrap_or_default(), named)
                 } else {
                     objects.find("Service", of, named_backend).is_some()
                 };
                 let weight = backend["weight"].as_u64().unwrap_or(1);
-                json!(format!("{of}/{named_backend}:{port} x{weight} {}", if works { "works" } else { "fails" }))
+                let filters = traffic::outbound_filters(route, &backend["filters"], false);
+                let works = if exists && filters.is_some() { "works" } else { "fails" };
+                let backend = format!("{of}/{named_backend}:{port} x{weight} {works}");
+                json!({"to": backend, "filters": filters.unwrap_or_default()})
             });
-            backends.collect::<Vec<_>>()
+            let backends: Vec<_> = backends.collect();
+            if !of_requests {
+                return json!({"backends": backends});
+            }
+            let filters = traffic::outbound_filters(route, &rule["filters"], true);
+            json!({"backends": backends, "filters": filters.unwrap_or_else(|| vec!["fails".to_owned()]),
+                "timeouts": traffic::rule_timeouts(route, rule, parent_object),
+                "retry": traffic::rule_retry(route, parent_object)})
         });
         let rules: Vec<_> = rules.collect();
         json!({"route": format!("{} {}/{}", group(route), namespace(route), name(route)), "rules": rules})
@@ -162,9 +177,9 @@ fn overlaps(cluster: &Cluster, network: &Value) -> bool {
 
 fn of_egress_network(objects: &Objects<'_>, network: &Value, port: u16, client: &str) -> Value {
     let of = (namespace(network), name(network));
-    let attached = |kind: &str| attached(objects, kind, "EgressNetwork", of, port, client);
+    let attached = |kind: &str| attached(objects, kind, ("EgressNetwork", network), of, port, client);
     let opaque = is_opaque(network, port, |_| Vec::new());
     let (protocol, routes) = if opaque { ("opaque", attached("TCPRoute")) } else { detected(attached) };
     json!({"network": format!("{}/{}", of.0, of.1), "policy": network["spec"]["trafficPolicy"], "protocol": protocol,
-        "routes": routes})
+        "routes": routes, "traffic": traffic::of_parent(network, false)})
 }
