@@ -29,7 +29,7 @@ pub use config::{
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};
 pub use redirection::{Redirection, RedirectionDefaults};
-pub use tuning::{ControlStreams, DebugImage, PerDirection, ProxyTuning, Tracing, Workers};
+pub use tuning::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers};
 
 use crate::{
     field::{FieldPath, Invalid},
@@ -143,7 +143,7 @@ pub fn inject(pod: &Pod, namespace: Option<&Namespace>, config: &InjectConfig) -
         Err(reason) => return Ok(Decision::Skipped(reason)),
     };
     let mut pod = pod.clone();
-    inherit(&mut pod.metadata, ns_annotations, mode);
+    inherit(&mut pod.metadata, ns_annotations, mode, config);
     let empty = BTreeMap::new();
     let Reading { settings, refused, .. } = Settings::read(pod.metadata.annotations.as_ref().unwrap_or(&empty));
     if let Some(error) = refused.into_iter().next() {
@@ -260,8 +260,14 @@ fn mode(pod: &Pod, ns_annotations: Option<&BTreeMap<String, String>>) -> Result<
     Ok(mode)
 }
 
-/// Copies the namespace's settings that the pod does not set itself.
-fn inherit(metadata: &mut ObjectMeta, ns_annotations: Option<&BTreeMap<String, String>>, mode: Mode) {
+/// Copies the namespace's settings that the pod does not set itself, and then the one of the mesh that the policy
+/// controller reads from the pod's annotations.
+fn inherit(
+    metadata: &mut ObjectMeta,
+    ns_annotations: Option<&BTreeMap<String, String>>,
+    mode: Mode,
+    config: &InjectConfig,
+) {
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.entry(labels::INJECT.to_owned()).or_insert_with(|| mode.label().to_owned());
     for (name, value) in ns_annotations.into_iter().flatten() {
@@ -269,6 +275,10 @@ fn inherit(metadata: &mut ObjectMeta, ns_annotations: Option<&BTreeMap<String, S
         if is_setting && !NOT_INHERITED.contains(&name.as_str()) {
             annotations.entry(name.clone()).or_insert_with(|| value.clone());
         }
+    }
+    let ports = &config.tuning.require_identity_ports;
+    if !ports.is_empty() {
+        annotations.entry(labels::REQUIRE_IDENTITY_PORTS.to_owned()).or_insert_with(|| ports.to_string());
     }
 }
 

@@ -37,13 +37,14 @@ linkerd.io/workload-ns: {{ .root.Release.Namespace }}
 {{- end }}
 
 {{/*
-Annotations of a control plane pod; arguments: root, opaquePorts, and config if the pod reads linkerd-config.
+Annotations of a control plane pod; arguments: root, opaquePorts, config if the pod reads linkerd-config, and own, those of
+this component.
 The node agent and the policy controller read those of config.linkerd.io here, as on any meshed pod.
 */}}
 {{- define "weft.podAnnotations" -}}
 {{- $v := .root.Values -}}
 linkerd.io/created-by: weft/helm {{ .root.Chart.Version }}
-linkerd.io/proxy-version: {{ $v.proxy.image.version | default .root.Chart.AppVersion | quote }}
+linkerd.io/proxy-version: {{ include "weft.proxyVersion" .root | quote }}
 {{- if not $v.identity.externalCA }}
 linkerd.io/trust-root-sha256: {{ $v.identityTrustAnchorsPEM | trim | printf "%s\n" | sha256sum }}
 {{- end }}
@@ -56,7 +57,8 @@ config.linkerd.io/default-inbound-policy: all-unauthenticated
 config.linkerd.io/opaque-ports: {{ . | quote }}
 {{- end }}
 config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
-{{- with $v.podAnnotations }}
+{{- /* A component's own annotations come first. */}}
+{{- with merge (dict) (.own | default dict) ($v.podAnnotations | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
@@ -73,9 +75,82 @@ config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toSt
 {{- end -}}
 {{- end }}
 
+{{/* Where Weft's images are: what comes before the name in agent.image.name. */}}
+{{- define "weft.registry" -}}
+{{- $directory := dir (first (splitList "@" .Values.agent.image.name)) -}}
+{{- if ne $directory "." -}}
+{{ $directory }}/
+{{- end -}}
+{{- end }}
+
+{{/* Whether the values name Linkerd's controller, as every copy of Linkerd's values.yaml does. */}}
+{{- define "weft.hasLinkerdsController" -}}
+{{- if regexMatch "(^|/)linkerd/controller(@|$)" .Values.controllerImage -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Whether an image is Linkerd's proxy; argument: its name, which may contain a digest. */}}
+{{- define "weft.isLinkerdsProxy" -}}
+{{- if regexMatch "(^|/)linkerd/proxy(@|$)" . -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Whether the values name Linkerd's proxy without a version or a digest: a copy of the name in Linkerd's values.yaml. */}}
+{{- define "weft.hasLinkerdsProxyName" -}}
+{{- $image := .Values.proxy.image -}}
+{{- if and (include "weft.isLinkerdsProxy" $image.name) (not (contains "@" $image.name)) (not $image.version) -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* The control plane's image without its tag. */}}
+{{- define "weft.controllerName" -}}
+{{- if include "weft.hasLinkerdsController" . -}}
+{{ include "weft.registry" . }}weft-control-plane
+{{- else -}}
+{{ .Values.controllerImage }}
+{{- end -}}
+{{- end }}
+
+{{/* Its tag. */}}
+{{- define "weft.controllerVersion" -}}
+{{- if include "weft.hasLinkerdsController" . -}}
+{{ .Chart.AppVersion }}
+{{- else -}}
+{{ .Values.controllerImageVersion | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
 {{/* Image of the control plane. */}}
 {{- define "weft.controllerImage" -}}
-{{ include "weft.image" (dict "root" . "name" .Values.controllerImage "version" .Values.controllerImageVersion) }}
+{{ include "weft.image" (dict "root" . "name" (include "weft.controllerName" .) "version" (include "weft.controllerVersion" .)) }}
+{{- end }}
+
+{{/* The proxy's image without its tag. */}}
+{{- define "weft.proxyName" -}}
+{{- if include "weft.hasLinkerdsProxyName" . -}}
+{{ include "weft.registry" . }}weft-proxy
+{{- else -}}
+{{ .Values.proxy.image.name }}
+{{- end -}}
+{{- end }}
+
+{{/* Its tag. */}}
+{{- define "weft.proxyVersion" -}}
+{{ .Values.proxy.image.version | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* Timing of a probe; arguments: values, and default for what they omit. `merge` would treat a 0 as absent. */}}
+{{- define "weft.probe" -}}
+{{- $timing := deepCopy .default -}}
+{{- range $key, $value := .values -}}
+{{- $_ := set $timing $key $value -}}
+{{- end -}}
+{{- with $timing -}}
+{{ toYaml . }}
+{{- end -}}
 {{- end }}
 
 {{/* A log level; levels that only Linkerd has become the nearest one. */}}
@@ -187,7 +262,7 @@ seccompProfile:
 {{/*
 One container of the control plane; arguments: root, name, args (a list), ports (a list of {name, containerPort}),
 admin (name of the admin port), resources (nothing set: those of every container), mounts (a list), webhook (whether it
-serves one).
+serves one), component (the values with its probes; absent from those of an older release).
 */}}
 {{- define "weft.container" -}}
 {{- $args := .args -}}
@@ -215,13 +290,12 @@ serves one).
     httpGet:
       path: /live
       port: {{ .admin }}
-    initialDelaySeconds: 10
+    {{- include "weft.probe" (dict "values" (.component | default dict).livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
   readinessProbe:
     httpGet:
       path: /ready
       port: {{ .admin }}
-    periodSeconds: 2
-    failureThreshold: 7
+    {{- include "weft.probe" (dict "values" (.component | default dict).readinessProbe "default" (dict "periodSeconds" 2 "failureThreshold" 7)) | nindent 4 }}
   {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" .root.Values.controllerResources | trim) }}
   resources:
     {{- . | nindent 4 }}
@@ -269,12 +343,15 @@ The values as the injector, the agent and the CLI read them: complete, and witho
 {{- /* Whatever the values say: there is no heartbeat, and `linkerd check` need not look for one. */}}
 {{- $_ := set $values "disableHeartBeat" true -}}
 {{- $_ := set $values "identityTrustDomain" (include "weft.trustDomain" .) -}}
-{{- $_ := set $values "controllerImageVersion" ($values.controllerImageVersion | default .Chart.AppVersion) -}}
+{{- $_ := set $values "controllerImage" (include "weft.controllerName" .) -}}
+{{- $_ := set $values "controllerImageVersion" (include "weft.controllerVersion" .) -}}
+{{- $_ := set $values.proxy.image "name" (include "weft.proxyName" .) -}}
 {{- range list $values.proxy.image $values.agent.image -}}
 {{- $_ := set . "version" (.version | default $.Chart.AppVersion) -}}
 {{- $_ := set . "pullPolicy" (.pullPolicy | default $values.imagePullPolicy) -}}
 {{- end -}}
 {{- /* A list given as one number, such as --set proxyInit.ignoreInboundPorts=4567, must be a string too. */ -}}
+{{- $_ := set $values.proxy "requireIdentityOnInboundPorts" ($values.proxy.requireIdentityOnInboundPorts | default "" | toString) -}}
 {{- range $key := list "ignoreInboundPorts" "ignoreOutboundPorts" "kubeAPIServerPorts" -}}
 {{- $_ := set $values.proxyInit $key (get $values.proxyInit $key | toString) -}}
 {{- end -}}

@@ -8,6 +8,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
   inboundPorts  the pod's ports
   opaquePorts   of these, the ones without protocol detection
   tlsPorts      of these, the ones that refuse plaintext besides those of proxy.requireTLSOnInboundPorts; may be left out
+  resources     its own; nothing set: those of every proxy
 */}}
 {{- define "weft.proxy" -}}
 {{- $v := .root.Values -}}
@@ -21,7 +22,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
 {{- $workers := $proxy.runtime.workers -}}
 {{- $outbound := printf "127.0.0.1:%d" (int $proxy.ports.outbound) -}}
 - name: linkerd-proxy
-  image: {{ include "weft.image" (dict "root" .root "name" $proxy.image.name "version" $proxy.image.version) }}
+  image: {{ include "weft.image" (dict "root" .root "name" (include "weft.proxyName" .root) "version" (include "weft.proxyVersion" .root)) }}
   imagePullPolicy: {{ $proxy.image.pullPolicy | default $v.imagePullPolicy }}
   {{- if .native }}
   restartPolicy: Always
@@ -190,26 +191,22 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     httpGet:
       path: /live
       port: {{ int $proxy.ports.admin }}
-    initialDelaySeconds: 10
+    {{- include "weft.probe" (dict "values" $proxy.livenessProbe "default" (dict "initialDelaySeconds" 10)) | nindent 4 }}
   readinessProbe:
     httpGet:
       path: /ready
       port: {{ int $proxy.ports.admin }}
-    initialDelaySeconds: 2
-    {{- if not .native }}
-    # No other probe shows that it is up, and the other containers wait for it.
-    periodSeconds: 2
-    failureThreshold: 7
-    {{- end }}
+    {{- /* An ordinary container has no startup probe, and the other containers wait until this one is ready. */}}
+    {{- $often := ternary (dict) (dict "periodSeconds" 2 "failureThreshold" 7) .native }}
+    {{- include "weft.probe" (dict "values" $proxy.readinessProbe "default" (merge (dict "initialDelaySeconds" 2) $often)) | nindent 4 }}
   {{- if .native }}
   startupProbe:
     httpGet:
       path: /ready
       port: {{ int $proxy.ports.admin }}
-    periodSeconds: 1
-    failureThreshold: 120
+    {{- include "weft.probe" (dict "values" $proxy.startupProbe "default" (dict "periodSeconds" 1 "failureThreshold" 120)) | nindent 4 }}
   {{- end }}
-  {{- with include "weft.resources" $proxy.resources | trim }}
+  {{- with (include "weft.resources" .resources | trim) | default (include "weft.resources" $proxy.resources | trim) }}
   resources:
     {{- . | nindent 4 }}
   {{- end }}

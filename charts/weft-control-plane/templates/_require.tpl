@@ -15,9 +15,6 @@ Checks before anything is installed. Each message names the value and the remedy
 {{- if and (not .Values.disableIPv6) (not .Values.enableEndpointSlices) -}}
 {{- fail "\n\nenableEndpointSlices is false, but disableIPv6 is too: Endpoints have only one address of a pod. Set disableIPv6=true, or enableEndpointSlices=true\n" -}}
 {{- end -}}
-{{- if hasPrefix "cr.l5d.io/" .Values.controllerImage -}}
-{{- fail "\n\ncontrollerImage is Linkerd's image, which is not Weft's control plane: remove the value\n" -}}
-{{- end -}}
 {{- include "weft.requireCluster" . -}}
 {{- end }}
 
@@ -31,7 +28,7 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- $found := list -}}
 {{- range $row := $root.Files.Get "files/linkerd-values.json" | fromJsonArray -}}
 {{- /* Linkerd's own proxy may be injected, and has an effect where Weft's has none. */}}
-{{- $passedOn := and (get $row "passedOn") (hasSuffix "/linkerd/proxy" (first (splitList "@" $root.Values.proxy.image.name))) -}}
+{{- $passedOn := and (get $row "passedOn") (include "weft.isLinkerdsProxy" (include "weft.proxyName" $root)) -}}
 {{- if and (eq $row.supported $supported) (not $passedOn) -}}
 {{- $at := $root.Values -}}
 {{- range $key := splitList "." $row.path -}}

@@ -16,7 +16,7 @@ use super::{
     annotations::Settings,
     config::{InjectConfig, ProxyResources},
     env::{self, PodPorts},
-    tuning::DebugImage,
+    tuning::{DebugImage, ProbeTiming},
 };
 use crate::{inject::image_reference, labels, ports::PortSet};
 
@@ -144,6 +144,7 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
     let admin = settings.admin_port.unwrap_or(config.ports.admin);
     let inbound = settings.inbound_port.unwrap_or(config.ports.inbound);
     let some = |list: &[String]| (!list.is_empty()).then(|| list.to_vec());
+    let probes = config.tuning.probes;
     let mut mounts = vec![mount(END_ENTITY_VOLUME, env::IDENTITY_DIR), mount(TOKEN_VOLUME, env::TOKEN_DIR)];
     if config.tuning.tracing.is_some() {
         mounts.push(mount(POD_INFO_VOLUME, env::POD_INFO_DIR));
@@ -156,11 +157,10 @@ fn container(config: &InjectConfig, settings: &Settings, env: Vec<EnvVar>) -> Co
         args: some(&config.proxy_args),
         env: Some(env),
         ports: Some(vec![port("linkerd-proxy", inbound), port("linkerd-admin", admin)]),
-        liveness_probe: Some(Probe { initial_delay_seconds: Some(10), ..probe("/live", admin) }),
-        readiness_probe: Some(Probe { initial_delay_seconds: Some(2), ..probe("/ready", admin) }),
-        // The kubelet starts the next container when this succeeds: 120 tries, one a second, make Linkerd's two
-        // minutes.
-        startup_probe: Some(Probe { period_seconds: Some(1), failure_threshold: Some(120), ..probe("/ready", admin) }),
+        liveness_probe: Some(probe("/live", admin, probes.liveness)),
+        readiness_probe: Some(probe("/ready", admin, probes.readiness)),
+        // The kubelet starts the next container when this succeeds.
+        startup_probe: Some(probe("/ready", admin, probes.startup)),
         restart_policy: Some("Always".to_owned()),
         resources: resources(&config.resources, settings),
         security_context: Some(SecurityContext {
@@ -222,10 +222,18 @@ fn port(name: &str, number: u16) -> ContainerPort {
     ContainerPort { name: Some(name.to_owned()), container_port: number.into(), ..ContainerPort::default() }
 }
 
-fn probe(path: &str, port: u16) -> Probe {
+fn probe(path: &str, port: u16, timing: ProbeTiming) -> Probe {
     let action =
         HTTPGetAction { path: Some(path.to_owned()), port: IntOrString::Int(port.into()), ..HTTPGetAction::default() };
-    Probe { http_get: Some(action), ..Probe::default() }
+    Probe {
+        http_get: Some(action),
+        initial_delay_seconds: timing.initial_delay_seconds.map(i32::from),
+        period_seconds: timing.period_seconds.map(i32::from),
+        timeout_seconds: timing.timeout_seconds.map(i32::from),
+        success_threshold: timing.success_threshold.map(i32::from),
+        failure_threshold: timing.failure_threshold.map(i32::from),
+        ..Probe::default()
+    }
 }
 
 fn mount(name: &str, path: &str) -> VolumeMount {

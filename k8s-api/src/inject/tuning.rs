@@ -30,6 +30,10 @@ pub struct ProxyTuning {
     pub control_streams: ControlStreams,
     /// Ports on which connections in plaintext are refused.
     pub require_tls_ports: PortSet,
+    /// Ports that only mesh identities may use under the default policy, in pods without the annotation.
+    pub require_identity_ports: PortSet,
+    /// Timing of the kubelet's probes.
+    pub probes: Probes,
     /// Whether names outside the cluster have profiles.
     pub external_profiles: bool,
     /// Whether headers may be logged.
@@ -66,6 +70,32 @@ pub struct Workers {
     pub maximum: u32,
     /// The most, as a fraction of the machine's processors; 0 means absent.
     pub maximum_cpu_ratio: f64,
+}
+
+/// Timing of the probes of the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probes {
+    /// Whether the kubelet restarts it.
+    pub liveness: ProbeTiming,
+    /// Whether Services send traffic to the pod.
+    pub readiness: ProbeTiming,
+    /// Whether the pod's other containers may start.
+    pub startup: ProbeTiming,
+}
+
+/// Timing of one probe; `None` means Kubernetes' default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeTiming {
+    /// Seconds before the first probe.
+    pub initial_delay_seconds: Option<u16>,
+    /// Seconds between probes.
+    pub period_seconds: Option<u16>,
+    /// Seconds until a probe fails for lack of an answer.
+    pub timeout_seconds: Option<u16>,
+    /// Consecutive successes after a failure that count as success.
+    pub success_threshold: Option<u16>,
+    /// Consecutive failures after a success that count as failure.
+    pub failure_threshold: Option<u16>,
 }
 
 /// Limits of the proxy's streams from the control plane; `None` means none.
@@ -127,6 +157,17 @@ impl Default for ProxyTuning {
                 lifetime: Some(ProxyDuration::hours(1)),
             },
             require_tls_ports: PortSet::default(),
+            require_identity_ports: PortSet::default(),
+            probes: Probes {
+                liveness: ProbeTiming { initial_delay_seconds: Some(10), ..ProbeTiming::default() },
+                readiness: ProbeTiming { initial_delay_seconds: Some(2), ..ProbeTiming::default() },
+                // 120 tries, one a second, make Linkerd's two minutes.
+                startup: ProbeTiming {
+                    period_seconds: Some(1),
+                    failure_threshold: Some(120),
+                    ..ProbeTiming::default()
+                },
+            },
             external_profiles: false,
             log_http_headers: false,
             access_log: None,

@@ -9,7 +9,7 @@ use super::{bad, missing, parse, pull_policy, text};
 use crate::{
     duration::ProxyDuration,
     field::Invalid,
-    inject::{ControlStreams, DebugImage, PerDirection, ProxyTuning, Tracing, Workers},
+    inject::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers},
 };
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,6 +48,11 @@ pub(super) struct Proxy {
     disable_outbound_protocol_detect_timeout: Option<bool>,
     #[serde(rename = "requireTLSOnInboundPorts", deserialize_with = "text")]
     require_tls_on_inbound_ports: Option<String>,
+    #[serde(deserialize_with = "text")]
+    require_identity_on_inbound_ports: Option<String>,
+    liveness_probe: Option<Timing>,
+    readiness_probe: Option<Timing>,
+    startup_probe: Option<Timing>,
     enable_external_profiles: Option<bool>,
     #[serde(rename = "logHTTPHeaders", deserialize_with = "text")]
     log_http_headers: Option<String>,
@@ -58,6 +63,29 @@ pub(super) struct Proxy {
     control: Control,
     inbound: Side,
     outbound: Side,
+}
+
+/// Timing of a probe, as in Kubernetes.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Timing {
+    initial_delay_seconds: Option<u16>,
+    period_seconds: Option<u16>,
+    timeout_seconds: Option<u16>,
+    success_threshold: Option<u16>,
+    failure_threshold: Option<u16>,
+}
+
+impl From<Timing> for ProbeTiming {
+    fn from(timing: Timing) -> Self {
+        Self {
+            initial_delay_seconds: timing.initial_delay_seconds,
+            period_seconds: timing.period_seconds,
+            timeout_seconds: timing.timeout_seconds,
+            success_threshold: timing.success_threshold,
+            failure_threshold: timing.failure_threshold,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -204,6 +232,16 @@ impl Proxy {
             control_streams: self.control_streams(default.control_streams)?,
             require_tls_ports: parse("proxy.requireTLSOnInboundPorts", &self.require_tls_on_inbound_ports)?
                 .unwrap_or_default(),
+            require_identity_ports: parse(
+                "proxy.requireIdentityOnInboundPorts",
+                &self.require_identity_on_inbound_ports,
+            )?
+            .unwrap_or_default(),
+            probes: Probes {
+                liveness: self.liveness_probe.map_or(default.probes.liveness, Into::into),
+                readiness: self.readiness_probe.map_or(default.probes.readiness, Into::into),
+                startup: self.startup_probe.map_or(default.probes.startup, Into::into),
+            },
             external_profiles: self.enable_external_profiles.unwrap_or_default(),
             log_http_headers: match self.log_http_headers.as_deref() {
                 None | Some("off") => false,

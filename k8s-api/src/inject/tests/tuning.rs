@@ -179,6 +179,7 @@ fn bad_values_are_named() {
         ("shutdownGracePeriod: -1s", "proxy.shutdownGracePeriod"),
         ("control: {streams: {idleTimeout: 5}}", "proxy.control.streams.idleTimeout"),
         ("requireTLSOnInboundPorts: all", "proxy.requireTLSOnInboundPorts"),
+        ("requireIdentityOnInboundPorts: all", "proxy.requireIdentityOnInboundPorts"),
         ("runtime: {workers: {maximumCPURatio: 1.5}}", "proxy.runtime.workers.maximumCPURatio"),
         ("logHTTPHeaders: 'on'", "proxy.logHTTPHeaders"),
         ("accessLog: nginx", "proxy.accessLog"),
@@ -190,6 +191,60 @@ fn bad_values_are_named() {
     let policy = "{proxy: {image: {name: p, version: v}}, debugContainer: {image: {pullPolicy: Often}}}";
     let error = Values::parse(policy).unwrap().inject_config("linkerd", "anchors").unwrap_err();
     assert_eq!(error.field.to_string(), "debugContainer.image.pullPolicy");
+}
+
+#[test]
+fn probes_have_the_timing_of_the_values() {
+    let proxy = |values: &str| {
+        let pod = injected_with(&proxy_values(values), json!({}), json!({}));
+        serde_json::to_value(&pod.spec.unwrap().init_containers.unwrap()[0]).unwrap()
+    };
+    let timing = |values: &str, probe: &str| {
+        let mut found = proxy(values)[probe].clone();
+        found.as_object_mut().unwrap().remove("httpGet").unwrap();
+        found
+    };
+    for (values, probe, expected) in [
+        ("", "livenessProbe", json!({"initialDelaySeconds": 10})),
+        ("", "startupProbe", json!({"periodSeconds": 1, "failureThreshold": 120})),
+        (
+            "livenessProbe: {initialDelaySeconds: 0, timeoutSeconds: 5}",
+            "livenessProbe",
+            json!({"initialDelaySeconds": 0, "timeoutSeconds": 5}),
+        ),
+        (
+            "readinessProbe: {periodSeconds: 3, successThreshold: 2}",
+            "readinessProbe",
+            json!({"periodSeconds": 3, "successThreshold": 2}),
+        ),
+        ("startupProbe: {failureThreshold: 9}", "startupProbe", json!({"failureThreshold": 9})),
+    ] {
+        assert_eq!(timing(values, probe), expected, "{values}");
+    }
+    let error = Values::parse(&proxy_values("livenessProbe: {timeoutSeconds: -1}")).unwrap_err();
+    assert_eq!(error.field.to_string(), "proxy.livenessProbe.timeoutSeconds");
+}
+
+/// The policy controller reads the pod's annotation, and nothing else.
+#[test]
+fn ports_that_require_an_identity_become_an_annotation_of_the_pod() {
+    let annotation = |ports: &str| json!({labels::REQUIRE_IDENTITY_PORTS: ports});
+    let values = "requireIdentityOnInboundPorts: '9,10-11'";
+    for (values, of_pod, of_namespace, expected) in [
+        ("", json!({}), json!({}), None),
+        (values, json!({}), json!({}), Some("9-11")),
+        ("requireIdentityOnInboundPorts: 9", json!({}), json!({}), Some("9")),
+        (values, annotation("7"), json!({}), Some("7")),
+        (values, json!({}), annotation("8"), Some("8")),
+    ] {
+        let config = Values::parse(&proxy_values(values)).unwrap().inject_config("linkerd", "anchors").unwrap();
+        let mut of_namespace = of_namespace;
+        of_namespace["linkerd.io/inject"] = json!("enabled");
+        let decision = inject(&pod(of_pod, json!({})), Some(&namespace(of_namespace)), &config).unwrap();
+        let Decision::Injected(injected) = decision else { panic!("{decision:?}") };
+        let found = injected.metadata.annotations.unwrap().get(labels::REQUIRE_IDENTITY_PORTS).cloned();
+        assert_eq!(found.as_deref(), expected, "{values}");
+    }
 }
 
 #[test]

@@ -1,0 +1,102 @@
+//! The charts, rendered by the real helm, against a real API server.
+//!
+//! `values` is about what they accept and refuse, `rendering` about the objects, `installation` about a cluster that they
+//! are installed in.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod installation;
+mod rendering;
+mod values;
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use weft_k8s_api::{
+    inject::{Decision, inject},
+    values::Values,
+};
+use weft_tests::cluster::Cluster;
+use weft_tls::ca::Root;
+
+const CONTROL_PLANE: &str = "charts/weft-control-plane";
+const CRDS: &str = "charts/weft-crds";
+const MESH: &str = "linkerd";
+
+/// Certificates in files, for `--set-file`.
+struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn generate() -> Self {
+        let root = Root::generate("root.linkerd.cluster.local").unwrap();
+        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        for (name, pem) in
+            [("ca.crt", root.certificate_pem()), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
+        {
+            fs::write(directory.path().join(name), pem).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn set(&self, value: &str, file: &str) -> [String; 2] {
+        ["--set-file".to_owned(), format!("{value}={}", self.path(file))]
+    }
+
+    /// All values that the chart requires.
+    fn all(&self) -> Vec<String> {
+        [
+            self.set("identityTrustAnchorsPEM", "ca.crt"),
+            self.set("identity.issuer.tls.crtPEM", "issuer.crt"),
+            self.set("identity.issuer.tls.keyPEM", "issuer.key"),
+        ]
+        .concat()
+    }
+}
+
+fn helm(arguments: &[&str], more: &[String]) -> Output {
+    let mut helm = Command::new("helm");
+    helm.args(arguments).args(more).current_dir(Cluster::repository()).output().unwrap()
+}
+
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn render(more: &[String]) -> String {
+    succeeded(&helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], more))
+}
+
+fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+/// The objects of rendered YAML.
+fn objects(cluster: &Cluster, yaml: &str) -> Vec<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects.yaml");
+    fs::write(&file, yaml).unwrap();
+    let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
+    let printed = cluster.kubectl(&dry).unwrap();
+    let documents = serde_json::Deserializer::from_str(&printed).into_iter::<Value>();
+    let flatten = |document: Value| match document["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![document],
+    };
+    documents.flat_map(|document| flatten(document.unwrap())).collect()
+}
+
+fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name} is rendered"))
+}

@@ -1,0 +1,176 @@
+//! The objects that the charts render: what is in them, and that the control plane's own proxy equals the one that the
+//! injector adds to other pods.
+
+use super::*;
+
+#[test]
+fn rendering_twice_is_rendering_once() {
+    let certificates = Certificates::generate();
+    let values = certificates.all();
+    // Generated certificates would differ each time, so every upgrade would restart everything.
+    assert_eq!(render(&values), render(&values));
+}
+
+#[test]
+fn what_discovery_may_read_depends_on_what_it_is_to_do() {
+    let certificates = Certificates::generate();
+    let with = |setting: &str| render(&[certificates.all(), strings(&["--set", setting])].concat());
+    let (linked, plain) = (with("enableRemoteDiscovery=true"), render(&certificates.all()));
+    for part in ["name: remote-discovery", "--enable-remote-discovery=true"] {
+        assert!(linked.contains(part) && !plain.contains(part), "{part}");
+    }
+    let by_endpoints = with("enableEndpointSlices=false");
+    for part in ["resources: [endpoints]", "--enable-endpoint-slices=false"] {
+        assert!(by_endpoints.contains(part) && !plain.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn the_issuers_key_is_in_its_secret_only() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let key = fs::read_to_string(Path::new(&certificates.path("issuer.key"))).unwrap();
+    let line = key.lines().nth(1).unwrap();
+    let rendered = objects(&cluster, &render(&certificates.all()));
+    let holders: Vec<_> = rendered.iter().filter(|object| object.to_string().contains(line)).collect();
+    assert!(holders.is_empty(), "{holders:?}");
+    let secret = object(&rendered, "Secret", "linkerd-identity-issuer");
+    assert!(secret["data"]["key.pem"].is_string());
+    // An upgrade must not empty what the control plane fills.
+    for name in ["linkerd-proxy-injector-k8s-tls", "linkerd-sp-validator-k8s-tls", "linkerd-policy-validator-k8s-tls"] {
+        assert!(object(&rendered, "Secret", name)["data"].is_null(), "{name}");
+    }
+}
+
+#[test]
+fn a_client_authority_reaches_every_webhook() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let set = strings(&["--set-file", &format!("webhookClientCA={}", certificates.path("ca.crt"))]);
+    for (more, expected) in [(&set[..], 3), (&[], 0)] {
+        let rendered = objects(&cluster, &render(&[certificates.all(), more.to_vec()].concat()));
+        let deployments = rendered.iter().filter(|object| object["kind"] == "Deployment");
+        let told = deployments.flat_map(|object| {
+            let pod = &object["spec"]["template"]["spec"];
+            let volumes = pod["volumes"].to_string();
+            let containers = pod["containers"].as_array().unwrap().clone();
+            containers.into_iter().filter(move |container| {
+                let told = container["args"].to_string().contains("--webhook-client-ca=");
+                let mounted = container["volumeMounts"].to_string().contains("/var/run/linkerd/webhook");
+                assert!(told == mounted && (!told || volumes.contains("linkerd-webhook-client-ca")), "{container}");
+                told
+            })
+        });
+        assert_eq!(told.count(), expected);
+    }
+}
+
+#[test]
+fn the_control_planes_own_proxy_is_the_injectors() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let tuning = "proxy.resources.cpu.request=100m,proxy.ports.admin=4999,proxy.cores=2,proxy.runtime.workers.maximum=3,\
+                  proxy.runtime.workers.maximumCPURatio=0.5,proxy.requireTLSOnInboundPorts=1,\
+                  proxy.enableShutdownEndpoint=true,proxy.shutdownGracePeriod=30s,proxy.waitBeforeExitSeconds=5,\
+                  proxy.control.streams.lifetime=2h,proxy.inboundConnectTimeout=1s,\
+                  proxy.disableOutboundProtocolDetectTimeout=true,proxy.inbound.server.http2.maxConcurrentStreams=9,\
+                  proxy.livenessProbe.timeoutSeconds=4,\
+                  proxy.startupProbe.failureThreshold=9,proxy.readinessProbe.initialDelaySeconds=0,\
+                  proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=a";
+    let settings = strings(&["--set", tuning]);
+    let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));
+    let text = |object: &Value, key: &str| object["data"][key].as_str().unwrap().to_owned();
+    let values = Values::parse(&text(object(&rendered, "ConfigMap", "linkerd-config"), "values")).unwrap();
+    let anchors = text(object(&rendered, "ConfigMap", "linkerd-identity-trust-roots"), "ca-bundle.crt");
+    let config = values.inject_config(MESH, &anchors).unwrap();
+
+    let template = &object(&rendered, "Deployment", "linkerd-proxy-injector")["spec"]["template"];
+    let bare = json!({
+        "metadata": {
+            "namespace": MESH,
+            "annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/opaque-ports": "8443"}
+        },
+        "spec": {"containers": template["spec"]["containers"]}
+    });
+    let decision = inject(&serde_json::from_value(bare).unwrap(), None, &config).unwrap();
+    let Decision::Injected(pod) = decision else { panic!("{decision:?}") };
+    let injected = serde_json::to_value(&pod).unwrap();
+    let comparable = |pod: &Value| {
+        let mut proxy = pod["spec"]["initContainers"][0].clone();
+        // From the ConfigMap there, inlined in the environment here.
+        let environment = proxy["env"].as_array().unwrap().iter();
+        let others = environment.filter(|variable| variable["name"] != "LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS");
+        proxy["env"] = others.cloned().collect();
+        proxy
+    };
+    let (ours, theirs) = (comparable(template), comparable(&injected));
+    for (name, value) in theirs.as_object().unwrap() {
+        assert_eq!(&ours[name], value, "{name}");
+    }
+    assert_eq!(ours.as_object().unwrap().len(), theirs.as_object().unwrap().len());
+    for volume in injected["spec"]["volumes"].as_array().unwrap() {
+        let volumes = template["spec"]["volumes"].as_array().unwrap();
+        assert!(volumes.contains(volume), "{volume} is not among {volumes:?}");
+    }
+}
+
+/// Tokens arrive there.
+#[test]
+fn the_identity_service_refuses_plaintext() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let tls_ports = |name: &str| {
+        let spec = &object(&rendered, "Deployment", name)["spec"]["template"]["spec"];
+        let containers =
+            ["containers", "initContainers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
+        let variables = containers.filter_map(|container| container["env"].as_array()).flatten();
+        let mut found = variables.filter(|variable| variable["name"] == "LINKERD2_PROXY_INBOUND_PORTS_REQUIRE_TLS");
+        found.next().map(|variable| variable["value"].clone())
+    };
+    assert_eq!(tls_ports("linkerd-identity"), Some(json!("8080")));
+    assert_eq!(tls_ports("linkerd-destination"), None);
+}
+
+/// `linkerd check` compares names (`linkerd2:pkg/healthcheck/healthcheck.go`).
+#[test]
+fn a_stock_check_finds_what_it_looks_for() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    for (kind, name) in [
+        ("ClusterRole", "linkerd-linkerd-destination"),
+        ("ClusterRole", "linkerd-linkerd-identity"),
+        ("ClusterRole", "linkerd-linkerd-proxy-injector"),
+        ("ClusterRole", "linkerd-policy"),
+        ("ClusterRoleBinding", "linkerd-linkerd-destination"),
+        ("ClusterRoleBinding", "linkerd-linkerd-identity"),
+        ("ClusterRoleBinding", "linkerd-linkerd-proxy-injector"),
+        ("ClusterRoleBinding", "linkerd-destination-policy"),
+        ("ServiceAccount", "linkerd-destination"),
+        ("ServiceAccount", "linkerd-identity"),
+        ("ServiceAccount", "linkerd-proxy-injector"),
+        ("ServiceAccount", "linkerd-heartbeat"),
+        ("MutatingWebhookConfiguration", "linkerd-proxy-injector-webhook-config"),
+        ("ValidatingWebhookConfiguration", "linkerd-sp-validator-webhook-config"),
+        ("ValidatingWebhookConfiguration", "linkerd-policy-validator-webhook-config"),
+    ] {
+        let found = object(&rendered, kind, name);
+        assert_eq!(found["metadata"]["labels"]["linkerd.io/control-plane-ns"], MESH, "{kind} {name}");
+    }
+    let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"];
+    assert!(config["linkerd-crds-chart-version"].as_str().unwrap().starts_with("weft-crds-"), "{config}");
+    assert!(config["values"].as_str().unwrap().contains("\ndisableHeartBeat: true"), "{config}");
+    assert!(rendered.iter().all(|object| object["kind"] != "CronJob"));
+}
+
+/// Its pod uses the node's network: any process of the node can reach its listeners.
+#[test]
+fn the_agents_api_is_on_no_network() {
+    let cluster = Cluster::from_env().unwrap();
+    let rendered = objects(&cluster, &render(&Certificates::generate().all()));
+    let container = &object(&rendered, "DaemonSet", "weft-agent")["spec"]["template"]["spec"]["containers"][0];
+    let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
+    let listening: Vec<_> = arguments.filter(|argument| argument.contains("addr")).collect();
+    assert_eq!(listening, ["--metrics-addr=$(HOST_IP):9650", "--metrics-addr=127.0.0.1:9650"]);
+    let ports = container["ports"].as_array().unwrap();
+    assert_eq!(ports.iter().map(|port| &port["name"]).collect::<Vec<_>>(), ["agent-admin"]);
+}
