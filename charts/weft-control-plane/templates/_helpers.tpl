@@ -230,13 +230,14 @@ affinity:
         labelSelector:
           matchLabels:
             {{- include "weft.componentLabels" . | nindent 12 }}
-    preferredDuringSchedulingIgnoredDuringExecution:
-      - weight: 100
-        podAffinityTerm:
-          topologyKey: topology.kubernetes.io/zone
-          labelSelector:
-            matchLabels:
-              {{- include "weft.componentLabels" . | nindent 14 }}
+topologySpreadConstraints:
+  - topologyKey: topology.kubernetes.io/zone
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels:
+        {{- include "weft.componentLabels" . | nindent 8 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true

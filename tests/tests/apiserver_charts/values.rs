@@ -158,6 +158,7 @@ fn values_of_an_older_chart_are_enough() {
     let cluster = Cluster::from_env().unwrap();
     let certificates = Certificates::generate();
     let new = [
+        "agent.updateStrategy",
         "destinationController.livenessProbe",
         "destinationController.podAnnotations",
         "destinationProxyResources",
