@@ -4,6 +4,43 @@
 use super::*;
 
 #[test]
+fn monitoring_objects_select_every_metrics_port_and_alerts_fire() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    // kubectl does not know these kinds here, and need not.
+    let names = |setting: &str| -> Vec<String> {
+        let rendered = render(&[certificates.all(), strings(&["--set", setting])].concat());
+        let monitoring = rendered.split("---\n").filter(|text| text.contains("apiVersion: monitoring.coreos.com/v1\n"));
+        let name = |text: &str| text.lines().find_map(|line| line.strip_prefix("  name: ")).unwrap().to_owned();
+        monitoring.map(name).collect()
+    };
+    assert_eq!(names("podMonitor.labels.a=b"), Vec::<String>::new());
+    let monitors = ["linkerd-controller", "linkerd-multicluster-controller", "linkerd-proxy"];
+    assert_eq!(names("podMonitor.enabled=true"), monitors);
+    assert_eq!(names("podMonitor.enabled=true,podMonitor.serviceMirror.enabled=false"), [monitors[0], monitors[2]]);
+    assert_eq!(names("prometheusRule.enabled=true"), ["weft"]);
+
+    // The ports by whose names the control plane's PodMonitor selects them.
+    let rendered = objects(&cluster, &render(&certificates.all()));
+    let runs = |object: &&Value| ["Deployment", "DaemonSet"].contains(&object["kind"].as_str().unwrap());
+    for workload in rendered.iter().filter(runs) {
+        for container in workload["spec"]["template"]["spec"]["containers"].as_array().unwrap() {
+            let ports = container["ports"].as_array().unwrap().iter().map(|port| port["name"].as_str().unwrap());
+            assert_eq!(ports.filter(|name| name.ends_with("-admin")).count(), 1, "{container}");
+        }
+    }
+
+    let promtool = |arguments: &[&str]| {
+        let directory = Cluster::repository().join("tests/alerts");
+        let output = cluster.command("promtool").args(arguments).current_dir(directory).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    };
+    promtool(&["check", "rules", "../../charts/weft-control-plane/files/alerts.yaml"]);
+    promtool(&["test", "rules", "alerts.yaml"]);
+}
+
+#[test]
 fn rendering_twice_is_rendering_once() {
     let certificates = Certificates::generate();
     let values = certificates.all();
