@@ -28,6 +28,13 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
             "Linkerd's values for production",
             strings(&["-f", "k8s-api/linkerd/values.yaml", "-f", "k8s-api/linkerd/values-ha.yaml"]),
         ),
+        (
+            "network policies",
+            strings(&[
+                "--set",
+                "networkPolicy.enabled=true,networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b",
+            ]),
+        ),
         ("IPv6", strings(&["--set", "disableIPv6=false"])),
         (
             "certificates of other tools",

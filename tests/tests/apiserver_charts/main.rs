@@ -10,6 +10,7 @@ mod rendering;
 mod values;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::Path,
     process::{Command, Output},

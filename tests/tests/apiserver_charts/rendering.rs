@@ -40,6 +40,41 @@ fn monitoring_objects_select_every_metrics_port_and_alerts_fire() {
     promtool(&["test", "rules", "alerts.yaml"]);
 }
 
+/// A port that is served and missing from the policies would be unreachable.
+#[test]
+fn network_policies_admit_the_ports_that_are_served() {
+    let cluster = Cluster::from_env().unwrap();
+    let certificates = Certificates::generate();
+    let settings = "networkPolicy.enabled=true,proxy.ports.inbound=5143,proxy.ports.control=5190,\
+                    networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=ops";
+    let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", settings])].concat()));
+    for name in ["linkerd-destination", "linkerd-identity", "linkerd-proxy-injector"] {
+        let template = &object(&rendered, "Deployment", name)["spec"]["template"];
+        let policy = &object(&rendered, "NetworkPolicy", name)["spec"];
+        for (label, value) in policy["podSelector"]["matchLabels"].as_object().unwrap() {
+            assert_eq!(&template["metadata"]["labels"][label], value, "{name}");
+        }
+        let containers = ["containers", "initContainers"].map(|list| template["spec"][list].as_array());
+        let ports = containers.into_iter().flatten().flatten().filter_map(|container| container["ports"].as_array());
+        let (metrics, mut served): (Vec<_>, Vec<_>) =
+            ports.flatten().partition(|port| port["name"].as_str().unwrap().ends_with("-admin"));
+        // The proxy's tap server has no container port.
+        let tap = json!({"containerPort": 5190});
+        served.push(&tap);
+        let rules = policy["ingress"].as_array().unwrap();
+        let from = json!([{"namespaceSelector": {"matchLabels": {"team": "ops"}}}]);
+        for (rule, expected, clients) in [(&rules[0], served, &Value::Null), (&rules[1], metrics, &from)] {
+            let numbers = |ports: Vec<&Value>, field: &str| -> BTreeSet<_> {
+                ports.into_iter().map(|port| port[field].as_i64().unwrap()).collect()
+            };
+            let admitted = rule["ports"].as_array().unwrap().iter().collect();
+            assert_eq!(numbers(admitted, "port"), numbers(expected, "containerPort"), "{name}");
+            assert_eq!(&rule["from"], clients, "{name}");
+        }
+        assert_eq!(rules.len(), 2, "{name}");
+    }
+}
+
 #[test]
 fn rendering_twice_is_rendering_once() {
     let certificates = Certificates::generate();

@@ -162,6 +162,7 @@ fn values_of_an_older_chart_are_enough() {
         "destinationController.livenessProbe",
         "destinationController.podAnnotations",
         "destinationProxyResources",
+        "networkPolicy",
         "podMonitor",
         "policyController.readinessProbe",
         "prometheusRule",
