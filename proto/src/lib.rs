@@ -1,4 +1,5 @@
-//! Weft's gRPC APIs: our own agent API, Linkerd's proxy API under one name, and the SPIFFE Workload API.
+//! Weft's gRPC APIs: our own agent API, Linkerd's proxy API under one name, the SPIFFE Workload API, and OpenTelemetry's export of
+//! spans.
 //!
 //! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
 //! the standard library's. Refuses to decide anything: a conversion either succeeds or says what is malformed.
@@ -15,6 +16,13 @@ pub mod spiffe {
     #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
     #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("_");
+}
+
+/// The OpenTelemetry protocol (OTLP), as far as the proxy needs it.
+pub mod otlp {
+    #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
 }
 
 /// Linkerd's proxy API, as published in the crate `linkerd2-proxy-api`.
