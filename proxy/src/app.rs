@@ -44,10 +44,14 @@ use crate::{
     policy::Policies,
     shared::Shared,
     tap_server,
+    trace::{self, TraceMetrics},
 };
 
 /// Interval of the warning that there is no certificate yet.
 const IDENTITY_WARNING: Duration = Duration::from_secs(15);
+
+/// How long the last spans may take after the drain.
+const FLUSH: Duration = Duration::from_secs(1);
 
 /// Interval of looking for unused series.
 const EVICTION: Duration = Duration::from_secs(60);
@@ -134,6 +138,7 @@ async fn supervise(
     let registry = Metrics::new();
     let metrics = registry.register(ProxyMetrics::register);
     let control_metrics = registry.register(ControlMetrics::register);
+    let trace_metrics = registry.register(TraceMetrics::register);
     registry.register(build_info::register);
     log.lines.register(&registry);
     if let Some(lines) = access_lines {
@@ -145,12 +150,14 @@ async fn supervise(
     let (credentials_tx, credentials) = watch::channel(None);
     let (drain, watch) = Drain::new();
     let grace_period = config.shutdown_grace_period;
+    let (tracing, spans) = config.trace.as_ref().map(|_| trace::channel(&trace_metrics)).unzip();
     let shared = Arc::new(Shared {
         config,
         metrics,
         credentials,
         drain: watch,
         taps: Arc::default(),
+        tracing: tracing.unwrap_or_default(),
         access_log: access_log.clone(),
         control: Handle::current(),
     });
@@ -166,7 +173,10 @@ async fn supervise(
     let certifier = Trust::Bootstrap(bootstrap.anchors.clone(), shared.credentials.clone());
     let identity_client = bootstrap.controller().map(|addr| client(Service::Identity, addr, certifier));
     let policy_client = client(Service::Policy, &config.policy.control, trusted.clone());
-    let destination_client = client(Service::Destination, &config.destination.control, trusted);
+    let destination_client = client(Service::Destination, &config.destination.control, trusted.clone());
+    let collector = config.trace.as_ref().zip(spans).map(|(trace, spans)| {
+        trace::Exporter::new(client(Service::Collector, &trace.collector, trusted), trace::resource(trace), spans)
+    });
 
     let mut tasks = Tasks::new();
     let (shutdown_tx, shutdown_rx) = watch::channel(false);
@@ -185,6 +195,9 @@ async fn supervise(
     if let (Some(tap), Some(listener)) = (&config.tap, sockets.tap) {
         let listener = tokio::net::TcpListener::from_std(listener).context("register the tap listener")?;
         tasks.spawn("tap", tap_server::run(Arc::clone(&shared), tap.client.clone(), listener));
+    }
+    if let Some(exporter) = collector {
+        tasks.spawn("traces", exporter.run(shared.drain.clone()));
     }
     if config.require_redirect {
         tasks.spawn("attest", attest::run(readiness.gate("redirect"), registry.clone(), shared.drain.clone()));
@@ -210,6 +223,9 @@ async fn supervise(
         tracing::info!("draining");
         if !drain.drain(grace_period).await {
             tracing::warn!("connections were still open when the grace period was over");
+        }
+        if tokio::time::timeout(FLUSH, shared.tracing.flush()).await.is_err() {
+            tracing::debug!("spans were left behind");
         }
     }
     ended

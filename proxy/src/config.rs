@@ -6,6 +6,7 @@
 
 mod env;
 mod ignored;
+mod trace;
 mod variables;
 
 use std::{
@@ -21,6 +22,7 @@ use weft_tls::identity::Identity;
 use crate::destination::Suffix;
 
 pub(crate) use env::{ConfigError, Source};
+pub(crate) use trace::TraceConfig;
 pub(crate) use variables::{help, unknown};
 
 /// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
@@ -39,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) admin: AdminConfig,
     /// Settings of the tap server; `None` disables it.
     pub(crate) tap: Option<TapConfig>,
+    /// Settings of the export of spans; `None` disables it.
+    pub(crate) trace: Option<TraceConfig>,
     /// This proxy's identity, and its certificate authority.
     pub(crate) identity: IdentityConfig,
     /// Address of discovery.
@@ -434,6 +438,7 @@ impl Config {
                 shutdown_endpoint: env.flag("SHUTDOWN_ENDPOINT_ENABLED")?.unwrap_or(false),
             },
             tap: env.tap()?,
+            trace: TraceConfig::parse(&env)?,
             identity: env.own_identity()?,
             destination: DestinationConfig {
                 control: env.control("DESTINATION_SVC")?,

@@ -31,6 +31,7 @@ mod route;
 mod shared;
 mod tap;
 mod tap_server;
+mod trace;
 mod transport_header;
 
 use std::process::ExitCode;

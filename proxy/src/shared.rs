@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, sync::watch};
 use weft_runtime::drain;
 use weft_tls::credentials::Credentials;
 
-use crate::{access_log::AccessLog, config::Config, metrics::ProxyMetrics, tap::Taps};
+use crate::{access_log::AccessLog, config::Config, metrics::ProxyMetrics, tap::Taps, trace::Tracing};
 
 /// Dependencies of every part of the proxy. Immutable, except for the snapshots behind its receivers.
 pub(crate) struct Shared {
@@ -20,6 +20,8 @@ pub(crate) struct Shared {
     pub(crate) drain: drain::Watch,
     /// Who watches requests.
     pub(crate) taps: Arc<Taps>,
+    /// Spans of requests.
+    pub(crate) tracing: Tracing,
     /// Lines about inbound requests; `None` if there are none.
     pub(crate) access_log: Option<AccessLog>,
     /// The control thread's runtime, which runs the control-plane streams.

@@ -3,12 +3,11 @@
 
 use super::{
     Setting,
-    State::{Meaningless, Unsupported, Works},
+    State::{Meaningless, Works},
 };
 
 const STACKS: &str = "there is no tower of middleware whose floors are created, polled and dropped";
 const OF_WORKERS: &str = "the sum over workers, each of which has a balancer of its own";
-const NO_TRACES: &str = "no traces are exported";
 
 /// Metrics of the proxy.
 pub const PROXY_METRICS: &[Setting] = &[
@@ -137,7 +136,12 @@ pub const PROXY_METRICS: &[Setting] = &[
     Setting::new("stack_drop_total", Meaningless, STACKS),
     Setting::new("stack_poll_total", Meaningless, STACKS),
     Setting::new("stack_poll_total_ms", Meaningless, STACKS),
-    Setting::new("opentelemetry_span_export_*", Unsupported, NO_TRACES),
+    Setting::new("opentelemetry_span_export_streams", Works, "attempts of an export"),
+    Setting::new("opentelemetry_span_export_requests", Works, ""),
+    Setting::new("opentelemetry_span_exports", Works, ""),
+    Setting::new("opentelemetry_balancer_endpoints", Works, ""),
+    Setting::new("opentelemetry_balancer_p2c_endpoints", Works, ""),
+    Setting::new("opentelemetry_balancer_p2c_updates_total", Works, ""),
     Setting::new("tokio_rt_*", Meaningless, "only in builds of Linkerd's proxy with tokio_unstable"),
     Setting::new("proxy_build_info", Works, "without date: two builds of one commit are the same program"),
     Setting::new("rustls_info", Works, ""),

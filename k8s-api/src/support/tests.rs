@@ -1,13 +1,17 @@
 //! The table compared with the code: every annotation is injected, every value looked up in the chart, every variable
 //! in the proxy's source, every warning requested.
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, inject};
+use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, Tracing, inject};
 
 fn repository() -> PathBuf {
     PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..")
@@ -86,7 +90,14 @@ fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
     // Each of the others concerns this one's container.
     annotations.insert(labels::ENABLE_DEBUG_SIDECAR.to_owned(), annotation.contains("debug-image").to_string());
     annotations.insert(annotation.to_owned(), value.to_owned());
-    let config = InjectConfig::new("proxy:1", "1", "anchors");
+    let mut config = InjectConfig::new("proxy:1", "1", "anchors");
+    // Without a collector, attributes of spans change nothing.
+    config.tuning.tracing = Some(Tracing {
+        collector: "otel.obs:4317".to_owned(),
+        identity: None,
+        service_name: "linkerd-proxy".to_owned(),
+        attributes: BTreeMap::new(),
+    });
     let Ok(Decision::Injected(mut pod)) = inject(&pod, None, &config) else { panic!("{annotation}: not injected") };
     let redirection = Redirection::of(&pod, &RedirectionDefaults::default()).unwrap();
     pod.metadata.annotations = None;
@@ -130,8 +141,8 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
             "not supported yet: passed to the proxy; Weft's never logs headers",
         ),
         (
-            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_TRACE_SERVICE_NAME\", \"value\": \"web\"}]"}),
-            "not supported yet: no traces",
+            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT\", \"value\": \"1s\"}]"}),
+            "not supported yet: fixed in the proxy",
         ),
         (
             json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_CORE\", \"value\": \"1\"}]"}),
@@ -262,7 +273,7 @@ fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
 #[test]
 fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
     let source = |file: &str| fs::read_to_string(repository().join("proxy/src").join(file)).unwrap();
-    let text = source("config.rs") + &source("config/env.rs");
+    let text = source("config.rs") + &source("config/env.rs") + &source("config/trace.rs");
     // Names, and prefixes and suffixes of composed names.
     let words: BTreeSet<&str> =
         text.split('"').map(|word| word.trim_start_matches("{group}").trim_start_matches("{PREFIX}")).collect();

@@ -9,7 +9,6 @@ use super::{
     State::{Meaningless, Unsupported, Works},
 };
 
-const NO_TRACING: &str = "no traces";
 const FIXED: &str = "fixed in the proxy";
 
 /// Variables.
@@ -133,11 +132,11 @@ pub const VARIABLES: &[Setting] = &[
         Works,
         "a line is written when the response ends; Linkerd's proxy writes it when it begins",
     ),
-    Setting::new("TRACE_ATTRIBUTES_PATH", Unsupported, NO_TRACING),
-    Setting::new("TRACE_COLLECTOR_SVC_ADDR", Unsupported, NO_TRACING),
-    Setting::new("TRACE_COLLECTOR_SVC_NAME", Unsupported, NO_TRACING),
-    Setting::new("TRACE_EXTRA_ATTRIBUTES", Unsupported, NO_TRACING),
-    Setting::new("TRACE_SERVICE_NAME", Unsupported, NO_TRACING),
+    Setting::new("TRACE_ATTRIBUTES_PATH", Works, ""),
+    Setting::new("TRACE_COLLECTOR_SVC_ADDR", Works, ""),
+    Setting::new("TRACE_COLLECTOR_SVC_NAME", Works, ""),
+    Setting::new("TRACE_EXTRA_ATTRIBUTES", Works, ""),
+    Setting::new("TRACE_SERVICE_NAME", Works, ""),
     Setting::new("CONTROL_STREAM_INITIAL_TIMEOUT", Works, ""),
     Setting::new("CONTROL_STREAM_IDLE_TIMEOUT", Works, ""),
     Setting::new("CONTROL_STREAM_LIFETIME", Works, ""),

@@ -69,6 +69,11 @@ impl<'a> Env<'a> {
         (self.0)(&format!("{PREFIX}{name}")).filter(|value| !value.trim().is_empty())
     }
 
+    /// The value of a variable that other programs read, too, and that has no prefix.
+    pub(super) fn foreign(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.trim().is_empty())
+    }
+
     pub(super) fn required(&self, name: &str, expected: &'static str) -> Result<String, ConfigError> {
         self.string(name).ok_or_else(|| ConfigError::Missing { variable: format!("{PREFIX}{name}"), expected })
     }
@@ -226,6 +231,12 @@ impl<'a> Env<'a> {
             });
         }
         Ok(ControlAddr { host, port, identity })
+    }
+
+    /// A service that need not be there; its name is read in any case, so that a malformed one does not go unnoticed.
+    pub(super) fn optional_control(&self, group: &str) -> Result<Option<ControlAddr>, ConfigError> {
+        self.identity(&format!("{group}_NAME"))?;
+        self.string(&format!("{group}_ADDR")).map(|_| self.control(group)).transpose()
     }
 
     fn identity(&self, name: &str) -> Result<Option<Identity>, ConfigError> {

@@ -234,6 +234,41 @@ fn tap_and_the_access_log_are_off_unless_they_are_asked_for() {
 }
 
 #[test]
+fn spans_are_exported_if_there_is_a_collector() {
+    const ADDR: (&str, &str) = ("LINKERD2_PROXY_TRACE_COLLECTOR_SVC_ADDR", "otel.obs:4317");
+    const NAME: &str = "LINKERD2_PROXY_TRACE_COLLECTOR_SVC_NAME";
+    assert_eq!(parse(&[("LINKERD2_PROXY_TRACE_SERVICE_NAME", "web")]).unwrap().trace, None);
+    let trace = parse(&[ADDR, (NAME, "otel.obs.example")]).unwrap().trace.unwrap();
+    let collector =
+        ControlAddr { host: "otel.obs".to_owned(), port: 4317, identity: Some("otel.obs.example".parse().unwrap()) };
+    assert_eq!(trace, TraceConfig { collector, ..TraceConfig::to("", 0) });
+    let local = [
+        ("LINKERD2_PROXY_TRACE_COLLECTOR_SVC_ADDR", "127.0.0.1:4317"),
+        ("LINKERD2_PROXY_TRACE_SERVICE_NAME", "web"),
+        ("LINKERD2_PROXY_TRACE_ATTRIBUTES_PATH", "/labels"),
+        ("LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES", "a=1\nb=2\n"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "c=3"),
+        ("HOSTNAME", "web-0"),
+    ];
+    let expected = TraceConfig {
+        service_name: "web".to_owned(),
+        labels: Some("/labels".into()),
+        attributes: "a=1\nb=2\n".to_owned(),
+        otel_attributes: "c=3".to_owned(),
+        hostname: "web-0".to_owned(),
+        ..TraceConfig::to("127.0.0.1", 4317)
+    };
+    assert_eq!(parse(&local).unwrap().trace, Some(expected));
+    // As for any other service of the control plane: without its identity it would be spoken to in plaintext.
+    let message = parse(&[ADDR]).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("{NAME} is not set")), "{message}");
+    let message = parse(&[(NAME, "not a name")]).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("{NAME} is invalid")), "{message}");
+    let message = parse(&[(ADDR.0, "otel"), (NAME, "otel.obs.example")]).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("{} is invalid", ADDR.0)), "{message}");
+}
+
+#[test]
 fn clients_of_an_ingress_are_told_nothing_about_the_mesh_unless_the_settings_say_so() {
     const INGRESS: (&str, &str) = ("LINKERD2_PROXY_INGRESS_MODE", "true");
     let told = |changes: &[(&str, &str)]| parse(changes).unwrap().outbound.informational_headers;
@@ -258,7 +293,7 @@ fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     assert!(parse(&[]).unwrap().without_effect.is_empty());
     let config = parse(&[
         ("LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "1s"),
-        ("LINKERD2_PROXY_TRACE_SERVICE_NAME", "web"),
+        ("LINKERD2_PROXY_INBOUND_HTTP_FAILFAST_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_OUTBOUND_METRICS_HOSTNAME_LABELS", "true"),
         ("LINKERD2_PROXY_OUTBOUND_CONNECT_TIMEOUT", "1s"),
         ("LINKERD2_PROXY_OUTBOUND_HTTP_QUEUE_CAPACITY", "10"),
@@ -266,7 +301,7 @@ fn linkerds_variables_that_have_no_effect_are_named_when_they_are_set() {
     ]);
     assert_eq!(
         config.unwrap().without_effect,
-        ["LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT", "LINKERD2_PROXY_TRACE_SERVICE_NAME"]
+        ["LINKERD2_PROXY_INBOUND_HTTP_FAILFAST_TIMEOUT", "LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT"]
     );
     let external = parse(&[("LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES", "svc.cluster.local., .")]).unwrap();
     assert_eq!(external.without_effect, ["LINKERD2_PROXY_DESTINATION_PROFILE_SUFFIXES"]);
@@ -301,7 +336,7 @@ fn every_variable_that_is_read_is_documented_and_works_as_the_table_says() {
     let read: BTreeSet<String> = read(&minimal()).union(&read(&spire)).cloned().collect();
     let linkerds = variables::GROUPS.iter().flat_map(|group| group.variables);
     let linkerds: BTreeSet<String> = linkerds.map(|variable| format!("{}{}", env::PREFIX, variable.name)).collect();
-    let own = variables::OWN.iter().map(|variable| variable.name.to_owned());
+    let own = variables::OWN.iter().chain(variables::SHARED).map(|variable| variable.name.to_owned());
     let documented: BTreeSet<String> = linkerds.iter().cloned().chain(own).collect();
     assert_eq!(documented, read, "config/variables.rs lists what the proxy reads");
     let works = ignored::treated().filter(|row| row.state == "works");

@@ -296,6 +296,38 @@ pub(super) const GROUPS: &[Group] = &[
             ),
         ],
     },
+    Group {
+        title: "Traces",
+        variables: &[
+            Variable::new(
+                "TRACE_COLLECTOR_SVC_ADDR",
+                "none",
+                "an OpenTelemetry collector, `HOST:PORT`, which gets the spans of sampled requests by OTLP over gRPC",
+            ),
+            Variable::new("TRACE_COLLECTOR_SVC_NAME", "required, except on loopback", "its identity"),
+            Variable::new("TRACE_SERVICE_NAME", "`linkerd-proxy`", "`service.name` of the spans"),
+            Variable::new(
+                "TRACE_ATTRIBUTES_PATH",
+                "none",
+                "file of the pod's labels, which the spans have as attributes; read once",
+            ),
+            Variable::new(
+                "TRACE_EXTRA_ATTRIBUTES",
+                "none",
+                "further attributes, `NAME=VALUE`, one a line; they take precedence",
+            ),
+        ],
+    },
+];
+
+/// Those that other programs read, too, and that have no prefix.
+pub(super) const SHARED: &[Variable] = &[
+    Variable::new(
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "none",
+        "attributes of spans, `NAME=VALUE`, separated by commas or lines; they take precedence over all others",
+    ),
+    Variable::new("HOSTNAME", "set by the container runtime", "`host.name` of spans"),
 ];
 
 /// Those that Linkerd does not have.
@@ -346,6 +378,8 @@ pub(crate) fn help() -> String {
     }
     text.push_str("\nSettings that Linkerd does not have:\n\n");
     OWN.iter().for_each(|variable| write(&mut text, variable));
+    text.push_str("\nVariables without a prefix:\n\n");
+    SHARED.iter().for_each(|variable| write(&mut text, variable));
     text.push_str("\nLinkerd's settings that have no effect:\n\n");
     for row in ignored::treated().filter(|row| row.state != "works") {
         let value = if row.value.is_empty() { String::new() } else { format!("={}", row.value) };
@@ -372,5 +406,7 @@ pub(super) fn tables() -> String {
     }
     text.push_str("Those that Linkerd does not have:\n\n| Variable | Default | Meaning |\n|---|---|---|\n");
     OWN.iter().for_each(|variable| row(&mut text, variable));
+    text.push_str("\nThose without a prefix:\n\n| Variable | Default | Meaning |\n|---|---|---|\n");
+    SHARED.iter().for_each(|variable| row(&mut text, variable));
     text
 }

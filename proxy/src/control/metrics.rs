@@ -28,6 +28,8 @@ pub(crate) enum Service {
     Destination,
     /// Policy.
     Policy,
+    /// The collector of spans.
+    Collector,
 }
 
 /// All families. Clones share them.
@@ -39,6 +41,7 @@ pub(crate) struct ControlMetrics {
     identity: Balancer,
     destination: Balancer,
     policy: Balancer,
+    collector: Balancer,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -73,6 +76,7 @@ impl Service {
             Self::Identity => "identity",
             Self::Destination => "destination",
             Self::Policy => "policy",
+            Self::Collector => "opentelemetry",
         }
     }
 }
@@ -85,9 +89,11 @@ impl ControlMetrics {
         registry.register("control_response", "Responses of the control plane", metrics.responses.clone());
         let help = "Milliseconds from a request to the control plane to its response's end";
         registry.register("control_response_latency_ms", help, metrics.latency.clone());
-        for service in [Service::Identity, Service::Destination, Service::Policy] {
+        for service in [Service::Identity, Service::Destination, Service::Policy, Service::Collector] {
             let Balancer { endpoints, p2c_endpoints, p2c_updates } = metrics.balancer(service).clone();
-            let registry = registry.sub_registry_with_prefix(format!("control_{}_balancer", service.label()));
+            // Linkerd's proxy has this one's without the prefix of the others.
+            let control = if service == Service::Collector { "" } else { "control_" };
+            let registry = registry.sub_registry_with_prefix(format!("{control}{}_balancer", service.label()));
             registry.register("endpoints", "Replicas by state", endpoints);
             registry.register("p2c_endpoints", "Replicas", p2c_endpoints);
             registry.register("p2c_updates", "Changes of the replicas", p2c_updates);
@@ -106,6 +112,7 @@ impl ControlMetrics {
             Service::Identity => &self.identity,
             Service::Destination => &self.destination,
             Service::Policy => &self.policy,
+            Service::Collector => &self.collector,
         }
     }
 

@@ -39,7 +39,7 @@ use crate::{
         serve::Reset,
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
-    metrics::{InboundRouteMetrics, StreamEnd},
+    metrics::{Direction, InboundRouteMetrics, StreamEnd},
     outbound::RelayError,
     policy::{
         PortPolicy,
@@ -49,6 +49,7 @@ use crate::{
     request::classify::Classes,
     route::filter::apply_to_request,
     tap::Tapped,
+    trace::Kind,
 };
 
 use counters::{Counters, Handles};
@@ -120,6 +121,7 @@ impl HttpConnection {
 
     async fn answer(&self, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
+        let traced = self.inbound.shared.tracing.begin(&mut request, Kind::Server, Direction::Inbound);
         let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
         // For HTTP/1 the header has no meaning; it never reaches the application.
         request.headers_mut().remove(ORIG_PROTO);
@@ -137,6 +139,7 @@ impl HttpConnection {
                 self.forward(admitted).await?
             }
         };
+        traced.responded(response.status());
         response.headers_mut().remove(ORIG_PROTO);
         if is_carried {
             upgrade_response(&mut response);
@@ -213,7 +216,7 @@ impl HttpConnection {
         let Admitted { request, kind, handles, arrived, tapped } = admitted;
         let (head, body) = request.into_parts();
         let (body, sent) = Counted::wrap(Body::Incoming(body), &handles.route.request_frames);
-        let request = Request::from_parts(head, body);
+        let mut request = Request::from_parts(head, body);
         let Some(permit) = self.inbound.limit.admit() else {
             let refused = Refused { handles: &handles, tapped };
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
@@ -236,6 +239,7 @@ impl HttpConnection {
                 }
             };
         }
+        let traced = self.inbound.shared.tracing.begin(&mut request, Kind::Client, Direction::Inbound);
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
@@ -243,6 +247,7 @@ impl HttpConnection {
         };
         match answered {
             Ok((response, checked_out)) => {
+                traced.responded(response.status());
                 let held = Held { checked_out, permit: Some(permit), tapped, sent, is_answered: true };
                 Ok(observe(response, held, &handles, kind, arrived))
             }
@@ -256,8 +261,10 @@ impl HttpConnection {
                 _ => {
                     let reason: &dyn Error = &error;
                     tracing::debug!(error = reason, dst.addr = %self.target.addr, "request failed");
+                    let failure = error.failure();
+                    traced.responded(failure.status());
                     let refused = Refused { handles: &handles, tapped };
-                    Ok(self.refuse(&error.failure(), kind, Some(refused), arrived))
+                    Ok(self.refuse(&failure, kind, Some(refused), arrived))
                 }
             },
         }

@@ -12,7 +12,7 @@ use weft_tls::{
     keys::IdentityKey,
 };
 
-use crate::{config::Config, metrics::ProxyMetrics, outbound::Outbound, policy::Policies, shared::Shared};
+use crate::{config::Config, metrics::ProxyMetrics, outbound::Outbound, policy::Policies, shared::Shared, trace};
 
 /// This proxy's identity in tests.
 pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";
@@ -71,12 +71,14 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     let metrics = ProxyMetrics::register(&mut registry);
     let (drain, watch): (Drain, Watch) = Drain::new();
     let (_, credentials) = watch::channel(Some(mesh.credentials(OWN)));
+    let tracing = config.trace.as_ref().map(|trace| trace::testing::start(trace, credentials.clone(), watch.clone()));
     let shared = Shared {
         config,
         metrics,
         credentials,
         drain: watch,
         taps: Arc::default(),
+        tracing: tracing.unwrap_or_default(),
         access_log: None,
         control: Handle::current(),
     };

@@ -30,7 +30,8 @@ use crate::{
         upgrade,
     },
     io::{Io, Stream},
-    metrics::label,
+    metrics::{Direction, label},
+    trace::Kind,
 };
 
 use attempt::Routed;
@@ -65,11 +66,15 @@ pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: 
 
 impl Connection {
     /// Answers one request in every case.
-    async fn respond(&self, request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
+    async fn respond(&self, mut request: Request<Incoming>) -> Result<ObservedResponse, Reset> {
         let show_error = self.worker.shared.config.outbound.informational_headers;
         let kind = RequestKind::outbound(request.version(), request.headers(), show_error);
+        let traced = self.worker.shared.tracing.begin(&mut request, Kind::Server, Direction::Outbound);
         let failure = match self.route(request.map(Body::Incoming), kind.grpc).await {
-            Ok(response) => return Ok(response),
+            Ok(response) => {
+                traced.responded(response.status());
+                return Ok(response);
+            }
             Err(ExchangeError::Reset(error)) if kind.version == Version::HTTP_2 => return Err(Reset(error)),
             Err(ExchangeError::Reset(error)) => Failure::BadGateway(error.to_string()),
             Err(ExchangeError::Failure(failure)) => failure,
@@ -77,7 +82,9 @@ impl Connection {
         let metrics = &self.worker.shared.metrics;
         metrics.outbound_http_errors.get_or_create(&vec![label("error", failure.label())]).inc();
         tracing::debug!(%failure, orig_dst.addr = %self.target.destination, "request failed");
-        Ok(failure.respond(kind).map(|()| Observed::unwatched(Body::Empty)))
+        let response = failure.respond(kind).map(|()| Observed::unwatched(Body::Empty));
+        traced.responded(response.status());
+        Ok(response)
     }
 
     /// One request: check, match, send, observe.

@@ -10,6 +10,7 @@ mod pair;
 mod profile;
 mod resilience;
 mod tap;
+mod trace;
 mod websocket;
 
 use std::{

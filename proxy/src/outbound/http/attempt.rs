@@ -23,7 +23,7 @@ use crate::{
         headers::DST_CANONICAL,
         respond::Failure,
     },
-    metrics::{BalancerKind, ProfileMetrics, RequestMetrics},
+    metrics::{BalancerKind, Direction, ProfileMetrics, RequestMetrics},
     outbound::{Connection, rules::RuleMetrics, target::RoutingPlan},
     request::{
         attempts::{Attempts, Delivered, Next, Outcome},
@@ -33,6 +33,7 @@ use crate::{
         terms::{MAX_REPLAY_BYTES, Terms, Timeouts},
     },
     route::filter::{apply_to_request, apply_to_response},
+    trace::Kind,
 };
 
 /// A response, and what has to happen when it ends.
@@ -164,10 +165,16 @@ impl Routed<'_> {
         if let Some(profile) = profile {
             profile.actual.request();
         }
+        let tracing = &self.connection.worker.shared.tracing;
+        let traced = tracing.begin(&mut request, Kind::Client, Direction::Outbound);
         let exchanged = self.exchange(&exchange, request, terms.timeouts, head).await;
         let (mut response, mut observer) = match exchanged {
-            Ok(answered) => answered,
+            Ok((response, observer)) => {
+                traced.responded(response.status());
+                (response, observer)
+            }
             Err(error) => {
+                traced.responded(error.status());
                 counted.ended(error.stream_end());
                 if let Some(profile) = profile {
                     profile.actual.response(error.status().as_u16(), false, None, self.arrived.elapsed());
