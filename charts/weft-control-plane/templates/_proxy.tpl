@@ -173,6 +173,29 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       value: linkerd-destination.{{ $mesh }}
     - name: LINKERD2_PROXY_POLICY_SVC_NAME
       value: linkerd-destination.{{ $mesh }}
+    {{- with $proxy.tracing }}
+    {{- if .enabled }}
+    {{- $identity := .collector.meshIdentity }}
+    {{- $attributes := dict "k8s.pod.ip" "$(_pod_ip)" "k8s.pod.uid" "$(_pod_uid)" "k8s.container.name" "$(_pod_containerName)" }}
+    - name: LINKERD2_PROXY_TRACE_ATTRIBUTES_PATH
+      value: /var/run/linkerd/podinfo/labels
+    - name: LINKERD2_PROXY_TRACE_COLLECTOR_SVC_ADDR
+      value: {{ .collector.endpoint | quote }}
+    {{- if and $identity.serviceAccountName $identity.namespace }}
+    - name: LINKERD2_PROXY_TRACE_COLLECTOR_SVC_NAME
+      value: {{ $identity.serviceAccountName }}.{{ $identity.namespace }}.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)
+    {{- end }}
+    - name: LINKERD2_PROXY_TRACE_SERVICE_NAME
+      value: {{ .traceServiceName | default "linkerd-proxy" | quote }}
+    - name: LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES
+      value: |
+        {{- range $name, $value := merge (deepCopy (.labels | default dict)) $attributes }}
+        {{- if not (kindIs "invalid" $value) }}
+        {{ $name }}={{ $value }}
+        {{- end }}
+        {{- end }}
+    {{- end }}
+    {{- end }}
     {{- with $proxy.additionalEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -236,6 +259,10 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       mountPath: /var/run/linkerd/identity/end-entity
     - name: linkerd-identity-token
       mountPath: /var/run/secrets/tokens
+    {{- if $proxy.tracing.enabled }}
+    - name: linkerd-podinfo
+      mountPath: /var/run/linkerd/podinfo
+    {{- end }}
 {{- end }}
 
 {{/* Volumes of the proxy. */}}
@@ -250,4 +277,12 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
           audience: identity.l5d.io
           expirationSeconds: 86400
           path: linkerd-identity-token
+{{- if .Values.proxy.tracing.enabled }}
+- name: linkerd-podinfo
+  downwardAPI:
+    items:
+      - path: labels
+        fieldRef:
+          fieldPath: metadata.labels
+{{- end }}
 {{- end }}

@@ -15,6 +15,7 @@ Checks before anything is installed. Each message names the value and the remedy
 {{- if and (not .Values.disableIPv6) (not .Values.enableEndpointSlices) -}}
 {{- fail "\n\nenableEndpointSlices is false, but disableIPv6 is too: Endpoints have only one address of a pod. Set disableIPv6=true, or enableEndpointSlices=true\n" -}}
 {{- end -}}
+{{- include "weft.requireTracing" . -}}
 {{- include "weft.requireCluster" . -}}
 {{- end }}
 
@@ -46,6 +47,18 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- end -}}
 {{- if $found -}}
 {{- toYaml $found -}}
+{{- end -}}
+{{- end }}
+
+{{- define "weft.requireTracing" -}}
+{{- with .Values.proxy.tracing -}}
+{{- if .enabled -}}
+{{- $endpoint := required "\n\nproxy.tracing.enabled is true, so say where spans go: set proxy.tracing.collector.endpoint to HOST:PORT of an OpenTelemetry collector, or remove the value\n" .collector.endpoint -}}
+{{- $identity := .collector.meshIdentity -}}
+{{- if not (or (and $identity.serviceAccountName $identity.namespace) (regexMatch "^(localhost[.]?|127[.][0-9.]+|[[]::1]):" $endpoint)) -}}
+{{- fail (printf "\n\nproxies send spans to %s over mutual TLS: mesh the collector and name its ServiceAccount, by proxy.tracing.collector.meshIdentity.serviceAccountName and .namespace\n" $endpoint) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

@@ -8,7 +8,6 @@ use super::{
 };
 
 const DEBUG: &str = "of enable-debug-sidecar";
-const NO_TRACING: &str = "passed to the proxy with proxy.tracing; Weft's exports no traces";
 const NATIVE: &str =
     "the proxy is always a native sidecar, for which Kubernetes starts and stops applications in order";
 
@@ -80,7 +79,7 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
         Works,
         "at most the pod's terminationGracePeriodSeconds",
     ),
-    Setting::new("resource.opentelemetry.io/*", Unsupported, NO_TRACING),
+    Setting::new("resource.opentelemetry.io/*", Works, "with proxy.tracing"),
 ];
 
 /// Of Services, of routes and of EgressNetworks.

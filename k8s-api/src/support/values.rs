@@ -7,7 +7,7 @@ use super::{
 
 const NO_IPTABLES: &str = "no init container: the node agent redirects";
 const NO_HEARTBEAT: &str = "there is no heartbeat: no usage data is sent to anybody";
-const NO_TRACING: &str = "no traces are exported";
+const NO_TRACING: &str = "the control plane exports no traces; proxies do";
 const NATIVE: &str = "the proxy is always a native sidecar";
 const OWN_CERTIFICATE: &str = "the control plane generates and renews it; externalSecret leaves it to another tool";
 
@@ -97,7 +97,7 @@ pub const VALUES: &[Value] = &[
     Value::new("proxy.inbound", Works, ""),
     Value::new("proxy.outbound", Works, ""),
     Value::new("proxy.metrics", Works, ""),
-    Value::of_proxy("proxy.tracing", "no traces are exported"),
+    Value::new("proxy.tracing", Works, ""),
     Value::new("proxyInit.ignoreInboundPorts", Works, ""),
     Value::new("proxyInit.ignoreOutboundPorts", Works, ""),
     Value::new("proxyInit.kubeAPIServerPorts", Works, ""),

@@ -1,6 +1,6 @@
 //! Values of the proxy, `proxy` in the chart.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use k8s_openapi::api::core::v1::EnvVar;
 use serde::Deserialize;
@@ -293,17 +293,38 @@ impl TracingValues {
         if self.enabled != Some(true) {
             return Ok(None);
         }
-        let collector = self.collector.endpoint.clone();
-        let collector = collector
-            .ok_or_else(|| missing("proxy.tracing.collector.endpoint", "host:port of an OpenTelemetry collector"))?;
+        let (path, expected) = ("proxy.tracing.collector.endpoint", "HOST:PORT of an OpenTelemetry collector");
+        let collector = self.collector.endpoint.clone().ok_or_else(|| missing(path, expected))?;
+        let host = host(&collector).ok_or_else(|| bad(path, &collector, expected))?;
         let CollectorIdentity { service_account_name, namespace } = self.collector.mesh_identity.clone();
+        let identity = service_account_name.zip(namespace);
+        // The proxy would refuse to start: it speaks plaintext within its own pod only.
+        if identity.is_none() && !is_loopback(host) {
+            let expected = "serviceAccountName and namespace of the collector, which has to be meshed";
+            return Err(missing("proxy.tracing.collector.meshIdentity", expected));
+        }
         Ok(Some(Tracing {
             collector,
-            identity: service_account_name.zip(namespace),
+            identity,
             service_name: self.trace_service_name.clone().unwrap_or_else(|| "linkerd-proxy".to_owned()),
             attributes: self.labels.as_ref().map(texts).unwrap_or_default(),
         }))
     }
+}
+
+/// The host of `HOST:PORT`, an IPv6 address without its brackets.
+fn host(endpoint: &str) -> Option<&str> {
+    let (host, port) = endpoint.rsplit_once(':')?;
+    port.parse::<u16>().ok().filter(|port| *port != 0)?;
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => host.parse::<IpAddr>().is_ok().then_some(host),
+        None => Some(host).filter(|host| !host.is_empty() && !host.contains([':', '/', ' '])),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host.trim_end_matches('.').eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn texts(map: &BTreeMap<String, Scalar>) -> BTreeMap<String, String> {

@@ -148,6 +148,9 @@ fn the_control_planes_own_proxy_is_the_injectors() {
                   proxy.disableOutboundProtocolDetectTimeout=true,proxy.inbound.server.http2.maxConcurrentStreams=9,\
                   proxy.livenessProbe.timeoutSeconds=4,\
                   proxy.startupProbe.failureThreshold=9,proxy.readinessProbe.initialDelaySeconds=0,\
+                  proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,\
+                  proxy.tracing.collector.meshIdentity.serviceAccountName=otel,\
+                  proxy.tracing.collector.meshIdentity.namespace=obs,proxy.tracing.labels.zone=z,\
                   proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=a";
     let settings = strings(&["--set", tuning]);
     let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));

@@ -29,7 +29,18 @@ fn a_value_that_cannot_be_right_is_refused_by_name() {
         ("no policy", set("proxy.defaultInboundPolicy=open"), &["/proxy/defaultInboundPolicy", "all-unauthenticated"]),
         ("no network", set("clusterNetworks=everything"), &["clusterNetworks", "everything"]),
         ("no port", set("proxyInit.ignoreInboundPorts=http"), &["ignoreInboundPorts"]),
-        ("Linkerd's, and not supported", set("proxy.tracing.enabled=true"), &["proxy.tracing", "not supported yet"]),
+        (
+            "Linkerd's, and not supported",
+            set("controller.tracing.enabled=true"),
+            &["controller.tracing", "not supported yet"],
+        ),
+        ("no collector", set("proxy.tracing.enabled=true"), &["proxy.tracing.collector.endpoint"]),
+        (
+            "a collector outside the mesh",
+            set("proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317"),
+            &["proxy.tracing.collector.meshIdentity", "otel.obs:4317"],
+        ),
+        ("a URL", set("proxy.tracing.collector.endpoint=http://otel.obs:4317"), &["/proxy/tracing/collector/endpoint"]),
         ("no duration", set("proxy.inboundConnectTimeout=1m30s"), &["inboundConnectTimeout", "1m30s"]),
         ("no probe", set("proxy.livenessProbe.successThreshold=2"), &["/proxy/livenessProbe/successThreshold"]),
         ("no fraction", set("proxy.runtime.workers.maximumCPURatio=2"), &["maximumCPURatio"]),
@@ -184,11 +195,11 @@ fn values_of_an_older_chart_are_enough() {
 /// What Weft's proxy does not do, Linkerd's does.
 #[test]
 fn values_of_linkerds_proxy_are_passed_to_it() {
-    let tracing = "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,\
+    let external = "proxy.enableExternalProfiles=true,\
                    proxy.image.version=v1,proxy.image.name=";
     let certificates = Certificates::generate();
     for (image, accepted) in [("cr.l5d.io/linkerd/proxy", true), ("localhost/weft-proxy", false)] {
-        let settings = [certificates.all(), strings(&["--set", &format!("{tracing}{image}")])].concat();
+        let settings = [certificates.all(), strings(&["--set", &format!("{external}{image}")])].concat();
         let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &settings);
         assert_eq!(output.status.success(), accepted, "{image}: {}", String::from_utf8_lossy(&output.stderr));
     }

@@ -184,6 +184,13 @@ fn bad_values_are_named() {
         ("logHTTPHeaders: 'on'", "proxy.logHTTPHeaders"),
         ("accessLog: nginx", "proxy.accessLog"),
         ("tracing: {enabled: true}", "proxy.tracing.collector.endpoint"),
+        ("tracing: {enabled: true, collector: {endpoint: otel}}", "proxy.tracing.collector.endpoint"),
+        ("tracing: {enabled: true, collector: {endpoint: 'http://otel:4317'}}", "proxy.tracing.collector.endpoint"),
+        ("tracing: {enabled: true, collector: {endpoint: 'otel:4317'}}", "proxy.tracing.collector.meshIdentity"),
+        (
+            "tracing: {enabled: true, collector: {endpoint: 'localhost.obs:4317'}}",
+            "proxy.tracing.collector.meshIdentity",
+        ),
     ] {
         let values = Values::parse(&proxy_values(values)).unwrap();
         assert_eq!(values.inject_config("linkerd", "anchors").unwrap_err().field.to_string(), path);
@@ -376,6 +383,15 @@ fn traces_go_to_the_collector_with_the_attributes_of_all_levels() {
     let lines = env(&pod)["LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES"].clone();
     assert!(lines.contains("team=c\n") && lines.contains("two=x y\n"), "{lines}");
 
+    for own in ["localhost.:4317", "127.0.0.1:4317", "[::1]:4317"] {
+        let pod = injected_with(
+            &proxy_values(&format!("tracing: {{enabled: true, collector: {{endpoint: '{own}'}}}}")),
+            json!({}),
+            json!({}),
+        );
+        assert_eq!(env(&pod)["LINKERD2_PROXY_TRACE_COLLECTOR_SVC_ADDR"], own);
+        assert!(!env(&pod).contains_key("LINKERD2_PROXY_TRACE_COLLECTOR_SVC_NAME"));
+    }
     let off = injected_with(&proxy_values("tracing: {collector: {endpoint: 'otel.obs:4317'}}"), attributes, json!({}));
     assert!(env(&off).keys().all(|name| !name.contains("TRACE_")));
     assert_eq!(off.spec.as_ref().unwrap().volumes.iter().flatten().count(), 2);
