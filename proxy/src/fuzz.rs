@@ -13,6 +13,7 @@ use crate::{
     },
     http::{headers, orig_proto},
     request::{overrides, terms::Terms},
+    trace::Context,
     transport_header::TransportHeader,
 };
 
@@ -26,6 +27,10 @@ const OVERRIDES: [&str; 7] = [
     "l5d-retry-grpc",
     "l5d-retry-limit",
 ];
+
+/// The headers that say which trace a request belongs to.
+const TRACES: [&str; 7] =
+    ["traceparent", "grpc-trace-bin", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled", "x-b3-flags"];
 
 /// Parses the first bytes of a connection that may be TLS. Further bytes do not change the result.
 pub fn client_hello(bytes: &[u8]) {
@@ -99,4 +104,24 @@ pub fn overrides(bytes: &[u8]) {
     let terms = overrides::apply(Terms { allow_headers: true, ..Terms::default() }, &mut headers);
     assert!(headers.is_empty());
     assert!(terms.retry.is_none_or(|retry| retry.limit <= 100));
+}
+
+/// Reads the headers that say which trace a request belongs to, their values one a line. A trace that was read and is written with
+/// another span is the same trace when the next proxy reads it.
+pub fn trace_context(bytes: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in TRACES.into_iter().zip(bytes.split(|byte| *byte == b'\n')) {
+        if let Ok(value) = HeaderValue::from_bytes(value)
+            && !value.is_empty()
+        {
+            headers.append(name, value);
+        }
+    }
+    let Some(context) = Context::read(&headers) else { return };
+    context.write(&mut headers, 1);
+    let again = Context::read(&headers).expect("what was written is a context");
+    assert_eq!(again.is_sampled(), context.is_sampled());
+    let mut written = headers.clone();
+    again.write(&mut written, 2);
+    assert_eq!(written.len(), headers.len());
 }
