@@ -5,6 +5,7 @@
 //! the node agent's work: there is never an init container with iptables rules. The proxy is a native sidecar.
 //! Everything is a pure function; the webhook, the sandbox and the CLI call the same one.
 
+mod additions;
 mod annotations;
 mod config;
 mod env;
@@ -22,6 +23,7 @@ use k8s_openapi::{
 };
 use sha2::{Digest, Sha256};
 
+pub use additions::Additions;
 pub use annotations::InjectError;
 pub use config::{
     ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
@@ -74,6 +76,24 @@ impl SkipReason {
             Self::AnnotationDisabled => "injection_disable_annotation_present",
             Self::InvalidAnnotationAtWorkload => "invalid_inject_annotation_at_workload",
             Self::InvalidAnnotationAtNamespace => "invalid_inject_annotation_at_ns",
+        }
+    }
+
+    /// A sentence for people; Linkerd's.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            Self::HostNetwork => "hostNetwork is enabled",
+            Self::SidecarExists => "pod has a sidecar injected already",
+            Self::AnnotationAbsent => {
+                "neither the namespace nor the pod have the annotation \"linkerd.io/inject:enabled\""
+            }
+            Self::AnnotationDisabled => "pod has the annotation \"linkerd.io/inject:disabled\"",
+            Self::InvalidAnnotationAtWorkload => {
+                "invalid value for annotation \"linkerd.io/inject\" at workload, expected enabled, disabled or ingress"
+            }
+            Self::InvalidAnnotationAtNamespace => {
+                "invalid value for annotation \"linkerd.io/inject\" at namespace, expected enabled, disabled or ingress"
+            }
         }
     }
 }

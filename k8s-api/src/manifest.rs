@@ -19,6 +19,8 @@ use std::{
     sync::Arc,
 };
 
+pub use documents::{Document, split};
+pub use locate::locate;
 pub use object::{Kind, Object, ObjectRef};
 pub use read::{from_api, parse};
 

@@ -2,16 +2,16 @@
 
 /// The text of one document.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Document<'a> {
+pub struct Document<'a> {
     /// Lines of the file before it.
-    pub(super) lines_before: usize,
+    pub lines_before: usize,
     /// The text, without its marker line.
-    pub(super) text: &'a str,
+    pub text: &'a str,
 }
 
 /// The documents of a YAML stream. A line that starts with `---` or `...` ends a document wherever it is (YAML 1.2
 /// section 9.1.2), even in block scalars, so splitting needs no parser.
-pub(super) fn split(text: &str) -> Vec<Document<'_>> {
+pub fn split(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let (mut start, mut lines_before, mut offset) = (0, 0, 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {

@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use crate::field::{FieldPath, Step};
 
 /// Line and column, from 1, of the value at `path`, or of its innermost parent that exists.
-pub(super) fn locate(text: &str, json: bool, path: &FieldPath) -> Option<(usize, usize)> {
+pub fn locate(text: &str, json: bool, path: &FieldPath) -> Option<(usize, usize)> {
     (0..=path.0.len()).rev().find_map(|length| walk(text, json, &path.0[..length]))
 }
 

@@ -74,7 +74,7 @@ pub(super) fn start(
                     (EventType::Normal, "Injected", "Linkerd sidecar proxy injected".to_owned())
                 }
                 InjectionReport::Skipped(reason) => {
-                    let note = format!("Linkerd sidecar proxy injection skipped: {}", explanation(reason));
+                    let note = format!("Linkerd sidecar proxy injection skipped: {}", reason.explanation());
                     (EventType::Normal, "InjectionSkipped", note)
                 }
                 InjectionReport::Failed(problem) => (EventType::Warning, "InjectionFailed", problem),
@@ -84,23 +84,6 @@ pub(super) fn start(
         Err(anyhow!("the injector ended"))
     };
     (Reporter(tx), writing)
-}
-
-fn explanation(reason: SkipReason) -> &'static str {
-    match reason {
-        SkipReason::HostNetwork => "hostNetwork is enabled",
-        SkipReason::SidecarExists => "pod has a sidecar injected already",
-        SkipReason::AnnotationAbsent => {
-            "neither the namespace nor the pod have the annotation \"linkerd.io/inject:enabled\""
-        }
-        SkipReason::AnnotationDisabled => "pod has the annotation \"linkerd.io/inject:disabled\"",
-        SkipReason::InvalidAnnotationAtWorkload => {
-            "invalid value for annotation \"linkerd.io/inject\" at workload, expected enabled, disabled or ingress"
-        }
-        SkipReason::InvalidAnnotationAtNamespace => {
-            "invalid value for annotation \"linkerd.io/inject\" at namespace, expected enabled, disabled or ingress"
-        }
-    }
 }
 
 struct Owners {

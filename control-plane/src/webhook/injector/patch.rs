@@ -9,24 +9,21 @@ use json_patch::{AddOperation, Patch, PatchOperation, jsonptr::PointerBuf};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::Serialize;
 use serde_json::{Value, json};
-use weft_k8s_api::labels;
+use weft_k8s_api::{inject::Additions, labels};
 
 /// The patch that turns `before` into `after`, the result of injection: annotations, labels, volumes and containers
 /// after the others, init containers before the others.
 pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
+    let added = Additions::between(before, after);
+    let spec = before.spec.as_ref();
     let mut operations = Vec::new();
-    map(&mut operations, "annotations", before.metadata.annotations.as_ref(), after.metadata.annotations.as_ref());
-    map(&mut operations, "labels", before.metadata.labels.as_ref(), after.metadata.labels.as_ref());
-    let spec = |pod: &Pod| pod.spec.clone().unwrap_or_default();
-    let (before, after) = (spec(before), spec(after));
-    let added = after.volumes.iter().flatten().skip(before.volumes.as_ref().map_or(0, Vec::len));
-    list(&mut operations, "volumes", before.volumes.is_none(), added, |_| "-".to_owned());
-    let count = before.init_containers.as_ref().map_or(0, Vec::len);
-    let first = after.init_containers.as_ref().map_or(0, Vec::len).saturating_sub(count);
-    let added = after.init_containers.iter().flatten().take(first);
-    list(&mut operations, "initContainers", before.init_containers.is_none(), added, |index| index.to_string());
-    let added = after.containers.iter().skip(before.containers.len());
-    list(&mut operations, "containers", false, added, |_| "-".to_owned());
+    map(&mut operations, "annotations", before.metadata.annotations.is_none(), &added.annotations);
+    map(&mut operations, "labels", before.metadata.labels.is_none(), &added.labels);
+    let absent = spec.is_none_or(|spec| spec.volumes.is_none());
+    list(&mut operations, "volumes", absent, &added.volumes, |_| "-".to_owned());
+    let absent = spec.is_none_or(|spec| spec.init_containers.is_none());
+    list(&mut operations, "initContainers", absent, &added.init_containers, |index| index.to_string());
+    list(&mut operations, "containers", false, &added.containers, |_| "-".to_owned());
     Patch(operations)
 }
 
@@ -34,36 +31,33 @@ pub(super) fn pod(before: &Pod, after: &Pod) -> Patch {
 pub(super) fn opaque_ports(metadata: &ObjectMeta, ports: Option<String>) -> Patch {
     let mut operations = Vec::new();
     if let Some(ports) = ports {
-        let mut after = metadata.annotations.clone().unwrap_or_default();
-        after.insert(labels::OPAQUE_PORTS.to_owned(), ports);
-        map(&mut operations, "annotations", metadata.annotations.as_ref(), Some(&after));
+        let added = [(labels::OPAQUE_PORTS.to_owned(), ports)].into();
+        map(&mut operations, "annotations", metadata.annotations.is_none(), &added);
     }
     Patch(operations)
 }
 
-type Map = BTreeMap<String, String>;
-
-fn map(operations: &mut Vec<PatchOperation>, name: &str, before: Option<&Map>, after: Option<&Map>) {
-    let Some(after) = after else { return };
-    let Some(before) = before else { return operations.push(add(&["metadata", name], json!(after))) };
-    for (key, value) in after.iter().filter(|(key, value)| before.get(*key) != Some(value)) {
+fn map(operations: &mut Vec<PatchOperation>, name: &str, absent: bool, added: &BTreeMap<String, String>) {
+    if absent && !added.is_empty() {
+        return operations.push(add(&["metadata", name], json!(added)));
+    }
+    for (key, value) in added {
         operations.push(add(&["metadata", name, key], json!(value)));
     }
 }
 
-fn list<'a, T: Serialize + 'a>(
+fn list<T: Serialize>(
     operations: &mut Vec<PatchOperation>,
     name: &str,
     absent: bool,
-    added: impl Iterator<Item = &'a T>,
+    added: &[T],
     place: impl Fn(usize) -> String,
 ) {
-    let mut added = added.map(|element| json!(element)).enumerate().peekable();
-    if absent && added.peek().is_some() {
+    if absent && !added.is_empty() {
         operations.push(add(&["spec", name], json!([])));
     }
-    for (index, element) in added {
-        operations.push(add(&["spec", name, &place(index)], element));
+    for (index, element) in added.iter().enumerate() {
+        operations.push(add(&["spec", name, &place(index)], json!(element)));
     }
 }
 
