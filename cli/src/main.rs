@@ -15,6 +15,8 @@ mod agent;
 mod check;
 mod cluster;
 mod explain;
+mod inject;
+mod manifest;
 mod mesh;
 mod output;
 mod problem;
@@ -66,6 +68,10 @@ enum Command {
     Check(check::CheckArgs),
     /// Show the parts of the mesh, which pods the kernel redirects, and what is wrong
     Status(status::StatusArgs),
+    /// Add the proxy to manifests
+    Inject(Box<inject::InjectArgs>),
+    /// Remove the proxy, and what asks for it, from manifests
+    Uninject(inject::UninjectArgs),
     /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script
@@ -122,6 +128,8 @@ fn execute(command: Command) -> Result<ExitCode> {
             runtime()?.block_on(status::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Inject(args) => runtime()?.block_on(inject::inject(*args)),
+        Command::Uninject(args) => runtime()?.block_on(inject::uninject(args)),
         Command::Version(args) => {
             version::execute(&args)?;
             Ok(ExitCode::SUCCESS)

@@ -55,6 +55,13 @@ pub(crate) fn styled(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints manifests, which are for programs: nothing is added or escaped.
+pub(crate) fn raw(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
 /// Prints a table without trailing blanks in its last column.
 pub(crate) fn print(table: &Table) -> io::Result<()> {
     line(&table.trim_fmt())

@@ -1,0 +1,106 @@
+//! Where manifests come from: standard input, files, folders, URLs.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, bail};
+use http::Uri;
+
+use super::download;
+
+/// A text, and the name to call it by.
+pub(crate) struct Source {
+    /// File, URL or `standard input`.
+    pub(crate) name: Arc<str>,
+    /// All of it.
+    pub(crate) text: String,
+}
+
+/// Reads `-`, a file, a folder with its sub-folders, or a URL.
+///
+/// # Errors
+/// When one of them cannot be read; the error names it.
+pub(crate) async fn read(from: &str) -> Result<Vec<Source>> {
+    if from == "-" {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).context("standard input")?;
+        return Ok(vec![Source { name: "standard input".into(), text }]);
+    }
+    if let Some(url) = url(from)? {
+        let text = download::get(url).await?;
+        return Ok(vec![Source { name: from.into(), text }]);
+    }
+    let path = Path::new(from);
+    let found = fs::metadata(path).with_context(|| format!("{from}: expected a file, a folder, a URL, or -"))?;
+    let paths = if found.is_dir() { files(path)? } else { vec![path.to_owned()] };
+    if paths.is_empty() {
+        bail!("{from}: this folder has no files with names that end in .yaml, .yml or .json");
+    }
+    paths.iter().map(|path| file(path)).collect()
+}
+
+fn url(from: &str) -> Result<Option<Uri>> {
+    if !from.starts_with("http://") && !from.starts_with("https://") {
+        return Ok(None);
+    }
+    from.parse().map(Some).with_context(|| format!("{from}: not a URL"))
+}
+
+fn file(path: &Path) -> Result<Source> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path).with_context(|| name.clone())?;
+    Ok(Source { name: name.into(), text })
+}
+
+/// The manifests in a folder and its sub-folders, by name. Others are left out, such as READMEs, as kubectl does.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()?;
+    paths.sort();
+    for path in paths {
+        // A link to a parent would make this endless, so links to folders are not followed.
+        let kind = fs::symlink_metadata(&path).with_context(|| path.display().to_string())?;
+        if kind.is_dir() {
+            found.extend(files(&path)?);
+        } else if path
+            .extension()
+            .is_some_and(|extension| ["yaml", "yml", "json"].iter().any(|known| extension == *known))
+        {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_folder_is_read_with_its_sub_folders_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("b")).unwrap();
+        for (name, text) in [("c.yaml", "c"), ("a.yml", "a"), ("b/b.json", "b"), ("README.md", "no")] {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let sources = read(folder.path().to_str().unwrap()).await.unwrap();
+        let texts: Vec<_> = sources.iter().map(|source| source.text.as_str()).collect();
+        assert_eq!(texts, ["a", "b", "c"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_is_named() {
+        for (from, words) in [("nowhere.yaml", "nowhere.yaml"), ("http://[", "not a URL")] {
+            let Err(error) = read(from).await else { panic!("{from} was read") };
+            assert!(format!("{error:#}").contains(words), "{error:#}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let Err(error) = read(folder.path().to_str().unwrap()).await else { panic!("read") };
+        assert!(format!("{error:#}").contains("no files"), "{error:#}");
+    }
+}

@@ -1,0 +1,211 @@
+//! `weft` with manifests, against a real API server: whether what it prints is what the cluster's own settings ask for,
+//! and whether the server accepts it.
+//!
+//! Every test has namespaces of its own, so they run beside each other.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::{Value, json};
+use weft_k8s_api::{
+    inject::{Decision, inject},
+    values::Values,
+};
+use weft_tests::cluster::Cluster;
+use weft_tls::ca::Root;
+
+const WEB: &str = "\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: web
+spec:
+  selector:
+    matchLabels: {app: web}
+  template:
+    metadata:
+      labels: {app: web}
+    spec:
+      initContainers:
+      - name: migrate
+        image: web:1
+      containers:
+      - name: web
+        image: web:1
+        ports:
+        - containerPort: 8080
+      volumes:
+      - name: scripts
+        configMap: {name: scripts, defaultMode: 0755}
+";
+
+/// A cluster with the settings of a mesh in a namespace, and a namespace for applications.
+struct World {
+    cluster: Cluster,
+    mesh: String,
+    shop: String,
+    anchors: String,
+}
+
+impl World {
+    /// `settings` are values of the chart.
+    fn new(name: &str, settings: &str) -> Self {
+        let cluster = Cluster::from_env().unwrap();
+        let (mesh, shop) = (format!("cli-{name}-mesh"), format!("cli-{name}-shop"));
+        let anchors = Root::generate("root.linkerd.cluster.local").unwrap().certificate_pem().to_owned();
+        let world = Self { cluster, mesh, shop, anchors };
+        for namespace in [&world.mesh, &world.shop] {
+            world.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}).to_string());
+        }
+        // Certificates come from elsewhere, so that the chart needs none.
+        let external = "identity.externalCA=true,identity.issuer.scheme=kubernetes.io/tls";
+        let helm = Command::new("helm")
+            .args(["template", "weft", "charts/weft-control-plane", "--namespace", &world.mesh])
+            .args(["--show-only", "templates/config.yaml", "--set", external, "--set", settings])
+            .current_dir(Cluster::repository())
+            .output()
+            .unwrap();
+        world.apply(&succeeded(&helm));
+        let roots = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": {"ca-bundle.crt": world.anchors},
+            "metadata": {"name": "linkerd-identity-trust-roots", "namespace": world.mesh},
+        });
+        world.apply(&roots.to_string());
+        world
+    }
+
+    fn apply(&self, manifest: &str) {
+        self.cluster.apply(manifest).unwrap();
+    }
+
+    /// `weft`, with the mesh's namespace.
+    fn weft(&self, arguments: &[&str], input: &str) -> Output {
+        let mut weft = self.cluster.command("weft");
+        weft.args(arguments).env("LINKERD_NAMESPACE", &self.mesh);
+        let mut running = weft.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = running.stdin.take().unwrap();
+        // One that fails early does not read it.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        running.wait_with_output().unwrap()
+    }
+
+    /// The API server's words about a manifest that is not stored.
+    fn accepted(&self, manifest: &str) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("manifest.yaml");
+        fs::write(&file, manifest).unwrap();
+        let arguments = ["apply", "--dry-run=server", "-n", &self.shop, "-f", file.to_str().unwrap()];
+        self.cluster.kubectl(&arguments).unwrap_or_else(|error| panic!("{error:#}\n{manifest}"))
+    }
+
+    fn done(self) {
+        self.cluster.kubectl(&["delete", "namespace", &self.mesh, &self.shop, "--wait=false"]).unwrap();
+    }
+}
+
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", errors(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// As a webhook would inject the pods of the Deployment, in that namespace and with these settings.
+#[test]
+fn a_whole_proxy_is_the_one_that_the_clusters_injector_would_add() {
+    let world = World::new("manual", "clusterDomain=mesh.example,proxy.resources.cpu.request=70m");
+    let annotation = "config.linkerd.io/skip-outbound-ports=25";
+    world.cluster.kubectl(&["annotate", "namespace", &world.shop, annotation]).unwrap();
+    let manifest = WEB.replace("  name: web\n", &format!("  name: web\n  namespace: {}\n", world.shop));
+    let flags = ["--manual", "--proxy-log-level", "debug", "-"];
+    let printed = succeeded(&world.weft(&[&["inject", "-o", "json"], &flags[..]].concat(), &manifest));
+    let printed: Value = serde_json::from_str(&printed).unwrap();
+    let template = &printed["spec"]["template"];
+
+    let map = world.cluster.get(&["-n", &world.mesh, "configmap", "linkerd-config"]).unwrap();
+    let values = Values::parse(map["data"]["values"].as_str().unwrap()).unwrap();
+    let config = values.inject_config(&world.mesh, &world.anchors).unwrap();
+    let namespace = serde_json::from_value(world.cluster.get(&["namespace", &world.shop]).unwrap()).unwrap();
+    let pod = json!({
+        "metadata": {
+            "namespace": world.shop,
+            "labels": {"app": "web", "pod-template-hash": "abc"},
+            "annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/proxy-log-level": "debug"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "u"}],
+        },
+        "spec": {"containers": template["spec"]["containers"]},
+    });
+    let decision = inject(&serde_json::from_value(pod).unwrap(), Some(&namespace), &config).unwrap();
+    let Decision::Injected(pod) = decision else { panic!("{decision:?}") };
+    let mut expected = serde_json::to_value(&pod).unwrap();
+    expected["metadata"]["annotations"].as_object_mut().unwrap().remove("linkerd.io/inject");
+    expected["metadata"]["labels"].as_object_mut().unwrap().remove("pod-template-hash");
+    for key in ["annotations", "labels"] {
+        assert_eq!(template["metadata"][key], expected["metadata"][key], "{key}");
+    }
+    assert_eq!(template["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"], "25");
+    let (proxy, theirs) = (&template["spec"]["initContainers"][0], &expected["spec"]["initContainers"][0]);
+    assert_eq!(proxy, theirs);
+    assert_eq!(proxy["resources"]["requests"]["cpu"], "70m");
+    let volumes = template["spec"]["volumes"].as_array().unwrap();
+    assert_eq!(json!(volumes[1..]), expected["spec"]["volumes"]);
+
+    let yaml = succeeded(&world.weft(&[&["inject"], &flags[..]].concat(), &manifest));
+    assert!(world.accepted(&yaml).contains("deployment.apps/web created"));
+    let plain = succeeded(&world.weft(&["uninject", "-o", "json", "-"], &yaml));
+    let plain: Value = serde_json::from_str(&plain).unwrap();
+    let annotations = &plain["spec"]["template"]["metadata"]["annotations"];
+    assert_eq!(annotations["config.linkerd.io/proxy-log-level"], "debug");
+    assert_eq!(plain["spec"]["template"]["spec"]["initContainers"].as_array().unwrap().len(), 1);
+    world.done();
+}
+
+/// `kubectl get -o yaml | weft inject - | kubectl apply -f -`
+#[test]
+fn what_a_cluster_prints_can_be_injected_and_applied() {
+    let world = World::new("list", "clusterDomain=mesh.example");
+    let shop = world.shop.as_str();
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
+    });
+    let manifest =
+        format!("{WEB}---\n{service}\n").replace("  name: web\n", &format!("  name: web\n  namespace: {shop}\n"));
+    let manifest = manifest.replace("\"name\":\"web\"", &format!("\"name\":\"web\",\"namespace\":\"{shop}\""));
+    world.apply(&manifest);
+    let list = world.cluster.kubectl(&["-n", shop, "get", "deploy,service", "-o", "yaml"]).unwrap();
+    let injected = world.weft(&["inject", "--opaque-ports", "3306", "-"], &list);
+    let report = errors(&injected);
+    assert!(report.contains("deployment \"web\" injected") && report.contains("service \"web\" annotated"), "{report}");
+    world.apply(&succeeded(&injected));
+    let stored = world.cluster.get(&["-n", shop, "deploy", "web"]).unwrap();
+    let annotations = &stored["spec"]["template"]["metadata"]["annotations"];
+    assert_eq!(annotations["linkerd.io/inject"], "enabled");
+    assert_eq!(annotations["config.linkerd.io/opaque-ports"], "3306");
+    assert_eq!(stored["spec"]["template"]["spec"]["volumes"][0]["configMap"]["defaultMode"], 0o755);
+    let stored = world.cluster.get(&["-n", shop, "service", "web"]).unwrap();
+    assert_eq!(stored["metadata"]["annotations"]["config.linkerd.io/opaque-ports"], "3306");
+    world.done();
+}
+
+#[test]
+fn a_mesh_that_is_not_there_is_named() {
+    let world = World::new("absent", "clusterDomain=mesh.example");
+    let failed = world.weft(&["inject", "--manual", "-L", "cli-nowhere", "-"], WEB);
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(failed.stdout.is_empty());
+    let said = errors(&failed);
+    assert!(said.contains("ConfigMap cli-nowhere/linkerd-config") && said.contains("-L"), "{said}");
+    world.cluster.kubectl(&["-n", &world.mesh, "delete", "configmap", "linkerd-identity-trust-roots"]).unwrap();
+    let said = errors(&world.weft(&["inject", "--manual", "-"], WEB));
+    assert!(said.contains("linkerd-identity-trust-roots"), "{said}");
+    world.done();
+}
