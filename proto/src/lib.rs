@@ -27,3 +27,7 @@ pub mod otlp {
 
 /// Linkerd's proxy API, as published in the crate `linkerd2-proxy-api`.
 pub use linkerd2_proxy_api as linkerd;
+
+/// The definitions of the destination and policy APIs in [`linkerd`], as an encoded `google.protobuf.FileDescriptorSet`:
+/// the names of fields and choices, which generated code does not have.
+pub const LINKERD_DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/linkerd.descriptors"));

@@ -5,6 +5,7 @@
 //! code. Warnings are denied here and not in the sources, so that a newer compiler does not break a build.
 
 mod commits;
+mod copies;
 mod cycles;
 mod deny;
 mod documents;
@@ -103,6 +104,7 @@ fn conventions(workspace: &Workspace) -> Result<()> {
     let roots = rust::roots(workspace)?;
     let mut findings = edges::check(workspace)?;
     findings.extend(commits::check(workspace)?);
+    findings.extend(copies::check(workspace)?);
     findings.extend(files.iter().flat_map(sources::check));
     findings.extend(reach::check(&files, &roots));
     findings.extend(cycles::check(&files, &roots));
