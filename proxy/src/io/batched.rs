@@ -6,7 +6,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -102,6 +102,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::ready;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;

@@ -302,7 +302,7 @@ pub(super) mod found {
         };
         let set = written(set.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect());
         let add = written(add.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect());
-        let removed: Vec<_> = remove.iter().map(|name| name.as_str()).collect();
+        let removed: Vec<_> = remove.iter().map(AsRef::<str>::as_ref).collect();
         format!("{of} set {set} add {add} remove {}", removed.join(","))
     }
 
