@@ -73,8 +73,8 @@ pub(crate) fn reason(status: &Status) -> String {
     }
 }
 
-/// The layers above it only name themselves.
-fn root_cause(error: &(dyn Error + 'static)) -> String {
+/// The innermost cause of an error: the layers above it only name themselves.
+pub(crate) fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

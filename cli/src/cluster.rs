@@ -9,7 +9,7 @@
 //! Owns access: which cluster, as which user, with which deadlines. Refuses to know what the mesh is.
 
 mod exec;
-pub(crate) mod forward;
+mod forward;
 
 use std::{path::PathBuf, time::Duration};
 

@@ -105,12 +105,8 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
             (channel, pod, destination)
         }
         Target::Sandbox(state) => {
-            let known = |pod: &PodRef| state.pod(&format!("{}/{}", pod.namespace, pod.name)).is_some();
-            let selection = Selection::in_sandbox(named, namespace, &state)?;
-            let pod = selection.one().filter(known).with_context(|| {
-                let name = selection.pod.unwrap_or_default();
-                format!("sandbox `{}` has no pod {name}, or several like it", state.config.name)
-            })?;
+            let pod = Selection::in_sandbox(named, namespace, &state)?.known(&state)?;
+            let pod = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
             let socket = state.agent_socket.clone().with_context(|| {
                 format!(
                     "sandbox `{}` has no agent: it runs with --interception {}",

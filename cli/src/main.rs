@@ -4,6 +4,7 @@
 //! weft check           ──> a cluster's API server ──────────┬──> the agents, by pods/exec
 //! weft status, trace   ──> target: a cluster, a sandbox, ───┘
 //!                                  or an agent's unix socket
+//! weft diagnostics     ──> a cluster or a sandbox ────────────> ports of proxies and of the control plane
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
@@ -14,11 +15,13 @@
 mod agent;
 mod check;
 mod cluster;
+mod diagnostics;
 mod explain;
 mod inject;
 mod manifest;
 mod mesh;
 mod output;
+mod pod_network;
 mod problem;
 mod resource;
 mod sandbox;
@@ -72,6 +75,9 @@ enum Command {
     Inject(Box<inject::InjectArgs>),
     /// Remove the proxy, and what asks for it, from manifests
     Uninject(inject::UninjectArgs),
+    /// Show what the control plane sends to proxies, and metrics
+    #[command(visible_alias = "dg")]
+    Diagnostics(diagnostics::DiagnosticsArgs),
     /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script
@@ -130,6 +136,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         }
         Command::Inject(args) => runtime()?.block_on(inject::inject(*args)),
         Command::Uninject(args) => runtime()?.block_on(inject::uninject(args)),
+        Command::Diagnostics(args) => runtime()?.block_on(diagnostics::execute(args)),
         Command::Version(args) => {
             version::execute(&args)?;
             Ok(ExitCode::SUCCESS)

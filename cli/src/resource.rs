@@ -6,16 +6,20 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
-        batch::v1::Job,
+        batch::v1::{CronJob, Job},
+        core::v1::{Pod, ReplicationController},
     },
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
-use kube::{Api, core::Selector};
+use kube::{Api, ResourceExt as _, api::ListParams, core::Selector};
 use serde::de::DeserializeOwned;
 use weft_proto::agent::PodRef;
-use weft_sandbox::state::State;
+use weft_sandbox::state::{PodState, State};
 
-use crate::cluster::{ANSWER, Cluster, within};
+use crate::{
+    cluster::{ANSWER, Cluster, within},
+    mesh::list,
+};
 
 /// A pod or a workload, as named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +37,13 @@ enum Kind {
     DaemonSet,
     StatefulSet,
     ReplicaSet,
+    ReplicationController,
     Job,
+    CronJob,
 }
+
+/// The label of a Job's pods, and of the Job's name in it.
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
 /// The selected pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,8 +57,16 @@ pub(crate) struct Selection {
 }
 
 impl Resource {
+    /// The kinds of workloads, for messages.
+    pub(crate) const KINDS: &str = Kind::NAMES;
+
     pub(crate) fn pod(name: String) -> Self {
         Self { kind: Kind::Pod, namespace: None, name }
+    }
+
+    /// Whether this is kubectl's name of a kind of pods or workloads.
+    pub(crate) fn is_kind(text: &str) -> bool {
+        Kind::parse(text).is_some()
     }
 }
 
@@ -72,7 +89,7 @@ impl FromStr for Resource {
 }
 
 impl Kind {
-    const NAMES: &str = "pod, deploy, ds, sts, rs, job";
+    const NAMES: &str = "pod, deploy, ds, sts, rs, rc, job, cronjob";
 
     /// kubectl's names of the kind.
     fn parse(text: &str) -> Option<Self> {
@@ -82,7 +99,9 @@ impl Kind {
             "ds" | "daemonset" | "daemonsets" => Self::DaemonSet,
             "sts" | "statefulset" | "statefulsets" => Self::StatefulSet,
             "rs" | "replicaset" | "replicasets" => Self::ReplicaSet,
+            "rc" | "replicationcontroller" | "replicationcontrollers" => Self::ReplicationController,
             "job" | "jobs" => Self::Job,
+            "cj" | "cronjob" | "cronjobs" => Self::CronJob,
             _ => return None,
         })
     }
@@ -133,16 +152,49 @@ impl Selection {
         Ok(Self { namespace, pod: Some(resource.name), labels: None })
     }
 
+    /// The selected pod of a sandbox.
+    pub(crate) fn known<'a>(&self, state: &'a State) -> Result<&'a PodState> {
+        let found = self.one().and_then(|pod| state.pod(&format!("{}/{}", pod.namespace, pod.name)));
+        found.with_context(|| {
+            let name = self.pod.as_deref().unwrap_or_default();
+            format!("sandbox `{}` has no pod {name}, or several like it: see `weft sandbox ps`", state.config.name)
+        })
+    }
+
     /// The pod, if it is one and its namespace is known.
     pub(crate) fn one(&self) -> Option<PodRef> {
         Some(PodRef { namespace: self.namespace.clone()?, name: self.pod.clone()? })
     }
 }
 
+/// The selected pods of a cluster, without those that have ended.
+pub(crate) async fn pods(cluster: &Cluster, selection: &Selection) -> Result<Vec<Pod>> {
+    let api = |namespace: &str| Api::<Pod>::namespaced(cluster.client.clone(), namespace);
+    if let (Some(namespace), Some(name)) = (&selection.namespace, &selection.pod) {
+        let found = within(ANSWER, api(namespace).get(name)).await;
+        return Ok(vec![found.map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))?]);
+    }
+    let wanted = ListParams::default().labels(selection.labels.as_deref().unwrap_or_default());
+    let (api, place) = match &selection.namespace {
+        Some(namespace) => (api(namespace), format!("in namespace {namespace}")),
+        None => (Api::all(cluster.client.clone()), "in all namespaces".to_owned()),
+    };
+    let mut found = list(api, &wanted).await.map_err(|error| anyhow!("pods {place}: {error}"))?;
+    found.retain(|pod| !crate::mesh::pods::is_over(pod));
+    Ok(found)
+}
+
 async fn labels(resource: &Resource, namespace: &str, cluster: &Cluster) -> Result<String> {
     let name = resource.name.as_str();
+    if resource.kind == Kind::CronJob {
+        return jobs_of(name, namespace, cluster).await;
+    }
     let selector = match resource.kind {
-        Kind::Pod => Ok(None),
+        Kind::Pod | Kind::CronJob => Ok(None),
+        Kind::ReplicationController => get::<ReplicationController>(cluster, namespace, name).await.map(|it| {
+            let match_labels = it.spec.and_then(|spec| spec.selector)?;
+            Some(LabelSelector { match_labels: Some(match_labels), match_expressions: None })
+        }),
         Kind::Deployment => get::<Deployment>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
         Kind::DaemonSet => get::<DaemonSet>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
         Kind::StatefulSet => get::<StatefulSet>(cluster, namespace, name).await.map(|it| Some(it.spec.selector)),
@@ -153,6 +205,20 @@ async fn labels(resource: &Resource, namespace: &str, cluster: &Cluster) -> Resu
     let selector = selector.map_err(|error| anyhow!("{what}: {error}"))?;
     text(selector.with_context(|| format!("{what} has no spec.selector"))?)
         .with_context(|| format!("{what}: spec.selector"))
+}
+
+/// The pods of a CronJob are those of its Jobs, which it owns.
+async fn jobs_of(name: &str, namespace: &str, cluster: &Cluster) -> Result<String> {
+    let what = format!("CronJob {namespace}/{name}");
+    let owner = get::<CronJob>(cluster, namespace, name).await.map_err(|error| anyhow!("{what}: {error}"))?;
+    let jobs = list(Api::<Job>::namespaced(cluster.client.clone(), namespace), &ListParams::default()).await;
+    let jobs = jobs.map_err(|error| anyhow!("Jobs of {what}: {error}"))?;
+    let own = |job: &&Job| job.owner_references().iter().any(|by| Some(&by.uid) == owner.metadata.uid.as_ref());
+    let names: Vec<String> = jobs.iter().filter(own).map(kube::ResourceExt::name_any).collect();
+    if names.is_empty() {
+        bail!("{what} has no Jobs now: it makes one at its next time");
+    }
+    Ok(format!("{JOB_NAME} in ({})", names.join(",")))
 }
 
 async fn get<K>(cluster: &Cluster, namespace: &str, name: &str) -> Result<K, String>
@@ -183,6 +249,8 @@ mod tests {
         assert_eq!(parse("po/web-0"), parse("pod/web-0"));
         assert_eq!(parse("deploy/web").kind, Kind::Deployment);
         assert_eq!(parse("deployment/web"), parse("deploy/web"));
+        assert_eq!(parse("cj/report").kind, Kind::CronJob);
+        assert_eq!(parse("rc/old").kind, Kind::ReplicationController);
         let qualified = parse("shop/web-0");
         assert_eq!((qualified.kind, qualified.namespace.as_deref()), (Kind::Pod, Some("shop")));
     }

@@ -1,9 +1,10 @@
-//! The target of `weft trace` and `weft status`: a sandbox of this host, one agent's socket, or a cluster.
+//! Where a command looks: in a sandbox of this host or in a cluster; `weft trace`, `weft status` and `weft explain` also at
+//! one agent's socket.
 //!
 //! A target that is named on the command line is used. Otherwise it is the sandbox `default` if it runs, else the
 //! cluster of the current kubeconfig.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -16,26 +17,38 @@ use weft_sandbox::{
 use crate::{
     cluster::{Cluster, ClusterArgs},
     output::note,
+    pod_network::PodNetwork,
 };
 
+/// A sandbox or a cluster.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct TargetArgs {
+pub(crate) struct MeshArgs {
     /// A sandbox of this host [default: `default` if it runs, else the cluster of the current kubeconfig]
     #[arg(long, value_name = "NAME", value_parser = sandbox_name, conflicts_with_all = ["kubeconfig", "context"])]
-    pub(crate) sandbox: Option<String>,
+    sandbox: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// A sandbox, a cluster or an agent.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TargetArgs {
+    #[command(flatten)]
+    mesh: MeshArgs,
     /// The socket of one agent on this host
     #[arg(long, value_name = "PATH", conflicts_with_all = ["sandbox", "kubeconfig", "context"])]
-    pub(crate) agent_socket: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) cluster: ClusterArgs,
+    agent_socket: Option<PathBuf>,
 }
 
 /// The selected target.
 pub(crate) enum Target {
-    Sandbox(Box<State>),
+    Sandbox(Arc<State>),
     Socket(PathBuf),
     Cluster(Cluster),
 }
+
+/// The line about the choice that only commands with an agent's socket have.
+const SOCKET: &str = "\n  --agent-socket PATH  one agent on this host";
 
 /// Parser for clap: a name, checked before it becomes part of a path.
 pub(crate) fn sandbox_name(text: &str) -> Result<String, String> {
@@ -47,11 +60,26 @@ impl TargetArgs {
         if let Some(socket) = &self.agent_socket {
             return Ok(Target::Socket(socket.clone()));
         }
+        Ok(match self.mesh.select(SOCKET).await? {
+            PodNetwork::Cluster(cluster) => Target::Cluster(cluster),
+            PodNetwork::Sandbox(state) => Target::Sandbox(state),
+        })
+    }
+}
+
+impl MeshArgs {
+    /// Access to the pods of the selected mesh.
+    pub(crate) async fn network(&self) -> Result<PodNetwork> {
+        self.select("").await
+    }
+
+    /// `more` is what else a person may choose.
+    async fn select(&self, more: &str) -> Result<PodNetwork> {
         if let Some(name) = &self.sandbox {
-            return Ok(Target::Sandbox(Box::new(Sandbox::open(name)?.state()?)));
+            return Ok(PodNetwork::Sandbox(Arc::new(Sandbox::open(name)?.state()?)));
         }
         if self.cluster.is_chosen() {
-            return self.cluster.cluster().await.map(Target::Cluster);
+            return self.cluster.cluster().await.map(PodNetwork::Cluster);
         }
         match default_sandbox() {
             Ok(state) => {
@@ -60,11 +88,11 @@ impl TargetArgs {
                         "this is the sandbox `{DEFAULT_NAME}`; for the cluster use --kubeconfig or --context"
                     ));
                 }
-                Ok(Target::Sandbox(Box::new(state)))
+                Ok(PodNetwork::Sandbox(Arc::new(state)))
             }
             Err(no_sandbox) => match self.cluster.cluster().await {
-                Ok(cluster) => Ok(Target::Cluster(cluster)),
-                Err(no_cluster) => bail!(nowhere(&no_sandbox, &no_cluster)),
+                Ok(cluster) => Ok(PodNetwork::Cluster(cluster)),
+                Err(no_cluster) => bail!("{}{more}", nowhere(&no_sandbox, &no_cluster)),
             },
         }
     }
@@ -82,8 +110,7 @@ fn nowhere(no_sandbox: &ClientError, no_cluster: &anyhow::Error) -> String {
     format!(
         "nowhere to look: {sandbox}, and {no_cluster:#}. Choose one:\n  \
          --sandbox NAME       a sandbox of this host (`weft sandbox list`)\n  \
-         --kubeconfig FILE    a cluster, or --context NAME of the current kubeconfig\n  \
-         --agent-socket PATH  one agent on this host"
+         --kubeconfig FILE    a cluster, or --context NAME of the current kubeconfig"
     )
 }
 
@@ -107,12 +134,12 @@ mod tests {
     fn there_is_one_place_to_look() {
         assert!(parse(&["--sandbox", "a", "--context", "b"]).is_err());
         assert!(parse(&["--agent-socket", "a", "--sandbox", "b"]).is_err());
-        assert!(parse(&["--kubeconfig", "a", "--context", "b"]).unwrap().cluster.is_chosen());
+        assert!(parse(&["--kubeconfig", "a", "--context", "b"]).unwrap().mesh.cluster.is_chosen());
     }
 
     #[test]
     fn the_control_planes_namespace_chooses_no_cluster() {
-        assert!(!parse(&["-L", "mesh"]).unwrap().cluster.is_chosen());
+        assert!(!parse(&["-L", "mesh"]).unwrap().mesh.cluster.is_chosen());
     }
 
     #[tokio::test]
@@ -124,7 +151,7 @@ mod tests {
     #[test]
     fn where_there_is_nothing_every_choice_is_named() {
         let text = nowhere(&ClientError::NotFound("default".to_owned()), &anyhow::anyhow!("no cluster is configured"));
-        for choice in ["--sandbox", "--kubeconfig", "--context", "--agent-socket"] {
+        for choice in ["--sandbox", "--kubeconfig", "--context"] {
             assert!(text.contains(choice), "{text}");
         }
     }

@@ -4,13 +4,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, process::Command, time::Duration};
 
 use nix::libc;
+use serde_json::Value;
 use weft_examples::client::{Probe, Report};
 use weft_proto::agent::{Direction, WatchRequest};
 use weft_test_kit::{
     agent::{self, REDIRECT},
+    binaries,
     mesh::{Mesh, Pod, Shared},
     observe,
     wait::eventually,
@@ -337,5 +339,35 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
         }
         let status = mesh.agent().await.unwrap().status().await.unwrap();
         assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0, "the meshed pod's were counted");
+    });
+}
+
+/// The output of `weft` about this sandbox.
+fn weft(mesh: &Mesh, arguments: &[&str]) -> String {
+    let mut weft = Command::new(binaries::directory().unwrap().join("weft"));
+    let output = weft.args(arguments).args(["--sandbox", mesh.name()]).output().unwrap();
+    assert!(output.status.success(), "weft {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn rows(text: &str) -> Vec<Value> {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn weft_shows_what_proxies_of_a_sandbox_receive() {
+    MESH.test(async |mesh| {
+        let name = mesh.pod_of("shop", "web").await.unwrap();
+        let pod = format!("shop/{name}");
+        let endpoints = rows(&weft(mesh, &["diagnostics", "endpoints", "web.shop.svc.cluster.local:80", "-o", "json"]));
+        assert_eq!(endpoints.len(), 3, "{endpoints:#?}");
+        let policy = weft(mesh, &["diagnostics", "policy", "-n", "shop", &format!("po/{name}"), "8080"]);
+        assert!(policy.contains("Detect:") && policy.contains("labels:"), "{policy}");
+        let profile = weft(mesh, &["diagnostics", "profile", "web.shop.svc.cluster.local:80"]);
+        assert!(profile.contains("\"fully_qualified_name\": \"web.shop.svc.cluster.local\""), "{profile}");
+        let metrics = weft(mesh, &["diagnostics", "proxy-metrics", &pod]);
+        assert!(metrics.contains("process_start_time_seconds"), "{metrics}");
+        let metrics = weft(mesh, &["diagnostics", "controller-metrics"]);
+        assert!(metrics.contains("grpc_server_handled_total") && !metrics.contains("# ERROR"), "{metrics}");
     });
 }

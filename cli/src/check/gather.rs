@@ -37,6 +37,7 @@ use super::{
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, within},
     mesh::{Fetched, Mesh, list, pods},
+    pod_network::PodNetwork,
 };
 
 /// How many pods are asked why they are not ready: the others usually have the same reason.
@@ -318,8 +319,9 @@ async fn ask_container(cluster: &Cluster, pod: &Pod, status: &ContainerStatus) -
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
     let state = status.state.as_ref()?;
     let said = if state.running.is_some() {
-        let answer = cluster.get(&namespace, &name, admin_port(pod, &status.name)?, "/ready").await.ok()?;
-        Some(answer.body).filter(|_| answer.status != 200)
+        let network = PodNetwork::Cluster(cluster.clone());
+        let answer = network.get(&namespace, &name, pods::admin_port(pod, &status.name)?, "/ready").await.ok()?;
+        Some(answer.body.trim().to_owned()).filter(|_| answer.status != 200)
     } else if status.restart_count > 0 && !has_last_words(status) {
         let params = LogParams {
             container: Some(status.name.clone()),
@@ -343,32 +345,12 @@ fn has_last_words(status: &ContainerStatus) -> bool {
     ended.is_some_and(|ended| ended.message.as_ref().is_some_and(|message| !message.is_empty()))
 }
 
-/// The port with Linkerd's name for it, as its Prometheus finds it.
-fn admin_port(pod: &Pod, container: &str) -> Option<u16> {
-    let spec = pod.spec.as_ref()?;
-    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let own = all.find(|it| it.name == container)?;
-    let is_admin = |name: &str| name == "admin" || name.ends_with("-admin");
-    let port = own.ports.iter().flatten().find(|port| port.name.as_deref().is_some_and(is_admin))?;
-    u16::try_from(port.container_port).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::check::facts::tests::object;
-
-    #[test]
-    fn admin_ports_are_found_by_name() {
-        let pod: Pod = object(json!({"spec": {
-            "initContainers": [{"name": "linkerd-proxy", "ports": [{"name": "linkerd-admin", "containerPort": 4191}]}],
-            "containers": [{"name": "destination", "ports": [{"name": "grpc", "containerPort": 8086}, {"name": "dest-admin", "containerPort": 9996}]},
-                {"name": "app"}]}}));
-        let found = ["linkerd-proxy", "destination", "app"].map(|container| admin_port(&pod, container));
-        assert_eq!(found, [Some(4191), Some(9996), None]);
-    }
 
     #[test]
     fn endpoints_count_unless_they_are_not_ready() {

@@ -10,34 +10,24 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
 use super::{Cluster, explain};
 
 /// Deadline for opening a port-forward.
 const OPEN: Duration = Duration::from_secs(10);
-/// Deadline for an HTTP answer, and how much of it is read: answers of admin servers have one line.
-const HTTP: Duration = Duration::from_secs(5);
-const HTTP_BYTES: u64 = 64 * 1024;
 
 type Failure = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
 /// A connection to a pod's port. If the far end fails, the stream ends with an error that contains the reason.
-struct Forwarded {
+pub(crate) struct Forwarded {
     stream: DuplexStream,
     failure: Option<Failure>,
 }
 
-/// An HTTP answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: String,
-}
-
 impl Cluster {
     /// Opens a connection to a port on a pod's loopback address.
-    async fn forward(&self, namespace: &str, pod: &str, port: u16) -> io::Result<Forwarded> {
+    pub(crate) async fn forward(&self, namespace: &str, pod: &str, port: u16) -> io::Result<Forwarded> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let ports = [port];
         let mut forwarder = tokio::time::timeout(OPEN, pods.portforward(pod, &ports))
@@ -48,31 +38,6 @@ impl Cluster {
         let failure = forwarder.take_error(port).map(|failure| Box::pin(failure) as Failure);
         Ok(Forwarded { stream, failure })
     }
-
-    /// Sends a GET to an HTTP server in a pod.
-    pub(crate) async fn get(&self, namespace: &str, pod: &str, port: u16, path: &str) -> Result<Answer, String> {
-        let mut stream = self.forward(namespace, pod, port).await.map_err(|error| error.to_string())?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n");
-        let exchange = async {
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = Vec::new();
-            (&mut stream).take(HTTP_BYTES).read_to_end(&mut answer).await?;
-            Ok::<_, io::Error>(answer)
-        };
-        let answer = match tokio::time::timeout(HTTP, exchange).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(error.to_string()),
-            Err(_) => return Err(format!("no answer from port {port} within {}s", HTTP.as_secs())),
-        };
-        parse(&String::from_utf8_lossy(&answer)).ok_or_else(|| format!("port {port} does not speak HTTP"))
-    }
-}
-
-/// Parses a short answer. Chunks are not joined: a marker line between them does not matter to people.
-fn parse(text: &str) -> Option<Answer> {
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.strip_prefix("HTTP/1.")?.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Answer { status, body: body.trim().to_owned() })
 }
 
 impl AsyncRead for Forwarded {
@@ -110,15 +75,9 @@ impl AsyncWrite for Forwarded {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::io::AsyncReadExt as _;
 
-    #[test]
-    fn an_answer_has_a_status_and_a_body() {
-        let answer =
-            parse("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 20\r\n\r\nnot ready: redirect\n").unwrap();
-        assert_eq!(answer, Answer { status: 503, body: "not ready: redirect".to_owned() });
-        assert_eq!(parse("SSH-2.0-OpenSSH\r\n\r\n"), None);
-    }
+    use super::*;
 
     #[tokio::test]
     async fn the_end_of_a_broken_connection_says_why() {

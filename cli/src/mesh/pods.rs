@@ -48,6 +48,24 @@ pub(crate) fn proxy_status(pod: &Pod) -> Option<&ContainerStatus> {
     statuses(pod).find(|status| status.name == labels::PROXY_CONTAINER)
 }
 
+/// Every container that serves metrics, and the port: the names of the ports are Linkerd's, whose Prometheus finds them so.
+pub(crate) fn admin_ports(pod: &Pod) -> Vec<(&str, u16)> {
+    let spec = pod.spec.iter();
+    let all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let is_admin = |name: &str| name == "admin" || name.ends_with("-admin");
+    all.filter_map(|container| {
+        let mut ports = container.ports.iter().flatten();
+        let port = ports.find(|port| port.name.as_deref().is_some_and(is_admin))?;
+        Some((container.name.as_str(), u16::try_from(port.container_port).ok()?))
+    })
+    .collect()
+}
+
+/// The admin port of one of the containers.
+pub(crate) fn admin_port(pod: &Pod, container: &str) -> Option<u16> {
+    admin_ports(pod).into_iter().find(|(name, _)| *name == container).map(|(_, port)| port)
+}
+
 /// Every container's status, sidecars first.
 pub(crate) fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.iter();
@@ -189,6 +207,19 @@ mod tests {
         let runs = container("proxy", json!({"running": {}}), json!({}));
         assert_eq!(trouble(&pod(json!({"containerStatuses": [runs]}))).unwrap(), "container proxy is not ready");
         assert_eq!(trouble(&pod(json!({}))), None);
+    }
+
+    #[test]
+    fn admin_ports_are_found_by_name() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [{"name": "linkerd-proxy", "ports": [{"name": "linkerd-admin", "containerPort": 4191}]}],
+            "containers": [
+                {"name": "destination", "ports": [{"name": "grpc", "containerPort": 8086}, {"name": "dest-admin", "containerPort": 9996}]},
+                {"name": "app"}]}}))
+        .unwrap();
+        assert_eq!(admin_ports(&pod), [("linkerd-proxy", 4191), ("destination", 9996)]);
+        let found = ["linkerd-proxy", "destination", "app"].map(|container| admin_port(&pod, container));
+        assert_eq!(found, [Some(4191), Some(9996), None]);
     }
 
     #[test]

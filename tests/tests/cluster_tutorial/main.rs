@@ -9,6 +9,7 @@
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
 
 mod bad_input;
+mod command_line;
 mod interception;
 mod kernel;
 mod under_load;
@@ -39,7 +40,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 25] = [
+const CHECKS: [Check; 29] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     ("the tutorial, up to its end", Needs::Cluster, tutorial),
@@ -47,6 +48,10 @@ const CHECKS: [Check; 25] = [
     ("one destination pod holds the lease and renews it", Needs::Mesh, lease_is_renewed),
     ("meshed pods have no init container but the sidecar, and no capability", Needs::Mesh, pods_have_no_privileges),
     ("requests travel by mutual TLS", Needs::Mesh, requests_are_encrypted),
+    ("weft diagnostics endpoints shows the pods of Services", Needs::Mesh, command_line::endpoints),
+    ("weft diagnostics policy shows what admits clients, and where requests go", Needs::Mesh, command_line::policy),
+    ("weft diagnostics profile shows the profile of a Service", Needs::Mesh, command_line::profile),
+    ("weft diagnostics prints the metrics of proxies and of the control plane", Needs::Mesh, command_line::metrics),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
     (
