@@ -4,7 +4,8 @@
 //! weft check           ──> a cluster's API server ──────────┬──> the agents, by pods/exec
 //! weft status, trace   ──> target: a cluster, a sandbox, ───┘
 //!                                  or an agent's unix socket
-//! weft diagnostics     ──> a cluster or a sandbox ────────────> ports of proxies and of the control plane
+//! weft diagnostics,    ──> a cluster or a sandbox ──────────┬──> ports of proxies and of the control plane,
+//!      identity                                             ┘    by pods/portforward
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
@@ -19,6 +20,7 @@ mod diagnostics;
 mod explain;
 mod inject;
 mod manifest;
+mod identity;
 mod mesh;
 mod output;
 mod pod_network;
@@ -78,6 +80,8 @@ enum Command {
     /// Show what the control plane sends to proxies, and metrics
     #[command(visible_alias = "dg")]
     Diagnostics(diagnostics::DiagnosticsArgs),
+    /// Show the certificates that proxies present, and whether the mesh accepts them
+    Identity(identity::IdentityArgs),
     /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script
@@ -137,6 +141,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Inject(args) => runtime()?.block_on(inject::inject(*args)),
         Command::Uninject(args) => runtime()?.block_on(inject::uninject(args)),
         Command::Diagnostics(args) => runtime()?.block_on(diagnostics::execute(args)),
+        Command::Identity(args) => runtime()?.block_on(identity::execute(args)),
         Command::Version(args) => {
             version::execute(&args)?;
             Ok(ExitCode::SUCCESS)

@@ -253,6 +253,21 @@ impl Sandbox {
         Ok(container::spawn(&self.weft, &path, &spec, stdin, stdout, stderr)?)
     }
 
+    /// The environment of a container.
+    ///
+    /// # Errors
+    /// When the pod or container does not exist.
+    pub fn environment(&self, pod: &str, container: &str) -> Result<Vec<(String, String)>, ClientError> {
+        let state = self.state()?;
+        let pod = self.find(&state, pod)?;
+        let container = find_container(pod, Some(container))?;
+        let failed = |source| ClientError::Exec { pod: pod.name.clone(), source };
+        let file = container_spec_file(&self.layout.pod_dir(&pod.namespace, &pod.name), &container);
+        let spec: container::Spec =
+            serde_json::from_slice(&fs::read(file).map_err(failed)?).map_err(io::Error::from).map_err(failed)?;
+        Ok(spec.env)
+    }
+
     /// The file with a container's output.
     ///
     /// # Errors

@@ -355,7 +355,7 @@ fn rows(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn weft_shows_what_proxies_of_a_sandbox_receive() {
+fn weft_shows_what_proxies_of_a_sandbox_receive_and_present() {
     MESH.test(async |mesh| {
         let name = mesh.pod_of("shop", "web").await.unwrap();
         let pod = format!("shop/{name}");
@@ -369,5 +369,9 @@ fn weft_shows_what_proxies_of_a_sandbox_receive() {
         assert!(metrics.contains("process_start_time_seconds"), "{metrics}");
         let metrics = weft(mesh, &["diagnostics", "controller-metrics"]);
         assert!(metrics.contains("grpc_server_handled_total") && !metrics.contains("# ERROR"), "{metrics}");
+        let identities = rows(&weft(mesh, &["identity", &pod, "-o", "json"]));
+        assert_eq!(identities[0]["accepted"], true, "{identities:#?}");
+        let name = identities[0]["certificates"][0]["names"][0].as_str().unwrap();
+        assert_eq!(name, "web.shop.serviceaccount.identity.linkerd.cluster.local");
     });
 }

@@ -2,25 +2,48 @@
 //!
 //! Refuses to accept or reject: [`crate::credentials`] and [`crate::ca`] do that.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use rustls::{
+    ClientConfig,
     client::verify_server_name,
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
     server::ParsedCertificate,
+    version::TLS13,
 };
 use x509_parser::{
+    der_parser::oid::Oid,
+    oid_registry::{
+        OID_PKCS1_RSASSAPSS, OID_PKCS1_SHA256WITHRSA, OID_PKCS1_SHA384WITHRSA, OID_PKCS1_SHA512WITHRSA,
+        OID_SIG_ECDSA_WITH_SHA256, OID_SIG_ECDSA_WITH_SHA384, OID_SIG_ECDSA_WITH_SHA512, OID_SIG_ED25519,
+    },
     prelude::{FromDer, X509Certificate},
     public_key::PublicKey,
 };
 
-use crate::{anchors::TrustAnchors, crypto_provider, verify::chains_to};
+use crate::{
+    anchors::TrustAnchors,
+    crypto_provider,
+    identity::{Identity, all_in},
+    verify::{AnyServer, chains_to},
+};
 
-/// One certificate of a PEM text.
+/// The content of one certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
     /// Its subject, e.g. `CN=root.linkerd.cluster.local`.
     pub subject: String,
+    /// The subject of the certificate that signed it.
+    pub issuer: String,
+    /// Its serial number, hexadecimal, with colons between bytes.
+    pub serial: String,
+    /// Its subject alternative names that are identities.
+    pub names: Vec<String>,
+    /// How it is signed, e.g. `ECDSA-SHA256`.
+    pub signature: String,
     /// Start of its validity.
     pub not_before: SystemTime,
     /// End of its validity.
@@ -76,8 +99,48 @@ pub enum ServerError {
 /// # Errors
 /// When the text is not PEM, or a block is not X.509: nothing is skipped silently.
 pub fn certificates(pem: &str) -> Result<Vec<Certificate>, InspectError> {
-    let all = blocks(pem)?;
-    all.iter().enumerate().map(|(index, der)| read(der).map_err(|reason| broken(index, reason))).collect()
+    chain(&blocks(pem)?)
+}
+
+/// The certificates of a chain, in its order.
+///
+/// # Errors
+/// When one of them is not X.509.
+pub fn chain(certificates: &[CertificateDer<'_>]) -> Result<Vec<Certificate>, InspectError> {
+    certificates.iter().enumerate().map(|(index, der)| read(der).map_err(|reason| broken(index, reason))).collect()
+}
+
+/// Configuration of a client that inspects a server's certificates: it accepts every chain whose key the server has, and
+/// presents none. Do not send data over such a connection: the server is not authenticated.
+#[must_use]
+pub fn inspection_config() -> Arc<ClientConfig> {
+    let provider = crypto_provider();
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider has TLS 1.3 cipher suites")
+        .dangerous() // An unacceptable chain has to be shown, too; no data is sent.
+        .with_custom_certificate_verifier(Arc::new(AnyServer { provider }))
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+/// Verifies a workload's chain (leaf first) as a client in the mesh would that trusts `anchors` and expects `identity`, at this
+/// moment.
+///
+/// # Errors
+/// See [`ServerError`].
+pub fn check_workload(
+    chain: &[CertificateDer<'_>],
+    anchors: &TrustAnchors,
+    identity: &Identity,
+) -> Result<(), ServerError> {
+    let [leaf, intermediates @ ..] = chain else { return Err(InspectError::Empty.into()) };
+    chains_to(leaf, intermediates, anchors, &crypto_provider(), UnixTime::now()).map_err(ServerError::Chain)?;
+    if all_in(leaf).contains(identity) {
+        return Ok(());
+    }
+    let source = rustls::CertificateError::NotValidForName.into();
+    Err(ServerError::Name { name: identity.to_string(), source })
 }
 
 /// Verifies a server's chain (PEM, leaf first) as a client would that trusts `anchors` and dials `name`, at this
@@ -110,12 +173,32 @@ fn read(der: &CertificateDer<'_>) -> Result<Certificate, String> {
     let (key, supported) = key(&parsed);
     Ok(Certificate {
         subject: parsed.subject().to_string(),
+        issuer: parsed.issuer().to_string(),
+        serial: parsed.raw_serial_as_string(),
+        names: all_in(der).iter().map(Identity::to_string).collect(),
+        signature: signature(&parsed.signature_algorithm.algorithm),
         not_before: time(parsed.validity().not_before.timestamp()),
         not_after: time(parsed.validity().not_after.timestamp()),
         is_ca: parsed.is_ca(),
         key,
         supported,
     })
+}
+
+/// Go's name of a signature algorithm, which Linkerd's users know.
+fn signature(algorithm: &Oid<'_>) -> String {
+    let names = [
+        (OID_SIG_ECDSA_WITH_SHA256, "ECDSA-SHA256"),
+        (OID_SIG_ECDSA_WITH_SHA384, "ECDSA-SHA384"),
+        (OID_SIG_ECDSA_WITH_SHA512, "ECDSA-SHA512"),
+        (OID_SIG_ED25519, "Ed25519"),
+        (OID_PKCS1_SHA256WITHRSA, "SHA256-RSA"),
+        (OID_PKCS1_SHA384WITHRSA, "SHA384-RSA"),
+        (OID_PKCS1_SHA512WITHRSA, "SHA512-RSA"),
+        (OID_PKCS1_RSASSAPSS, "RSAPSS"),
+    ];
+    let known = names.into_iter().find(|(oid, _)| oid == algorithm);
+    known.map_or_else(|| algorithm.to_id_string(), |(_, name)| name.to_owned())
 }
 
 /// Kind of a key, and whether the crypto provider verifies its signatures: ECDSA on NIST curves, Ed25519, RSA of 2048
@@ -167,6 +250,21 @@ mod tests {
         assert_eq!(certificate.subject, "CN=root.linkerd.cluster.local");
         assert_eq!((certificate.key.as_str(), certificate.supported), ("ECDSA P-256", true));
         assert!(certificate.is_ca && certificate.not_after > SystemTime::now());
+        assert_eq!((&certificate.issuer, certificate.signature.as_str()), (&certificate.subject, "ECDSA-SHA256"));
+        assert!(!certificate.serial.is_empty());
+    }
+
+    #[test]
+    fn a_workload_is_known_by_its_anchor_and_identity() {
+        const WEB: &str = "web.shop.serviceaccount.identity.linkerd.cluster.local";
+        let (leaf, anchors) = server(WEB);
+        let leaf = blocks(&leaf).unwrap();
+        assert_eq!(chain(&leaf).unwrap()[0].names, [WEB]);
+        check_workload(&leaf, &anchors, &WEB.parse().unwrap()).unwrap();
+        let other = check_workload(&leaf, &anchors, &"api.shop".parse().unwrap());
+        assert!(matches!(other, Err(ServerError::Name { .. })));
+        assert!(matches!(check_workload(&leaf, &server(WEB).1, &WEB.parse().unwrap()), Err(ServerError::Chain(_))));
+        assert!(matches!(check_workload(&[], &anchors, &WEB.parse().unwrap()), Err(ServerError::Read(_))));
     }
 
     #[test]

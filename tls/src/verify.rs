@@ -27,6 +27,12 @@ pub(crate) struct ExactIdentity {
     pub(crate) provider: Arc<CryptoProvider>,
 }
 
+/// Accepts every server that proves to have the key of its certificate, for [`crate::inspect`].
+#[derive(Debug)]
+pub(crate) struct AnyServer {
+    pub(crate) provider: Arc<CryptoProvider>,
+}
+
 /// Checks that `leaf` chains to `anchors` at `now`, regardless of its name.
 pub(crate) fn chains_to(
     leaf: &CertificateDer<'_>,
@@ -85,5 +91,40 @@ impl ServerCertVerifier for ExactIdentity {
 
     fn root_hint_subjects(&self) -> Option<&[DistinguishedName]> {
         None
+    }
+}
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _leaf: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _sni: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

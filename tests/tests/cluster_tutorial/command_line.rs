@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::world::{SHOP, World};
+use crate::world::{MESH, SHOP, World};
 
 const WEB: &str = "web.shop.svc.cluster.local";
 
@@ -96,4 +96,22 @@ pub(super) fn metrics(world: &mut World) {
     assert!(!text.contains("# ERROR") && text.contains("endpoints_cache_size"), "{text}");
     let outside = error(world, &["diagnostics", "proxy-metrics", "-n", "outside", "deploy/client"]);
     assert!(outside.contains("# ERROR has no proxy"), "{outside}");
+}
+
+pub(super) fn identity(world: &mut World) {
+    let name = "web.shop.serviceaccount.identity.linkerd.cluster.local";
+    for arguments in [&["-n", SHOP, "deploy/web"][..], &["-l", "app=web"]] {
+        let rows = read(world, &[&["identity", "-o", "json"], arguments].concat());
+        is(&all(&rows, "pod"), &pods(world, "web"));
+        for row in rows.as_array().unwrap() {
+            assert_eq!((&row["accepted"], &row["error"]), (&true.into(), &Value::Null), "{row:#}");
+            assert_eq!(row["certificates"][0]["names"], json!([name]), "{row:#}");
+            assert_eq!(row["certificates"][0]["issuer"], "CN=identity.linkerd.cluster.local");
+        }
+    }
+    let text = world.weft(&["identity", "-n", MESH, "deploy/linkerd-destination"]).unwrap();
+    let own = "linkerd-destination.linkerd.serviceaccount.identity.linkerd.cluster.local";
+    assert!(text.contains(own) && text.contains("Accepted:             yes"), "{text}");
+    let outside = error(world, &["identity", "-n", "outside", "deploy/client"]);
+    assert!(outside.contains("has no proxy"), "{outside}");
 }

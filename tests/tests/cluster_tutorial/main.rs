@@ -40,7 +40,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 29] = [
+const CHECKS: [Check; 30] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     ("the tutorial, up to its end", Needs::Cluster, tutorial),
@@ -52,6 +52,7 @@ const CHECKS: [Check; 29] = [
     ("weft diagnostics policy shows what admits clients, and where requests go", Needs::Mesh, command_line::policy),
     ("weft diagnostics profile shows the profile of a Service", Needs::Mesh, command_line::profile),
     ("weft diagnostics prints the metrics of proxies and of the control plane", Needs::Mesh, command_line::metrics),
+    ("weft identity shows certificates that the mesh accepts", Needs::Mesh, command_line::identity),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
     (
