@@ -14,6 +14,7 @@
 //! subcommands are the program that the sandbox starts for its containers and its janitor.
 
 mod agent;
+mod authz;
 mod check;
 mod cluster;
 mod diagnostics;
@@ -82,6 +83,8 @@ enum Command {
     Diagnostics(diagnostics::DiagnosticsArgs),
     /// Show the certificates that proxies present, and whether the mesh accepts them
     Identity(identity::IdentityArgs),
+    /// Show the authorizations that apply to a workload
+    Authz(authz::AuthzArgs),
     /// Print the version
     Version(version::VersionArgs),
     /// Print a completion script
@@ -142,6 +145,10 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Uninject(args) => runtime()?.block_on(inject::uninject(args)),
         Command::Diagnostics(args) => runtime()?.block_on(diagnostics::execute(args)),
         Command::Identity(args) => runtime()?.block_on(identity::execute(args)),
+        Command::Authz(args) => {
+            runtime()?.block_on(authz::execute(args))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Version(args) => {
             version::execute(&args)?;
             Ok(ExitCode::SUCCESS)

@@ -115,3 +115,19 @@ pub(super) fn identity(world: &mut World) {
     let outside = error(world, &["identity", "-n", "outside", "deploy/client"]);
     assert!(outside.contains("has no proxy"), "{outside}");
 }
+
+pub(super) fn authorizations(world: &mut World) {
+    let rows = read(world, &["authz", "-n", SHOP, "deploy/store", "-o", "json"]);
+    let expected = json!([{
+        "route": "*", "server": "store-http", "authorization_policy": "store-http", "server_authorization": "",
+        "requires": ["MeshTLSAuthentication/store-clients"],
+    }]);
+    assert_eq!(rows, expected);
+    let table = world.weft(&["authz", "-n", SHOP, "deploy", "store"]).unwrap();
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["ROUTE", "SERVER", "AUTHORIZATION_POLICY", "SERVER_AUTHORIZATION"]);
+    assert_eq!(lines[1..], [["*", "store-http", "store-http", "-"]]);
+    assert_eq!(read(world, &["authz", "-n", SHOP, "deploy/web", "-o", "json"]), json!([]));
+    let none = error(world, &["authz", "-n", SHOP, "deploy/nothing"]);
+    assert!(none.contains("deployments.apps \"nothing\" not found"), "{none}");
+}
