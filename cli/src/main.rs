@@ -85,7 +85,7 @@ enum Command {
     Identity(identity::IdentityArgs),
     /// Show the authorizations that apply to a workload
     Authz(authz::AuthzArgs),
-    /// Print the version
+    /// Print the versions of this program, the control plane and proxies
     Version(version::VersionArgs),
     /// Print a completion script
     #[command(visible_alias = "completions")]
@@ -150,7 +150,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Version(args) => {
-            version::execute(&args)?;
+            runtime()?.block_on(version::execute(&args))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Completion { shell } => {

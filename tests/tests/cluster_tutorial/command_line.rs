@@ -131,3 +131,16 @@ pub(super) fn authorizations(world: &mut World) {
     let none = error(world, &["authz", "-n", SHOP, "deploy/nothing"]);
     assert!(none.contains("deployments.apps \"nothing\" not found"), "{none}");
 }
+
+pub(super) fn versions(world: &mut World) {
+    let version = read(world, &["version", "--proxy", "-n", SHOP, "-o", "json"]);
+    let own = version["version"].as_str().unwrap();
+    assert_eq!(version["server"], own, "{version:#}");
+    let meshed = world.cluster.pods(SHOP, "linkerd.io/control-plane-ns=linkerd").unwrap().len();
+    assert_eq!(version["proxies"], json!({own: meshed}));
+    let text = world.weft(&["version"]).unwrap();
+    assert_eq!(text, format!("Client version: {own}\nServer version: {own}\n"));
+    assert_eq!(world.weft(&["version", "--client", "--short"]).unwrap(), format!("{own}\n"));
+    let nowhere = world.weft(&["version", "-L", "nowhere"]).unwrap();
+    assert!(nowhere.contains("Server version: unavailable"), "{nowhere}");
+}

@@ -40,7 +40,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 31] = [
+const CHECKS: [Check; 32] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     ("the tutorial, up to its end", Needs::Cluster, tutorial),
@@ -54,6 +54,7 @@ const CHECKS: [Check; 31] = [
     ("weft diagnostics prints the metrics of proxies and of the control plane", Needs::Mesh, command_line::metrics),
     ("weft identity shows certificates that the mesh accepts", Needs::Mesh, command_line::identity),
     ("weft authz shows what authorizes clients", Needs::Mesh, command_line::authorizations),
+    ("weft version shows the versions of the mesh", Needs::Mesh, command_line::versions),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
     (
