@@ -264,10 +264,11 @@ fn print(name: &str, message: &impl Message, format: Format) -> Result<()> {
         Format::Json => serde_json::to_string_pretty(&value)?,
         Format::Yaml => serde_yaml_ng::to_string(&value)?,
     };
-    Ok(match format {
+    match format {
         Format::Json => output::styled(&printable::json(&text))?,
         Format::Yaml => output::line(text.trim_end())?,
-    })
+    }
+    Ok(())
 }
 
 #[cfg(test)]
