@@ -238,7 +238,8 @@ impl Parts {
                 };
                 // Both parts watch Servers; only one of them informs their owners.
                 let owners = if policy.is_some() { Events::new(client.clone(), "policy") } else { Events::none() };
-                let watches = self.metrics.register(WatchMetrics::new);
+                let discovers = destination.is_some();
+                let watches = self.metrics.register(|registry| WatchMetrics::new(registry, discovers));
                 let source = KubeSource::new(client.clone(), interest, gate.clone(), owners, watches);
                 self.tasks.spawn("source", source.run(batch_tx));
                 if let Some(policy) = policy {
@@ -274,7 +275,9 @@ impl Parts {
     fn slices(&mut self, client: Client, cluster: &ClusterArgs, args: &SourceArgs) -> anyhow::Result<SliceWriter> {
         let config = lease_config(cluster, args, labels::ENDPOINT_WRITE_LEASE, None)?;
         let held = self.hold("lease", client.clone(), config);
-        let writer = SliceWriter::default();
+        // Until the lease is held, another replica writes.
+        let writer = SliceWriter::waiting();
+        self.metrics.register(|registry| writer.register(registry));
         self.tasks.spawn("slices", writer.clone().run(client, held));
         Ok(writer)
     }

@@ -24,7 +24,7 @@ use tonic::Code;
 
 pub(crate) use index::IndexMetrics;
 pub(crate) use requests::RequestMetrics;
-pub(crate) use watches::WatchMetrics;
+pub(crate) use watches::{Delivered, WatchMetrics};
 use weft_index::SharedIndex;
 
 /// Buckets of Linkerd's `grpc_server_handling_seconds`: streams live long.

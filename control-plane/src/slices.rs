@@ -9,6 +9,7 @@
 //! or the Service has failed too often.
 
 mod endpoints;
+mod metrics;
 mod plan;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -21,6 +22,7 @@ use kube::{
     Api, Client,
     api::{DeleteParams, PostParams, Preconditions},
 };
+use metrics::QueueMetrics;
 use parking_lot::Mutex;
 use plan::{Action, Slices};
 use tokio::{
@@ -45,6 +47,7 @@ pub(crate) struct SliceWriter(Arc<Shared>);
 struct Shared {
     slices: Mutex<Slices>,
     changed: Notify,
+    metrics: QueueMetrics,
 }
 
 /// Consecutive failures of one Service.
@@ -54,6 +57,13 @@ struct Failed {
 }
 
 impl SliceWriter {
+    /// A writer that does not hold the lease.
+    pub(crate) fn waiting() -> Self {
+        let writer = Self::default();
+        writer.stop();
+        writer
+    }
+
     /// Takes in a batch of the source.
     pub(crate) fn observe(&self, batch: &[Event]) {
         let mut slices = self.0.slices.lock();
@@ -64,9 +74,23 @@ impl SliceWriter {
                 Event::Synced => slices.synced(),
             }
         }
+        self.0.metrics.added(slices.take_added());
         if slices.has_work() {
             self.0.changed.notify_one();
         }
+    }
+
+    /// Queues every Service: another replica may have written slices since, or died before it could.
+    fn start(&self) {
+        let mut slices = self.0.slices.lock();
+        slices.all_anew();
+        self.0.metrics.added(slices.take_added());
+    }
+
+    /// Empties the queue: another replica writes.
+    fn stop(&self) {
+        self.0.slices.lock().pause();
+        self.0.metrics.stopped();
     }
 
     /// Writes while `held` says that this replica may. Runs until the lease is given up.
@@ -78,12 +102,12 @@ impl SliceWriter {
             if held.wait_for(|held| *held).await.is_err() {
                 return Ok(());
             }
-            // Another replica may have written slices since, or died before it could.
-            self.0.slices.lock().all_anew();
+            self.start();
             tokio::select! {
                 () = self.write(&client) => {}
                 _ = held.wait_for(|held| !held) => {}
             }
+            self.stop();
         }
     }
 
@@ -92,20 +116,28 @@ impl SliceWriter {
         loop {
             let due: Vec<_> = {
                 let now = Instant::now();
-                let retries = failed.iter().filter(|(_, failed)| failed.retry_at <= now).map(|(key, _)| key.clone());
+                let retries = failed.iter().filter(|(_, failed)| failed.retry_at <= now);
+                let retries: Vec<_> = retries.map(|(key, failed)| (key.clone(), failed.retry_at)).collect();
+                self.0.metrics.added(u64::try_from(retries.len()).unwrap_or(u64::MAX));
                 let changed = self.0.slices.lock().take_work();
-                changed.into_iter().chain(retries.collect::<Vec<_>>()).collect()
+                changed.into_iter().chain(retries).collect()
             };
-            for service in due {
-                if self.write_service(client, &service).await {
+            self.0.metrics.took(due.len());
+            for (service, due) in due {
+                self.0.metrics.began(due);
+                let worked = self.write_service(client, &service).await;
+                self.0.metrics.ended();
+                if worked {
                     failed.remove(&service);
                     continue;
                 }
                 let attempts = failed.get(&service).map_or(0, |failed| failed.attempts) + 1;
                 if attempts >= MAX_ATTEMPTS {
                     failed.remove(&service);
+                    self.0.metrics.dropped();
                     tracing::error!(%service, attempts, "endpoint slices cannot be written, giving up until the service or its workloads change");
                 } else {
+                    self.0.metrics.retried();
                     let wait = RETRY_MAX.min(RETRY_MIN * 2u32.pow(attempts - 1));
                     failed.insert(service, Failed { attempts, retry_at: Instant::now() + wait });
                 }

@@ -17,7 +17,7 @@ use serde::Deserialize as _;
 
 pub use annotations::{POD_ANNOTATIONS, SERVICE_ANNOTATIONS};
 pub use kinds::FIELDS;
-pub use metrics::{API_METRICS, DESTINATION_METRICS, POLICY_METRICS};
+pub use metrics::{API_METRICS, DESTINATION_METRICS, DISCOVERY_API_METRICS, POLICY_METRICS};
 pub use proxy_metrics::PROXY_METRICS;
 pub use table::{chart_values, document, proxy_variables};
 pub use values::VALUES;

@@ -1,6 +1,6 @@
-//! The existing slices, the wanted ones, and the writes that lead from one to the other. Pure functions.
+//! The existing slices, the wanted ones, and the writes that lead from one to the other. Synchronous.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
 
 use k8s_openapi::{
     api::{
@@ -9,6 +9,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
 };
+use tokio::time::Instant;
 use weft_k8s_api::{
     labels,
     manifest::{Kind, Object, ObjectRef},
@@ -75,7 +76,12 @@ pub(super) struct Slices {
     /// Slices that this controller manages, and the Service of each.
     slices: BTreeMap<Key, (Key, EndpointSlice)>,
     slices_of_service: HashMap<Key, BTreeSet<Key>>,
-    work: HashSet<Key>,
+    /// Services to check, and since when they are.
+    work: HashMap<Key, Instant>,
+    /// How many came to be checked since this was asked.
+    added: u64,
+    /// Whether another replica checks them.
+    paused: bool,
     /// Whether the initial state is complete; nothing is decided before.
     synced: bool,
 }
@@ -93,7 +99,7 @@ impl Slices {
                 }
                 // Slices of a Service that lost its selector have to be deleted.
                 if relevant || self.slices_of_service.contains_key(&key) {
-                    self.work.insert(key);
+                    self.check(key);
                 }
             }
             Object::ExternalWorkload(workload) => {
@@ -105,7 +111,7 @@ impl Slices {
                 let Some(service) = service_of(slice) else { return };
                 self.slices_of_service.entry(service.clone()).or_default().insert(key.clone());
                 self.slices.insert(key, (service.clone(), slice.clone()));
-                self.work.insert(service);
+                self.check(service);
             }
             _ => {}
         }
@@ -125,7 +131,7 @@ impl Slices {
             }
             Kind::EndpointSlice => {
                 if let Some(service) = self.forget(&key) {
-                    self.work.insert(service);
+                    self.check(service);
                 }
             }
             _ => {}
@@ -173,14 +179,39 @@ impl Slices {
         self.synced && !self.work.is_empty()
     }
 
-    /// Services to check, each once.
-    pub(super) fn take_work(&mut self) -> Vec<Key> {
+    /// Services to check, each once, and since when they are to be checked.
+    pub(super) fn take_work(&mut self) -> Vec<(Key, Instant)> {
         if self.synced { self.work.drain().collect() } else { Vec::new() }
+    }
+
+    /// Number of Services that wait to be checked.
+    pub(super) fn waiting(&self) -> usize {
+        self.work.len()
+    }
+
+    /// Number of Services that came to be checked since the last call.
+    pub(super) fn take_added(&mut self) -> u64 {
+        std::mem::take(&mut self.added)
     }
 
     /// Queues every Service to be checked.
     pub(super) fn all_anew(&mut self) {
-        self.work.extend(self.services.keys().chain(self.slices_of_service.keys()).cloned());
+        self.paused = false;
+        let all: Vec<_> = self.services.keys().chain(self.slices_of_service.keys()).cloned().collect();
+        all.into_iter().for_each(|service| self.check(service));
+    }
+
+    /// Queues nothing until all are to be checked anew.
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+        self.work.clear();
+    }
+
+    fn check(&mut self, service: Key) {
+        if let (false, Entry::Vacant(new)) = (self.paused, self.work.entry(service)) {
+            new.insert(Instant::now());
+            self.added += 1;
+        }
     }
 
     fn workload_changed(&mut self, versions: Vec<ExternalWorkload>) {
@@ -188,7 +219,8 @@ impl Slices {
             let namespace = version.metadata.namespace.clone().unwrap_or_default();
             let selecting =
                 self.services.iter().filter(|(key, service)| key.namespace == namespace && selects(service, &version));
-            self.work.extend(selecting.map(|(key, _)| key.clone()));
+            let selecting: Vec<_> = selecting.map(|(key, _)| key.clone()).collect();
+            selecting.into_iter().for_each(|service| self.check(service));
         }
     }
 

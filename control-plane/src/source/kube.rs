@@ -16,6 +16,7 @@ mod kinds;
 mod requests;
 
 use futures::future::join_all;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::sync::mpsc;
 use weft_runtime::readiness::Gate;
@@ -54,7 +55,7 @@ impl KubeSource {
         let (updates_tx, mut updates_rx) = mpsc::channel(UPDATES);
         let watches = kinds.iter().enumerate().map(|(index, kind)| {
             let updates = updates_tx.clone();
-            follow::follow(self.client.clone(), *kind, move |update| {
+            follow::follow(self.client.clone(), *kind, &self.metrics, move |update| {
                 let updates = updates.clone();
                 async move { updates.send((index, update)).await.is_ok() }
             })
@@ -68,6 +69,8 @@ impl KubeSource {
                     caches.take(index, update, &mut batch);
                 }
                 caches.works().for_each(|(kind, works)| self.metrics.set(kind.group(), kind.name(), works));
+                let now = Timestamp::now();
+                caches.writes().for_each(|(kind, written)| self.metrics.arrived(kind, written, now));
                 for report in caches.reports() {
                     self.owners.warning("Unreadable", report.problem, report.regarding);
                 }

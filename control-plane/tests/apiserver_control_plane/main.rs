@@ -24,6 +24,7 @@ use kube::{Api, api::ListParams};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tonic::Code;
+use weft_k8s_api::support::{self, State};
 use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
 use weft_test_kit::wait::eventually;
 
@@ -255,6 +256,8 @@ async fn external_workloads_become_endpoints() {
     assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].name, "web");
     assert_eq!(slice.endpoints.as_ref().unwrap()[0].conditions.as_ref().unwrap().ready, Some(false));
 
+    // Times of writes are whole seconds, and one of the same second as the last is not measured.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     world.set_ready("vm", true).await;
     assert_eq!(updates.next().await, "+192.0.2.7:8080");
     let update::Update::Add(added) = updates.last.clone().unwrap() else { panic!("{:?}", updates.last) };
@@ -266,6 +269,23 @@ async fn external_workloads_become_endpoints() {
     world.delete("ExternalWorkload", "vm").await;
     eventually("no slice", PATIENCE, async || if written().await.is_empty() { Ok(()) } else { Err("one".to_owned()) })
         .await;
+    let (_, metrics) = destination.get("/metrics").await;
+    for row in support::DISCOVERY_API_METRICS {
+        let family = format!("\n# TYPE {} ", row.name);
+        assert_eq!(metrics.contains(&family), row.state == State::Works, "{}: {metrics}", row.name);
+    }
+    let at_least = |series: &str, least: f64| {
+        let value = metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
+        assert!(value.is_some_and(|value| value >= least), "{series} {value:?}: {metrics}");
+    };
+    at_least("externalworkload_informer_lag_seconds_count", 1.0);
+    at_least("workqueue_adds_total{name=\"endpoints_controller_workqueue\"}", 3.0);
+    at_least("workqueue_depth{name=\"endpoints_controller_workqueue\"}", 0.0);
+    let of_workloads = "{kind=\"ExternalWorkload\",group=\"workload.linkerd.io\",version=\"v1beta1\"}";
+    at_least(&format!("kube_watch_applies_total{of_workloads}"), 3.0);
+    at_least(&format!("kube_watch_deletes_total{of_workloads}"), 1.0);
+    at_least(&format!("kube_watch_restarts_total{of_workloads}"), 1.0);
+    at_least("weft_watch_up{group=\"workload.linkerd.io\",kind=\"ExternalWorkload\"}", 1.0);
     world.done().await;
 }
 

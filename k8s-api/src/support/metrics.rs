@@ -6,7 +6,8 @@ use super::{
 };
 
 const QUEUES: &str = "streams have no queue: a slow client gets the newest state";
-const OTHERS: &str = "weft_watch_up, weft_watch_interruptions";
+const LAG: &str = "of objects that were known before; weft_watch_up says whether the watch works";
+const WATCHES: &str = "also of destination";
 
 /// Metrics of `destination` (`linkerd2:controller/api/destination/`, `linkerd2:pkg/prometheus/`).
 pub const DESTINATION_METRICS: &[Setting] = &[
@@ -39,11 +40,35 @@ pub const DESTINATION_METRICS: &[Setting] = &[
     Setting::new("endpoint_updates_queue_overflow", Meaningless, QUEUES),
     Setting::new("endpoint_profile_updates_queue_overflow", Meaningless, QUEUES),
     Setting::new("profile_updates_queue_overflow", Meaningless, QUEUES),
-    Setting::new("*_informer_lag_seconds", Unsupported, OTHERS),
-    Setting::new("workqueue_*", Unsupported, "the log names each EndpointSlice that cannot be written"),
     Setting::new("go_*", Meaningless, "no Go"),
     Setting::new("process_start_time_seconds", Works, ""),
-    Setting::new("process_*", Unsupported, "the kubelet reports CPU and memory of containers"),
+    Setting::new("process_cpu_seconds_total", Works, ""),
+    Setting::new("process_open_fds", Works, ""),
+    Setting::new("process_max_fds", Works, ""),
+    Setting::new("process_resident_memory_bytes", Works, ""),
+    Setting::new("process_virtual_memory_bytes", Works, ""),
+    Setting::new("process_virtual_memory_max_bytes", Meaningless, "address space is not limited"),
+    Setting::new("process_network_*", Unsupported, "the kubelet reports traffic of pods"),
+];
+
+/// Metrics of `destination` about its watches and about the queue of EndpointSlices to be written. Watches of linked
+/// clusters are not among them.
+pub const DISCOVERY_API_METRICS: &[Setting] = &[
+    Setting::new("endpoints_informer_lag_seconds", Works, LAG),
+    Setting::new("endpointslices_informer_lag_seconds", Works, LAG),
+    Setting::new("services_informer_lag_seconds", Works, LAG),
+    Setting::new("servers_informer_lag_seconds", Works, LAG),
+    Setting::new("pods_informer_lag_seconds", Works, LAG),
+    Setting::new("externalworkload_informer_lag_seconds", Works, LAG),
+    Setting::new("serviceprofiles_informer_lag_seconds", Works, LAG),
+    Setting::new("workqueue_depth", Works, "of the replica with the lease; 0 in others"),
+    Setting::new("workqueue_adds_total", Works, ""),
+    Setting::new("workqueue_queue_duration_seconds", Works, ""),
+    Setting::new("workqueue_work_duration_seconds", Works, ""),
+    Setting::new("workqueue_unfinished_work_seconds", Works, ""),
+    Setting::new("workqueue_longest_running_processor_seconds", Works, ""),
+    Setting::new("workqueue_retries_total", Works, ""),
+    Setting::new("workqueue_drops_total", Works, ""),
 ];
 
 /// Metrics of `policy` (`linkerd2:policy-controller/`), beside those of its gRPC server.
@@ -60,11 +85,14 @@ pub const POLICY_METRICS: &[Setting] = &[
     Setting::new("outbound_index_service_info_index_size", Works, ""),
     Setting::new("outbound_index_service_route_index_size", Works, ""),
     Setting::new("outbound_index_service_port_route_index_size", Works, "of ports that clients follow"),
-    Setting::new("kube_*", Unsupported, "http_client_* has the requests; weft_watch_up the watches"),
 ];
 
 /// Metrics of what speaks to the Kubernetes API.
 pub const API_METRICS: &[Setting] = &[
+    Setting::new("kube_watch_applies_total", Works, WATCHES),
+    Setting::new("kube_watch_restarts_total", Works, WATCHES),
+    Setting::new("kube_watch_deletes_total", Works, WATCHES),
+    Setting::new("kube_watch_errors_total", Works, WATCHES),
     Setting::new("http_client_requests_total", Works, "client: k8s, or link for linked clusters"),
     Setting::new("http_client_request_latency_seconds", Works, "until the answer begins"),
     Setting::new("http_client_in_flight_requests", Works, "until the answer begins"),

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 use super::{
-    API_METRICS, DESTINATION_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, PROXY_METRICS, SERVICE_ANNOTATIONS,
-    Setting, State, VALUES, VARIABLES,
+    API_METRICS, DESTINATION_METRICS, DISCOVERY_API_METRICS, FIELDS, POD_ANNOTATIONS, POLICY_METRICS, PROXY_METRICS,
+    SERVICE_ANNOTATIONS, Setting, State, VALUES, VARIABLES,
 };
 
 /// Linkerd's values and their defaults.
@@ -45,6 +45,8 @@ pub fn document() -> String {
     settings(&mut text, "Variables of the proxy", "Variable", "LINKERD2_PROXY_", VARIABLES);
     settings(&mut text, "Metrics of the proxy", "Metric", "", PROXY_METRICS);
     settings(&mut text, "Metrics of destination", "Metric", "", DESTINATION_METRICS);
+    let title = "Metrics of destination's watches and writes";
+    settings(&mut text, title, "Metric", "", DISCOVERY_API_METRICS);
     settings(&mut text, "Metrics of policy", "Metric", "", POLICY_METRICS);
     settings(&mut text, "Metrics of what speaks to the Kubernetes API", "Metric", "", API_METRICS);
     text

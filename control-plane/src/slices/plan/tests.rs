@@ -58,7 +58,7 @@ impl World {
         let mut done = Vec::new();
         let mut work = self.slices.take_work();
         work.sort();
-        for service in work {
+        for (service, _) in work {
             for action in self.slices.plan(&service) {
                 self.version += 1;
                 let count = |slice: &EndpointSlice| slice.endpoints.as_ref().map_or(0, Vec::len);
@@ -88,7 +88,7 @@ impl World {
             }
         }
         // After the writes, nothing is left to write.
-        for service in self.slices.take_work() {
+        for (service, _) in self.slices.take_work() {
             assert_eq!(self.slices.plan(&service), [], "{service} does not settle");
         }
         done

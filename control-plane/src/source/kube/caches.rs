@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use weft_k8s_api::manifest::{Kind, ObjectRef, Unreadable};
 
 use super::{
@@ -40,6 +40,8 @@ struct Cache {
     trouble: Option<Trouble>,
     /// Whether the kind is not installed.
     absent: bool,
+    /// Times of writes that have arrived, of objects that were known before.
+    writes: Vec<Timestamp>,
 }
 
 type Name = (Option<String>, String);
@@ -47,6 +49,8 @@ type Name = (Option<String>, String);
 struct Known {
     /// Resource version.
     version: String,
+    /// When it was last written.
+    written: Option<Timestamp>,
     /// Whether the index has it; false if it could never be read.
     applied: bool,
     /// Its problem, which is reported once.
@@ -63,6 +67,7 @@ impl Caches {
             listed: false,
             trouble: None,
             absent: false,
+            writes: Vec::new(),
         };
         Self { kinds: kinds.iter().map(cache).collect(), reports: Vec::new() }
     }
@@ -93,6 +98,15 @@ impl Caches {
     /// Problems of unreadable objects that have not been reported yet.
     pub(super) fn reports(&mut self) -> Vec<UnreadableObject> {
         std::mem::take(&mut self.reports)
+    }
+
+    /// Times of the writes that have arrived since the last call, of objects that were known before: nobody waits for
+    /// those of the first list, which may be old.
+    pub(super) fn writes(&mut self) -> impl Iterator<Item = (Kind, Timestamp)> {
+        self.kinds.iter_mut().flat_map(|cache| {
+            let kind = cache.kind.kind;
+            cache.writes.drain(..).map(move |written| (kind, written))
+        })
     }
 
     /// Takes in an update of a kind's watch, and appends its consequences.
@@ -140,13 +154,14 @@ impl Caches {
 
 impl Cache {
     fn changed(&mut self, read: Read, events: &mut Vec<Event>) -> Option<UnreadableObject> {
-        let Read { reference, version, uid, object } = read;
+        let Read { reference, version, written, uid, object } = read;
         let old = self.known.remove(&name(&reference));
         if let Some(old) = old.as_ref().filter(|old| old.version == version) {
-            let known = Known { version, applied: old.applied, problem: old.problem.clone() };
+            let known = Known { version, written, applied: old.applied, problem: old.problem.clone() };
             self.known.insert(name(&reference), known);
             return None;
         }
+        self.writes.extend(written.filter(|_| old.as_ref().is_some_and(|old| old.written != written)));
         let (was_applied, old_problem) = old.map_or((false, None), |old| (old.applied, old.problem));
         let (object, problem) = match object {
             Ok(object) => (Some(object), None),
@@ -175,7 +190,7 @@ impl Cache {
             tracing::error!(object = %reference, problem, "unreadable object, what is unreadable in it denies");
             self.report(&reference, uid, problem)
         });
-        self.known.insert(name(&reference), Known { version, applied, problem });
+        self.known.insert(name(&reference), Known { version, written, applied, problem });
         report
     }
 
@@ -279,6 +294,7 @@ mod tests {
         Read {
             reference,
             version: version.to_string(),
+            written: Timestamp::from_second(version.into()).ok(),
             uid: Some("u".to_owned()),
             object: manifest::from_api(kind, value),
         }
@@ -320,6 +336,21 @@ mod tests {
         let reference = server("b", 1, good()).reference;
         world.check(servers, vec![Changed(server("b", 3, good())), Deleted(reference.clone())], "+b -b");
         world.check(servers, vec![Deleted(reference)], "");
+    }
+
+    #[test]
+    fn writes_are_those_of_objects_that_were_known_each_once() {
+        let mut world = World::new();
+        let servers = world.servers;
+        world.check(servers, vec![ListBegins, Listed(server("a", 1, good())), ListEnds], "+a");
+        assert_eq!(world.caches.writes().count(), 0);
+        let same_time = Read { version: "3".to_owned(), ..server("a", 2, good()) };
+        let list = vec![ListBegins, Listed(server("a", 2, good())), Listed(server("b", 2, good())), ListEnds];
+        world.check(servers, list, "+a +b");
+        world.check(servers, vec![Changed(same_time), Changed(server("b", 5, good()))], "+a +b");
+        let seconds: Vec<_> = world.caches.writes().map(|(kind, at)| (kind, at.as_second())).collect();
+        assert_eq!(seconds, [(Kind::Server, 2), (Kind::Server, 5)]);
+        assert_eq!(world.caches.writes().count(), 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt};
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client,
     core::{DynamicObject, ObjectMeta, PartialObjectMeta},
@@ -14,7 +15,10 @@ use kube::{
 use weft_k8s_api::manifest::{self, Object, ObjectRef, Unreadable};
 
 use super::{definition, kinds::Watched, requests};
-use crate::api::explain_watch;
+use crate::{
+    api::explain_watch,
+    metrics::{Delivered, WatchMetrics},
+};
 
 /// A message of a watch.
 #[derive(Debug)]
@@ -52,6 +56,8 @@ pub(super) struct Read {
     pub(super) reference: ObjectRef,
     /// Its resource version.
     pub(super) version: String,
+    /// When it was last written, by the API server's clock.
+    pub(super) written: Option<Timestamp>,
     pub(super) uid: Option<String>,
     pub(super) object: Result<Object, Unreadable>,
 }
@@ -136,12 +142,19 @@ impl WatchState {
 }
 
 /// Follows a kind and passes every update to `send`, until that returns false.
-pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watched, send: impl Fn(Update) -> F) {
+pub(super) async fn follow<F: Future<Output = bool>>(
+    client: Client,
+    kind: Watched,
+    metrics: &WatchMetrics,
+    send: impl Fn(Update) -> F,
+) {
     let (client, mut resumed) = requests::of_watch(&client);
     let mut backoff = DefaultBackoff::default();
     let mut state = WatchState::new();
     loop {
-        let mut events = pin!(events(&client, kind, kind.versions[state.version], state.start));
+        let version = kind.versions[state.version];
+        metrics.watching(kind.kind, version);
+        let mut events = pin!(events(&client, kind, version, state.start));
         // kube's watcher says that a list begins before it asks for it. It has begun when something of it is there.
         let mut list_begins = false;
         let mut listed = false;
@@ -164,6 +177,9 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                         backoff.reset();
                         state.succeeded(&update);
                     }
+                    if let Some(what) = delivered(&update) {
+                        metrics.delivered(kind.kind, version, what);
+                    }
                     listed |= matches!(update, Update::ListEnds);
                     if std::mem::take(&mut list_begins) && !send(Update::ListBegins).await {
                         return;
@@ -180,6 +196,7 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
                 }
                 Err(error) => error,
             };
+            metrics.failed(kind.kind, version, &error);
             // What was accepted before this error does not end it.
             resumed.mark_unchanged();
             let retry = state.failed(kind.versions.len(), &error);
@@ -207,6 +224,16 @@ pub(super) async fn follow<F: Future<Output = bool>>(client: Client, kind: Watch
 /// Whether an update shows that the watch works: it may fail in the middle of a list, each time, or after it is accepted.
 const fn works(update: &Update) -> bool {
     matches!(update, Update::ListEnds | Update::Changed(_) | Update::Deleted(_))
+}
+
+/// What an update counts as.
+const fn delivered(update: &Update) -> Option<Delivered> {
+    match update {
+        Update::ListEnds => Some(Delivered::Restart),
+        Update::Changed(_) => Some(Delivered::Apply),
+        Update::Deleted(_) => Some(Delivered::Delete),
+        _ => None,
+    }
 }
 
 /// Whether nothing was received for as long as the client waits.
@@ -296,7 +323,9 @@ fn update<K>(kind: Watched, event: Watch<K>, split: impl Fn(K) -> (ObjectMeta, O
 
 /// Parses an object, without long parts that are not used.
 fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>) -> Read {
-    metadata.managed_fields = None;
+    // As in Linkerd (`latestUpdated`): the newest time that any writer of a field has.
+    let writers = metadata.managed_fields.take().into_iter().flatten();
+    let written = writers.filter_map(|writer| Some(writer.time?.0)).max();
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove(LAST_APPLIED);
     }
@@ -312,7 +341,7 @@ fn read(kind: Watched, mut metadata: ObjectMeta, data: Option<serde_json::Value>
             fields.insert("spec".to_owned(), serde_json::json!({"selector": {}, "template": {}}));
         }
     }
-    Read { reference, version, uid, object: manifest::from_api(kind.kind, whole) }
+    Read { reference, version, written, uid, object: manifest::from_api(kind.kind, whole) }
 }
 
 fn reference(kind: Watched, metadata: &ObjectMeta) -> ObjectRef {
@@ -350,10 +379,12 @@ mod tests {
     #[test]
     fn long_parts_are_dropped_and_fields_are_named() {
         let meta = serde_json::json!({"name": "s", "namespace": "shop", "resourceVersion": "7",
-            "managedFields": [{"manager": "kubectl"}], "annotations": {LAST_APPLIED: "{}", "a": "b"}});
+            "managedFields": [{"manager": "kubectl", "time": "2026-01-02T03:04:05Z"}, {"manager": "x"},
+                {"manager": "y", "time": "2026-01-02T03:04:04Z"}], "annotations": {LAST_APPLIED: "{}", "a": "b"}});
         let spec = serde_json::json!({"spec": {"podSelector": {}, "port": 80}});
         let good = read(kind("servers"), metadata(meta.clone()), Some(spec));
         assert_eq!((good.reference.to_string().as_str(), good.version.as_str()), ("Server shop/s", "7"));
+        assert_eq!(good.written.map(|at| at.to_string()).as_deref(), Some("2026-01-02T03:04:05Z"));
         let object = good.object.unwrap();
         assert!(object.metadata().managed_fields.is_none());
         assert_eq!(object.metadata().annotations.as_ref().unwrap().len(), 1);
@@ -395,7 +426,8 @@ mod tests {
             async move { Ok::<_, std::convert::Infallible>(answer(&query)) }
         });
         let updates = parking_lot::Mutex::new(Vec::new());
-        follow(Client::new(api, "default"), kind("servers"), |update| {
+        let metrics = WatchMetrics::default();
+        follow(Client::new(api, "default"), kind("servers"), &metrics, |update| {
             let mut updates = updates.lock();
             updates.push(match &update {
                 Update::Listed(read) => format!("listed {}", read.reference.name),
