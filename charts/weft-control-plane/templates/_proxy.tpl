@@ -20,6 +20,7 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
 {{- $any := ternary "0.0.0.0" "[::]" $v.disableIPv6 -}}
 {{- $tlsPorts := list .tlsPorts $proxy.requireTLSOnInboundPorts | compact | join "," -}}
 {{- $workers := $proxy.runtime.workers -}}
+{{- $cpu := ($proxy.resources).cpu | default dict -}}
 {{- $outbound := printf "127.0.0.1:%d" (int $proxy.ports.outbound) -}}
 - name: linkerd-proxy
   image: {{ include "weft.image" (dict "root" .root "name" (include "weft.proxyName" .root) "version" (include "weft.proxyVersion" .root)) }}
@@ -44,11 +45,11 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     - name: LINKERD2_PROXY_CORES
       value: {{ . | quote }}
     {{- end }}
-    {{- with max (int $proxy.cores) (int $workers.minimum) }}
+    {{- with max (int $proxy.cores) (int $workers.minimum) (include "weft.wholeCores" $cpu.request | int) }}
     - name: LINKERD2_PROXY_CORES_MIN
       value: {{ . | quote }}
     {{- end }}
-    {{- with int $workers.maximum }}
+    {{- with int $workers.maximum | default (include "weft.wholeCores" $cpu.limit | int) }}
     - name: LINKERD2_PROXY_CORES_MAX
       value: {{ . | quote }}
     {{- end }}
@@ -285,4 +286,14 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
         fieldRef:
           fieldPath: metadata.labels
 {{- end }}
+{{- end }}
+
+{{/* A quantity of CPU in whole processors, rounded up, at least 1; nothing for none. */}}
+{{- define "weft.wholeCores" -}}
+{{- with . -}}
+{{- $quantity := toString . -}}
+{{- $parts := dict "n" 1e9 "u" 1e6 "m" 1e3 -}}
+{{- $suffix := substr (sub (len $quantity) 1 | int) (len $quantity) $quantity -}}
+{{- max 1 (divf (trimSuffix (ternary $suffix "" (hasKey $parts $suffix)) $quantity) (get $parts $suffix | default 1) | ceil) -}}
+{{- end -}}
 {{- end }}

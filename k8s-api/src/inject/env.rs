@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
 use super::{annotations::Settings, config::InjectConfig};
-use crate::{duration::ProxyDuration, labels, ports::PortSet};
+use crate::{duration::ProxyDuration, labels, ports::PortSet, quantity::whole_cores};
 
 /// Directory of the proxy's key and signing request.
 pub(super) const IDENTITY_DIR: &str = "/var/run/linkerd/identity/end-entity";
@@ -106,17 +106,23 @@ fn merged<'a>(lists: impl Iterator<Item = &'a Vec<EnvVar>>) -> Vec<EnvVar> {
 }
 
 /// Numbers of worker threads. Proxies read either the older `CORES` or `CORES_MIN`.
+///
+/// An annotated request or limit of CPU is the least or the most of them. One of the chart's values is so too, as
+/// Linkerd's documentation says ("Configuring Proxy Concurrency"), but neither lowers the least nor replaces the most that
+/// `proxy.runtime.workers` sets.
 fn workers(env: &mut Env, config: &InjectConfig, settings: &Settings) {
     let workers = config.tuning.workers;
     let (least, most) = settings.worker_bounds();
     let set = |number: u32| Some(number).filter(|number| *number > 0);
+    let of_value = |quantity: &Option<String>| quantity.as_deref().and_then(whole_cores);
+    let of_request = of_value(&config.resources.cpu_request).unwrap_or_default();
     if let Some(cores) = set(workers.cores) {
         env.set("CORES", cores.to_string());
     }
-    if let Some(least) = least.or(set(workers.minimum.max(workers.cores))) {
+    if let Some(least) = least.or(set(workers.minimum.max(workers.cores).max(of_request))) {
         env.set("CORES_MIN", least.to_string());
     }
-    if let Some(most) = most.or(set(workers.maximum)) {
+    if let Some(most) = most.or(set(workers.maximum)).or_else(|| of_value(&config.resources.cpu_limit)) {
         env.set("CORES_MAX", most.to_string());
     }
     if let Some(ratio) = settings.cpu_ratio.or(Some(workers.maximum_cpu_ratio).filter(|ratio| *ratio > 0.0)) {

@@ -36,7 +36,11 @@ pub const POD_ANNOTATIONS: &[Setting] = &[
     Setting::new("config.linkerd.io/opaque-ports", Works, ""),
     Setting::new("config.linkerd.io/proxy-cpu-request", Works, "also the least number of worker threads, rounded up"),
     Setting::new("config.linkerd.io/proxy-cpu-limit", Works, "also the largest number of worker threads, rounded up"),
-    Setting::new("config.linkerd.io/proxy-cpu-ratio-limit", Works, ""),
+    Setting::new(
+        "config.linkerd.io/proxy-cpu-ratio-limit",
+        Works,
+        "of the machine's processors; a limit of CPU counts instead",
+    ),
     Setting::new("config.linkerd.io/proxy-memory-request", Works, ""),
     Setting::new("config.linkerd.io/proxy-memory-limit", Works, ""),
     Setting::new("config.linkerd.io/proxy-ephemeral-storage-request", Works, ""),

@@ -249,3 +249,27 @@ fn the_agents_api_is_on_no_network() {
     let ports = container["ports"].as_array().unwrap();
     assert_eq!(ports.iter().map(|port| &port["name"]).collect::<Vec<_>>(), ["agent-admin"]);
 }
+
+/// As those of every pod: the injector rounds, too (`values_without_an_annotation_become_variables`).
+#[test]
+fn requests_and_limits_of_cpu_bound_the_workers_of_the_control_planes_own_proxies() {
+    let certificates = Certificates::generate();
+    for (settings, least, most) in [
+        ("proxy.cores=0", Some(1), None),
+        ("proxy.resources.cpu.request=100m,proxy.resources.cpu.limit=1", Some(1), Some(1)),
+        ("proxy.resources.cpu.request=2.5,proxy.resources.cpu.limit=4100m", Some(3), Some(5)),
+        ("proxy.resources.cpu.request=3000m,proxy.cores=2", Some(3), None),
+        ("proxy.resources.cpu.request=1,proxy.cores=2", Some(2), None),
+        ("proxy.resources.cpu.limit=8,proxy.runtime.workers.maximum=4", Some(1), Some(4)),
+        ("proxy.resources.cpu=null,proxy.runtime.workers.minimum=0", None, None),
+    ] {
+        let rendered = render(&[certificates.all(), strings(&["--set", settings])].concat());
+        for (name, wanted) in [("MIN", least), ("MAX", most)] {
+            let mut found =
+                rendered.lines().skip_while(|line| !line.ends_with(&format!(" LINKERD2_PROXY_CORES_{name}")));
+            let found = found.nth(1).map(|line| line.trim().to_owned());
+            let wanted: Option<u32> = wanted;
+            assert_eq!(found, wanted.map(|number| format!("value: \"{number}\"")), "CORES_{name} with {settings}");
+        }
+    }
+}
