@@ -63,6 +63,8 @@ struct ProxyInit {
     ignore_outbound_ports: Option<String>,
     #[serde(deserialize_with = "text")]
     skip_subnets: Option<String>,
+    #[serde(rename = "kubeAPIServerPorts", deserialize_with = "text")]
+    kube_api_server_ports: Option<String>,
 }
 
 impl Values {
@@ -170,6 +172,11 @@ impl Values {
                 default.skip_outbound_ports,
             )?,
             skip_subnets: networks("proxyInit.skipSubnets", init.skip_subnets.as_ref())?.unwrap_or_default(),
+            api_server_ports: ports(
+                "proxyInit.kubeAPIServerPorts",
+                &init.kube_api_server_ports,
+                default.api_server_ports,
+            )?,
         })
     }
 

@@ -52,6 +52,10 @@ pub struct RedirectionDefaults {
     pub skip_outbound_ports: PortSet,
     /// Source networks whose inbound connections bypass the proxy.
     pub skip_subnets: Vec<IpNet>,
+    /// Ports of the API server. In pods of a control plane, connections to them bypass the proxy whatever the
+    /// annotations say: the proxies there wait for the control plane, and it waits for the API server
+    /// (`linkerd2-proxy-init:cni-plugin/main.go`).
+    pub api_server_ports: PortSet,
 }
 
 impl Default for RedirectionDefaults {
@@ -66,6 +70,7 @@ impl Default for RedirectionDefaults {
             skip_inbound_ports: galera.clone(),
             skip_outbound_ports: galera,
             skip_subnets: Vec::new(),
+            api_server_ports: PortSet::default(),
         }
     }
 }
@@ -93,6 +98,13 @@ impl Redirection {
         let ports = defaults.ports;
         let admin = settings.admin_port.unwrap_or(ports.admin);
         skip_inbound_ports.insert(admin..=admin);
+        let mut skip_outbound_ports =
+            settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone());
+        if pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(labels::CONTROL_PLANE_COMPONENT)) {
+            for range in defaults.api_server_ports.ranges() {
+                skip_outbound_ports.insert(range);
+            }
+        }
         Ok(Self {
             outbound_port: settings.outbound_port.unwrap_or(ports.outbound),
             inbound_port: settings.inbound_port.unwrap_or(ports.inbound),
@@ -102,7 +114,7 @@ impl Redirection {
             exemption,
             bypass: settings.bypass && defaults.rules.bypass_allowed,
             skip_inbound_ports,
-            skip_outbound_ports: settings.skip_outbound_ports.unwrap_or_else(|| defaults.skip_outbound_ports.clone()),
+            skip_outbound_ports,
             skip_subnets: settings.skip_subnets.unwrap_or_else(|| defaults.skip_subnets.clone()),
         })
     }

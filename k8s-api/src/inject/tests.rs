@@ -317,6 +317,27 @@ fn a_pod_that_stays_out_may_say_what_it_likes() {
     assert_eq!(inject(&bad, None, &config()), Ok(Decision::Skipped(SkipReason::AnnotationAbsent)));
 }
 
+/// The pods of a stock Linkerd have no annotation for it: its init container has the ports as arguments.
+#[test]
+fn a_control_plane_reaches_the_api_server_without_its_proxy() {
+    let api_server_ports = "443,6443".parse::<crate::ports::PortSet>().unwrap();
+    let defaults = RedirectionDefaults { api_server_ports, ..RedirectionDefaults::default() };
+    let own = json!({"config.linkerd.io/skip-outbound-ports": "25"});
+    for (annotations, component, expected) in [
+        (json!({}), true, "443,4567-4568,6443"),
+        (own.clone(), true, "25,443,6443"),
+        (json!({}), false, "4567-4568"),
+        (own, false, "25"),
+    ] {
+        let mut pod = pod(annotations, json!({}));
+        if component {
+            let label = (labels::CONTROL_PLANE_COMPONENT.to_owned(), "destination".to_owned());
+            pod.metadata.labels.get_or_insert_default().extend([label]);
+        }
+        assert_eq!(Redirection::of(&pod, &defaults).unwrap().skip_outbound_ports.to_string(), expected);
+    }
+}
+
 #[test]
 fn redirection_follows_the_annotations() {
     let defaults = RedirectionDefaults::default();
