@@ -68,6 +68,9 @@ fn an_installation_has_what_it_needs_and_leaves_nothing() {
     apply(&manifest(&[CRDS], &[]), &force).unwrap();
     succeeded(&install(&[]));
 
+    let second = helm(&["install", "weft-agent", agent_only::CHART, "--namespace", MESH], &[]);
+    let refused = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(refused.contains("weft-agent of namespace linkerd") && refused.contains("weft-control-plane"), "{refused}");
     accounts_are_limited(&cluster);
     destination_writes_its_own_slices_only(&cluster);
 

@@ -1,10 +1,11 @@
 //! The charts, rendered by the real helm, against a real API server.
 //!
-//! `values` is about what they accept and refuse, `rendering` about the objects, `installation` about a cluster that they
-//! are installed in.
+//! `values` is about what the control plane's chart accepts and refuses, `rendering` about its objects, `installation` about
+//! a cluster that it is installed in, `agent_only` about the chart of the agent alone.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod agent_only;
 mod installation;
 mod rendering;
 mod values;
@@ -19,7 +20,7 @@ use std::{
 
 use serde_json::{Value, json};
 use weft_k8s_api::{
-    inject::{Decision, inject},
+    inject::{Decision, RedirectionDefaults, inject},
     values::Values,
 };
 use weft_tests::cluster::Cluster;

@@ -8,6 +8,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "tests report on the standard streams")]
 #![expect(clippy::unwrap_used, reason = "a check ends where its expectation does")]
 
+mod agent_only;
 mod bad_input;
 mod command_line;
 mod interception;
@@ -40,9 +41,10 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 32] = [
+const CHECKS: [Check; 33] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
+    ("the agent alone redirects pods of Linkerd", Needs::Cluster, agent_only::network_validator_succeeds),
     ("the tutorial, up to its end", Needs::Cluster, tutorial),
     ("the destination service watches and does not poll", Needs::Mesh, watches_and_does_not_poll),
     ("one destination pod holds the lease and renews it", Needs::Mesh, lease_is_renewed),

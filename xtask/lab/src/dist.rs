@@ -73,8 +73,8 @@ const RECIPES: [Recipe; 4] = [
     },
 ];
 
-/// Charts in the order of installation.
-const CHARTS: [&str; 2] = ["weft-crds", "weft-control-plane"];
+/// Charts in the order of installation; the last one is for clusters with Linkerd.
+const CHARTS: [&str; 3] = ["weft-crds", "weft-control-plane", "weft-agent"];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Every user of the images, for programs that look up their user's name.

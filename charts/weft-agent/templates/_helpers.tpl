@@ -1,0 +1,60 @@
+{{/* Labels of every object. The first two are those of Linkerd's CNI plugin: its injector leaves such pods alone. */}}
+{{- define "weft-agent.labels" -}}
+k8s-app: linkerd-cni
+linkerd.io/cni-resource: "true"
+app.kubernetes.io/name: weft-agent
+app.kubernetes.io/part-of: weft
+app.kubernetes.io/version: {{ .Chart.AppVersion }}
+linkerd.io/control-plane-component: agent
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The settings of redirection, in the form of the control plane's values, which the agent reads. */}}
+{{- define "weft-agent.settings" -}}
+{{- $v := .Values -}}
+proxy:
+  uid: {{ int $v.proxyUID }}
+  gid: {{ int $v.proxyGID }}
+  ports:
+    admin: {{ int $v.proxyAdminPort }}
+    control: {{ int $v.proxyControlPort }}
+    inbound: {{ int $v.inboundProxyPort }}
+    outbound: {{ int $v.outboundProxyPort }}
+proxyInit:
+  ignoreInboundPorts: {{ $v.ignoreInboundPorts | toString | quote }}
+  ignoreOutboundPorts: {{ $v.ignoreOutboundPorts | toString | quote }}
+  kubeAPIServerPorts: {{ $v.kubeAPIServerPorts | toString | quote }}
+  skipSubnets: {{ $v.skipSubnets | quote }}
+agent:
+  proxyExemption: {{ $v.proxyExemption }}
+  enforceProxyExemption: {{ $v.enforceProxyExemption }}
+  allowBypass: {{ $v.allowBypass }}
+{{- end }}
+
+{{/* Checks before anything is installed. Each message names the value and the remedy. */}}
+{{- define "weft-agent.require" -}}
+{{- $v := .Values -}}
+{{- if hasSuffix "linkerd/cni-plugin" (first (splitList "@" $v.image.name)) -}}
+{{- fail "\n\nimage.name is Linkerd's CNI plugin, which is not Weft's agent. Add --set image.name=REGISTRY/weft-agent,image.version= after your values file\n" -}}
+{{- end -}}
+{{- if $v.portsToRedirect -}}
+{{- fail "\n\nportsToRedirect is not supported: every inbound port is redirected. Remove it, and list in ignoreInboundPorts what has to bypass the proxy\n" -}}
+{{- end -}}
+{{- if $v.extraInitContainers -}}
+{{- fail "\n\nextraInitContainers is not supported: the agent writes nothing to the node that something would have to wait for. Remove it\n" -}}
+{{- end -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" -}}
+{{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace -}}
+{{- if $namespace -}}
+{{- $enforced := get ($namespace.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
+{{- if and $enforced (ne $enforced "privileged") -}}
+{{- fail (printf "\n\nnamespace %s enforces Pod Security %q, which refuses the node agent (host network, host PID namespace, capabilities for eBPF):\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged\n" .Release.Namespace $enforced .Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- if lookup "apps/v1" "DaemonSet" ($v.controllerNamespace | default "linkerd") "weft-agent" -}}
+{{- fail (printf "\n\nDaemonSet weft-agent of namespace %s redirects this mesh's pods already: it is a part of weft-control-plane, beside which this chart has no use\n" ($v.controllerNamespace | default "linkerd")) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,78 @@
+//! The agent without Weft's control plane: a pod as Linkerd's injector makes it with `cniEnabled` gets past its network
+//! validator.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+const CHART: &str = "charts/weft-agent";
+const NAMESPACE: &str = "linkerd-cni";
+const APPLICATIONS: &str = "stock-linkerd";
+/// An address that nothing answers, as the validator's.
+const NOWHERE: &str = "1.1.1.1:20001";
+/// Time limit for what an agent does, on a slow machine.
+const AGENT: Duration = Duration::from_secs(60);
+
+pub(super) fn network_validator_succeeds(world: &mut World) {
+    for (name, level) in [(NAMESPACE, "privileged"), (APPLICATIONS, "baseline")] {
+        let labels = json!({"pod-security.kubernetes.io/enforce": level});
+        let metadata = json!({"name": name, "labels": labels});
+        world
+            .cluster
+            .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())
+            .unwrap();
+    }
+    let (installed, said) = world.helm(&["install", "weft-agent", CHART, "--namespace", NAMESPACE]);
+    assert!(installed, "{said}");
+    world.cluster.rolled_out(NAMESPACE, "ds/linkerd-cni").unwrap();
+
+    world.cluster.apply(&pod().to_string()).unwrap();
+    let ready = ["wait", "pod/web", "--for=condition=Ready", "--timeout=90s"];
+    world.cluster.kubectl(&[&["-n", APPLICATIONS], &ready[..]].concat()).unwrap();
+    let failures = |world: &World| {
+        let report = world.cluster.client(APPLICATIONS, "web", &["http1", "--target", NOWHERE, "--timeout", "1s"])?;
+        anyhow::Ok(report.failures)
+    };
+    assert_eq!(failures(world).unwrap(), 0);
+
+    let (uninstalled, said) = world.helm(&["uninstall", "weft-agent", "--namespace", NAMESPACE, "--wait"]);
+    assert!(uninstalled, "{said}");
+    let unloaded = world.cluster.until(AGENT, |_| {
+        ensure!(failures(world)? == 1, "connections are still redirected");
+        Ok(())
+    });
+    unloaded.unwrap();
+    world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS]).unwrap();
+}
+
+/// The order of containers is Linkerd's. Its validator listens on the proxy's port itself, which takes a container of its
+/// own here.
+fn pod() -> Value {
+    let container = |name: &str, user: u32, command: &[&str]| {
+        json!({
+            "name": name, "image": "localhost/weft-examples:0.1.0", "imagePullPolicy": "IfNotPresent",
+            "command": command, "securityContext": {"runAsUser": user, "runAsGroup": user},
+        })
+    };
+    let mut listener = container("listener", 65534, &["/weft-echo", "--http", "4140"]);
+    listener["restartPolicy"] = json!("Always");
+    let validate = ["/weft-client", "http1", "--target", NOWHERE, "--timeout", "10s"];
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "web", "namespace": APPLICATIONS, "annotations": {"linkerd.io/inject": "enabled"},
+            "labels": {"linkerd.io/control-plane-ns": "linkerd", "linkerd.io/workload-ns": APPLICATIONS},
+        },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [listener, container("linkerd-network-validator", 65534, &validate)],
+            "containers": [
+                container("linkerd-proxy", 2102, &["/weft-client", "wait"]),
+                container("client", 65534, &["/weft-client", "wait"]),
+            ],
+        },
+    })
+}
