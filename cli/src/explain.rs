@@ -1,5 +1,8 @@
-//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change. The agent of the
-//! pod's node answers from the kernel's maps; this file finds the agent and resolves names. No packet is sent.
+//! `weft explain`: what the kernel would do with a connection, by which rule, and what to change; in a cluster also which endpoints
+//! the pod's proxy would reach, and why one would be reached in plaintext. The agent of the pod's node answers from the kernel's maps,
+//! the destination controller as it answers proxies; this file finds the agent and resolves names. No packet is sent.
+
+mod endpoints;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,6 +23,10 @@ use crate::{
     resource::{Resource, Selection},
     target::{Target, TargetArgs},
 };
+use endpoints::Endpoint;
+
+/// The verdict of a connection that goes to the pod's proxy.
+const REDIRECT: &str = "redirect";
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -88,20 +95,24 @@ struct Explanation<'a> {
     /// Null for a pod that the agent does not know.
     netns_cookie: Option<u64>,
     generation: Option<u64>,
+    /// Null if the proxy would not get the connection, or if it is not known.
+    endpoints: Option<&'a [Endpoint]>,
 }
 
 pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
     let destination = args.wanted()?;
     let (named, namespace) = (Some(args.pod.clone()), args.namespace.as_deref());
+    let mut in_cluster = None;
     let (channel, pod, destination) = match args.target.target().await? {
         Target::Cluster(cluster) => {
             let selection = Selection::in_cluster(named, namespace, &cluster).await?;
-            let (pod, node) = pod_in_cluster(&cluster, &selection).await?;
+            let (pod, node, requires_mtls) = pod_in_cluster(&cluster, &selection).await?;
             let channel = on_node(&cluster, &node).await?;
             let destination = match destination {
                 Destination::Known(known) => known,
                 Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
             };
+            in_cluster = Some((cluster, node, requires_mtls));
             (channel, pod, destination)
         }
         Target::Sandbox(state) => {
@@ -134,9 +145,30 @@ pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
         Ok(Err(status)) => bail!("the agent cannot explain it: {}", agent::reason(&status)),
         Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
     };
+    let goes_to_the_proxy = request.direction() == Direction::Outbound && response.verdict == REDIRECT;
+    let endpoints = match &in_cluster {
+        Some((cluster, node, requires_mtls)) if goes_to_the_proxy => {
+            let client = endpoints::Client { pod: &pod, node, requires_mtls: *requires_mtls };
+            Some(endpoints::endpoints(cluster, &client, destination).await)
+        }
+        _ => None,
+    };
     match args.output {
-        Format::Json => output::json(&explanation(&request, &pod, &response)),
-        Format::Table => Ok(output::line(&text(&request, &pod, &response))?),
+        Format::Json => {
+            if let Some(Err(error)) = &endpoints {
+                output::note(&format!("the endpoints are not known: {error:#}"));
+            }
+            let known = endpoints.as_ref().and_then(|known| known.as_deref().ok());
+            output::json(&explanation(&request, &pod, &response, known))
+        }
+        Format::Table => {
+            let mut text = text(&request, &pod, &response);
+            for line in endpoints.iter().flat_map(endpoints::lines) {
+                text.push('\n');
+                text.push_str(&line);
+            }
+            Ok(output::line(&text)?)
+        }
     }
 }
 
@@ -209,8 +241,8 @@ fn inbound_end(text: &str) -> Result<Destination> {
     Ok(Destination::Known(known))
 }
 
-/// A pod and its node. Of a workload's pods, whose rules are the same, one that runs is preferred.
-async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String)> {
+/// A pod, its node, and whether its proxy refuses plaintext. Of a workload's pods, whose rules are the same, one that runs is preferred.
+async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, bool)> {
     let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let found = if let Some(name) = &selection.pod {
@@ -224,11 +256,11 @@ async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(Pod
         let best = staying.min_by_key(|pod| !runs(pod));
         best.with_context(|| format!("there is no pod in namespace {namespace} with {labels}"))?
     };
-    let name = found.name_any();
+    let (name, requires_mtls) = (found.name_any(), endpoints::requires_mtls(&found));
     let node = found.spec.and_then(|spec| spec.node_name);
     let node =
         node.with_context(|| format!("pod {namespace}/{name} has no node yet: `kubectl describe pod` says why"))?;
-    Ok((PodRef { namespace: namespace.to_owned(), name }, node))
+    Ok((PodRef { namespace: namespace.to_owned(), name }, node, requires_mtls))
 }
 
 async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {
@@ -264,7 +296,12 @@ fn headless(namespace: &str, name: &str) -> anyhow::Error {
     anyhow!("Service {namespace}/{name} has no address of its own: give that of the pod that you mean")
 }
 
-fn explanation<'a>(request: &'a ExplainRequest, pod: &'a PodRef, response: &'a ExplainResponse) -> Explanation<'a> {
+fn explanation<'a>(
+    request: &'a ExplainRequest,
+    pod: &'a PodRef,
+    response: &'a ExplainResponse,
+    endpoints: Option<&'a [Endpoint]>,
+) -> Explanation<'a> {
     let known = response.pod_status.as_ref();
     Explanation {
         namespace: &pod.namespace,
@@ -277,6 +314,7 @@ fn explanation<'a>(request: &'a ExplainRequest, pod: &'a PodRef, response: &'a E
         change: &response.change,
         netns_cookie: known.map(|known| known.netns_cookie),
         generation: known.map(|known| known.generation),
+        endpoints,
     }
 }
 
@@ -388,7 +426,7 @@ mod tests {
             text(&request, &pod, &response),
             "anybody to port 8080 of shop/web-0: deny_no_listener -> refused\nbecause  nobody listens\nchange   start it"
         );
-        let object = serde_json::to_value(explanation(&request, &pod, &response)).unwrap();
+        let object = serde_json::to_value(explanation(&request, &pod, &response, None)).unwrap();
         assert_eq!((&object["new_destination"], &object["direction"]), (&serde_json::Value::Null, &"inbound".into()));
     }
 }

@@ -92,9 +92,10 @@ mod tests {
         let exported = json!({"mirror.linkerd.io/exported": "true", "retry.linkerd.io/http": "5xx"});
         let service = json!({"metadata": {"name": "web", "namespace": "shop", "annotations": exported}});
         cluster.services.as_mut().unwrap().push(object(service));
-        let namespace = json!({"metadata": {"name": "shop", "annotations": {"config.linkerd.io/enable-external-profiles": "true"}}});
+        let namespace =
+            json!({"metadata": {"name": "shop", "annotations": {"config.linkerd.io/proxy-cpu-limit": "many"}}});
         cluster.namespaces.as_mut().unwrap().push(object(namespace));
-        let template = object(json!({"annotations": {"config.linkerd.io/proxy-log-http-headers": "insecure"}}));
+        let template = object(json!({"annotations": {"config.linkerd.io/proxy-log-http-header": "insecure"}}));
         cluster.workloads =
             Ok(vec![Workload { kind: "Deployment", namespace: "shop".into(), name: "web".into(), template }]);
         check(
@@ -110,12 +111,12 @@ mod tests {
             pods(&facts),
             &[
                 (
-                    "Namespace shop, metadata.annotations[\"config.linkerd.io/enable-external-profiles\"]",
-                    "not supported yet",
+                    "Namespace shop, metadata.annotations[\"config.linkerd.io/proxy-cpu-limit\"]",
+                    "expected a Kubernetes quantity",
                 ),
                 (
-                    "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-log-http-headers\"]",
-                    "never logs headers",
+                    "Deployment shop/web, spec.template.metadata.annotations[\"config.linkerd.io/proxy-log-http-header\"]",
+                    "unknown annotation",
                 ),
             ],
         );

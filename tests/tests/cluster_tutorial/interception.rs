@@ -26,6 +26,13 @@ pub(super) fn explained(world: &mut World) {
     assert!(of_workload.contains(&client) && of_workload.contains("redirect -> 127.0.0.1:4140"), "{of_workload}");
     let service = explain(&["to", "web.shop:80"]);
     assert_eq!((&service["verdict"], &service["new_destination"]), (&"redirect".into(), &"127.0.0.1:4140".into()));
+    let endpoints = service["endpoints"].as_array().unwrap();
+    let is_meshed = |endpoint: &Value| endpoint["transport"] == "mutual_tls" && endpoint["hint"] == "http2";
+    assert!(!endpoints.is_empty() && endpoints.iter().all(is_meshed), "{service:#}");
+    assert!(of_workload.contains("mutual TLS with"), "{of_workload}");
+    // The API server is outside the mesh.
+    let api = explain(&["to", "kubernetes.default:443"]);
+    assert_eq!(api["endpoints"][0]["transport"], "plaintext", "{api:#}");
     assert_eq!(explain(&["to", "web.shop:80", "--as-proxy"])["verdict"], "pass_proxy");
     assert_eq!(explain(&["127.0.0.1:9999"])["verdict"], "pass_loopback");
     assert_eq!(explain(&["10.9.0.7:53", "--udp"])["verdict"], "pass_not_tcp");
