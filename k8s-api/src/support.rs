@@ -68,10 +68,6 @@ impl Setting {
     const fn new(name: &'static str, state: State, note: &'static str) -> Self {
         Self { name, value: "", state, note }
     }
-
-    const fn of(name: &'static str, value: &'static str, state: State, note: &'static str) -> Self {
-        Self { name, value, state, note }
-    }
 }
 
 /// A kind of resource, or a field of one.
@@ -125,20 +121,13 @@ pub struct Value {
     pub path: &'static str,
     /// How Weft treats it.
     pub state: State,
-    /// Whether it has an effect with Linkerd's own proxy, for which it is passed on.
-    pub passed_on: bool,
     /// The reason, or its effect.
     pub note: &'static str,
 }
 
 impl Value {
     const fn new(path: &'static str, state: State, note: &'static str) -> Self {
-        Self { path, state, passed_on: false, note }
-    }
-
-    /// A value that Weft's proxy does not support, and that is passed to Linkerd's.
-    const fn of_proxy(path: &'static str, note: &'static str) -> Self {
-        Self { path, state: State::Unsupported, passed_on: true, note }
+        Self { path, state, note }
     }
 }
 

@@ -82,10 +82,6 @@ pub(crate) fn run(config: Config, unknown: &[String]) -> anyhow::Result<()> {
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Plain };
     let log = telemetry::init(&config.log, format)
         .map_err(|error| UnusableSetting { variable: "LINKERD2_PROXY_LOG", reason: identity::with_sources(&error) })?;
-    if !config.without_effect.is_empty() {
-        let variables = config.without_effect.join(", ");
-        tracing::warn!(variables, "these settings of linkerd2-proxy have no effect on this proxy");
-    }
     if !unknown.is_empty() {
         let variables = unknown.join(", ");
         tracing::warn!(variables, "neither this proxy nor linkerd2-proxy has these settings: are they misspelt?");
@@ -302,7 +298,10 @@ impl WorkerThread {
             () = self.shared.drain.signaled() => return std::future::pending().await,
         }
         let outbound = Outbound::new(Arc::clone(&self.shared), self.discover.clone());
-        let inbound = inbound::run(Arc::clone(&self.shared), self.policies.clone(), outbound.clone(), inbound);
+        let inbound = {
+            let (shared, policies, discover) = (Arc::clone(&self.shared), self.policies.clone(), self.discover.clone());
+            inbound::run(shared, policies, discover, outbound.clone(), inbound)
+        };
         tokio::join!(outbound.run(listeners), inbound);
         // Both stop accepting when the drain begins; connections finish on this runtime until the process ends.
         std::future::pending().await

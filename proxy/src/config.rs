@@ -5,6 +5,7 @@
 //! the variable and the expected value, and never contains the actual value, because some of them are secrets.
 
 mod env;
+mod http2;
 mod ignored;
 mod trace;
 mod variables;
@@ -22,11 +23,9 @@ use weft_tls::identity::Identity;
 use crate::destination::Suffix;
 
 pub(crate) use env::{ConfigError, Source};
+pub(crate) use http2::{Http2Config, Http2ServerConfig};
 pub(crate) use trace::TraceConfig;
 pub(crate) use variables::{help, unknown};
-
-/// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
-const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// All settings of the proxy.
 #[derive(Clone, Debug)]
@@ -64,12 +63,13 @@ pub(crate) struct Config {
     pub(crate) shutdown_grace_period: Duration,
     /// Filter of the log (`LINKERD2_PROXY_LOG`).
     pub(crate) log: String,
+    /// Whether headers of requests and responses are logged at the level `debug`: only where a filter is set that does not exclude
+    /// them, as the injector's does unless `proxy-log-http-headers` is `insecure`. A change of the level has no effect on it.
+    pub(crate) log_headers: bool,
     /// Whether log lines are JSON.
     pub(crate) log_json: bool,
     /// Format of the lines about inbound requests; `None` writes none.
     pub(crate) access_log: Option<AccessLogFormat>,
-    /// Variables of linkerd2-proxy that are set and have no effect here, by their full names.
-    pub(crate) without_effect: Vec<String>,
     /// Whether readiness waits until the kernel attests that both directions are redirected (`WEFT_PROXY_REQUIRE_REDIRECT`).
     pub(crate) require_redirect: bool,
 }
@@ -102,8 +102,12 @@ pub(crate) struct OutboundConfig {
     pub(crate) backoff_min: Duration,
     /// Largest pause after failed connection attempts.
     pub(crate) backoff_max: Duration,
-    /// How long a request waits for a ready endpoint before it fails.
-    pub(crate) failfast_timeout: Duration,
+    /// The part of a pause by which it may be longer, at random. Linkerd's default: 0.1.
+    pub(crate) backoff_jitter: f64,
+    /// Requests that wait for a ready endpoint.
+    pub(crate) http_queue: QueueConfig,
+    /// Connections of unknown protocols that wait for a ready endpoint.
+    pub(crate) tcp_queue: QueueConfig,
     /// How long an unused destination stays cached.
     pub(crate) discovery_idle_timeout: Duration,
     /// How long an idle HTTP/1 connection to an endpoint is kept.
@@ -123,6 +127,15 @@ pub(crate) struct OutboundConfig {
     /// Whether connections to loopback are allowed. Never set from the environment: only tests need it, because for a
     /// sidecar a loopback target is its own listener.
     pub(crate) allow_loopback: bool,
+}
+
+/// What may wait for a ready endpoint of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueConfig {
+    /// How long one waits before it fails. Linkerd's default: 3 s.
+    pub(crate) failfast_timeout: Duration,
+    /// How many wait at once, of one worker; more are shed. Linkerd's default: 10,000.
+    pub(crate) capacity: usize,
 }
 
 /// Settings of the inbound side.
@@ -268,6 +281,10 @@ pub(crate) struct DestinationConfig {
     pub(crate) context: String,
     /// Networks whose addresses have profiles.
     pub(crate) networks: Vec<IpNet>,
+    /// Names in inbound requests that have profiles. Linkerd's default: `svc.cluster.local`.
+    pub(crate) suffixes: Vec<Suffix>,
+    /// How long inbound requests wait for the profile of their name. Linkerd's default: 500 ms.
+    pub(crate) initial_timeout: Duration,
 }
 
 /// Settings of the policy client.
@@ -313,23 +330,6 @@ pub(crate) struct StreamLimits {
     pub(crate) lifetime: Option<Duration>,
     /// Pings on the connection that the streams share; `None` means the numbers of Linkerd's chart.
     pub(crate) keepalive: Option<Keepalive>,
-}
-
-/// HTTP/2 flow control and liveness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Http2Config {
-    /// Initial stream window in bytes. Linkerd's default: 65,535.
-    pub(crate) stream_window: u32,
-    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams' windows
-    /// lets N slow readers share a connection without stalling others, and the outbound side puts no more on one.
-    pub(crate) connection_window: u32,
-    /// Server keepalive of the outbound side.
-    pub(crate) outbound_keepalive: Option<Keepalive>,
-    /// Server keepalive of the inbound side.
-    pub(crate) inbound_keepalive: Option<Keepalive>,
-    /// Streams at a time on one inbound connection. 10,000: another proxy sends all of its pod's requests over one
-    /// connection, and would have to wait; without a limit one client could hold any number.
-    pub(crate) inbound_streams: u32,
 }
 
 /// HTTP/2 PING keepalive.
@@ -391,7 +391,9 @@ impl Config {
                 connect: env.socket("OUTBOUND_CONNECT")?,
                 backoff_min,
                 backoff_max,
-                failfast_timeout: env.duration("OUTBOUND_HTTP_FAILFAST_TIMEOUT")?.unwrap_or(Duration::from_secs(3)),
+                backoff_jitter: env.backoff_jitter("OUTBOUND_CONNECT_EXP_BACKOFF_JITTER")?,
+                http_queue: env.queue("OUTBOUND_HTTP")?,
+                tcp_queue: env.queue("OUTBOUND_TCP")?,
                 discovery_idle_timeout: env
                     .duration("OUTBOUND_DISCOVERY_IDLE_TIMEOUT")?
                     .unwrap_or(Duration::from_secs(5)),
@@ -444,6 +446,10 @@ impl Config {
                 control: env.control("DESTINATION_SVC")?,
                 context: env.string("DESTINATION_CONTEXT").unwrap_or_default(),
                 networks: env.networks("DESTINATION_PROFILE_NETWORKS")?,
+                suffixes: env.profile_suffixes()?,
+                initial_timeout: env
+                    .duration("DESTINATION_PROFILE_INITIAL_TIMEOUT")?
+                    .unwrap_or(Duration::from_millis(500)),
             },
             policy: PolicyConfig {
                 control: env.control("POLICY_SVC")?,
@@ -459,20 +465,14 @@ impl Config {
                 lifetime: env.duration("CONTROL_STREAM_LIFETIME")?.filter(|limit| !limit.is_zero()),
                 keepalive: None,
             },
-            http2: Http2Config {
-                stream_window: env.number("HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535),
-                connection_window: env.number("HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?.unwrap_or(CONNECTION_WINDOW),
-                outbound_keepalive: env.http2_keepalive("OUTBOUND_SERVER_HTTP2")?,
-                inbound_keepalive: env.http2_keepalive("INBOUND_SERVER_HTTP2")?,
-                inbound_streams: env.number("INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS")?.unwrap_or(10_000),
-            },
+            http2: Http2Config::parse(&env)?,
             shutdown_grace_period: env.duration("SHUTDOWN_GRACE_PERIOD")?.unwrap_or(Duration::from_secs(120)),
+            log_headers: env.log_headers(),
             log: env
                 .string("LOG")
                 .unwrap_or_else(|| "warn,linkerd=info,weft=info,weft_proxy=info,hickory=error".to_owned()),
             log_json: env.log_json()?,
             access_log: env.access_log()?,
-            without_effect: ignored::set_without_effect(&env),
             require_redirect: env.require_redirect()?,
         })
     }

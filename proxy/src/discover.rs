@@ -44,6 +44,7 @@ struct Inner {
     workload: String,
     networks: Vec<ipnet::IpNet>,
     lookups: Mutex<HashMap<Destination, Weak<Lookup>>>,
+    profiles: Mutex<HashMap<Destination, Weak<ProfileLookup>>>,
     endpoints: Mutex<HashMap<String, Weak<Endpoints>>>,
 }
 
@@ -55,6 +56,14 @@ pub(crate) struct Lookup {
     /// The policy.
     pub(crate) policy: watch::Receiver<PolicyState>,
     _streams: [Stream; 2],
+}
+
+/// The profile of one destination. Dropping the last reference ends the stream.
+#[derive(Debug)]
+pub(crate) struct ProfileLookup {
+    /// The profile.
+    pub(crate) profile: watch::Receiver<ProfileState>,
+    _stream: Stream,
 }
 
 /// The endpoints of one service. Dropping the last reference ends the stream.
@@ -88,6 +97,7 @@ impl Discover {
                 workload: config.policy.workload.clone(),
                 networks: config.destination.networks.clone(),
                 lookups: Mutex::default(),
+                profiles: Mutex::default(),
                 endpoints: Mutex::default(),
             }),
         }
@@ -113,6 +123,17 @@ impl Discover {
             let (client, workload) = (inner.policy.clone(), inner.workload.clone());
             let policy_stream = inner.spawn(policy::watch(client, destination.clone(), workload, policy_tx));
             Lookup { profile, policy, _streams: [profile_stream, policy_stream] }
+        })
+    }
+
+    /// The profile of a destination alone.
+    pub(crate) fn profile(&self, destination: &Destination) -> Arc<ProfileLookup> {
+        shared(&self.inner.profiles, destination.clone(), || {
+            let inner = &self.inner;
+            let (tx, profile) = watch::channel(ProfileState::Pending);
+            let (client, context) = (inner.destination.clone(), inner.context.clone());
+            let stream = inner.spawn(profile::watch(client, destination.clone(), context, tx));
+            ProfileLookup { profile, _stream: stream }
         })
     }
 

@@ -16,6 +16,7 @@ mod direct;
 mod error;
 mod gateway;
 mod http;
+mod profiles;
 mod target;
 mod tcp;
 pub(crate) mod tls;
@@ -25,6 +26,7 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use parking_lot::Mutex;
 
 use crate::{
+    discover::Discover,
     http::in_flight::RequestLimit,
     listen::{Accepted, Listener},
     metrics::{Authorities, Direction, InboundTargets, Peer, TransportMetrics},
@@ -40,6 +42,7 @@ use crate::{
 
 use error::ConnectionError;
 use gateway::Gateway;
+use profiles::Profiles;
 use target::ApplicationPorts;
 use tls::TlsServer;
 
@@ -60,6 +63,8 @@ pub(crate) struct Inbound {
     sources: Mutex<HashMap<SourceKey, Arc<TransportMetrics>>>,
     /// What serves connections for names; `None` if this proxy serves none.
     gateway: Option<Gateway>,
+    /// ServiceProfiles of the names in requests; `None` if they are not looked up.
+    profiles: Option<Profiles>,
 }
 
 /// Properties that distinguish the counters of accepted connections.
@@ -71,8 +76,15 @@ struct SourceKey {
 }
 
 /// Accepts until the drain begins. Accepted connections continue.
-pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, outbound: Outbound, listener: Listener) {
-    let inbound = Arc::new(Inbound::new(Arc::clone(&shared), policies).with_gateway(outbound));
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    policies: Policies,
+    discover: Discover,
+    outbound: Outbound,
+    listener: Listener,
+) {
+    let inbound = Inbound::new(Arc::clone(&shared), policies).with_gateway(outbound).with_profiles(discover);
+    let inbound = Arc::new(inbound);
     let mut sweep = tokio::time::interval(shared.config.inbound.http1_idle_timeout.max(target::SHORTEST_SWEEP));
     let drained = shared.drain.signaled();
     tokio::pin!(drained);
@@ -82,7 +94,10 @@ pub(crate) async fn run(shared: Arc<Shared>, policies: Policies, outbound: Outbo
             accepted = listener.accept() => {
                 shared.drain.spawn(Arc::clone(&inbound).connection(accepted));
             }
-            _ = sweep.tick() => inbound.targets.sweep(),
+            _ = sweep.tick() => {
+                inbound.targets.sweep();
+                inbound.profiles.iter().for_each(Profiles::sweep);
+            }
         }
     }
 }
@@ -99,6 +114,7 @@ impl Inbound {
             limit: RequestLimit::new(shared.config.inbound.max_in_flight),
             sources: Mutex::new(HashMap::new()),
             gateway: None,
+            profiles: None,
             shared,
         }
     }
@@ -107,6 +123,13 @@ impl Inbound {
     fn with_gateway(mut self, outbound: Outbound) -> Self {
         let is_gateway = !self.shared.config.inbound.gateway_suffixes.is_empty();
         self.gateway = is_gateway.then(|| Gateway::new(outbound));
+        self
+    }
+
+    /// The same with the profiles of names, if the settings have suffixes.
+    fn with_profiles(mut self, discover: Discover) -> Self {
+        let has_suffixes = !self.shared.config.destination.suffixes.is_empty();
+        self.profiles = has_suffixes.then(|| Profiles::new(Arc::clone(&self.shared), discover));
         self
     }
 

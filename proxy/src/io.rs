@@ -25,7 +25,7 @@ use crate::metrics::TransportMetrics;
 
 pub(crate) use batched::Batched;
 pub(crate) use copy::copy_bidirectional;
-pub(crate) use corked::cork;
+pub(crate) use corked::{Corked, Uncork, cork};
 
 /// A connection of the outbound side: the application's, or one to an endpoint.
 #[derive(Debug)]

@@ -29,7 +29,7 @@ use detect::DetectFamilies;
 pub(crate) use detect::DetectMetrics;
 pub(crate) use histogram::{FrameBytes, Histogram, LatencyMs};
 use http::HttpFamilies;
-pub(crate) use http::{HttpMetrics, ProfileMetrics};
+pub(crate) use http::{HttpMetrics, Outcome, ProfileMetrics};
 use inbound::InboundFamilies;
 pub(crate) use inbound::InboundRouteMetrics;
 pub(crate) use retain::InUse;
@@ -334,6 +334,13 @@ impl ProxyMetrics {
         HttpMetrics::new(&self.http, &self.retained, all)
     }
 
+    /// The handles of a ServiceProfile's route at its server.
+    pub(crate) fn inbound_profile_route(&self, dst: &str, route: &Labels) -> HttpMetrics {
+        let mut all = vec![label("direction", Direction::Inbound.label()), label("dst", dst.to_owned())];
+        all.extend(route.iter().cloned());
+        HttpMetrics::new(&self.route, &self.retained, all)
+    }
+
     /// The handles of a ServiceProfile's route; `dst` is the service and port, `route` the labels `rt_*`.
     pub(crate) fn profile_route(&self, direction: Direction, dst: &str, route: &Labels) -> ProfileMetrics {
         let mut all = vec![label("direction", direction.label()), label("dst", dst.to_owned())];
@@ -369,7 +376,7 @@ mod tests {
             transport.closed(Some(&std::io::ErrorKind::ConnectionReset.into()));
             let http = metrics.http(Direction::Outbound, &labels);
             http.request();
-            http.response(200, true, Some(0), Duration::from_millis(3));
+            http.response(Outcome { grpc_status: Some(0), ..Outcome::success(200) }, Duration::from_millis(3));
             let route = metrics.tcp_route(false, labels.clone());
             route.opened();
             route.closed("unexpected");
@@ -460,7 +467,8 @@ mod tests {
         transport.closed(None);
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
-        http.response(200, true, None, Duration::from_millis(3));
+        http.response(Outcome::success(200), Duration::from_millis(3));
+        http.response(Outcome::failure(200, "h2(CANCEL)"), Duration::from_millis(3));
         metrics.inbound_http_deny.get_or_create(&vec![label("tls", "true")]).inc();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -472,9 +480,12 @@ mod tests {
             format!(r#"tcp_close_total{{direction="outbound",peer="dst",{target},errno=""}} 1"#),
             format!(r#"request_total{{direction="inbound",{target}}} 1"#),
             format!(r#"response_total{{direction="inbound",{target},status_code="200",classification="success"}} 1"#),
-            format!(r#"response_latency_ms_bucket{{le="3.0",direction="inbound",{target},status_code="200"}} 1"#),
+            format!(
+                r#"response_total{{direction="inbound",{target},status_code="200",classification="failure",error="h2(CANCEL)"}} 1"#
+            ),
+            format!(r#"response_latency_ms_bucket{{le="3.0",direction="inbound",{target},status_code="200"}} 2"#),
             r#"inbound_http_authz_deny_total{tls="true"} 1"#.to_owned(),
-            format!(r#"response_latency_ms_bucket{{le="+Inf",direction="inbound",{target},status_code="200"}} 1"#),
+            format!(r#"response_latency_ms_bucket{{le="+Inf",direction="inbound",{target},status_code="200"}} 2"#),
         ] {
             assert!(text.contains(&line), "{line} is not in\n{text}");
         }

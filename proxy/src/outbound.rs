@@ -11,7 +11,7 @@ mod backends;
 mod balance;
 mod endpoint;
 mod h1;
-mod h2;
+pub(crate) mod h2;
 mod http;
 mod ingress;
 mod named;

@@ -28,9 +28,7 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- $supported := .supported -}}
 {{- $found := list -}}
 {{- range $row := $root.Files.Get "files/linkerd-values.json" | fromJsonArray -}}
-{{- /* Linkerd's own proxy may be injected, and has an effect where Weft's has none. */}}
-{{- $passedOn := and (get $row "passedOn") (include "weft.isLinkerdsProxy" (include "weft.proxyName" $root)) -}}
-{{- if and (eq $row.supported $supported) (not $passedOn) -}}
+{{- if eq $row.supported $supported -}}
 {{- $at := $root.Values -}}
 {{- range $key := splitList "." $row.path -}}
 {{- $at = ternary (get ($at | default dict) $key) nil (and (kindIs "map" $at) (hasKey ($at | default dict) $key)) -}}

@@ -50,7 +50,7 @@ pub const FIELDS: &[Field] = &[
     Field::part(GATEWAY, "GRPCRoute", "spec.rules.sessionPersistence", Unsupported, "as with Linkerd"),
     Field::kind(GATEWAY, "TLSRoute", Works, ""),
     Field::kind(GATEWAY, "TCPRoute", Works, ""),
-    Field::kind("linkerd.io", "ServiceProfile", Works, "in the client's proxy; the server's has no metrics by route"),
+    Field::kind("linkerd.io", "ServiceProfile", Works, "retries and timeouts in the client's proxy"),
     Field::part(
         "linkerd.io",
         "ServiceProfile",

@@ -12,11 +12,11 @@ const OF_WORKERS: &str = "the sum over workers, each of which has a balancer of 
 /// Metrics of the proxy.
 pub const PROXY_METRICS: &[Setting] = &[
     Setting::new("request_total", Works, ""),
-    Setting::new("response_total", Works, "without error"),
+    Setting::new("response_total", Works, ""),
     Setting::new("response_latency_ms", Works, ""),
-    Setting::new("route_request_total", Works, "outbound alone"),
-    Setting::new("route_response_total", Works, "outbound alone"),
-    Setting::new("route_response_latency_ms", Works, "outbound alone"),
+    Setting::new("route_request_total", Works, ""),
+    Setting::new("route_response_total", Works, ""),
+    Setting::new("route_response_latency_ms", Works, ""),
     Setting::new("route_actual_request_total", Works, ""),
     Setting::new("route_actual_response_total", Works, ""),
     Setting::new("route_actual_response_latency_ms", Works, "Linkerd's proxy has none"),

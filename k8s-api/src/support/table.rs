@@ -39,8 +39,7 @@ pub fn document() -> String {
          [values.yaml](../charts/weft-control-plane/values.yaml).\n\n| Value | State | Note |\n|---|---|---|\n"
     );
     for row in VALUES {
-        let passed_on = if row.passed_on { "; passed to Linkerd's proxy if `proxy.image` names it" } else { "" };
-        let _ = writeln!(text, "| `{}` | {} | {}{passed_on} |", row.path, row.state.label(), row.note);
+        let _ = writeln!(text, "| `{}` | {} | {} |", row.path, row.state.label(), row.note);
     }
     settings(&mut text, "Variables of the proxy", "Variable", "LINKERD2_PROXY_", VARIABLES);
     settings(&mut text, "Metrics of the proxy", "Metric", "", PROXY_METRICS);
@@ -69,12 +68,7 @@ pub fn chart_values() -> String {
     let linkerd: Json = serde_yaml_ng::from_str(LINKERD_VALUES).unwrap_or_default();
     let rows = VALUES.iter().filter(|row| row.state != State::Works).map(|row| {
         let default = row.path.split('.').try_fold(&linkerd, |at, key| at.get(key)).cloned().unwrap_or_default();
-        let mut line =
-            json!({"path": row.path, "supported": row.state == State::Meaningless, "default": default, "note": row.note});
-        if row.passed_on {
-            line["passedOn"] = json!(true);
-        }
-        line
+        json!({"path": row.path, "supported": row.state == State::Meaningless, "default": default, "note": row.note})
     });
     let rows: Vec<_> = rows.map(|row| row.to_string()).collect();
     format!("[\n{}\n]\n", rows.join(",\n"))

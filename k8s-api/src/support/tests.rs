@@ -137,14 +137,6 @@ fn what_is_unknown_or_unreadable_is_warned_about() {
             "expected a Kubernetes quantity such as 100m or 64Mi; ignored",
         ),
         (
-            json!({"config.linkerd.io/proxy-log-http-headers": "insecure"}),
-            "not supported yet: passed to the proxy; Weft's never logs headers",
-        ),
-        (
-            json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_OUTBOUND_TCP_FAILFAST_TIMEOUT\", \"value\": \"1s\"}]"}),
-            "not supported yet: fixed in the proxy",
-        ),
-        (
             json!({"config.linkerd.io/proxy-additional-env": "[{\"name\": \"LINKERD2_PROXY_CORE\", \"value\": \"1\"}]"}),
             "unknown variable; ignored",
         ),
@@ -273,7 +265,8 @@ fn accepts(root: &Json, schema: &Json, path: &str) -> bool {
 #[test]
 fn every_variable_is_read_by_the_proxy_or_is_not_supported() {
     let source = |file: &str| fs::read_to_string(repository().join("proxy/src").join(file)).unwrap();
-    let text = source("config.rs") + &source("config/env.rs") + &source("config/trace.rs");
+    let files = ["config.rs", "config/env.rs", "config/http2.rs", "config/trace.rs"];
+    let text: String = files.map(source).concat();
     // Names, and prefixes and suffixes of composed names.
     let words: BTreeSet<&str> =
         text.split('"').map(|word| word.trim_start_matches("{group}").trim_start_matches("{PREFIX}")).collect();

@@ -5,6 +5,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
+    ops::RangeInclusive,
     path::PathBuf,
     str::FromStr,
     time::Duration,
@@ -15,7 +16,7 @@ use weft_tls::identity::Identity;
 
 use super::{
     AccessLogFormat, Backlog, ControlAddr, ControllerIdentity, DefaultPolicy, DnsConfig, IdentityConfig,
-    IdentitySource, Keepalive, SocketConfig, TapConfig, Unanswered, is_loopback_host, localhost,
+    IdentitySource, Keepalive, QueueConfig, SocketConfig, TapConfig, Unanswered, is_loopback_host, localhost,
 };
 use crate::destination::Suffix;
 
@@ -106,6 +107,16 @@ impl<'a> Env<'a> {
         self.parse(name, "a whole number", |value| value.parse().ok())
     }
 
+    /// A number within bounds, which `expected` names.
+    pub(super) fn number_in(
+        &self,
+        name: &str,
+        bounds: RangeInclusive<u32>,
+        expected: &'static str,
+    ) -> Result<Option<u32>, ConfigError> {
+        self.parse(name, expected, |value| value.parse().ok().filter(|number| bounds.contains(number)))
+    }
+
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
         self.parse(name, "true or false", boolean)
     }
@@ -152,6 +163,31 @@ impl<'a> Env<'a> {
             return Err(invalid(MIN, "a duration above 0 and at most LINKERD2_PROXY_OUTBOUND_CONNECT_EXP_BACKOFF_MAX"));
         }
         Ok((min, max))
+    }
+
+    /// The part by which pauses between connection attempts vary. Linkerd's bounds.
+    pub(super) fn backoff_jitter(&self, name: &str) -> Result<f64, ConfigError> {
+        let read = |value: &str| value.parse().ok().filter(|jitter| (0.0..=100.0).contains(jitter));
+        Ok(self.parse(name, "a factor from 0 to 100", read)?.unwrap_or(0.1))
+    }
+
+    /// What may wait for an endpoint.
+    pub(super) fn queue(&self, group: &str) -> Result<QueueConfig, ConfigError> {
+        let timeout = self.duration(&format!("{group}_FAILFAST_TIMEOUT"))?;
+        let capacity = self.number(&format!("{group}_QUEUE_CAPACITY"))?;
+        Ok(QueueConfig {
+            failfast_timeout: timeout.unwrap_or(Duration::from_secs(3)),
+            capacity: capacity.unwrap_or(10_000),
+        })
+    }
+
+    /// Names in inbound requests that have profiles.
+    pub(super) fn profile_suffixes(&self) -> Result<Vec<Suffix>, ConfigError> {
+        const NAME: &str = "DESTINATION_PROFILE_SUFFIXES";
+        match self.string(NAME) {
+            Some(_) => self.suffixes(NAME),
+            None => Ok(Suffix::parse("svc.cluster.local.").into_iter().collect()),
+        }
     }
 
     pub(super) fn socket(&self, group: &str) -> Result<SocketConfig, ConfigError> {
@@ -331,6 +367,12 @@ impl<'a> Env<'a> {
             _ => None,
         })?;
         Ok(json.unwrap_or(false))
+    }
+
+    /// Whether a filter is set that does not exclude headers.
+    pub(super) fn log_headers(&self) -> bool {
+        let filter = self.string("LOG");
+        filter.is_some_and(|filter| !filter.split(',').any(|directive| directive.trim() == "[{headers}]=off"))
     }
 
     /// Whether the tap server is enabled, and for whom. The injector always sets the address.

@@ -83,6 +83,16 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("DESTINATION_SVC_NAME", "required, except on loopback", "its identity"),
             Variable::new("DESTINATION_CONTEXT", "empty", "sent with every look-up"),
             Variable::new("DESTINATION_PROFILE_NETWORKS", "none", "networks whose addresses have profiles"),
+            Variable::new(
+                "DESTINATION_PROFILE_SUFFIXES",
+                "`svc.cluster.local.`",
+                "names in inbound requests that have ServiceProfiles, `.` for all; 64 names at a time, per worker",
+            ),
+            Variable::new(
+                "DESTINATION_PROFILE_INITIAL_TIMEOUT",
+                "`500ms`",
+                "how long inbound requests wait for the ServiceProfile of their name",
+            ),
             Variable::new("POLICY_SVC_ADDR", "required", "the policy controller, `HOST:PORT`"),
             Variable::new("POLICY_SVC_NAME", "required, except on loopback", "its identity"),
             Variable::new("POLICY_WORKLOAD", "required", "this workload's name for the policy controller"),
@@ -218,6 +228,42 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("INBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
             Variable::new("INBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS", "10000", "streams of one connection"),
             Variable::new(
+                "INBOUND_SERVER_HTTP2_MAX_CONNECTION_AGE",
+                "none",
+                "age at which a connection takes no more requests",
+            ),
+            Variable::new("INBOUND_SERVER_HTTP2_MAX_FRAME_SIZE", "16384", "bytes of a frame that clients may send"),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_MAX_HEADER_LIST_SIZE",
+                "73728",
+                "bytes of a head, as the protocol counts them",
+            ),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_MAX_PENDING_ACCEPT_RESET_STREAMS",
+                "20",
+                "streams that a client has reset before they are looked at; more end the connection",
+            ),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_MAX_SEND_BUF_SIZE",
+                "409600",
+                "bytes of a response that a stream buffers",
+            ),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_INITIAL_STREAM_WINDOW_SIZE",
+                "`HTTP2_INITIAL_STREAM_WINDOW_SIZE`",
+                "bytes in flight of one stream",
+            ),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`",
+                "bytes in flight of one connection",
+            ),
+            Variable::new(
+                "INBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",
+                "`false`",
+                "both windows follow the measured bandwidth instead",
+            ),
+            Variable::new(
                 "INBOUND_METRICS_AUTHORITY_LABELS",
                 "off",
                 "`unsafe` tells requests apart by their `authority`, which clients choose, up to 128 of each worker",
@@ -231,7 +277,23 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("OUTBOUND_CONNECT_TIMEOUT", "`1s`", "time for a connection to an endpoint"),
             Variable::new("OUTBOUND_CONNECT_EXP_BACKOFF_MIN", "`100ms`", "shortest pause after a failed connection"),
             Variable::new("OUTBOUND_CONNECT_EXP_BACKOFF_MAX", "`60s`", "longest pause after failed connections"),
+            Variable::new("OUTBOUND_CONNECT_EXP_BACKOFF_JITTER", "0.1", "part by which a pause is longer, at random"),
             Variable::new("OUTBOUND_HTTP_FAILFAST_TIMEOUT", "`3s`", "how long a request waits for an endpoint"),
+            Variable::new(
+                "OUTBOUND_HTTP_QUEUE_CAPACITY",
+                "10000",
+                "requests that wait for endpoints of one backend, per worker; more are shed",
+            ),
+            Variable::new(
+                "OUTBOUND_TCP_FAILFAST_TIMEOUT",
+                "`3s`",
+                "how long a connection that is not HTTP waits for an endpoint",
+            ),
+            Variable::new(
+                "OUTBOUND_TCP_QUEUE_CAPACITY",
+                "10000",
+                "such connections that wait for endpoints of one backend, per worker; more are shed",
+            ),
             Variable::new("OUTBOUND_DISCOVERY_IDLE_TIMEOUT", "`5s`", "how long an unused destination stays cached"),
             Variable::new(
                 "OUTBOUND_HTTP1_CONNECTION_POOL_IDLE_TIMEOUT",
@@ -246,6 +308,43 @@ pub(super) const GROUPS: &[Group] = &[
             Variable::new("OUTBOUND_MAX_IN_FLIGHT", "100000", "requests per worker; more are shed"),
             Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_INTERVAL", "off", "time between pings; needs the timeout"),
             Variable::new("OUTBOUND_SERVER_HTTP2_KEEP_ALIVE_TIMEOUT", "off", "time for the answer to a ping"),
+            Variable::new("OUTBOUND_SERVER_HTTP2_MAX_CONCURRENT_STREAMS", "200", "streams of one connection"),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_MAX_CONNECTION_AGE",
+                "none",
+                "age at which a connection takes no more requests",
+            ),
+            Variable::new("OUTBOUND_SERVER_HTTP2_MAX_FRAME_SIZE", "16384", "bytes of a frame that clients may send"),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_MAX_HEADER_LIST_SIZE",
+                "73728",
+                "bytes of a head, as the protocol counts them",
+            ),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_MAX_PENDING_ACCEPT_RESET_STREAMS",
+                "20",
+                "streams that a client has reset before they are looked at; more end the connection",
+            ),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_MAX_SEND_BUF_SIZE",
+                "409600",
+                "bytes of a response that a stream buffers",
+            ),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_INITIAL_STREAM_WINDOW_SIZE",
+                "`HTTP2_INITIAL_STREAM_WINDOW_SIZE`",
+                "bytes in flight of one stream",
+            ),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_INITIAL_CONNECTION_WINDOW_SIZE",
+                "`HTTP2_INITIAL_CONNECTION_WINDOW_SIZE`",
+                "bytes in flight of one connection",
+            ),
+            Variable::new(
+                "OUTBOUND_SERVER_HTTP2_ADAPTIVE_FLOW_CONTROL",
+                "`false`",
+                "both windows follow the measured bandwidth instead",
+            ),
             Variable::new(
                 "INGRESS_MODE",
                 "`false`",

@@ -1,12 +1,12 @@
 //! Bodies on the data path: an enum instead of boxes, and an observer of a response's end.
 
 pub(crate) mod counted;
+pub(crate) mod error;
 pub(crate) mod replay;
 pub(crate) mod timed;
 
 use std::{
     collections::VecDeque,
-    error::Error as _,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -20,47 +20,16 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{respond::Failure, shared_connections::StreamPermit};
+use super::shared_connections::StreamPermit;
 use crate::{
-    metrics::HttpMetrics,
-    request::{
-        classify::{Answer, Classes},
-        deadlines::Expired,
-    },
+    metrics::{HttpMetrics, Outcome},
+    request::classify::{Answer, Classes},
 };
 
 use counted::Counted;
+use error::BodyError;
 use replay::{Replay, ReplayBody};
 use timed::{Clock, Reporting, Timed};
-
-/// Why a body ended early.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BodyError {
-    /// hyper could not read it.
-    #[error("read the body")]
-    Hyper(#[from] hyper::Error),
-    /// The HTTP/2 stream was reset or its connection failed.
-    #[error("read the body from its HTTP/2 stream")]
-    H2(#[from] h2::Error),
-    /// Its time is over.
-    #[error("the body was not read in time: {0}")]
-    Expired(Expired),
-    /// The request is being sent again, from the beginning.
-    #[error("the request is sent again")]
-    Superseded,
-}
-
-impl BodyError {
-    /// Whether the stream was reset by this proxy, as [`is_own_reset`] says.
-    fn is_own_reset(&self) -> bool {
-        matches!(self, Self::H2(error) if is_own_reset(error))
-    }
-}
-
-/// Whether this proxy reset the stream, which it does when the client breaks off its request: the endpoint has no part in it.
-pub(crate) fn is_own_reset(error: &h2::Error) -> bool {
-    error.is_reset() && !error.is_remote() && !error.is_library()
-}
 
 /// A request's or response's body.
 #[derive(Debug)]
@@ -289,48 +258,6 @@ impl Peeked {
     }
 }
 
-impl BodyError {
-    /// The value of the label `error` of the families of statuses.
-    pub(crate) fn status_label(&self) -> &'static str {
-        match self {
-            Self::Expired(expired) => Failure::Timeout(*expired).status_label(),
-            Self::H2(error) => reset_label(error),
-            Self::Hyper(error) => match error.source().and_then(|source| source.downcast_ref()) {
-                Some(error) => reset_label(error),
-                None => "IO",
-            },
-            Self::Superseded => "UNKNOWN",
-        }
-    }
-
-    /// The failure that a gRPC client is told in trailers; `None` if the stream is reset instead, as the server has reset it.
-    fn failure(&self) -> Option<Failure> {
-        match self {
-            Self::Expired(expired) => Some(Failure::Timeout(*expired)),
-            Self::H2(error) if error.reason().is_some() && !error.is_go_away() => None,
-            Self::Hyper(_) | Self::H2(_) | Self::Superseded => {
-                Some(Failure::BadGateway("the response ended early".to_owned()))
-            }
-        }
-    }
-}
-
-/// The value of the label `error` of the families of statuses for a stream that its server ended early.
-pub(crate) fn reset_label(error: &h2::Error) -> &'static str {
-    if error.is_go_away() {
-        return "GO_AWAY";
-    }
-    if error.is_io() {
-        return "IO";
-    }
-    match error.reason() {
-        Some(h2::Reason::CANCEL) => "CANCEL",
-        Some(h2::Reason::REFUSED_STREAM) => "REFUSED",
-        Some(h2::Reason::ENHANCE_YOUR_CALM) => "ENHANCE_YOUR_CALM",
-        _ => "RESET",
-    }
-}
-
 /// A response's body that notifies an [`Observer`] of how the response ended. Where a gRPC response fails in its middle, the
 /// client is told in trailers.
 #[derive(Debug)]
@@ -479,7 +406,12 @@ impl CountResponse {
         };
         let is_failure = matches!(end, End::Failed(_)) || self.classes.is_failure(&answer);
         let latency: Duration = self.arrived.elapsed();
-        self.metrics.response(answer.status.as_u16(), !is_failure, answer.grpc, latency);
+        let error = match end {
+            End::Failed(error) => error.response_label(),
+            End::Whole(_) | End::Dropped => "",
+        };
+        let status = answer.status.as_u16();
+        self.metrics.response(Outcome { status, success: !is_failure, grpc_status: answer.grpc, error }, latency);
         (answer, is_failure)
     }
 }
@@ -491,6 +423,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::request::deadlines::Expired;
 
     #[derive(Clone, Debug, Default)]
     struct Recorder(Arc<Mutex<Vec<String>>>);

@@ -1,7 +1,9 @@
 //! Headers of one hop, and headers of the mesh.
 
+use std::net::SocketAddr;
+
 use http::{
-    HeaderMap, Method, Request, Version,
+    HeaderMap, Method, Request, Response, Version,
     header::{CONNECTION, HeaderName, TE, TRANSFER_ENCODING, UPGRADE},
 };
 
@@ -90,6 +92,23 @@ pub(crate) fn is_grpc(version: Version, headers: &HeaderMap) -> bool {
         && headers
             .get(http::header::CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Logs a request's head at the level `debug`, where the settings allow it: headers contain credentials. The field's name is
+/// Linkerd's, so that filters with `[{headers}]=off` exclude it.
+pub(crate) fn log_request<B>(is_allowed: bool, server: SocketAddr, request: &Request<B>) {
+    if is_allowed {
+        let (method, uri, version, headers) = (request.method(), request.uri(), request.version(), request.headers());
+        tracing::debug!(dst.addr = %server, %method, %uri, ?version, ?headers, "request");
+    }
+}
+
+/// Logs a response's head, as [`log_request`] does a request's.
+pub(crate) fn log_response<B>(is_allowed: bool, server: SocketAddr, response: &Response<B>) {
+    if is_allowed {
+        let (status, headers) = (response.status(), response.headers());
+        tracing::debug!(dst.addr = %server, %status, ?headers, "response");
+    }
 }
 
 #[cfg(test)]

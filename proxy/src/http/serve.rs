@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use weft_runtime::drain;
 
 use super::body::{Body, Observed, Observer};
-use crate::{config::Keepalive, io::cork};
+use crate::{config::Http2ServerConfig, io::cork};
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -54,14 +54,8 @@ pub(crate) struct Reset(#[source] pub(crate) h2::Error);
 pub(crate) struct ServerSettings {
     /// How long an HTTP/1 client may take from the end of one exchange to the end of the next request's head.
     pub(crate) http1_timeout: Duration,
-    /// Initial stream window in bytes.
-    pub(crate) stream_window: u32,
-    /// Initial connection window in bytes.
-    pub(crate) connection_window: u32,
-    /// Pings to silent clients.
-    pub(crate) keepalive: Option<Keepalive>,
-    /// The most streams at once; `None` leaves that to the limit of requests in flight.
-    pub(crate) max_streams: Option<u32>,
+    /// HTTP/2.
+    pub(crate) http2: Http2ServerConfig,
 }
 
 /// Serves a connection until the client ends it, or until the proxy drains and its requests are answered.
@@ -106,22 +100,42 @@ where
             server.await
         }
         HttpVersion::Http2 => {
+            let http2 = settings.http2;
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
                 .auto_date_header(false)
                 .timer(TokioTimer::new())
-                .initial_stream_window_size(settings.stream_window)
-                .initial_connection_window_size(settings.connection_window)
-                .max_concurrent_streams(settings.max_streams)
-                .max_header_list_size(MAX_HEADER_LIST_BYTES);
-            if let Some(keepalive) = settings.keepalive {
+                .max_concurrent_streams(http2.max_streams)
+                .max_frame_size(http2.max_frame_size)
+                .max_header_list_size(http2.max_header_list_size.unwrap_or(MAX_HEADER_LIST_BYTES));
+            if http2.adaptive_window {
+                builder.adaptive_window(true);
+            } else {
+                builder
+                    .initial_stream_window_size(http2.stream_window)
+                    .initial_connection_window_size(http2.connection_window);
+            }
+            if let Some(keepalive) = http2.keepalive {
                 builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
+            }
+            if let Some(streams) = http2.max_pending_resets {
+                builder.max_pending_accept_reset_streams(streams);
+            }
+            if let Some(bytes) = http2.max_send_buffer {
+                builder.max_send_buf_size(usize::try_from(bytes).unwrap_or(usize::MAX));
             }
             let (stream, uncork) = cork(stream);
             let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service_fn(answer)));
+            let aged = async {
+                match http2.max_connection_age {
+                    Some(age) => tokio::time::sleep(age).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 served = uncork.drive(server.as_mut()) => return served,
                 () = drain.signaled() => {}
+                () = aged => {}
             }
             server.as_mut().graceful_shutdown();
             uncork.drive(server).await

@@ -112,6 +112,12 @@ impl SharedConnections {
         self.open.lock().retain_mut(Open::is_usable);
     }
 
+    /// Whether there is no connection that takes requests.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.drop_unusable();
+        self.open.lock().is_empty()
+    }
+
     /// Drops connections without streams, except the first.
     pub(crate) fn purge(&self) {
         let mut open = self.open.lock();

@@ -22,6 +22,7 @@ pub(super) use connection::{serve, serve_gateway};
 use super::{
     Inbound,
     gateway::Route,
+    profiles::{LastNamed, ProfileRoute},
     target::{ApplicationPort, CheckedOut, SendError},
 };
 use crate::{
@@ -30,23 +31,23 @@ use crate::{
         body::{
             Body, CountResponse, End, Observed, Observer,
             counted::{Counted, RequestEnd},
+            error::response_reset_label,
         },
         form,
-        headers::{CLIENT_ID, ORIG_PROTO, strip_hop_by_hop, wants_upgrade},
+        headers::{CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_hop_by_hop, wants_upgrade},
         in_flight::Permit,
         orig_proto::{downgrade_request, to_absolute_form, upgrade_response},
         respond::{Failure, RequestKind},
         serve::Reset,
         upgrade::{is_tunnel, spawn_tunnel, strip_connect_response},
     },
-    metrics::{Direction, InboundRouteMetrics, StreamEnd},
+    metrics::{Direction, HttpMetrics, InboundRouteMetrics, Outcome, StreamEnd},
     outbound::RelayError,
     policy::{
         PortPolicy,
         authz::{Client, authorize},
         server::{Matched, ServerPolicy},
     },
-    request::classify::Classes,
     route::filter::apply_to_request,
     tap::Tapped,
     trace::Kind,
@@ -60,6 +61,8 @@ pub(super) type ResponseBody = Observed<Finish>;
 /// Actions at a response's end.
 pub(super) struct Finish {
     count: CountResponse,
+    /// What is counted of the ServiceProfile's route.
+    profile: Option<Arc<HttpMetrics>>,
     route: Arc<InboundRouteMetrics>,
     /// When the request's body ended.
     sent: RequestEnd,
@@ -83,6 +86,7 @@ pub(super) struct HttpConnection {
     target: Arc<ApplicationPort>,
     policy: PortPolicy,
     counters: Counters,
+    last_named: LastNamed,
     /// Where requests go instead of the application, at a gateway.
     gateway: Option<Route>,
 }
@@ -92,6 +96,8 @@ struct Admitted {
     request: Request<Incoming>,
     kind: RequestKind,
     handles: Arc<Handles>,
+    /// The route of the ServiceProfile.
+    profile: Option<ProfileRoute>,
     arrived: Instant,
     tapped: Tapped,
 }
@@ -135,7 +141,14 @@ impl HttpConnection {
                 let labels = handles.http.labels();
                 let subject = || subject::subject(&self.client, self.target.addr, labels);
                 let tapped = self.inbound.shared.taps.begin(&request, subject);
-                let admitted = Admitted { request, kind, handles, arrived, tapped };
+                let profile = match &self.inbound.profiles {
+                    Some(profiles) if self.gateway.is_none() => profiles.route(&self.last_named, &request).await,
+                    _ => None,
+                };
+                if let Some(profile) = &profile {
+                    profile.metrics.request();
+                }
+                let admitted = Admitted { request, kind, handles, profile, arrived, tapped };
                 self.forward(admitted).await?
             }
         };
@@ -213,33 +226,35 @@ impl HttpConnection {
     }
 
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { request, kind, handles, arrived, tapped } = admitted;
+        let Admitted { request, kind, handles, profile, arrived, tapped } = admitted;
         let (head, body) = request.into_parts();
         let (body, sent) = Counted::wrap(Body::Incoming(body), &handles.route.request_frames);
         let mut request = Request::from_parts(head, body);
         let Some(permit) = self.inbound.limit.admit() else {
-            let refused = Refused { handles: &handles, tapped };
+            let refused = Refused { handles: &handles, profile, tapped };
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
         if let Some(gateway) = &self.gateway {
             // Boxed: a request of any other port would be as large as one that goes through the outbound side.
             return match Box::pin(gateway.send(request, kind, self.client.addr)).await {
                 Ok(response) => {
-                    let held = Held { checked_out: None, permit: Some(permit), tapped, sent, is_answered: true };
+                    let permit = Some(permit);
+                    let held = Held { checked_out: None, permit, tapped, sent, is_answered: true, profile };
                     Ok(observe(response, held, &handles, kind, arrived))
                 }
                 Err(RelayError::Failure(failure)) => {
-                    Ok(self.refuse(&failure, kind, Some(Refused { handles: &handles, tapped }), arrived))
+                    Ok(self.refuse(&failure, kind, Some(Refused { handles: &handles, profile, tapped }), arrived))
                 }
                 Err(RelayError::Reset(reset)) => {
                     tapped.reset(::h2::Reason::INTERNAL_ERROR);
-                    handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
+                    count_reset(&handles.http, &reset, arrived);
                     handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
                     Err(reset)
                 }
             };
         }
         let traced = self.inbound.shared.tracing.begin(&mut request, Kind::Client, Direction::Inbound);
+        log_request(self.inbound.shared.config.log_headers, self.target.addr, &request);
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
@@ -248,22 +263,27 @@ impl HttpConnection {
         match answered {
             Ok((response, checked_out)) => {
                 traced.responded(response.status());
-                let held = Held { checked_out, permit: Some(permit), tapped, sent, is_answered: true };
+                log_response(self.inbound.shared.config.log_headers, self.target.addr, &response);
+                let held = Held { checked_out, permit: Some(permit), tapped, sent, is_answered: true, profile };
                 Ok(observe(response, held, &handles, kind, arrived))
             }
             Err(error) => match error.reset() {
                 Some(reason) if kind.version == Version::HTTP_2 => {
                     tapped.reset(reason);
-                    handles.http.response(StatusCode::BAD_GATEWAY.as_u16(), false, None, arrived.elapsed());
+                    let reset = Reset(reason.into());
+                    count_reset(&handles.http, &reset, arrived);
+                    if let Some(profile) = &profile {
+                        count_reset(&profile.metrics, &reset, arrived);
+                    }
                     handles.route.ended(StreamEnd::default(), arrived.elapsed(), sent.elapsed(arrived));
-                    Err(Reset(reason.into()))
+                    Err(reset)
                 }
                 _ => {
                     let reason: &dyn Error = &error;
                     tracing::debug!(error = reason, dst.addr = %self.target.addr, "request failed");
                     let failure = error.failure();
                     traced.responded(failure.status());
-                    let refused = Refused { handles: &handles, tapped };
+                    let refused = Refused { handles: &handles, profile, tapped };
                     Ok(self.refuse(&failure, kind, Some(refused), arrived))
                 }
             },
@@ -276,7 +296,7 @@ impl HttpConnection {
             to_absolute_form(&mut request, fallback.as_ref());
         }
         let response = self.target.send_http2(request).await?;
-        Ok(response.map(Body::Incoming))
+        Ok(response.map(Body::H2))
     }
 
     async fn send_http1(
@@ -321,9 +341,9 @@ impl HttpConnection {
         self.counters.failed(&self.inbound, failure, self.target.addr);
         let response = failure.respond(kind).map(|()| Body::Empty);
         match refused {
-            Some(Refused { handles, tapped }) => {
+            Some(Refused { handles, profile, tapped }) => {
                 let sent = RequestEnd::default();
-                let held = Held { checked_out: None, permit: None, tapped, sent, is_answered: false };
+                let held = Held { checked_out: None, permit: None, tapped, sent, is_answered: false, profile };
                 observe(response, held, handles, kind, arrived)
             }
             None => response.map(Observed::unwatched),
@@ -334,6 +354,7 @@ impl HttpConnection {
 /// A request that was counted, and is answered here.
 struct Refused<'a> {
     handles: &'a Arc<Handles>,
+    profile: Option<ProfileRoute>,
     tapped: Tapped,
 }
 
@@ -346,6 +367,13 @@ struct Held {
     sent: RequestEnd,
     /// Whether the application answered.
     is_answered: bool,
+    profile: Option<ProfileRoute>,
+}
+
+/// Counts a request whose stream was reset instead of answered.
+fn count_reset(metrics: &HttpMetrics, reset: &Reset, arrived: Instant) {
+    let outcome = Outcome::failure(StatusCode::BAD_GATEWAY.as_u16(), response_reset_label(&reset.0));
+    metrics.response(outcome, arrived.elapsed());
 }
 
 fn observe(
@@ -356,12 +384,14 @@ fn observe(
     arrived: Instant,
 ) -> Response<ResponseBody> {
     held.tapped.responded(&response);
-    let Held { checked_out, permit, tapped, sent, is_answered } = held;
+    let Held { checked_out, permit, tapped, sent, is_answered, profile } = held;
     let (parts, body) = response.into_parts();
-    let count =
-        CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, Classes::default());
+    let (profile, classes) = profile.map(|route| (route.metrics, route.classes)).unzip();
+    let classes = classes.unwrap_or_default();
+    let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, classes);
     let route = Arc::clone(&handles.route);
-    let finish = Finish { count, route, sent, is_answered, checked_out, _permit: permit, tapped, access: None };
+    let finish =
+        Finish { count, profile, route, sent, is_answered, checked_out, _permit: permit, tapped, access: None };
     Response::from_parts(parts, Observed::new(body, finish, kind.grpc))
 }
 
@@ -390,6 +420,9 @@ impl Observer for Finish {
             checked_out.give_back();
         }
         let arrived = self.count.arrived;
+        if let Some(metrics) = self.profile {
+            CountResponse { metrics, ..self.count.clone() }.count(end);
+        }
         let (answer, _) = self.count.count(end);
         let end = match self.is_answered {
             true => StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error: "" },

@@ -6,24 +6,24 @@
 use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::{Request, Response};
-use hyper::{
-    body::Incoming,
-    client::conn::{http1, http2},
-};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use bytes::Bytes;
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
 use crate::{
     http::{
-        body::Body,
+        body::{Body, H2Body},
         pool::{Pool, Repetition},
         respond::Failure,
-        serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES, MAX_HEADER_LIST_BYTES},
+        serve::{MAX_BUFFER_BYTES, MAX_HEAD_BYTES},
+        shared_connections::{GetError, SharedConnections, StreamPermit},
     },
     io::Io,
     listen::set_options,
     metrics::{Direction, InboundRouteMetrics, InboundTargets, Labels, Peer, TransportMetrics, label},
+    outbound::h2,
     route::Meta,
     shared::Shared,
 };
@@ -37,8 +37,12 @@ const STALE_ATTEMPTS: usize = 3;
 /// Routes of one port whose metrics are kept.
 const ROUTES: usize = 64;
 
+/// The most HTTP/2 streams at once on a connection before the application has announced its limit: as many as RFC 9113 section 6.5.2
+/// recommends to allow at least, so that a burst makes more connections instead of waiting on the first.
+const INITIAL_STREAMS: usize = 100;
+
 type Http1Sender = http1::SendRequest<Body>;
-type Http2Sender = http2::SendRequest<Body>;
+type Http2Sender = ::h2::client::SendRequest<Bytes>;
 
 /// Why the application cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +70,12 @@ pub(super) enum SendError {
     /// The connection failed after the request may have been sent.
     #[error("request to the application failed")]
     Http(#[source] hyper::Error),
+    /// The HTTP/2 connection or stream failed after the request may have been sent.
+    #[error("HTTP/2 request to the application failed")]
+    Http2(#[source] ::h2::Error),
+    /// The application keeps closing connections or refusing streams before it processes the request.
+    #[error("the application takes no HTTP/2 request")]
+    Refused,
 }
 
 /// One worker's targets by address.
@@ -85,8 +95,8 @@ pub(super) struct ApplicationPort {
     transport: Arc<TransportMetrics>,
     /// Kept HTTP/1 connections.
     idle: Pool,
-    /// The HTTP/2 connection. Locked while connecting, so that a burst of requests makes one.
-    http2: tokio::sync::Mutex<Option<Http2Sender>>,
+    /// HTTP/2 connections: one, and more while those are full.
+    http2: SharedConnections,
 }
 
 /// A server's route, and its metrics.
@@ -137,6 +147,7 @@ impl ApplicationPorts {
         if let Some(known) = by_addr.get(&addr) {
             return Arc::clone(known);
         }
+        let http2 = self.shared.config.http2;
         let mut labels = self.labels.labels(addr);
         labels.extend([label("tls", "no_identity"), label("no_tls_reason", "loopback")]);
         let transport = Arc::new(self.shared.metrics.transport(Direction::Inbound, Peer::Dst, &labels));
@@ -147,7 +158,7 @@ impl ApplicationPorts {
             routes: Mutex::default(),
             transport,
             idle: Pool::default(),
-            http2: tokio::sync::Mutex::new(None),
+            http2: SharedConnections::new(http2.stream_window, http2.connection_window),
         });
         by_addr.insert(addr, Arc::clone(&target));
         target
@@ -210,20 +221,20 @@ impl ApplicationPort {
         }
     }
 
-    /// Sends a request over the target's HTTP/2 connection.
-    pub(super) async fn send_http2(&self, mut request: Request<Body>) -> Result<Response<Incoming>, SendError> {
-        let mut is_retry = false;
-        loop {
-            let (mut sender, is_new) = self.http2_sender().await?;
-            match sender.try_send_request(request).await {
+    /// Sends a request over one of the HTTP/2 connections.
+    pub(super) async fn send_http2(
+        self: &Arc<Self>,
+        mut request: Request<Body>,
+    ) -> Result<Response<H2Body>, SendError> {
+        for _ in 0..STALE_ATTEMPTS {
+            let (sender, permit) = self.http2_sender().await?;
+            match h2::send_over(sender, permit, request).await {
                 Ok(response) => return Ok(response),
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) if !is_new && !is_retry => request = unsent,
-                    _ => return Err(SendError::Http(error.into_error())),
-                },
+                Err(h2::SendError::Failed(error)) => return Err(SendError::Http2(error)),
+                Err(h2::SendError::Unsent(unsent, _)) => request = *unsent,
             }
-            is_retry = true;
         }
+        Err(SendError::Refused)
     }
 
     #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
@@ -245,43 +256,40 @@ impl ApplicationPort {
         Ok(sender)
     }
 
+    async fn http2_sender(self: &Arc<Self>) -> Result<(Http2Sender, StreamPermit), SendError> {
+        self.http2.get(|| self.connect_http2()).await.map_err(|error| match error {
+            GetError::Awaited => self.failed(io::ErrorKind::ConnectionRefused.into()).into(),
+            GetError::Connect(error) => error.into(),
+            GetError::Http2(error) => SendError::Http2(error),
+        })
+    }
+
     #[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-    async fn http2_sender(&self) -> Result<(Http2Sender, bool), ConnectError> {
-        let mut slot = self.http2.lock().await;
-        if let Some(sender) = &*slot
-            && !sender.is_closed()
-        {
-            return Ok((sender.clone(), false));
-        }
+    async fn connect_http2(self: &Arc<Self>) -> Result<Http2Sender, ConnectError> {
         let stream = self.connect().await?;
-        let addr = self.addr;
-        let settings = self.shared.config.http2;
-        let handshake = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(settings.stream_window)
-            .initial_connection_window_size(settings.connection_window)
-            .max_header_list_size(MAX_HEADER_LIST_BYTES)
-            .handshake(TokioIo::new(stream))
-            .await;
-        let (sender, connection) =
-            handshake.map_err(|error| ConnectError::Io { addr, source: io::Error::other(error) })?;
+        let shaken = h2::handshake(stream, &self.shared.config.http2, INITIAL_STREAMS).await;
+        let (sender, connection, uncork) = shaken.map_err(|error| self.failed(io::Error::other(error)))?;
+        let (addr, owner) = (self.addr, Arc::downgrade(self));
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = uncork.drive(connection).await {
                 tracing::debug!(%error, dst.addr = %addr, "HTTP/2 connection to the application ended");
             }
+            if let Some(port) = owner.upgrade() {
+                port.http2.drop_unusable();
+            }
         });
-        *slot = Some(sender.clone());
-        Ok((sender, true))
+        Ok(sender)
+    }
+
+    fn failed(&self, source: io::Error) -> ConnectError {
+        ConnectError::Io { addr: self.addr, source }
     }
 
     /// Drops connections that are closed or were idle for longer than `timeout`. Returns whether none is left.
     fn sweep(&self, timeout: Duration) -> bool {
         let is_empty = self.idle.purge(timeout);
-        let has_http2 = self
-            .http2
-            .try_lock()
-            .map_or(true, |slot| slot.as_ref().is_some_and(|sender: &Http2Sender| !sender.is_closed()));
-        is_empty && !has_http2
+        self.http2.purge();
+        is_empty && self.http2.is_empty()
     }
 }
 
@@ -308,19 +316,17 @@ impl SendError {
         match self {
             Self::Connect(error) => error.failure(),
             Self::Http(error) => Failure::BadGateway(error.to_string()),
+            Self::Http2(error) => Failure::BadGateway(error.to_string()),
+            Self::Refused => Failure::BadGateway(self.to_string()),
         }
     }
 
-    /// The reason with which the application reset the request's HTTP/2 stream, if it did.
-    pub(super) fn reset(&self) -> Option<h2::Reason> {
-        let Self::Http(error) = self else { return None };
-        let mut source = std::error::Error::source(error);
-        while let Some(error) = source {
-            if let Some(h2) = error.downcast_ref::<h2::Error>() {
-                return h2.reason().filter(|_| h2.is_reset());
-            }
-            source = error.source();
+    /// The reason with which the application reset the request's HTTP/2 stream, or refused it, if it did.
+    pub(super) fn reset(&self) -> Option<::h2::Reason> {
+        match self {
+            Self::Http2(error) => error.reason().filter(|_| error.is_reset()),
+            Self::Refused => Some(::h2::Reason::REFUSED_STREAM),
+            Self::Connect(_) | Self::Http(_) => None,
         }
-        None
     }
 }

@@ -12,7 +12,17 @@ use weft_tls::{
     keys::IdentityKey,
 };
 
-use crate::{config::Config, metrics::ProxyMetrics, outbound::Outbound, policy::Policies, shared::Shared, trace};
+use crate::{
+    config::Config,
+    control::{ControlClient, Trust},
+    discover::Discover,
+    dns::Dns,
+    metrics::ProxyMetrics,
+    outbound::Outbound,
+    policy::Policies,
+    shared::Shared,
+    trace,
+};
 
 /// This proxy's identity in tests.
 pub(crate) const OWN: &str = "web.demo.serviceaccount.identity.linkerd.cluster.local";
@@ -85,6 +95,16 @@ pub(crate) fn shared(config: Config, mesh: &Mesh) -> (Arc<Shared>, Drain) {
     (Arc::new(shared), drain)
 }
 
+/// Discovery by the control plane of the settings.
+pub(crate) fn discover(shared: &Arc<Shared>) -> Discover {
+    let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
+    let trust = Trust::Credentials(shared.credentials.clone());
+    let (config, limits) = (&shared.config, shared.config.control_streams);
+    let destination = ControlClient::new(config.destination.control.clone(), trust.clone(), dns.clone(), limits);
+    let policy = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
+    Discover::new(shared, destination, policy)
+}
+
 /// Serves the inbound side on loopback as if the original destination of every connection were the proxy's own port;
 /// returns the port.
 pub(crate) async fn serve_direct(shared: Arc<Shared>) -> u16 {
@@ -98,6 +118,23 @@ pub(crate) async fn serve_port(shared: Arc<Shared>, target: SocketAddr) -> u16 {
     serve(super::Inbound::new(shared, policies), None, target).await
 }
 
+/// The same with the profiles that `discover` finds; returns how many names are followed, too.
+pub(crate) async fn serve_with_profiles(
+    shared: Arc<Shared>,
+    discover: Discover,
+    target: SocketAddr,
+) -> (u16, impl Fn() -> usize) {
+    let policies = Policies::unreachable(shared.config.clone());
+    let inbound = Arc::new(super::Inbound::new(shared, policies).with_profiles(discover));
+    let known = Arc::clone(&inbound);
+    let names = move || {
+        let profiles = known.profiles.as_ref().expect("the settings have suffixes");
+        profiles.sweep();
+        profiles.known_names().len()
+    };
+    (serve_on(inbound, None, target).await, names)
+}
+
 /// The same for a gateway to `outbound` whose clients are in another cluster; returns its policies, too.
 pub(crate) async fn serve_gateway(shared: Arc<Shared>, outbound: Outbound) -> (u16, Policies) {
     let policies = Policies::unreachable(shared.config.clone());
@@ -108,9 +145,12 @@ pub(crate) async fn serve_gateway(shared: Arc<Shared>, outbound: Outbound) -> (u
 
 /// Serves connections as if all came from `client`, because those from loopback are always admitted.
 async fn serve(inbound: super::Inbound, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
+    serve_on(Arc::new(inbound), client, target).await
+}
+
+async fn serve_on(inbound: Arc<super::Inbound>, client: Option<SocketAddr>, target: SocketAddr) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let inbound = Arc::new(inbound);
     tokio::spawn(async move {
         while let Ok((stream, peer)) = listener.accept().await {
             let inbound = Arc::clone(&inbound);

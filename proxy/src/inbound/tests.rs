@@ -4,6 +4,7 @@
 
 mod access_log;
 mod limits;
+mod log;
 mod metrics;
 mod policy;
 mod requests;

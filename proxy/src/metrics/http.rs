@@ -86,11 +86,30 @@ pub(crate) struct HttpMetrics {
     seen: Mutex<Vec<(Outcome, Counter, LatencyMs)>>,
 }
 
+/// How a response ended, as the labels of `response_total` say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Outcome {
-    status: u16,
-    success: bool,
-    grpc_status: Option<u8>,
+pub(crate) struct Outcome {
+    /// The HTTP status.
+    pub(crate) status: u16,
+    /// Whether its class is `success`.
+    pub(crate) success: bool,
+    /// The gRPC status.
+    pub(crate) grpc_status: Option<u8>,
+    /// What ended it early, in Linkerd's words; empty if nothing did.
+    pub(crate) error: &'static str,
+}
+
+impl Outcome {
+    /// A response without a gRPC status that succeeded.
+    #[cfg(test)]
+    pub(crate) const fn success(status: u16) -> Self {
+        Self { status, success: true, grpc_status: None, error: "" }
+    }
+
+    /// A failure without a gRPC status.
+    pub(crate) const fn failure(status: u16, error: &'static str) -> Self {
+        Self { status, success: false, grpc_status: None, error }
+    }
 }
 
 impl HttpMetrics {
@@ -119,8 +138,7 @@ impl HttpMetrics {
     }
 
     /// Counts a response at its end.
-    pub(crate) fn response(&self, status: u16, success: bool, grpc_status: Option<u8>, latency: Duration) {
-        let outcome = Outcome { status, success, grpc_status };
+    pub(crate) fn response(&self, outcome: Outcome, latency: Duration) {
         let mut seen = self.seen.lock();
         let entry = match seen.iter().position(|(known, ..)| *known == outcome) {
             Some(index) => &seen[index],
@@ -142,6 +160,9 @@ impl HttpMetrics {
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
+        }
+        if !outcome.error.is_empty() {
+            labels.push(label("error", outcome.error));
         }
         (self.in_use.series(names.responses, responses, &labels), latency)
     }

@@ -40,6 +40,9 @@ use crate::{
 use breaker::{Breaker, Change, Report};
 use ewma::Ewma;
 
+/// The longest pause after failed connections, so that no setting overflows a time: a day.
+const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
+
 /// Why no endpoint is picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SelectError {
@@ -49,11 +52,14 @@ pub(crate) enum SelectError {
     /// Mutual TLS is required, and no endpoint has an identity; one of them.
     #[error("refusing plaintext to {0}: it has no identity, and weft.io/require-mtls is set")]
     PlaintextRefused(SocketAddr),
+    /// As many wait for one as may.
+    #[error("too many wait for an endpoint of the service")]
+    QueueFull,
 }
 
 /// A request that waits for an endpoint.
 struct Waiting<'a> {
-    metrics: &'a BalancerMetrics,
+    pool: &'a PoolState,
     since: Instant,
 }
 
@@ -73,6 +79,8 @@ pub(crate) struct Balancer {
     accrual: Option<Arc<Accrual>>,
     state: Mutex<State>,
     failing_fast: AtomicBool,
+    /// How many may wait for an endpoint.
+    capacity: usize,
     pool: Arc<PoolState>,
 }
 
@@ -84,6 +92,8 @@ struct PoolState {
     available: Notify,
     endpoints: AtomicUsize,
     ejected: AtomicUsize,
+    /// How many wait for an endpoint.
+    waiting: AtomicUsize,
 }
 
 type LookUp = Box<dyn FnOnce() -> BalancerMetrics + Send>;
@@ -105,6 +115,7 @@ pub(crate) struct Balanced {
     in_flight: AtomicU32,
     backoff: Mutex<Backoff>,
     backoff_bounds: (Duration, Duration),
+    backoff_jitter: f64,
     /// Deadline for the connection that probes an endpoint after its backoff.
     probe: Duration,
     breaker: Option<Mutex<Breaker>>,
@@ -142,8 +153,10 @@ impl Balancer {
         load: Load,
         accrual: Option<Arc<Accrual>>,
     ) -> Self {
+        let outbound = &shared.config.outbound;
+        let queue = if kind == BalancerKind::Http { outbound.http_queue } else { outbound.tcp_queue };
         let of = Arc::clone(&shared);
-        let look_up = move || of.metrics.balancer(kind, &labels, of.config.outbound.failfast_timeout);
+        let look_up = move || of.metrics.balancer(kind, &labels, queue.failfast_timeout);
         let mut changes = discovered.state.clone();
         changes.mark_changed();
         Self {
@@ -153,6 +166,7 @@ impl Balancer {
             accrual,
             state: Mutex::new(State { changes, endpoints: Vec::new(), is_known: false, refused: None }),
             failing_fast: AtomicBool::new(false),
+            capacity: queue.capacity,
             pool: Arc::new(PoolState::new(Box::new(look_up))),
         }
     }
@@ -160,15 +174,15 @@ impl Balancer {
     /// Picks an endpoint, waiting until `deadline` for one to be available.
     ///
     /// # Errors
-    /// When none is available, or none was recently.
+    /// When none is available, or none was recently, or too many wait already.
     pub(crate) async fn select(&self, deadline: Instant) -> Result<InFlight, SelectError> {
         if let Ok(selected) = self.try_select() {
             self.pool.metrics.waited(Duration::ZERO);
             return Ok(selected);
         }
-        let waiting = Waiting::begin(&self.pool.metrics);
+        let waiting = Waiting::begin(&self.pool, self.capacity).ok_or(SelectError::QueueFull)?;
         let selected = self.wait(deadline).await;
-        waiting.metrics.waited(waiting.since.elapsed());
+        waiting.pool.metrics.waited(waiting.since.elapsed());
         selected
     }
 
@@ -302,6 +316,7 @@ impl PoolState {
             available: Notify::new(),
             endpoints: AtomicUsize::new(0),
             ejected: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
         }
     }
 }
@@ -325,6 +340,7 @@ impl Balanced {
             in_flight: AtomicU32::new(0),
             backoff: Mutex::default(),
             backoff_bounds: (config.backoff_min, config.backoff_max),
+            backoff_jitter: config.backoff_jitter,
             probe: config.connect_timeout,
             pool,
         }
@@ -405,10 +421,9 @@ impl Balanced {
         if backoff.until.is_none() {
             self.pool.metrics.ejected();
         }
-        backoff.last = (backoff.last * 2).clamp(min, max);
-        // A tenth of jitter, as Linkerd's default.
-        let pause = backoff.last.mul_f64(rand::rng().random_range(1.0..1.1));
-        backoff.until = Some(now + pause);
+        backoff.last = backoff.last.saturating_mul(2).clamp(min, max);
+        let pause = backoff.last.min(LONGEST_PAUSE).mul_f64(1.0 + rand::rng().random::<f64>() * self.backoff_jitter);
+        backoff.until = Some(now + pause.min(LONGEST_PAUSE));
         backoff.probing = false;
     }
 
@@ -430,15 +445,22 @@ fn gauge(number: usize) -> i64 {
 }
 
 impl<'a> Waiting<'a> {
-    fn begin(metrics: &'a BalancerMetrics) -> Self {
-        metrics.waiting.inc();
-        Self { metrics, since: Instant::now() }
+    /// `None` if `capacity` wait already.
+    fn begin(pool: &'a PoolState, capacity: usize) -> Option<Self> {
+        // One worker has a balancer, so nothing begins to wait in between.
+        if pool.waiting.load(Ordering::Relaxed) >= capacity {
+            return None;
+        }
+        pool.waiting.fetch_add(1, Ordering::Relaxed);
+        pool.metrics.waiting.inc();
+        Some(Self { pool, since: Instant::now() })
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.metrics.waiting.dec();
+        self.pool.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.pool.metrics.waiting.dec();
     }
 }
 

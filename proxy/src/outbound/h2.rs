@@ -14,16 +14,17 @@ use ::h2::{
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Body as _;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::endpoint::{ConnectError, Endpoint};
 use crate::{
-    config::Keepalive,
+    config::{Http2Config, Keepalive},
     http::{
         body::{Body, H2Body},
         serve::MAX_HEADER_LIST_BYTES,
         shared_connections::{GetError, StreamPermit},
     },
-    io::cork,
+    io::{Corked, Uncork, cork},
     transport_header::SessionProtocol,
 };
 
@@ -46,12 +47,23 @@ pub(crate) enum SendError {
 ///
 /// # Errors
 /// See [`SendError`].
+pub(crate) async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Result<Response<H2Body>, SendError> {
+    match sender(endpoint).await {
+        Ok((sender, permit)) => send_over(sender, permit, request).await,
+        Err(error) => Err(SendError::Unsent(Box::new(request), Some(error))),
+    }
+}
+
+/// Sends a request over a connection that can take it.
+///
+/// # Errors
+/// See [`SendError`]; `Unsent` has no reason.
 #[expect(clippy::disallowed_methods, reason = "a request's rest ends with the stream of its response")]
-pub(crate) async fn send(endpoint: &Arc<Endpoint>, mut request: Request<Body>) -> Result<Response<H2Body>, SendError> {
-    let (mut sender, permit) = match sender(endpoint).await {
-        Ok(sender) => sender,
-        Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
-    };
+pub(crate) async fn send_over(
+    mut sender: SendRequest<Bytes>,
+    permit: StreamPermit,
+    mut request: Request<Body>,
+) -> Result<Response<H2Body>, SendError> {
     // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
     // refusal.
     *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
@@ -110,19 +122,34 @@ async fn sender(endpoint: &Arc<Endpoint>) -> Result<(SendRequest<Bytes>, StreamP
     })
 }
 
-#[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
-async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
-    let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
-    let (addr, config) = (endpoint.info.addr, &endpoint.shared.config.http2);
+/// Begins HTTP/2 on a new connection, which [`Uncork::drive`] drives. `initial_streams` are the most at once before the peer has
+/// announced its limit.
+pub(crate) async fn handshake<T>(
+    stream: T,
+    config: &Http2Config,
+    initial_streams: usize,
+) -> Result<(SendRequest<Bytes>, client::Connection<Corked<T>, Bytes>, Uncork<T>), ::h2::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
     let (stream, uncork) = cork(stream);
-    let (sender, mut connection) = client::Builder::new()
+    let (sender, connection) = client::Builder::new()
         .initial_window_size(config.stream_window)
         .initial_connection_window_size(config.connection_window)
         .max_header_list_size(MAX_HEADER_LIST_BYTES)
-        .initial_max_send_streams(INITIAL_STREAMS)
+        .initial_max_send_streams(initial_streams)
         .max_send_buffer_size(SEND_BUFFER)
         .enable_push(false)
         .handshake(stream)
+        .await?;
+    Ok((sender, connection, uncork))
+}
+
+#[expect(clippy::disallowed_methods, reason = "drives a connection, and ends when the last request on it has")]
+async fn connect(endpoint: &Arc<Endpoint>) -> Result<SendRequest<Bytes>, ConnectError> {
+    let stream = endpoint.connect(Some(SessionProtocol::Http2)).await?;
+    let addr = endpoint.info.addr;
+    let (sender, mut connection, uncork) = handshake(stream, &endpoint.shared.config.http2, INITIAL_STREAMS)
         .await
         .map_err(|source| ConnectError::Http2 { addr, source })?;
     let keepalive = endpoint.info.keepalive.zip(connection.ping_pong());

@@ -40,20 +40,13 @@ use response::ResponseObserver;
 
 type ObservedResponse = Response<Observed<ResponseObserver>>;
 
-/// The most HTTP/2 requests at once on one connection of the application: hyper's default.
-const MAX_STREAMS: u32 = 200;
-
 /// Serves one connection to its end. During a drain, requests in flight finish.
 pub(super) async fn serve(stream: Io<Stream>, version: HttpVersion, connection: Arc<Connection>) {
     let shared = Arc::clone(&connection.worker.shared);
     let orig_dst = connection.target.destination.clone();
-    let http2 = shared.config.http2;
     let settings = ServerSettings {
         http1_timeout: shared.config.http1_client_timeout,
-        stream_window: http2.stream_window,
-        connection_window: http2.connection_window,
-        keepalive: http2.outbound_keepalive,
-        max_streams: Some(MAX_STREAMS),
+        http2: shared.config.http2.outbound_server,
     };
     let answer = move |request| {
         let connection = Arc::clone(&connection);

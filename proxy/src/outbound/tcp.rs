@@ -50,6 +50,7 @@ impl ForwardError {
             Self::Refused(reason) => reason.label(),
             Self::NoBackend => "invalid_backend",
             Self::Select(SelectError::FailFast) => "fail_fast",
+            Self::Select(SelectError::QueueFull) => "load_shed",
             Self::Select(SelectError::PlaintextRefused(_)) => "require_mtls",
             Self::Connect(error) => error.label(),
             Self::Copy(_) => "io",
@@ -123,7 +124,7 @@ async fn connect(
         Resolved::Balance(balancer) => balancer,
         Resolved::Missing => return Err(ForwardError::NoBackend),
     };
-    let deadline = Instant::now() + connection.worker.shared.config.outbound.failfast_timeout;
+    let deadline = Instant::now() + connection.worker.shared.config.outbound.tcp_queue.failfast_timeout;
     loop {
         let mut in_flight = balancer.select(deadline).await?;
         let Some(balanced) = in_flight.balanced().cloned() else { return Err(SelectError::FailFast.into()) };

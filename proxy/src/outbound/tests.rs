@@ -84,7 +84,8 @@ impl Proxy {
         config.policy.control.port = controller.port();
         config.destination.networks = vec!["0.0.0.0/0".parse().unwrap()];
         config.outbound.allow_loopback = true;
-        config.outbound.failfast_timeout = Duration::from_millis(500);
+        config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
+        config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
         change(&mut config);
         let (mut shared, drain) = testing::shared(config, &mesh);
         if !credentials {
@@ -232,9 +233,13 @@ async fn endpoints_that_appear_serve_requests_that_wait() {
     let control = Control::default();
     let service = "10.1.1.2:80".parse().unwrap();
     control.policies.lock().insert(service, policy(SERVICE, vec![]));
-    let proxy =
-        Proxy::start_with(service, control, |config| config.outbound.failfast_timeout = Duration::from_secs(5), true)
-            .await;
+    let proxy = Proxy::start_with(
+        service,
+        control,
+        |config| config.outbound.http_queue.failfast_timeout = Duration::from_secs(5),
+        true,
+    )
+    .await;
     let mut sender = proxy.http1().await;
     let waiting = tokio::spawn(async move { sender.send_request(get("/")).await.unwrap() });
     tokio::task::yield_now().await;

@@ -191,16 +191,3 @@ fn values_of_an_older_chart_are_enough() {
     let config = &object(&rendered, "ConfigMap", "linkerd-config")["data"]["values"];
     Values::parse(config.as_str().unwrap()).unwrap().inject_config(MESH, "anchors").unwrap();
 }
-
-/// What Weft's proxy does not do, Linkerd's does.
-#[test]
-fn values_of_linkerds_proxy_are_passed_to_it() {
-    let external = "proxy.enableExternalProfiles=true,\
-                   proxy.image.version=v1,proxy.image.name=";
-    let certificates = Certificates::generate();
-    for (image, accepted) in [("cr.l5d.io/linkerd/proxy", true), ("localhost/weft-proxy", false)] {
-        let settings = [certificates.all(), strings(&["--set", &format!("{external}{image}")])].concat();
-        let output = helm(&["template", "weft", CONTROL_PLANE, "--namespace", MESH], &settings);
-        assert_eq!(output.status.success(), accepted, "{image}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-}

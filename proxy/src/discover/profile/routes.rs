@@ -54,7 +54,26 @@ pub(crate) enum RoutesError {
     Status(u32),
 }
 
+/// A route, as the server's side uses it.
+pub(crate) struct ServerRoute<'a> {
+    /// The labels `rt_*`.
+    pub(crate) labels: &'a Labels,
+    /// Which responses are failures.
+    pub(crate) classes: &'a Classes,
+}
+
 impl Profile {
+    /// The position of the route that a request matches, and the route.
+    pub(crate) fn route<B>(&self, request: &http::Request<B>) -> Option<(usize, ServerRoute<'_>)> {
+        let (index, route) = self.routes.0.iter().enumerate().find(|(_, route)| route.condition.holds(request))?;
+        Some((index, ServerRoute { labels: &route.labels, classes: &route.terms.classes }))
+    }
+
+    /// How many routes there are.
+    pub(crate) fn number_of_routes(&self) -> usize {
+        self.routes.0.len()
+    }
+
     /// Whether requests follow the profile instead of the policy.
     pub(crate) fn takes_requests(&self) -> bool {
         !self.routes.0.is_empty() || !self.overrides.is_empty()

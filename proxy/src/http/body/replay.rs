@@ -15,7 +15,7 @@ use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
 use parking_lot::Mutex;
 
-use super::{Body, BodyError};
+use super::{Body, error::BodyError};
 
 /// The bytes that a worker keeps for all requests that may be sent again.
 const WORKER_BYTES: usize = 32 * 1024 * 1024;

@@ -14,7 +14,7 @@ use http_body::{Body as _, Frame};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{Body, BodyError};
+use super::{Body, error::BodyError};
 use crate::request::deadlines::{Deadlines, Expired};
 
 /// The deadlines of one attempt. Clones share them.

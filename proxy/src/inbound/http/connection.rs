@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{HttpConnection, counters::Counters};
 use crate::{
     http::serve::{HttpVersion, ServerSettings, serve as serve_http},
-    inbound::{Inbound, error::ConnectionError, gateway::Route},
+    inbound::{Inbound, error::ConnectionError, gateway::Route, profiles::LastNamed},
     io::Io,
     policy::{PortPolicy, authz::Client},
 };
@@ -57,6 +57,7 @@ fn connection(
         client_id: client.identity().and_then(|id| HeaderValue::from_str(id.as_str()).ok()),
         target: inbound.targets.get(target),
         counters: Counters::default(),
+        last_named: LastNamed::default(),
         inbound: Arc::clone(inbound),
         client,
         policy,
@@ -76,13 +77,9 @@ where
     let server = Arc::clone(&connection.policy.borrow().meta);
     let stream = stream.with_metrics(inbound.source(&connection.client, connection.target.addr, &server));
     let connection = Arc::new(connection);
-    let http2 = inbound.shared.config.http2;
     let settings = ServerSettings {
         http1_timeout: inbound.shared.config.http1_client_timeout,
-        stream_window: http2.stream_window,
-        connection_window: http2.connection_window,
-        keepalive: http2.inbound_keepalive,
-        max_streams: Some(http2.inbound_streams),
+        http2: inbound.shared.config.http2.inbound_server,
     };
     let answer = move |request| Arc::clone(&connection).handle(request);
     let served = serve_http(stream, version, settings, &inbound.shared.drain, answer).await;

@@ -17,3 +17,68 @@ async fn a_client_that_does_not_finish_a_head_is_closed() {
         assert_eq!(answer.starts_with(b"HTTP/1.1 200"), sent.ends_with("\r\n\r\n"), "{}", answer.escape_ascii());
     }
 }
+
+/// An application of HTTP/2 that answers nobody before `expected` requests are there; its connections take at most `limit` streams.
+async fn gathering_app(expected: usize, limit: u32) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let gathered = Arc::new(tokio::sync::Barrier::new(expected));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let gathered = Arc::clone(&gathered);
+            let service = service_fn(move |request: Request<Incoming>| {
+                let gathered = Arc::clone(&gathered);
+                async move {
+                    if request.uri().path() != "/first" {
+                        gathered.wait().await;
+                    }
+                    Ok::<_, std::convert::Infallible>(::http::Response::new(Full::<Bytes>::default()))
+                }
+            });
+            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(limit);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn http2_requests_beyond_the_limit_of_a_connection_to_the_application_get_another() {
+    // More than one connection's flow control takes, with applications that take more and fewer.
+    for (requests, limit) in [(300, 10_000), (60, 25)] {
+        let world = World::new(gathering_app(requests, limit).await).await;
+        let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        tokio::spawn(connection);
+        let request = |path: &str| {
+            let request = Request::builder().uri(format!("http://web.demo{path}"));
+            request.body(Full::<Bytes>::default()).unwrap()
+        };
+        // The application announces its limit on the first connection.
+        assert_eq!(sender.send_request(request("/first")).await.unwrap().status(), StatusCode::OK);
+        let all = (0..requests).map(|_| {
+            let mut sender = sender.clone();
+            async move { sender.send_request(request("/")).await.unwrap().status() }
+        });
+        let answered = tokio::time::timeout(Duration::from_secs(20), futures::future::join_all(all)).await;
+        let answered = answered.unwrap_or_else(|_| panic!("{requests} requests with a limit of {limit} do not gather"));
+        assert!(answered.iter().all(|status| *status == StatusCode::OK), "{answered:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_http2_connection_ends_at_its_age_when_its_requests_are_answered() {
+    let aged = |config: &mut Config| {
+        config.http2.inbound_server.max_connection_age = Some(Duration::from_millis(50));
+    };
+    let world = World::with(http_app().await, aged).await;
+    let stream = TokioIo::new(world.connect(Via::Plain, Some(ELSEWHERE)).await);
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::builder().uri("http://web.demo/").body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::OK);
+    let ended = tokio::time::timeout(Duration::from_secs(10), connection).await;
+    assert!(ended.expect("it goes on").unwrap().is_ok());
+}

@@ -132,3 +132,40 @@ async fn an_endpoint_whose_responses_fail_is_ejected_and_probed() {
     probe.report(Report::Answered { answer, is_failure: false });
     assert_eq!((endpoint.blocked_until(Instant::now()), counts()), (None, (1, 0)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn no_more_wait_for_an_endpoint_than_the_capacity_of_their_kind() {
+    let mut config = testing::config();
+    config.outbound.http_queue.capacity = 2;
+    config.outbound.tcp_queue.capacity = 0;
+    let (shared, _drain) = testing::shared(config, &Mesh::new());
+    let balancer = |kind| {
+        let (known, discovered) = Endpoints::for_test(Default::default());
+        let discovered = Arc::new(discovered);
+        (known, Balancer::new(Arc::clone(&shared), kind, Labels::new(), discovered, Load::DEFAULT, None))
+    };
+    let (_known, http) = balancer(BalancerKind::Http);
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let (first, second, third) = tokio::join!(http.select(deadline), http.select(deadline), http.select(deadline));
+    assert_eq!([first.err(), second.err()], [Some(SelectError::FailFast); 2]);
+    assert_eq!(third.err(), Some(SelectError::QueueFull));
+    assert_eq!(http.pool.waiting.load(Ordering::Relaxed), 0);
+    for kind in [BalancerKind::Tcp, BalancerKind::Tls] {
+        let (_known, opaque) = balancer(kind);
+        assert_eq!(opaque.select(deadline).await.err(), Some(SelectError::QueueFull));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_are_longer_by_no_more_than_the_jitter() {
+    for (jitter, longest) in [(0.0, Duration::from_millis(100)), (2.0, Duration::from_millis(300))] {
+        for _ in 0..50 {
+            let mut endpoint = balanced();
+            endpoint.backoff_jitter = jitter;
+            let now = Instant::now();
+            endpoint.failed();
+            let pause = endpoint.backs_off_until(now).unwrap() - now;
+            assert!(pause >= Duration::from_millis(100) && pause <= longest, "{pause:?}");
+        }
+    }
+}

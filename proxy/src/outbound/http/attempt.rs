@@ -17,6 +17,7 @@ use crate::{
         body::{
             Body,
             counted::RequestEnd,
+            error::UNCLASSIFIED,
             replay::{Replay, ReplayRoom},
             timed::Clock,
         },
@@ -66,7 +67,7 @@ impl Routed<'_> {
         let mut exchanged = self.repeat(request, Some(profile)).await;
         match &mut exchanged {
             Ok((_, observer)) => observer.count_under(&profile.route),
-            Err(error) => profile.route.response(error.status().as_u16(), false, None, self.arrived.elapsed()),
+            Err(error) => profile.route.response(error.outcome(UNCLASSIFIED), self.arrived.elapsed()),
         }
         exchanged
     }
@@ -177,7 +178,7 @@ impl Routed<'_> {
                 traced.responded(error.status());
                 counted.ended(error.stream_end());
                 if let Some(profile) = profile {
-                    profile.actual.response(error.status().as_u16(), false, None, self.arrived.elapsed());
+                    profile.actual.response(error.outcome(UNCLASSIFIED), self.arrived.elapsed());
                 }
                 return Err(error);
             }

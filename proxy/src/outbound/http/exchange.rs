@@ -13,13 +13,18 @@ use super::{response::ResponseObserver, subject::subject};
 use crate::{
     discover::route::Action,
     http::{
-        body::{Body, CountResponse, End, is_own_reset, reset_label},
-        headers::{DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, strip_hop_by_hop},
+        body::{
+            Body, CountResponse, End,
+            error::{TIMEOUT, is_own_reset, reset_label, response_reset_label},
+        },
+        headers::{
+            DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, log_request, log_response, strip_hop_by_hop,
+        },
         orig_proto::{downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request},
         respond::Failure,
         upgrade::is_tunnel,
     },
-    metrics::StreamEnd,
+    metrics::{Outcome, StreamEnd},
     outbound::{
         Connection,
         backends::Resolved,
@@ -88,6 +93,18 @@ impl ExchangeError {
         }
     }
 
+    /// What `response_total` counts; `other` is the label `error` of what is neither reset nor expired.
+    pub(super) fn outcome(&self, other: &'static str) -> Outcome {
+        let error = match self {
+            Self::Failure(Failure::Timeout(_)) => TIMEOUT,
+            // As a response of this proxy's to the client, which Linkerd's counts without an error.
+            Self::Failure(Failure::BadGateway(_) | Failure::ConnectTimeout) => "",
+            Self::Failure(_) => other,
+            Self::Reset(error) => response_reset_label(error),
+        };
+        Outcome::failure(self.status().as_u16(), error)
+    }
+
     /// What the families of statuses count.
     pub(super) fn stream_end(&self) -> StreamEnd {
         match self {
@@ -132,7 +149,7 @@ impl Exchange<'_> {
         &self,
         mut request: Request<Body>,
     ) -> Result<(Response<Body>, ResponseObserver), ExchangeError> {
-        let deadline = self.arrived + self.connection.worker.shared.config.outbound.failfast_timeout;
+        let deadline = self.arrived + self.connection.worker.shared.config.outbound.http_queue.failfast_timeout;
         let mut stale = 0;
         loop {
             let (endpoint, in_flight) = self.select(deadline).await?;
@@ -158,6 +175,7 @@ impl Exchange<'_> {
                 Err(AttemptError::Final(error)) => {
                     error.report(tapped);
                     endpoint.http.request();
+                    endpoint.http.response(error.outcome(""), self.arrived.elapsed());
                     if let Some(in_flight) = in_flight {
                         in_flight.report(Report::Failed);
                     }
@@ -192,7 +210,8 @@ impl Exchange<'_> {
     pub(super) fn expired(&self) {
         let Some(Current { endpoint, in_flight }) = self.current.lock().take() else { return };
         endpoint.http.request();
-        endpoint.http.response(StatusCode::GATEWAY_TIMEOUT.as_u16(), false, None, self.arrived.elapsed());
+        let outcome = Outcome::failure(StatusCode::GATEWAY_TIMEOUT.as_u16(), TIMEOUT);
+        endpoint.http.response(outcome, self.arrived.elapsed());
         if let Some(in_flight) = in_flight {
             in_flight.report(Report::Failed);
         }
@@ -205,6 +224,7 @@ impl Exchange<'_> {
             Resolved::Balance(balancer) => {
                 let in_flight = balancer.select(deadline).await.map_err(|error| match error {
                     SelectError::FailFast => Failure::FailFast,
+                    SelectError::QueueFull => Failure::LoadShed,
                     SelectError::PlaintextRefused(_) => Failure::PlaintextRefused(error.to_string()),
                 })?;
                 let balanced = in_flight.balanced().ok_or(Failure::Internal("an endpoint without a name"))?;
@@ -243,6 +263,7 @@ impl Exchange<'_> {
         endpoint: &Arc<Endpoint>,
         mut request: Request<Body>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
+        log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &request);
         if request.version() == Version::HTTP_2 {
             to_absolute_form(&mut request, None);
             return match h2::send(endpoint, request).await {
@@ -297,6 +318,7 @@ impl Exchange<'_> {
 
     /// Turns the response into the application's: removes mesh headers, restores HTTP/1.
     fn restore(&self, endpoint: &Endpoint, mut response: Response<Body>, carried: bool) -> Response<Body> {
+        log_response(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &response);
         if carried {
             downgrade_response(&mut response);
         }

@@ -113,6 +113,9 @@ impl Observer for ResponseObserver {
     }
 
     fn ended(self, end: End<'_>) {
+        // The connection to the server cannot go on without the request, so that the response fails too.
+        let is_broken_off = self.backend.as_ref().is_some_and(|backend| backend.sent.is_broken_off());
+        let end = if matches!(end, End::Failed(_)) && is_broken_off { End::Dropped } else { end };
         self.tapped.ended(end);
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();

@@ -36,9 +36,7 @@ use weft_proto::linkerd::{
 use weft_tls::credentials::Credentials;
 
 use crate::{
-    control::{ControlClient, Trust},
-    discover::Discover,
-    dns::Dns,
+    inbound::testing,
     outbound::Outbound,
     shared::Shared,
     transport_header::{ALPN, TransportHeader},
@@ -87,12 +85,7 @@ impl Control {
 
 /// An outbound side with the control plane of its settings.
 pub(crate) fn outbound(shared: &Arc<Shared>) -> Outbound {
-    let dns = Dns::new(shared.metrics.dns_resolutions.clone()).unwrap();
-    let trust = Trust::Credentials(shared.credentials.clone());
-    let (config, limits) = (&shared.config, shared.config.control_streams);
-    let destination = ControlClient::new(config.destination.control.clone(), trust.clone(), dns.clone(), limits);
-    let policy = ControlClient::new(config.policy.control.clone(), trust, dns, limits);
-    Outbound::new(Arc::clone(shared), Discover::new(shared, destination, policy))
+    Outbound::new(Arc::clone(shared), testing::discover(shared))
 }
 
 /// A proxy's metrics.

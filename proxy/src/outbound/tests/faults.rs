@@ -42,6 +42,16 @@ struct Chain {
 
 impl Chain {
     async fn start(hop: Hop, policy: OutboundPolicy, script: impl FnMut() -> Fault + Send + 'static) -> Self {
+        Self::start_with(hop, policy, true, script).await
+    }
+
+    /// Without a second proxy, unless the endpoint is meshed.
+    async fn start_with(
+        hop: Hop,
+        policy: OutboundPolicy,
+        is_meshed: bool,
+        script: impl FnMut() -> Fault + Send + 'static,
+    ) -> Self {
         let app = application_of_everything().await;
         let to_app = (hop == Hop::ToApplication).then_some(app);
         let service = "10.1.2.1:80".parse().unwrap();
@@ -73,7 +83,8 @@ impl Chain {
             FaultyHop::start(server, script.take().unwrap())
         });
         let inbound = if hop == Hop::BetweenProxies { faulty.addr } else { inbound };
-        let mut endpoint = endpoint(to_app.map_or(app, |_| faulty.addr), Some((testing::OWN, inbound.port())));
+        let meshed = is_meshed.then_some((testing::OWN, inbound.port()));
+        let mut endpoint = endpoint(to_app.map_or(app, |_| faulty.addr), meshed);
         // As Linkerd's control plane sends it by default, but faster.
         let keep_alive = KeepAlive {
             interval: resilience::duration(Duration::from_millis(200)),
@@ -89,7 +100,8 @@ impl Chain {
 
 fn impatient(config: &mut Config) {
     config.outbound.connect_timeout = Duration::from_millis(300);
-    config.outbound.failfast_timeout = Duration::from_millis(500);
+    config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
+    config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
     config.inbound.connect_timeout = Duration::from_millis(300);
     config.inbound.detect_timeout = Duration::from_millis(300);
     config.control_streams.initial = Some(Duration::from_millis(300));
@@ -352,17 +364,19 @@ async fn faults_between_a_proxy_and_its_control_plane_mix_and_hang_nothing() {
 
 #[tokio::test]
 async fn clients_that_break_off_blame_no_endpoint() {
-    for id in [2, 6] {
+    for (id, is_meshed) in [(2, true), (6, true), (2, false), (6, false)] {
         for cut in [Cut::Reset, Cut::Close, Cut::HalfClose] {
             // In the middle of the request's body, or of the answer's.
             for toward in [Toward::Server, Toward::Client] {
                 let policy = ejecting(with_headers(), 1);
-                let chain = Chain::start(Hop::ToOutbound, policy, move || Fault::After(toward, 9000, cut)).await;
+                let script = move || Fault::After(toward, 9000, cut);
+                let chain = Chain::start_with(Hop::ToOutbound, policy, is_meshed, script).await;
                 let _broken = exchange(chain.entry, id).await;
                 assert_eq!(chain.faulty.cuts(), 1);
                 chain.faulty.heal();
                 let next = exchange(chain.entry, id).await;
-                assert_eq!(next, Ok(Ended::Whole), "{cut:?} {toward:?}, {id}\n{}", chain.proxy.scrape());
+                let scrape = chain.proxy.scrape();
+                assert_eq!(next, Ok(Ended::Whole), "{cut:?} {toward:?}, {id}, meshed: {is_meshed}\n{scrape}");
             }
         }
     }

@@ -40,7 +40,8 @@ impl Clusters {
         config.destination.control.port = controller.port();
         config.policy.control.port = controller.port();
         config.outbound.allow_loopback = true;
-        config.outbound.failfast_timeout = Duration::from_millis(500);
+        config.outbound.http_queue.failfast_timeout = Duration::from_millis(500);
+        config.outbound.tcp_queue.failfast_timeout = Duration::from_millis(500);
         config.inbound.gateway_suffixes = vec![crate::destination::Suffix::parse("svc.cluster.local.").unwrap()];
         config.identity.local_name = identity.parse().unwrap();
         config.identity.server_name = identity.into();

@@ -320,6 +320,18 @@ async fn timeouts_of_attempts_resets_and_answers_of_policy_are_told_apart() {
             "{labels} is not in {of_route:#?}"
         );
     }
+    for labels in [
+        r#"status_code="502",classification="failure",error="h2(CANCEL)""#,
+        r#"status_code="502",classification="failure",error="h2(ENHANCE_YOUR_CALM)""#,
+        r#"status_code="502",classification="failure",error="h2(INTERNAL_ERROR)""#,
+        r#"status_code="200",classification="failure",error="h2(CANCEL)""#,
+    ] {
+        let of_endpoint = lines(&reset, "response_total");
+        assert!(
+            of_endpoint.iter().any(|line| line.ends_with(&format!("{labels}}} 1"))),
+            "{labels} is not in {of_endpoint:#?}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -353,7 +365,7 @@ async fn hosts_are_a_label_where_it_is_asked_for() {
 async fn balancers_are_counted_by_parent_backend_and_protocol() {
     let labels = format!("{PARENT},{BACKEND}");
     let script = Script::default();
-    let slow = |config: &mut Config| config.outbound.failfast_timeout = Duration::from_secs(2);
+    let slow = |config: &mut Config| config.outbound.http_queue.failfast_timeout = Duration::from_secs(2);
     let proxy = proxy(named(policy(SERVICE, vec![])), &[], slow).await;
     let waiting = tokio::spawn({
         let mut sender = proxy.http1().await;

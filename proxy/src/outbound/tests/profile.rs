@@ -104,3 +104,97 @@ async fn traffic_is_split_by_weight() {
     // 200 draws with p = 0.1: 4 to 50 is seven deviations wide.
     assert!(first + second == 200 && (4..50).contains(&second), "{first} and {second}");
 }
+
+/// An application's proxy whose control plane knows a profile of [`NAME`]; the address is that of its listener.
+async fn server(routes: Vec<Route>, change: impl FnOnce(&mut Config)) -> (SocketAddr, Arc<Shared>, impl Fn() -> usize) {
+    let control = Control::default();
+    let profile = DestinationProfile { fully_qualified_name: NAME.into(), routes, ..DestinationProfile::default() };
+    control.profiles.lock().insert(SERVICE.to_owned(), profile);
+    let mut config = testing::config();
+    config.destination.control.port = control.serve().await.port();
+    config.destination.initial_timeout = Duration::from_secs(20);
+    change(&mut config);
+    let (shared, drain) = testing::shared(config, &Mesh::new());
+    std::mem::forget(drain);
+    let app = pair::echo().await;
+    let discover = testing::discover(&shared);
+    let (port, names) = testing::serve_with_profiles(Arc::clone(&shared), discover, app).await;
+    (SocketAddr::from(([127, 0, 0, 1], port)), shared, names)
+}
+
+async fn ask(server: SocketAddr, path: &str, headers: &[(&'static str, &str)]) -> StatusCode {
+    let stream = TokioIo::new(TcpStream::connect(server).await.unwrap());
+    let (mut sender, connection) = conn::http1::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut request = Request::builder().uri(path).body(Empty::<Bytes>::new()).unwrap();
+    for (name, value) in headers {
+        request.headers_mut().append(*name, value.parse().unwrap());
+    }
+    let response = sender.send_request(request).await.unwrap();
+    let status = response.status();
+    response.into_body().collect().await.unwrap();
+    status
+}
+
+fn lines(shared: &Arc<Shared>, name: &str) -> Vec<String> {
+    let text = fake::scrape(shared);
+    let mut lines: Vec<_> =
+        text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[tokio::test]
+async fn a_server_counts_requests_by_the_routes_of_the_profile_that_they_name() {
+    let (server, shared, _) = server(vec![route("books", "/books.*"), route("all", "/all")], |_| {}).await;
+    for (path, headers) in [
+        ("/books/1", vec![("host", NAME)]),
+        ("/books/2", vec![("host", "books"), ("l5d-dst-canonical", SERVICE)]),
+        ("/all", vec![("host", SERVICE)]),
+        // Without a route, without a profile, outside the suffixes, no name at all.
+        ("/other", vec![("host", NAME)]),
+        ("/books/3", vec![("host", "another.demo.svc.cluster.local")]),
+        ("/books/4", vec![("host", "server.demo.example.org")]),
+        ("/books/5", vec![("host", "10.0.0.1:80")]),
+    ] {
+        assert_eq!(ask(server, path, &headers).await, StatusCode::OK, "{path}");
+    }
+    let series = |route: &str| format!(r#"direction="inbound",dst="{SERVICE}",rt_route="{route}""#);
+    let requests = |route, count| format!("route_request_total{{{}}} {count}", series(route));
+    assert_eq!(lines(&shared, "route_request_total"), [requests("all", 1), requests("books", 2)]);
+    let responses = |route, count| {
+        format!(r#"route_response_total{{{},status_code="200",classification="success"}} {count}"#, series(route))
+    };
+    assert_eq!(lines(&shared, "route_response_total"), [responses("all", 1), responses("books", 2)]);
+    assert!(lines(&shared, "route_actual_request_total").is_empty(), "a server repeats nothing");
+}
+
+#[tokio::test]
+async fn a_server_classifies_responses_as_the_route_says() {
+    let range = response_match::Match::Status(HttpStatusRange { min: 200, max: 200 });
+    let class = ResponseClass { condition: Some(ResponseMatch { r#match: Some(range) }), is_failure: true };
+    let (server, shared, _) =
+        server(vec![Route { response_classes: vec![class], ..route("all", "/.*") }], |_| {}).await;
+    assert_eq!(ask(server, "/", &[("host", NAME)]).await, StatusCode::OK);
+    for name in ["route_response_total", "response_total"] {
+        let counted = lines(&shared, name);
+        assert!(counted.len() == 1 && counted[0].contains(r#"classification="failure""#), "{counted:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_does_not_wait_longer_for_a_profile_than_the_settings_say_and_follows_few_names() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let change = move |config: &mut Config| {
+        config.destination.control.port = port;
+        config.destination.initial_timeout = Duration::from_millis(1);
+    };
+    let (server, shared, names) = server(vec![route("all", "/.*")], change).await;
+    for number in 0..70 {
+        let host = format!("name-{number}.demo.svc.cluster.local");
+        assert_eq!(ask(server, "/", &[("host", &host)]).await, StatusCode::OK);
+    }
+    assert!(lines(&shared, "route_request_total").is_empty());
+    assert_eq!(names(), 64);
+}

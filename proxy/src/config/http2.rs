@@ -1,0 +1,93 @@
+//! HTTP/2 settings: flow control and liveness of connections that the proxy makes, and of those that it accepts.
+//!
+//! Owns the bounds of what RFC 9113 allows: the HTTP/2 library panics beyond them.
+
+use std::time::Duration;
+
+use super::{
+    Keepalive,
+    env::{ConfigError, Env},
+};
+
+/// The HTTP/2 connection window in bytes: 256 streams with Linkerd's window of 65,535.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// The largest window (RFC 9113 section 6.9.1).
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
+/// HTTP/2 in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Http2Config {
+    /// Initial stream window in bytes of connections that the proxy makes. Linkerd's default: 65,535.
+    pub(crate) stream_window: u32,
+    /// Initial connection window in bytes. 16 MiB, where Linkerd's default is 1 MiB: a window of the size of N streams' windows
+    /// lets N slow readers share a connection without stalling others, and the outbound side puts no more on one.
+    pub(crate) connection_window: u32,
+    /// Connections from the application.
+    pub(crate) outbound_server: Http2ServerConfig,
+    /// Connections from others.
+    pub(crate) inbound_server: Http2ServerConfig,
+}
+
+/// Connections that one side accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Http2ServerConfig {
+    /// Whether windows follow the measured bandwidth, instead of the next two.
+    pub(crate) adaptive_window: bool,
+    /// Initial stream window in bytes.
+    pub(crate) stream_window: u32,
+    /// Initial connection window in bytes.
+    pub(crate) connection_window: u32,
+    /// Pings to silent clients.
+    pub(crate) keepalive: Option<Keepalive>,
+    /// Streams at a time on one connection. Outbound 200, hyper's default; inbound 10,000: another proxy sends all of its pod's
+    /// requests over one connection, and would have to wait; without a limit one client could hold any number.
+    pub(crate) max_streams: u32,
+    /// The largest frame in bytes that clients may send; `None` is the protocol's default, 16,384.
+    pub(crate) max_frame_size: Option<u32>,
+    /// The largest head in bytes, as RFC 9113 section 6.5.2 counts them; `None` is the same as HTTP/1's.
+    pub(crate) max_header_list_size: Option<u32>,
+    /// The age at which a connection takes no more requests; `None` is no limit.
+    pub(crate) max_connection_age: Option<Duration>,
+    /// Streams that a client has reset before the proxy has seen them, beyond which the connection ends; `None` is the library's 20.
+    pub(crate) max_pending_resets: Option<usize>,
+    /// The most bytes of a response that one stream buffers; `None` is the library's 400 KiB.
+    pub(crate) max_send_buffer: Option<u32>,
+}
+
+impl Http2Config {
+    pub(super) fn parse(env: &Env<'_>) -> Result<Self, ConfigError> {
+        let stream_window = window(env, "HTTP2_INITIAL_STREAM_WINDOW_SIZE")?.unwrap_or(65_535);
+        let connection_window = window(env, "HTTP2_INITIAL_CONNECTION_WINDOW_SIZE")?.unwrap_or(CONNECTION_WINDOW);
+        let server =
+            |group, max_streams| Http2ServerConfig::parse(env, group, (stream_window, connection_window), max_streams);
+        Ok(Self {
+            stream_window,
+            connection_window,
+            outbound_server: server("OUTBOUND_SERVER_HTTP2", 200)?,
+            inbound_server: server("INBOUND_SERVER_HTTP2", 10_000)?,
+        })
+    }
+}
+
+impl Http2ServerConfig {
+    fn parse(env: &Env<'_>, group: &str, windows: (u32, u32), max_streams: u32) -> Result<Self, ConfigError> {
+        let name = |setting| format!("{group}{setting}");
+        let frame_size = "a number of bytes from 16384 to 16777215";
+        Ok(Self {
+            adaptive_window: env.flag(&name("_ADAPTIVE_FLOW_CONTROL"))?.unwrap_or(false),
+            stream_window: window(env, &name("_INITIAL_STREAM_WINDOW_SIZE"))?.unwrap_or(windows.0),
+            connection_window: window(env, &name("_INITIAL_CONNECTION_WINDOW_SIZE"))?.unwrap_or(windows.1),
+            keepalive: env.http2_keepalive(group)?,
+            max_streams: env.number(&name("_MAX_CONCURRENT_STREAMS"))?.unwrap_or(max_streams),
+            max_frame_size: env.number_in(&name("_MAX_FRAME_SIZE"), 16_384..=16_777_215, frame_size)?,
+            max_header_list_size: env.number(&name("_MAX_HEADER_LIST_SIZE"))?,
+            max_connection_age: env.duration(&name("_MAX_CONNECTION_AGE"))?.filter(|age| !age.is_zero()),
+            max_pending_resets: env.number(&name("_MAX_PENDING_ACCEPT_RESET_STREAMS"))?,
+            max_send_buffer: env.number(&name("_MAX_SEND_BUF_SIZE"))?,
+        })
+    }
+}
+
+fn window(env: &Env<'_>, name: &str) -> Result<Option<u32>, ConfigError> {
+    env.number_in(name, 1..=MAX_WINDOW, "a number of bytes from 1 to 2147483647")
+}

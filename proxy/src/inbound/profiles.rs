@@ -1,0 +1,217 @@
+//! ServiceProfiles of the names in requests to the application: the metrics `route_*` of the server's side, and classes of responses.
+//!
+//! ```text
+//! l5d-dst-canonical | :authority | Host -> name under a suffix -> Destination.GetProfile -> route -> metrics, classes
+//! ```
+//!
+//! Owns how many names are looked up and for how long. Refuses to change what becomes of a request: a profile's retries and timeouts
+//! are its client's.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU16,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use ::http::{HeaderValue, Request, header::HOST};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    destination::{Destination, Name},
+    discover::{
+        Discover, ProfileLookup,
+        profile::{Profile, ProfileState},
+    },
+    http::headers::DST_CANONICAL,
+    metrics::HttpMetrics,
+    request::classify::Classes,
+    shared::Shared,
+};
+
+/// The most names whose profiles are followed, per worker. Clients choose names, and each is a stream of the control plane; requests
+/// for others have no route.
+const MAX_NAMES: usize = 64;
+/// How long a name stays for which there would be no room otherwise, so that clients that change names cost the control plane no more
+/// than [`MAX_NAMES`] questions in that time.
+const LEAST_STAY: Duration = Duration::from_secs(1);
+/// The port of names without one.
+const HTTP: NonZeroU16 = NonZeroU16::new(80).unwrap();
+
+/// One worker's profiles by name.
+pub(super) struct Profiles {
+    shared: Arc<Shared>,
+    discover: Discover,
+    names: Mutex<HashMap<Name, Cached>>,
+}
+
+struct Cached {
+    profile: Arc<NamedProfile>,
+    used: Instant,
+}
+
+/// The profile of one name.
+struct NamedProfile {
+    lookup: Arc<ProfileLookup>,
+    port: u16,
+    /// Until when requests wait for the first answer.
+    answered_by: Instant,
+    routes: Mutex<Option<Arc<CountedRoutes>>>,
+}
+
+/// A profile's routes, and what is counted of each that was used.
+struct CountedRoutes {
+    profile: Arc<Profile>,
+    dst: String,
+    metrics: Vec<OnceLock<Arc<HttpMetrics>>>,
+}
+
+/// The profile that the last request of a connection named: mostly, all of them name the same.
+#[derive(Default)]
+pub(super) struct LastNamed(Mutex<Option<(HeaderValue, Option<Arc<NamedProfile>>)>>);
+
+/// The route of a request.
+pub(super) struct ProfileRoute {
+    /// What is counted.
+    pub(super) metrics: Arc<HttpMetrics>,
+    /// Which responses are failures.
+    pub(super) classes: Classes,
+}
+
+impl Profiles {
+    pub(super) fn new(shared: Arc<Shared>, discover: Discover) -> Self {
+        Self { shared, discover, names: Mutex::default() }
+    }
+
+    /// The route of a request; waits for the first answer about its name, as long as the settings say.
+    pub(super) async fn route<B>(&self, last: &LastNamed, request: &Request<B>) -> Option<ProfileRoute> {
+        let named = self.named_by(last, request)?;
+        if matches!(&*named.lookup.profile.borrow(), ProfileState::Pending) && Instant::now() < named.answered_by {
+            let mut state = named.lookup.profile.clone();
+            let answered = async move { state.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok() };
+            // Boxed, because nearly no request waits. What the answer is, is read below.
+            let _answered = Box::pin(timeout_at(named.answered_by, answered)).await;
+        }
+        named.routes()?.route(&self.shared, request)
+    }
+
+    fn named_by<B>(&self, last: &LastNamed, request: &Request<B>) -> Option<Arc<NamedProfile>> {
+        let authority;
+        let value = match request.headers().get(DST_CANONICAL) {
+            Some(value) => value,
+            None => match request.uri().authority() {
+                Some(of_uri) => {
+                    authority = HeaderValue::from_str(of_uri.as_str()).ok()?;
+                    &authority
+                }
+                None => request.headers().get(HOST)?,
+            },
+        };
+        let mut last = last.0.lock();
+        if let Some((known, named)) = &*last
+            && known == value
+        {
+            return named.clone();
+        }
+        let named = value.to_str().ok().and_then(|name| self.look_up(name));
+        *last = Some((value.clone(), named.clone()));
+        named
+    }
+
+    /// The profile of a name, if it has a suffix of the settings. If [`MAX_NAMES`] are followed, the one that was unused for the
+    /// longest time is forgotten for it, but none before [`LEAST_STAY`].
+    fn look_up(&self, name: &str) -> Option<Arc<NamedProfile>> {
+        let config = &self.shared.config.destination;
+        let name = Name::parse(name, HTTP).filter(|name| config.suffixes.iter().any(|suffix| suffix.covers(name)))?;
+        let now = Instant::now();
+        let mut names = self.names.lock();
+        if let Some(known) = names.get_mut(&name) {
+            known.used = now;
+            return Some(Arc::clone(&known.profile));
+        }
+        if names.len() >= MAX_NAMES {
+            let is_unused =
+                |cached: &Cached| Arc::strong_count(&cached.profile) == 1 && now >= cached.used + LEAST_STAY;
+            let unused = names.iter().filter(|(_, cached)| is_unused(cached));
+            let oldest = unused.min_by_key(|(_, cached)| cached.used).map(|(name, _)| name.clone())?;
+            names.remove(&oldest);
+        }
+        let destination = Destination::Name(name.clone());
+        let profile = Arc::new(NamedProfile {
+            port: destination.port(),
+            lookup: self.discover.profile(&destination),
+            answered_by: now + config.initial_timeout,
+            routes: Mutex::default(),
+        });
+        names.insert(name, Cached { profile: Arc::clone(&profile), used: now });
+        Some(profile)
+    }
+
+    /// Forgets names that no request has had for a while.
+    pub(super) fn sweep(&self) {
+        let (now, idle) = (Instant::now(), self.shared.config.inbound.discovery_idle_timeout);
+        self.names.lock().retain(|_, cached| {
+            if Arc::strong_count(&cached.profile) > 1 {
+                cached.used = now;
+            }
+            now.saturating_duration_since(cached.used) < idle
+        });
+    }
+
+    /// The names that are followed.
+    #[cfg(test)]
+    pub(super) fn known_names(&self) -> Vec<String> {
+        self.names.lock().keys().map(ToString::to_string).collect()
+    }
+}
+
+impl NamedProfile {
+    /// The routes of the last answer, if it is about a service.
+    fn routes(&self) -> Option<Arc<CountedRoutes>> {
+        let state = self.lookup.profile.borrow();
+        let ProfileState::Known(profile) = &*state else { return None };
+        let name = profile.name.as_ref()?;
+        let mut routes = self.routes.lock();
+        match &*routes {
+            Some(known) if Arc::ptr_eq(&known.profile, profile) => Some(Arc::clone(known)),
+            _ => {
+                let metrics = (0..profile.number_of_routes()).map(|_| OnceLock::new()).collect();
+                let dst = format!("{name}:{}", self.port);
+                let current = Arc::new(CountedRoutes { profile: Arc::clone(profile), dst, metrics });
+                *routes = Some(Arc::clone(&current));
+                Some(current)
+            }
+        }
+    }
+}
+
+impl CountedRoutes {
+    fn route<B>(&self, shared: &Shared, request: &Request<B>) -> Option<ProfileRoute> {
+        let (index, route) = self.profile.route(request)?;
+        let look_up = || Arc::new(shared.metrics.inbound_profile_route(&self.dst, route.labels));
+        let metrics = self.metrics.get(index)?.get_or_init(look_up);
+        Some(ProfileRoute { metrics: Arc::clone(metrics), classes: route.classes.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inbound::testing::{self, Mesh};
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_change_names_do_not_make_the_control_plane_answer_each() {
+        let (shared, _drain) = testing::shared(testing::config(), &Mesh::new());
+        let profiles = Profiles::new(Arc::clone(&shared), testing::discover(&shared));
+        let host = |number| format!("name-{number}.demo.svc.cluster.local");
+        assert!((0..MAX_NAMES).all(|number| profiles.look_up(&host(number)).is_some()));
+        assert!(profiles.look_up(&host(MAX_NAMES)).is_none(), "all came only just");
+        let _in_use = profiles.look_up(&host(0));
+        tokio::time::advance(LEAST_STAY).await;
+        assert!(profiles.look_up(&host(MAX_NAMES)).is_some());
+        let known = profiles.known_names();
+        let knows = |number| known.contains(&format!("{}:80", host(number)));
+        assert!(known.len() == MAX_NAMES && knows(0) && knows(MAX_NAMES), "{known:?}");
+    }
+}
