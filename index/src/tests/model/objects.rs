@@ -114,7 +114,7 @@ fn service(dice: &mut Dice) -> Value {
     let mut labels = Value::Null;
     merge(&mut annotations, if dice.chance(60) { traffic::annotations(dice) } else { json!({}) });
     merge(&mut annotations, if dice.chance(60) { traffic::balancing(dice) } else { json!({}) });
-    match dice.next() % 12 {
+    match dice.next() % 6 {
         0 => {
             labels = json!({"multicluster.linkerd.io/remote-discovery": dice.pick(&["east", "west"]),
                 "multicluster.linkerd.io/remote-service": dice.maybe(80, &[json!("web"), json!("api")])});

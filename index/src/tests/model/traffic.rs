@@ -74,7 +74,7 @@ pub(super) fn filter(dice: &mut Dice, kind: &str) -> Value {
     match kind {
         // The API server refuses redirections in GRPCRoutes.
         "GRPCRoute" => dice.pick(&[request.clone(), request, response, unknown]),
-        _ => dice.pick(&[request.clone(), request, response, redirect, unknown]),
+        _ => dice.pick(&[request, response.clone(), response, redirect, unknown]),
     }
 }
 
