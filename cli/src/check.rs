@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use crate::cluster::ClusterArgs;
 use facts::Mode;
 use outcome::Outcome;
-use view::Progress;
+use view::{Progress, Report};
 
 /// Pause between two rounds of checks while the mesh starts.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -87,20 +87,30 @@ pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
     };
     let give_up = Instant::now() + args.wait;
     let mut progress = Progress::new();
+    let mut report = match args.output {
+        Format::Json => None,
+        Format::Table => Some(Report::new(false)),
+        Format::Short => Some(Report::new(true)),
+    };
     let outcome = loop {
         let facts = gather::gather(&args.cluster, mode, args.namespace.as_deref()).await;
         let outcome = Outcome::of(catalogue::CATEGORIES, &facts);
         match outcome.waits_for() {
-            Some(check) if Instant::now() + AGAIN < give_up => progress.show(&check),
+            Some(check) if Instant::now() + AGAIN < give_up => {
+                if let Some(report) = &mut report {
+                    progress.clear();
+                    report.print_settled(&outcome)?;
+                }
+                progress.show(&check);
+            }
             _ => break outcome,
         }
         tokio::time::sleep(AGAIN).await;
     };
     progress.clear();
-    match args.output {
-        Format::Json => crate::output::json(&outcome)?,
-        Format::Table => view::print(&outcome, false)?,
-        Format::Short => view::print(&outcome, true)?,
+    match &mut report {
+        None => crate::output::json(&outcome)?,
+        Some(report) => report.print_rest(&outcome)?,
     }
     Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

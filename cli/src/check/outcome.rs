@@ -99,6 +99,12 @@ impl Outcome {
     pub(super) fn checks(&self) -> impl Iterator<Item = &CheckOutcome> {
         self.categories.iter().flat_map(|category| &category.checks)
     }
+
+    /// The checks with the names of their categories.
+    pub(super) fn named_checks(&self) -> impl Iterator<Item = (&'static str, &CheckOutcome)> {
+        let categories = self.categories.iter();
+        categories.flat_map(|category| category.checks.iter().map(|check| (category.category_name, check)))
+    }
 }
 
 impl Check {

@@ -1,6 +1,7 @@
 //! Output of the checks for people: a mark and the condition; for failures also object, field and remedy.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
 };
@@ -41,33 +42,80 @@ impl Progress {
     }
 }
 
-/// `short`: only the checks that did not pass.
-pub(super) fn print(outcome: &Outcome, short: bool) -> io::Result<()> {
-    let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    output::styled(&text(outcome, short, colours))
+/// A report that is printed check by check, in the order of the catalogue, while later checks still wait.
+pub(super) struct Report {
+    /// Only the checks that did not pass.
+    short: bool,
+    colours: bool,
+    /// Category and description of the printed checks that passed.
+    passed: BTreeSet<(&'static str, &'static str)>,
+    /// Those that did not pass.
+    failed: BTreeSet<(&'static str, &'static str)>,
+    /// The category of the last line.
+    category: Option<&'static str>,
 }
 
-fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
-    let mut text = String::new();
-    for category in &outcome.categories {
-        let shown: Vec<_> = category.checks.iter().filter(|check| !short || !check.problems.is_empty()).collect();
-        if shown.is_empty() {
-            continue;
+impl Report {
+    pub(super) fn new(short: bool) -> Self {
+        let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self::with_colours(short, colours)
+    }
+
+    fn with_colours(short: bool, colours: bool) -> Self {
+        Self { short, colours, passed: BTreeSet::new(), failed: BTreeSet::new(), category: None }
+    }
+
+    /// Prints the checks before the first one that failed, except those that are printed already.
+    pub(super) fn print_settled(&mut self, outcome: &Outcome) -> io::Result<()> {
+        let text = self.settled(outcome);
+        if text.is_empty() { Ok(()) } else { output::styled(text.trim_end()) }
+    }
+
+    /// Prints the other checks, those that passed before and fail now, and the result.
+    pub(super) fn print_rest(&mut self, outcome: &Outcome) -> io::Result<()> {
+        output::styled(&self.rest(outcome))
+    }
+
+    fn settled(&mut self, outcome: &Outcome) -> String {
+        let checks = outcome.named_checks().take_while(|(_, check)| !check.is_error());
+        checks.map(|(category, check)| self.check(category, check)).collect()
+    }
+
+    fn rest(&mut self, outcome: &Outcome) -> String {
+        let mut text: String = outcome.named_checks().map(|(category, check)| self.check(category, check)).collect();
+        if self.category.is_some() {
+            text.push('\n');
         }
-        let name = category.category_name;
-        let _ = writeln!(text, "{name}\n{}", "-".repeat(name.len()));
-        for check in shown {
-            let _ = writeln!(text, "{} {}", mark(check, colours), check.description);
-            for (index, problem) in check.problems.iter().enumerate() {
-                let _ = writeln!(text, "    {}", printable::lines(&problem.to_string()));
-                // Consecutive problems may have the same remedy.
-                if check.problems.get(index + 1).is_none_or(|next| next.remedy != problem.remedy) {
-                    let _ = writeln!(text, "      remedy: {}", printable::lines(&problem.remedy));
-                }
+        text + &result(outcome, self.colours)
+    }
+
+    /// The lines of a check; none if they are printed already.
+    fn check(&mut self, category: &'static str, check: &CheckOutcome) -> String {
+        let mut text = String::new();
+        let printed = if check.problems.is_empty() { &mut self.passed } else { &mut self.failed };
+        if !printed.insert((category, check.description)) || (self.short && check.problems.is_empty()) {
+            return text;
+        }
+        if self.category != Some(category) {
+            let blank = if self.category.is_some() { "\n" } else { "" };
+            let _ = writeln!(text, "{blank}{category}\n{}", "-".repeat(category.len()));
+            self.category = Some(category);
+        }
+        let _ = writeln!(text, "{} {}", mark(check, self.colours), check.description);
+        for (index, problem) in check.problems.iter().enumerate() {
+            let _ = writeln!(text, "    {}", printable::lines(&problem.to_string()));
+            // Consecutive problems may have the same remedy.
+            if check.problems.get(index + 1).is_none_or(|next| next.remedy != problem.remedy) {
+                let _ = writeln!(text, "      remedy: {}", printable::lines(&problem.remedy));
             }
         }
-        text.push('\n');
+        text
     }
+}
+
+/// The last lines: the result, and where to begin.
+fn result(outcome: &Outcome, colours: bool) -> String {
+    let mut text = String::new();
     let failed = outcome.checks().filter(|check| check.is_error()).count();
     let warned = outcome.checks().filter(|check| check.result() == "warning").count();
     let checks = |count: usize| if count == 1 { "1 check".to_owned() } else { format!("{count} checks") };
@@ -112,6 +160,45 @@ fn paint(text: &str, colour: &str, colours: bool) -> String {
 mod tests {
     use super::{super::outcome::CategoryOutcome, *};
     use crate::problem::Problem;
+
+    fn text(outcome: &Outcome, short: bool, colours: bool) -> String {
+        Report::with_colours(short, colours).rest(outcome)
+    }
+
+    #[test]
+    fn checks_are_printed_once_and_before_the_first_that_waits() {
+        let check = |description, failed: bool| CheckOutcome {
+            description,
+            severity: Severity::Waits,
+            problems: if failed {
+                vec![Problem::new("Pod linkerd/identity", "is Pending", "wait")]
+            } else {
+                Vec::new()
+            },
+        };
+        let round = |rows: [bool; 3]| Outcome {
+            success: !rows.contains(&true),
+            categories: vec![
+                CategoryOutcome { category_name: "one", checks: vec![check("a", rows[0]), check("b", rows[1])] },
+                CategoryOutcome { category_name: "two", checks: vec![check("c", rows[2])] },
+            ],
+        };
+        let mut report = Report::with_colours(false, false);
+        assert_eq!(report.settled(&round([false, true, true])), "one\n---\n√ a\n");
+        assert_eq!(report.settled(&round([false, true, false])), "");
+        assert_eq!(report.settled(&round([false, false, true])), "√ b\n");
+        assert_eq!(report.rest(&round([false, false, false])), "\ntwo\n---\n√ c\n\nStatus check results are √");
+    }
+
+    #[test]
+    fn a_check_that_fails_after_it_passed_is_printed_again() {
+        let mut report = Report::with_colours(false, false);
+        let mut outcome = outcome();
+        let problems = std::mem::take(&mut outcome.categories[0].checks[1].problems);
+        assert!(report.settled(&outcome).ends_with("√ issuer cert is valid\n"));
+        outcome.categories[0].checks[1].problems = problems;
+        assert!(report.rest(&outcome).starts_with("× issuer cert is valid\n    Secret linkerd/issuer"));
+    }
 
     fn outcome() -> Outcome {
         let check = |description, problems| CheckOutcome { description, severity: Severity::Error, problems };
