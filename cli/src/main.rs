@@ -26,6 +26,7 @@ mod mesh;
 mod output;
 mod pod_network;
 mod problem;
+mod profile;
 mod resource;
 mod sandbox;
 mod status;
@@ -85,6 +86,8 @@ enum Command {
     Identity(identity::IdentityArgs),
     /// Show the authorizations that apply to a workload
     Authz(authz::AuthzArgs),
+    /// Print a ServiceProfile
+    Profile(profile::ProfileArgs),
     /// Print the versions of this program, the control plane and proxies
     Version(version::VersionArgs),
     /// Print a completion script
@@ -149,6 +152,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             runtime()?.block_on(authz::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Profile(args) => runtime()?.block_on(profile::execute(args)),
         Command::Version(args) => {
             runtime()?.block_on(version::execute(&args))?;
             Ok(ExitCode::SUCCESS)

@@ -86,6 +86,11 @@ impl Values {
         })
     }
 
+    /// Domain of the cluster's DNS names, without a final dot.
+    pub fn cluster_domain(&self) -> &str {
+        self.cluster_domain.as_deref().unwrap_or("cluster.local").trim_end_matches('.')
+    }
+
     /// Settings of injection, for a control plane in `namespace` whose trust anchors are `anchors_pem`.
     ///
     /// # Errors
@@ -98,9 +103,7 @@ impl Values {
         let mut config = InjectConfig::new(image_reference(name, version), version, anchors_pem);
         config.require_redirect = true;
         namespace.clone_into(&mut config.control_plane_namespace);
-        if let Some(domain) = &self.cluster_domain {
-            config.cluster_domain = domain.trim_end_matches('.').to_owned();
-        }
+        self.cluster_domain().clone_into(&mut config.cluster_domain);
         // As in the chart, identities use the cluster's domain unless a trust domain is set.
         config.trust_domain = self.identity_trust_domain.clone().unwrap_or_else(|| config.cluster_domain.clone());
         config.control_plane = ControlPlaneAddrs::in_cluster(namespace, &config.cluster_domain, &config.trust_domain);
@@ -315,6 +318,7 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
     fn reads_what_the_chart_writes() {
         let values = Values::parse(FULL).unwrap();
         let config = values.inject_config("mesh", "anchors").unwrap();
+        assert_eq!(values.cluster_domain(), "mesh.example");
         assert_eq!(config.proxy_image, "registry/weft-proxy:1.2.3");
         assert_eq!((config.proxy_version.as_str(), config.image_pull_policy.as_str()), ("1.2.3", "Never"));
         assert_eq!(config.control_plane.policy.addr, "linkerd-policy.mesh.svc.mesh.example.:8090");

@@ -209,3 +209,54 @@ fn a_mesh_that_is_not_there_is_named() {
     assert!(said.contains("linkerd-identity-trust-roots"), "{said}");
     world.done();
 }
+
+const OPEN_API: &str = "\
+openapi: 3.0.0
+servers: [{url: 'https://shop.example/v1'}]
+paths:
+  /books/{id}:
+    get: {x-linkerd-retryable: true, responses: {200: {}, 5XX: {}}}
+";
+
+const PROTO: &str = "\
+syntax = \"proto3\";
+package shop.v1;
+message Empty {}
+service Books { rpc List(Empty) returns (Empty); }
+";
+
+/// The chart's definition and its rules accept every kind of profile, which has the cluster's domain.
+#[test]
+fn profiles_are_accepted() {
+    let world = World::new("profile", "clusterDomain=mesh.example");
+    let definitions = Command::new("helm")
+        .args(["template", "weft", "charts/weft-crds", "--show-only", "templates/serviceprofiles.linkerd.io.yaml"])
+        .current_dir(Cluster::repository())
+        .output()
+        .unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("crd.yaml");
+    fs::write(&file, succeeded(&definitions)).unwrap();
+    let apply = ["apply", "--server-side", "--force-conflicts", "-f", file.to_str().unwrap()];
+    world.cluster.kubectl(&apply).unwrap();
+    let wait = ["wait", "--for=condition=established", "crd/serviceprofiles.linkerd.io", "--timeout=60s"];
+    world.cluster.kubectl(&wait).unwrap();
+
+    for (arguments, input, route) in [
+        (&["--template"][..], "", "/authors/{id}"),
+        (&["--open-api", "-"], OPEN_API, "GET /v1/books/{id}"),
+        (&["--proto", "-"], PROTO, "List"),
+    ] {
+        let printed = succeeded(&world.weft(&[&["profile", "web", "-n", &world.shop], arguments].concat(), input));
+        let name = format!("web.{}.svc.mesh.example", world.shop);
+        assert!(world.accepted(&printed).contains(&name), "{printed}");
+        world.apply(&printed);
+        let stored = world.cluster.get(&["-n", &world.shop, "serviceprofile.linkerd.io", &name]).unwrap();
+        assert_eq!(stored["spec"]["routes"][0]["name"], route);
+    }
+    let failed = world.weft(&["profile", "web", "--template", "-L", "cli-nowhere"], "");
+    assert_eq!((failed.status.code(), failed.stdout.len()), (Some(1), 0));
+    let said = errors(&failed);
+    assert!(said.contains("ConfigMap cli-nowhere/linkerd-config") && said.contains("--ignore-cluster"), "{said}");
+    world.done();
+}
