@@ -9,6 +9,7 @@ use std::{
     fs,
     io::Write as _,
     process::{Command, Output, Stdio},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -258,5 +259,37 @@ fn profiles_are_accepted() {
     assert_eq!((failed.status.code(), failed.stdout.len()), (Some(1), 0));
     let said = errors(&failed);
     assert!(said.contains("ConfigMap cli-nowhere/linkerd-config") && said.contains("--ignore-cluster"), "{said}");
+    world.done();
+}
+
+/// In a real shell, with the script that `weft completion` prints.
+#[test]
+fn a_shell_completes_the_names_that_the_cluster_has() {
+    let world = World::new("completion", "clusterDomain=mesh.example");
+    let shop = world.shop.as_str();
+    world.apply(&WEB.replace("  name: web\n", &format!("  name: web\n  namespace: {shop}\n")));
+    world.cluster.kubectl(&["-n", shop, "create", "service", "clusterip", "books", "--tcp=80"]).unwrap();
+    let run = ["-n", shop, "run", "db-0", "--image=db:1", "--restart=Never"];
+    // The namespace's account takes a moment.
+    world.cluster.until(Duration::from_secs(30), |cluster| cluster.kubectl(&run)).unwrap();
+    let complete = |line: &[&str]| {
+        let words: Vec<_> = line.iter().map(|word| format!("'{word}'")).collect();
+        let script = format!(
+            "source <(weft completion bash)\nCOMP_WORDS=({})\nCOMP_CWORD={}\n_clap_complete_weft weft '{}'\n\
+             printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            words.join(" "),
+            line.len() - 1,
+            line[line.len() - 1],
+        );
+        let output = world.cluster.command("bash").args(["-c", &script]).output().unwrap();
+        succeeded(&output).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let namespaces = complete(&["weft", "status", "-n", "cli-completion-"]);
+    assert_eq!(namespaces, [world.mesh.as_str(), shop]);
+    assert_eq!(complete(&["weft", "trace", "-n", shop, "db"]), ["db-0"]);
+    assert_eq!(complete(&["weft", "trace", "-n", shop, "deploy/"]), ["deploy/web"]);
+    assert_eq!(complete(&["weft", "explain", "--namespace", shop, "db"]), ["db-0"]);
+    assert_eq!(complete(&["weft", "profile", "--template", "-n", shop, "b"]), ["books"]);
+    assert_eq!(complete(&["weft", "uninj"]), ["uninject"]);
     world.done();
 }

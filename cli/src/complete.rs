@@ -1,0 +1,284 @@
+//! Completion in shells: `weft` itself answers what may stand at the cursor, with the names that the cluster has.
+//!
+//! The script that `weft completion` prints calls `weft` with `WEFT_COMPLETE=SHELL` and the line so far. Arguments are
+//! completed by their names, in every subcommand: `--namespace` is one everywhere. A cluster that does not answer in
+//! time, or refuses, completes to nothing.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use clap::{Arg, Command};
+use clap_complete::{
+    CompleteEnv,
+    engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate},
+    env::Shells,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, ListParams},
+    config::Kubeconfig,
+};
+
+use crate::cluster::ClusterArgs;
+
+/// The variable by which a script asks for candidates.
+const VARIABLE: &str = "WEFT_COMPLETE";
+/// How long a person waits for candidates.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Most names that are asked for; nobody reads more.
+const MOST: u32 = 500;
+/// A kind of objects: short name, group, kind, plural.
+type Row = (&'static str, &'static str, &'static str, &'static str);
+/// Kinds before a `/`.
+const KINDS: [Row; 5] = [
+    ("deploy", "apps", "Deployment", "deployments"),
+    ("ds", "apps", "DaemonSet", "daemonsets"),
+    ("sts", "apps", "StatefulSet", "statefulsets"),
+    ("rs", "apps", "ReplicaSet", "replicasets"),
+    ("job", "batch", "Job", "jobs"),
+];
+
+const NAMESPACES: Row = ("", "", "Namespace", "namespaces");
+const SERVICES: Row = ("", "", "Service", "services");
+const PODS: Row = ("", "", "Pod", "pods");
+
+/// Answers a script and ends the process, if one asks.
+pub(crate) fn answer(command: fn() -> Command) {
+    CompleteEnv::with_factory(|| with_names(command())).var(VARIABLE).complete();
+}
+
+/// The script for a shell.
+pub(crate) fn script(shell: clap_complete::Shell, to: &mut Vec<u8>) -> Result<()> {
+    let shell = shell.to_string();
+    let shells = Shells::builtins();
+    let shell = shells.completer(&shell).with_context(|| format!("{shell}: no completion for this shell"))?;
+    shell.write_registration(VARIABLE, "weft", "weft", "weft", to)?;
+    Ok(())
+}
+
+/// Adds what completes names to a command and those below it. What is in a sandbox, no cluster knows.
+fn with_names(command: Command) -> Command {
+    let below = |command: Command| if command.get_name() == "sandbox" { command } else { with_names(command) };
+    command.mut_args(with_name).mut_subcommands(below)
+}
+
+fn with_name(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "namespace" | "linkerd_namespace" => {
+            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), NAMESPACES, PATIENCE))))
+        }
+        "service" => arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), SERVICES, PATIENCE)))),
+        "context" => arg.add(ArgValueCandidates::new(|| candidates(contexts(&Line::read())))),
+        "resource" | "pod" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
+            current.to_str().map(|current| candidates(resources(Line::read(), current))).unwrap_or_default()
+        })),
+        _ => arg,
+    }
+}
+
+fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
+    names.into_iter().map(CompletionCandidate::new).collect()
+}
+
+fn contexts(line: &Line) -> Vec<String> {
+    let config = match &line.cluster.kubeconfig {
+        Some(file) => Kubeconfig::read_from(file),
+        None => Kubeconfig::read(),
+    };
+    config.into_iter().flat_map(|config| config.contexts).map(|context| context.name).collect()
+}
+
+/// Pods by their names; others by kind and name.
+fn resources(line: Line, current: &str) -> Vec<String> {
+    let (prefix, row) = match current.split_once('/') {
+        None => (String::new(), PODS),
+        Some((kind, _)) => match KINDS.iter().find(|(short, ..)| *short == kind) {
+            Some(row) => (format!("{kind}/"), *row),
+            None => return Vec::new(),
+        },
+    };
+    let mut found: Vec<_> = names(line, row, PATIENCE).iter().map(|name| format!("{prefix}{name}")).collect();
+    if prefix.is_empty() {
+        found.extend(KINDS.iter().map(|(short, ..)| format!("{short}/")));
+    }
+    found.retain(|name| name.starts_with(current));
+    found
+}
+
+fn resource((_, group, kind, plural): Row) -> ApiResource {
+    let api_version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
+    ApiResource {
+        group: group.to_owned(),
+        version: "v1".to_owned(),
+        api_version,
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+async fn list(api: Api<DynamicObject>) -> Result<Vec<String>> {
+    let found = api.list_metadata(&ListParams::default().limit(MOST)).await?;
+    Ok(found.items.into_iter().filter_map(|object| object.metadata.name).collect())
+}
+
+/// Names of objects in the cluster that the line so far is about; none if it does not give them in time. In a thread of
+/// its own: a program that a kubeconfig names for credentials cannot be interrupted.
+fn names(line: Line, row: Row, patience: Duration) -> Vec<String> {
+    if line.is_local {
+        return Vec::new();
+    }
+    let (found_tx, found_rx) = mpsc::channel();
+    thread::spawn(move || {
+        let asked = async {
+            let cluster = line.cluster.cluster().await?;
+            let resource = resource(row);
+            let api: Api<DynamicObject> = if row.2 == NAMESPACES.2 {
+                Api::all_with(cluster.client, &resource)
+            } else {
+                Api::namespaced_with(cluster.client, &line.namespace.unwrap_or(cluster.default_namespace), &resource)
+            };
+            list(api).await
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        // One that waits no longer is not there.
+        let _ = found_tx.send(runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(asked)));
+    });
+    found_rx.recv_timeout(patience).ok().and_then(Result::ok).unwrap_or_default()
+}
+
+/// What the line so far says about the cluster and the namespace.
+#[derive(Default)]
+struct Line {
+    cluster: ClusterArgs,
+    namespace: Option<String>,
+    /// It is about a sandbox or an agent of this host.
+    is_local: bool,
+}
+
+impl Line {
+    fn read() -> Self {
+        // The script's own arguments end with `--`.
+        let words: Vec<_> = env::args_os().skip_while(|word| word != "--").collect();
+        Self::of(&words)
+    }
+
+    fn of(words: &[OsString]) -> Self {
+        let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
+        let value = |names: &[&str]| {
+            let found = words.iter().enumerate().find_map(|(index, word)| {
+                names.iter().find_map(|name| match word.strip_prefix(name)? {
+                    "" => words.get(index + 1).copied(),
+                    rest if name.starts_with("--") => rest.strip_prefix('='),
+                    rest => Some(rest.strip_prefix('=').unwrap_or(rest)),
+                })
+            });
+            found.map(str::to_owned)
+        };
+        let cluster = ClusterArgs {
+            kubeconfig: value(&["--kubeconfig"]).map(PathBuf::from),
+            context: value(&["--context"]),
+            impersonate: value(&["--as"]),
+            ..ClusterArgs::default()
+        };
+        let is_local = value(&["--sandbox"]).or_else(|| value(&["--agent-socket"])).is_some();
+        Self { cluster, namespace: value(&["--namespace", "-n"]), is_local }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn complete(words: &[&str]) -> Vec<String> {
+        let mut command = with_names(crate::Cli::command());
+        let words: Vec<_> = words.iter().map(OsString::from).collect();
+        let last = words.len() - 1;
+        let found = clap_complete::engine::complete(&mut command, words, last, None).unwrap();
+        found.iter().map(|candidate| candidate.get_value().to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn commands_and_options_are_completed() {
+        let found = complete(&["weft", ""]);
+        for command in ["check", "status", "inject", "profile", "completion"] {
+            assert!(found.iter().any(|name| name == command), "{command}: {found:?}");
+        }
+        assert_eq!(complete(&["weft", "check", "--prox"]), ["--proxy"]);
+        assert!(!found.iter().any(|name| name == "sandbox-init"), "{found:?}");
+    }
+
+    /// A kubeconfig whose cluster is at this address.
+    fn kubeconfig(address: &str) -> (tempfile::TempDir, Line) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config");
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "staging",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "contexts": [
+                {"name": "staging", "context": {"cluster": "c", "user": "u"}},
+                {"name": "production", "context": {"cluster": "c", "user": "u"}},
+            ],
+            "users": [{"name": "u", "user": {}}],
+        });
+        std::fs::write(&file, text.to_string()).unwrap();
+        let cluster = ClusterArgs { kubeconfig: Some(file), ..ClusterArgs::default() };
+        (directory, Line { cluster, ..Line::default() })
+    }
+
+    #[test]
+    fn contexts_are_those_of_the_kubeconfig_on_the_line() {
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert_eq!(contexts(&line), ["staging", "production"]);
+    }
+
+    #[test]
+    fn a_cluster_that_does_not_answer_has_no_names() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (_directory, line) = kubeconfig(&silent.local_addr().unwrap().to_string());
+        assert!(names(line, PODS, Duration::from_millis(200)).is_empty());
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert!(names(line, PODS, PATIENCE).is_empty());
+    }
+
+    #[test]
+    fn kinds_are_offered_even_so() {
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert_eq!(resources(line, "d"), ["deploy/", "ds/"]);
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert!(resources(line, "unknown/x").is_empty());
+    }
+
+    #[test]
+    fn the_line_so_far_says_which_cluster() {
+        let of = |words: &[&str]| Line::of(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        let line = of(&["--", "weft", "trace", "--context=staging", "-n", "shop", "--kubeconfig", "/k", ""]);
+        assert_eq!(line.cluster.context.as_deref(), Some("staging"));
+        assert_eq!(line.cluster.kubeconfig, Some(PathBuf::from("/k")));
+        assert_eq!((line.namespace.as_deref(), line.is_local), (Some("shop"), false));
+        for short in ["-nshop", "-n=shop", "--namespace=shop"] {
+            assert_eq!(of(&["--", "weft", "trace", short]).namespace.as_deref(), Some("shop"), "{short}");
+        }
+        assert_eq!(of(&["--", "weft", "trace", "-n"]).namespace, None);
+        assert!(of(&["--", "weft", "trace", "--sandbox", "default", ""]).is_local);
+    }
+
+    #[test]
+    fn every_shell_gets_a_script_that_asks_weft() {
+        use clap::ValueEnum as _;
+        for shell in clap_complete::Shell::value_variants() {
+            let mut text = Vec::new();
+            script(*shell, &mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.contains(VARIABLE), "{shell}: {text}");
+        }
+    }
+}
