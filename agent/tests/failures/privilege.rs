@@ -114,7 +114,7 @@ pub(crate) fn confinement(world: &mut World) {
 }
 
 pub(crate) fn as_in_the_chart(_world: &mut World) {
-    let chart = std::fs::read_to_string("../charts/weft-control-plane/templates/agent.yaml").unwrap();
+    let chart = std::fs::read_to_string("../charts/weft-control-plane/templates/_agent.tpl").unwrap();
     let added = chart.lines().find_map(|line| line.trim().strip_prefix("add: [")).unwrap().trim_end_matches(']');
     let added: BTreeSet<String> = added.split(", ").map(str::to_owned).collect();
     let needed = CAPABILITIES.union(CapabilitySet::SYS_CHROOT);
