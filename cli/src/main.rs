@@ -106,6 +106,12 @@ The script asks weft, which asks the cluster for names of namespaces, workloads,
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write manual pages of every command
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        directory: PathBuf,
+    },
     /// Run a container (internal)
     #[command(hide = true)]
     SandboxInit {
@@ -166,6 +172,11 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Profile(args) => runtime()?.block_on(profile::execute(args)),
         Command::Version(args) => {
             runtime()?.block_on(version::execute(&args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { directory } => {
+            let pages = clap_mangen::generate_to(Cli::command(), &directory);
+            pages.with_context(|| format!("write manual pages to {}", directory.display()))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Completion { shell } => {

@@ -4,7 +4,7 @@
 //! machine prepared in any other way is accepted. apt and cargo install; without apt or root, a message says what to
 //! run. Nothing is written into the checkout.
 
-pub(crate) mod cargo_tools;
+pub mod cargo_tools;
 pub(crate) mod kernel;
 pub mod packages;
 pub mod toolchain;

@@ -1,10 +1,11 @@
-//! `dist`: everything to install in a cluster: container images of our programs, packaged charts, and the command line
-//! `weft`.
+//! `dist`: everything to install in a cluster: container images of our programs, packaged charts, the command line `weft`, and
+//! what goes with them.
 //!
 //! An image contains a program, the libraries that it is linked with at their own paths, and a list of users, and
 //! nothing else. The libraries are one layer that all images share.
 
 pub(crate) mod image;
+mod release;
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +29,8 @@ use crate::tools::Tools;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask dist                      optimised images, charts and weft in dist/
+  cargo xtask dist                      optimised images, charts and weft in dist/, with completions, manual
+                                        pages, bills of materials and checksums
   cargo xtask dist --profile dev        the same from the binaries of the tests, in seconds
   docker load < dist/images/weft-proxy-0.1.0.tar
   kind load image-archive dist/images/weft-proxy-0.1.0.tar
@@ -42,7 +44,7 @@ pub(crate) struct Args {
     /// Use the programs as they were last built
     #[arg(long)]
     no_build: bool,
-    /// Leave out charts and weft
+    /// Leave out everything but the images
     #[arg(long)]
     images_only: bool,
 }
@@ -95,7 +97,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     if !args.images_only {
         written.extend(charts(&workspace)?);
-        written.push(command_line(&workspace, &workspace.binaries(args.profile.directory()))?);
+        let weft = command_line(&workspace, &workspace.binaries(args.profile.directory()))?;
+        written.extend(release::of_command_line(&workspace, &weft)?);
+        written.push(weft);
+        written.extend(release::bills_of_materials(&workspace)?);
+        written.push(release::checksums(&workspace.root.join("dist"), &written)?);
     }
     for path in written {
         println!("{}", path.display());

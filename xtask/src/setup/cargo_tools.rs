@@ -11,7 +11,7 @@ use crate::{
 
 /// A program from crates.io.
 #[derive(Debug)]
-pub(crate) struct Tool {
+pub struct Tool {
     name: &'static str,
     version: &'static str,
     /// Purpose, for the message.
@@ -22,24 +22,28 @@ pub(crate) struct Tool {
 pub(crate) const CARGO_DENY: Tool =
     Tool { name: "cargo-deny", version: "0.20.2", why: "checks licences and origins of what we build from" };
 
+/// Lists what programs are built from, as CycloneDX.
+pub const CARGO_CYCLONEDX: Tool =
+    Tool { name: "cargo-cyclonedx", version: "0.5.9", why: "lists what a release is built from" };
+
 /// The program, if it is built in this version.
 ///
 /// # Errors
 /// When there is no cache directory.
 pub(crate) fn find(tool: &Tool) -> Result<Option<PathBuf>> {
-    let program = directory()?.join("bin").join(tool.name);
-    if !program.exists() {
-        return Ok(None);
-    }
-    let version = command::output(std::process::Command::new(&program).arg("--version"))?;
-    Ok((version.trim() == format!("{} {}", tool.name, tool.version)).then_some(program))
+    let directory = directory()?;
+    let program = directory.join("bin").join(tool.name);
+    // Cargo's own record of what it has installed there.
+    let record = std::fs::read_to_string(directory.join(".crates.toml")).unwrap_or_default();
+    let is_there = program.exists() && record.contains(&format!("\"{} {} (", tool.name, tool.version));
+    Ok(is_there.then_some(program))
 }
 
 /// The program, built if necessary.
 ///
 /// # Errors
 /// When it does not build.
-pub(crate) fn ensure(tool: &Tool) -> Result<PathBuf> {
+pub fn ensure(tool: &Tool) -> Result<PathBuf> {
     if let Some(program) = find(tool)? {
         return Ok(program);
     }
