@@ -58,16 +58,15 @@ config.linkerd.io/opaque-ports: {{ . | quote }}
 {{- end }}
 config.linkerd.io/skip-outbound-ports: {{ $v.proxyInit.kubeAPIServerPorts | toString | quote }}
 {{- /* A component's own annotations come first. */}}
-{{- with merge (dict) (.own | default dict) ($v.podAnnotations | default dict) }}
+{{- with mergeOverwrite (dict) ($v.podAnnotations | default dict) (.own | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
 {{/* Where Weft's images are: what comes before the name in agent.image.name. */}}
 {{- define "weft.registry" -}}
-{{- $directory := dir (first (splitList "@" .Values.agent.image.name)) -}}
-{{- if ne $directory "." -}}
-{{ $directory }}/
+{{- range splitList "@" .Values.agent.image.name | first | splitList "/" | initial -}}
+{{ . }}/
 {{- end -}}
 {{- end }}
 

@@ -178,6 +178,11 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
     {{- if .enabled }}
     {{- $identity := .collector.meshIdentity }}
     {{- $attributes := dict "k8s.pod.ip" "$(_pod_ip)" "k8s.pod.uid" "$(_pod_uid)" "k8s.container.name" "$(_pod_containerName)" }}
+    {{- range $name, $value := .labels }}
+    {{- if not (has $value (list nil "")) }}
+    {{- $_ := set $attributes $name $value }}
+    {{- end }}
+    {{- end }}
     - name: LINKERD2_PROXY_TRACE_ATTRIBUTES_PATH
       value: /var/run/linkerd/podinfo/labels
     - name: LINKERD2_PROXY_TRACE_COLLECTOR_SVC_ADDR
@@ -190,10 +195,8 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       value: {{ .traceServiceName | default "linkerd-proxy" | quote }}
     - name: LINKERD2_PROXY_TRACE_EXTRA_ATTRIBUTES
       value: |
-        {{- range $name, $value := merge (deepCopy (.labels | default dict)) $attributes }}
-        {{- if not (kindIs "invalid" $value) }}
+        {{- range $name, $value := $attributes }}
         {{ $name }}={{ $value }}
-        {{- end }}
         {{- end }}
     {{- end }}
     {{- end }}
@@ -221,8 +224,9 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       path: /ready
       port: {{ int $proxy.ports.admin }}
     {{- /* An ordinary container has no startup probe, and the other containers wait until this one is ready. */}}
-    {{- $often := ternary (dict) (dict "periodSeconds" 2 "failureThreshold" 7) .native }}
-    {{- include "weft.probe" (dict "values" $proxy.readinessProbe "default" (merge (dict "initialDelaySeconds" 2) $often)) | nindent 4 }}
+    {{- $often := dict "initialDelaySeconds" 2 "periodSeconds" 2 "failureThreshold" 7 }}
+    {{- $timing := ternary (dict "initialDelaySeconds" 2) $often .native }}
+    {{- include "weft.probe" (dict "values" $proxy.readinessProbe "default" $timing) | nindent 4 }}
   {{- if .native }}
   startupProbe:
     httpGet:
@@ -291,9 +295,12 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
 {{/* A quantity of CPU in whole processors, rounded up, at least 1; nothing for none. */}}
 {{- define "weft.wholeCores" -}}
 {{- with . -}}
-{{- $quantity := toString . -}}
-{{- $parts := dict "n" 1e9 "u" 1e6 "m" 1e3 -}}
-{{- $suffix := substr (sub (len $quantity) 1 | int) (len $quantity) $quantity -}}
-{{- max 1 (divf (trimSuffix (ternary $suffix "" (hasKey $parts $suffix)) $quantity) (get $parts $suffix | default 1) | ceil) -}}
+{{- $cores := toString . -}}
+{{- range $suffix, $parts := dict "n" 1e9 "u" 1e6 "m" 1e3 -}}
+{{- if hasSuffix $suffix (toString $) -}}
+{{- $cores = divf (trimSuffix $suffix $cores) $parts -}}
+{{- end -}}
+{{- end -}}
+{{- max 1 (ceil $cores) -}}
 {{- end -}}
 {{- end }}

@@ -53,7 +53,7 @@ supported: true for those that have no meaning, false for those that are not sup
 {{- if .enabled -}}
 {{- $endpoint := required "\n\nproxy.tracing.enabled is true, so say where spans go: set proxy.tracing.collector.endpoint to HOST:PORT of an OpenTelemetry collector, or remove the value\n" .collector.endpoint -}}
 {{- $identity := .collector.meshIdentity -}}
-{{- if not (or (and $identity.serviceAccountName $identity.namespace) (regexMatch "^(localhost[.]?|127[.][0-9.]+|[[]::1]):" $endpoint)) -}}
+{{- if not (or (and $identity.serviceAccountName $identity.namespace) (regexMatch `^(localhost[.]?|127[.][0-9.]+|\[::1\]):` $endpoint)) -}}
 {{- fail (printf "\n\nproxies send spans to %s over mutual TLS: mesh the collector and name its ServiceAccount, by proxy.tracing.collector.meshIdentity.serviceAccountName and .namespace\n" $endpoint) -}}
 {{- end -}}
 {{- end -}}

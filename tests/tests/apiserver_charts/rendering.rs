@@ -151,6 +151,7 @@ fn the_control_planes_own_proxy_is_the_injectors() {
                   proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,\
                   proxy.tracing.collector.meshIdentity.serviceAccountName=otel,\
                   proxy.tracing.collector.meshIdentity.namespace=obs,proxy.tracing.labels.zone=z,\
+                  proxy.tracing.labels.none=,proxy.tracing.labels.k8s\\.pod\\.uid=,\
                   proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=a";
     let settings = strings(&["--set", tuning]);
     let rendered = objects(&cluster, &render(&[certificates.all(), settings].concat()));

@@ -143,13 +143,19 @@ fn a_components_own_values_are_its_own() {
     ] {
         let team = "podAnnotations.example\\.org/team";
         let probes = probes(component);
-        let settings = format!("{probes},{annotations}.{team}=mesh,{team}=all,{proxy}.memory.limit=77Mi");
+        let settings = format!(
+            "{probes},{annotations}.{team}=mesh,{team}=all,{annotations}.podAnnotations.note=,podAnnotations.note=all,\
+             {proxy}.memory.limit=77Mi"
+        );
         let rendered = objects(&cluster, &render(&[certificates.all(), strings(&["--set", &settings])].concat()));
         for other in ["destination", "identity", "proxy-injector"] {
             let template = &object(&rendered, "Deployment", &format!("linkerd-{other}"))["spec"]["template"];
             let own = other == deployment;
             let team = &template["metadata"]["annotations"]["example.org/team"];
             assert_eq!(team, if own { "mesh" } else { "all" }, "{component}: pods of {other}");
+            // An annotation without a text is one, too.
+            let note = &template["metadata"]["annotations"]["note"];
+            assert_eq!(note, if own { "" } else { "all" }, "{component}: pods of {other}");
             let lists = [&template["spec"]["containers"], &template["spec"]["initContainers"]];
             for found in lists.into_iter().filter_map(Value::as_array).flatten() {
                 let (name, probe) = (found["name"].as_str().unwrap(), &found["livenessProbe"]["timeoutSeconds"]);
