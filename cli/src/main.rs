@@ -15,6 +15,7 @@
 
 mod agent;
 mod authz;
+mod chart;
 mod check;
 mod cluster;
 mod complete;
@@ -22,6 +23,7 @@ mod diagnostics;
 mod explain;
 mod identity;
 mod inject;
+mod install;
 mod manifest;
 mod mesh;
 mod output;
@@ -89,6 +91,14 @@ enum Command {
     Authz(authz::AuthzArgs),
     /// Print a ServiceProfile
     Profile(profile::ProfileArgs),
+    /// Print the manifests of a mesh, or of its custom resource definitions
+    Install(install::InstallArgs),
+    /// Print the manifests of an installed mesh in this version
+    Upgrade(install::UpgradeArgs),
+    /// Print what to delete to remove the mesh
+    Uninstall(install::UninstallArgs),
+    /// Print what to delete after an upgrade
+    Prune(install::PruneArgs),
     /// Print the versions of this program, the control plane and proxies
     Version(version::VersionArgs),
     /// Print a completion script
@@ -170,6 +180,10 @@ fn execute(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Profile(args) => runtime()?.block_on(profile::execute(args)),
+        Command::Install(args) => runtime()?.block_on(install::install(args)),
+        Command::Upgrade(args) => runtime()?.block_on(install::upgrade(args)),
+        Command::Uninstall(args) => runtime()?.block_on(install::uninstall(args)),
+        Command::Prune(args) => runtime()?.block_on(install::prune(args)),
         Command::Version(args) => {
             runtime()?.block_on(version::execute(&args))?;
             Ok(ExitCode::SUCCESS)

@@ -1,0 +1,256 @@
+//! The charts in this program, rendered as `helm template` renders them.
+//!
+//! ```text
+//! values.yaml, files, --set ──values──> checked by values.schema.json ──render──> manifests
+//! ```
+//!
+//! Owns as much of Helm's templates as our charts use, which a test compares with helm. What it does not know is an
+//! error, and never left out. Nothing is downloaded, and no cluster is asked.
+
+mod functions;
+mod lex;
+mod parse;
+mod render;
+mod schema;
+mod value;
+pub(crate) mod values;
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+use include_dir::{Dir, include_dir};
+use serde_json::{Value as Json, json};
+use weft_k8s_api::manifest::split;
+
+use parse::Templates;
+use render::Renderer;
+use value::Value;
+use values::Settings;
+
+/// The folder of the repository; new files in it are seen when this file is compiled again.
+static CHARTS: Dir = include_dir!("$CARGO_MANIFEST_DIR/../charts");
+const CONTROL_PLANE: &str = "weft-control-plane";
+
+/// The chart of the control plane.
+pub(crate) struct Chart {
+    templates: Templates,
+    files: BTreeMap<String, String>,
+    metadata: Json,
+}
+
+impl Chart {
+    /// Reads the chart.
+    ///
+    /// # Errors
+    /// When one of its files is not what it should be.
+    pub(crate) fn control_plane() -> Result<Self> {
+        let root = CHARTS.get_dir(CONTROL_PLANE).context("the chart is not in this program")?;
+        let (mut templates, mut files) = (Templates::new(), BTreeMap::new());
+        collect(root, &mut |path, text| {
+            if path.starts_with("templates/") {
+                return parse::file(path, text, &mut templates);
+            }
+            files.insert(path.to_owned(), text.to_owned());
+            Ok(())
+        })?;
+        let metadata = values::parsed(file(&files, "Chart.yaml")?).context("Chart.yaml")?;
+        Ok(Self { templates, files, metadata })
+    }
+
+    /// The chart's values without any setting.
+    pub(crate) fn defaults(&self) -> Result<Json> {
+        values::parsed(file(&self.files, "values.yaml")?).context("values.yaml")
+    }
+
+    /// The chart's values for high availability.
+    pub(crate) fn high_availability(&self) -> Result<Json> {
+        values::parsed(file(&self.files, "values-ha.yaml")?).context("values-ha.yaml")
+    }
+
+    /// All values with these settings.
+    ///
+    /// # Errors
+    /// When one cannot be read, or the chart's schema refuses it; every refused one is named.
+    pub(crate) fn values(&self, settings: &Settings) -> Result<Json> {
+        let values = settings.onto(&self.defaults()?)?;
+        let schema: Json =
+            serde_json::from_str(file(&self.files, "values.schema.json")?).context("values.schema.json")?;
+        let refused = schema::mistakes(&schema, &values).context("values.schema.json")?;
+        if !refused.is_empty() {
+            bail!("{}", refused.join("\n"));
+        }
+        Ok(values)
+    }
+
+    /// The manifests of a release in `namespace`, each a document of its own.
+    ///
+    /// # Errors
+    /// When the chart refuses the values, with its own words.
+    pub(crate) fn manifests(&self, namespace: &str, values: &Json) -> Result<Vec<String>> {
+        let mut manifests = Vec::new();
+        for name in self.templates.keys().filter(|name| is_manifest(name)) {
+            // Each has its own values: functions such as `set` change them.
+            let text = self.renderer().render(name, &Value::from(root(&self.metadata, namespace, values)))?;
+            let documents = split(&text).into_iter().map(|document| document.text.trim());
+            manifests.extend(documents.filter(|document| !is_blank(document)).map(|document| format!("{document}\n")));
+        }
+        Ok(manifests)
+    }
+
+    /// Linkerd's values that are set and have no meaning here, with the reason of each.
+    pub(crate) fn meaningless(&self, namespace: &str, values: &Json) -> Result<Vec<String>> {
+        let arguments = json!({"root": root(&self.metadata, namespace, values), "supported": true});
+        let text = self.renderer().render("weft.differs", &Value::from(arguments))?;
+        Ok(serde_yaml_ng::from_str::<Option<Vec<String>>>(&text).context("weft.differs")?.unwrap_or_default())
+    }
+
+    fn renderer(&self) -> Renderer<'_> {
+        Renderer { templates: &self.templates, files: &self.files }
+    }
+}
+
+/// What templates see, as helm names it.
+fn root(metadata: &Json, namespace: &str, values: &Json) -> Json {
+    let mut values = values.clone();
+    if let Json::Object(values) = &mut values {
+        values.entry("global").or_insert_with(|| json!({}));
+    }
+    json!({
+        "Values": values,
+        "Chart": {"Name": metadata["name"], "Version": metadata["version"], "AppVersion": metadata["appVersion"]},
+        "Release": {
+            "Name": CONTROL_PLANE, "Namespace": namespace, "Service": "Helm",
+            "IsInstall": true, "IsUpgrade": false, "Revision": 1,
+        },
+    })
+}
+
+fn is_manifest(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    name.starts_with("templates/")
+        && !file.starts_with('_')
+        && Path::new(file).extension().is_some_and(|end| end == "yaml")
+}
+
+fn is_blank(document: &str) -> bool {
+    document.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+}
+
+fn file<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> {
+    files.get(name).map(String::as_str).with_context(|| format!("{name} is not in the chart"))
+}
+
+/// Every file below a folder, by its path in the chart.
+fn collect(folder: &Dir, each: &mut impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
+    for file in folder.files() {
+        let path = file.path().strip_prefix(CONTROL_PLANE).unwrap_or(file.path());
+        // Paths in the program are those of the machine that compiled it.
+        let path = path.to_string_lossy().replace('\\', "/");
+        each(&path, file.contents_utf8().with_context(|| format!("{path}: not text"))?)?;
+    }
+    folder.dirs().try_for_each(|folder| collect(folder, each))
+}
+
+/// The custom resource definitions, which are no templates; `gateway_api` adds those of the Gateway API.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub(crate) fn definitions(gateway_api: bool) -> Result<Vec<String>> {
+    let files = |folder: &str| {
+        let files = CHARTS.get_dir(folder).into_iter().flat_map(Dir::files);
+        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "yaml"))
+    };
+    let all = files("weft-crds/templates").chain(files("weft-crds/files/gateway-api").filter(|_| gateway_api));
+    let mut definitions = Vec::new();
+    for file in all {
+        let text = file.contents_utf8().with_context(|| file.path().display().to_string())?;
+        // One file includes those of the other folder.
+        if !text.contains("{{") {
+            definitions.push(text.trim_start_matches("---\n").to_owned());
+        }
+    }
+    Ok(definitions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::document;
+
+    /// Certificates come from elsewhere, so that none are needed.
+    const EXTERNAL: [&str; 2] = ["identity.externalCA=true", "identity.issuer.scheme=kubernetes.io/tls"];
+
+    fn settings(more: &[&str]) -> Settings {
+        Settings { set: EXTERNAL.iter().chain(more).map(|set| (*set).to_owned()).collect(), ..Settings::default() }
+    }
+
+    #[test]
+    fn every_manifest_is_an_object() {
+        let chart = Chart::control_plane().unwrap();
+        let ha =
+            Settings { base: Some(chart.high_availability().unwrap()), ..settings(&["clusterDomain=mesh.example"]) };
+        let values = chart.values(&ha).unwrap();
+        let manifests = chart.manifests("mesh", &values).unwrap();
+        let kinds: Vec<_> = manifests
+            .iter()
+            .map(|text| document::parse_yaml(text).unwrap()["kind"].as_str().unwrap().to_owned())
+            .collect();
+        for (kind, count) in [("Deployment", 3), ("DaemonSet", 1), ("PodDisruptionBudget", 3)] {
+            assert_eq!(kinds.iter().filter(|found| *found == kind).count(), count, "{kind}: {kinds:?}");
+        }
+        assert!(manifests.iter().any(|text| text.contains("--cluster-domain=mesh.example")));
+    }
+
+    #[test]
+    fn a_value_that_the_schema_refuses_is_named() {
+        let chart = Chart::control_plane().unwrap();
+        for (setting, words) in [
+            ("controllerReplica=3", "controllerReplica"),
+            ("controllerLogLevel=loud", "controllerLogLevel"),
+            ("proxy.defaultInboundPolicy=open", "proxy.defaultInboundPolicy"),
+        ] {
+            let error = chart.values(&settings(&[setting])).unwrap_err().to_string();
+            assert!(error.contains(words), "{setting}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_charts_own_words_are_the_error() {
+        let chart = Chart::control_plane().unwrap();
+        let values = chart.values(&Settings::default()).unwrap();
+        let error = chart.manifests("mesh", &values).unwrap_err().to_string();
+        assert!(error.starts_with("identityTrustAnchorsPEM is missing"), "{error}");
+    }
+
+    #[test]
+    fn a_value_of_linkerds_without_a_meaning_is_mentioned() {
+        let chart = Chart::control_plane().unwrap();
+        let of = |more: &[&str]| {
+            let values = chart.values(&settings(more)).unwrap();
+            chart.meaningless("mesh", &values).unwrap()
+        };
+        assert!(of(&["cniEnabled=true"]).iter().any(|note| note.starts_with("cniEnabled: ")));
+        assert_eq!(of(&[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_definitions_are_those_that_weft_reads() {
+        let names = |gateway_api| -> Vec<String> {
+            let texts = definitions(gateway_api).unwrap();
+            let read = texts.iter().map(|text| document::parse_yaml(text).unwrap());
+            read.map(|value| {
+                assert_eq!(value["kind"], "CustomResourceDefinition");
+                value["metadata"]["name"].as_str().unwrap().to_owned()
+            })
+            .collect()
+        };
+        let (without, with) = (names(false), names(true));
+        for name in ["servers.policy.linkerd.io", "serviceprofiles.linkerd.io", "externalworkloads.workload.linkerd.io"]
+        {
+            assert!(without.iter().any(|known| known == name), "{name}: {without:?}");
+        }
+        assert!(!without.iter().any(|name| name.ends_with("gateway.networking.k8s.io")));
+        assert!(with.iter().any(|name| name == "httproutes.gateway.networking.k8s.io"), "{with:?}");
+        assert_eq!(without, with[..without.len()]);
+    }
+}

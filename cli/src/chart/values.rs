@@ -1,0 +1,261 @@
+//! Values of a chart: its own, those of files, and those of `--set` and its relatives, in helm's order and syntax.
+
+use std::{fs, iter::Peekable, str::Chars};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Map, Value};
+
+use crate::manifest::document;
+
+/// Largest index of a list in `--set`, helm's bound.
+const LARGEST_INDEX: usize = 65_536;
+
+/// What a person sets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// Values that come before all others, such as those of the installation.
+    pub(crate) base: Option<Value>,
+    /// Files, in their order.
+    pub(crate) files: Vec<String>,
+    /// `--set`.
+    pub(crate) set: Vec<String>,
+    /// `--set-string`.
+    pub(crate) set_string: Vec<String>,
+    /// `--set-file`.
+    pub(crate) set_file: Vec<String>,
+}
+
+impl Settings {
+    /// The chart's `defaults` with these settings.
+    ///
+    /// # Errors
+    /// When a file or a setting cannot be read; the error names it.
+    pub(crate) fn onto(&self, defaults: &Value) -> Result<Value> {
+        let mut over = self.base.clone().unwrap_or_else(|| Value::Object(Map::new()));
+        for file in &self.files {
+            let text = fs::read_to_string(file).with_context(|| file.clone())?;
+            merge(&mut over, parsed(&text).with_context(|| file.clone())?);
+        }
+        for (flag, settings) in
+            [("--set", &self.set), ("--set-string", &self.set_string), ("--set-file", &self.set_file)]
+        {
+            for setting in settings {
+                apply(&mut over, setting, flag).with_context(|| format!("{flag} {setting}"))?;
+            }
+        }
+        let mut values = defaults.clone();
+        merge(&mut values, over);
+        Ok(values)
+    }
+}
+
+/// The values in a text.
+///
+/// # Errors
+/// When it is not a YAML mapping.
+pub(crate) fn parsed(text: &str) -> Result<Value> {
+    match serde_json::to_value(document::parse_yaml(text)?)? {
+        Value::Null => Ok(Value::Object(Map::new())),
+        values @ Value::Object(_) => Ok(values),
+        _ => bail!("expected values, such as `proxy: {{logLevel: info}}`"),
+    }
+}
+
+/// Puts `over` into `values`, maps key by key. Null removes a value, as for helm.
+pub(crate) fn merge(values: &mut Value, over: Value) {
+    let (Value::Object(known), Value::Object(over)) = (&mut *values, &over) else {
+        *values = over;
+        return;
+    };
+    for (key, value) in over {
+        match known.get_mut(key) {
+            _ if value.is_null() => {
+                known.remove(key);
+            }
+            Some(known) => merge(known, value.clone()),
+            None => {
+                known.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// A step to a value.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// Applies `a.b[0]=c,d={x,y}`.
+fn apply(values: &mut Value, setting: &str, flag: &str) -> Result<()> {
+    let mut chars = setting.chars().peekable();
+    loop {
+        let path = path(&mut chars)?;
+        let value = if flag != "--set-file" && chars.next_if_eq(&'{').is_some() {
+            Value::Array(elements(&mut chars, flag)?)
+        } else {
+            scalar(&word(&mut chars, &[',']), flag)?
+        };
+        *place(values, &path)? = value;
+        match chars.next() {
+            None => return Ok(()),
+            Some(',') => {}
+            Some(c) => bail!("unexpected {c:?}"),
+        }
+    }
+}
+
+/// Up to and including `=`.
+fn path(chars: &mut Peekable<Chars>) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    loop {
+        let key = word(chars, &['.', '=', '[', ',']);
+        if !key.is_empty() {
+            steps.push(Step::Key(key));
+        }
+        match chars.next() {
+            Some('.') => {}
+            Some('=') if !steps.is_empty() => return Ok(steps),
+            Some('[') => {
+                let index = word(chars, &[']']);
+                let number = index.parse().ok().filter(|index| *index <= LARGEST_INDEX);
+                steps.push(Step::Index(number.with_context(|| format!("bad index {index:?}"))?));
+                if chars.next() != Some(']') {
+                    bail!("] is missing");
+                }
+            }
+            _ => bail!("expected PATH=VALUE, such as proxy.logLevel=info"),
+        }
+    }
+}
+
+/// Up to one of these, which a backslash quotes.
+fn word(chars: &mut Peekable<Chars>, ends: &[char]) -> String {
+    let mut word = String::new();
+    while let Some(c) = chars.next_if(|c| !ends.contains(c)) {
+        word.push(if c == '\\' { chars.next().unwrap_or(c) } else { c });
+    }
+    word
+}
+
+fn elements(chars: &mut Peekable<Chars>, flag: &str) -> Result<Vec<Value>> {
+    let mut elements = Vec::new();
+    loop {
+        let element = word(chars, &[',', '}']);
+        match chars.next() {
+            Some('}') if element.is_empty() && elements.is_empty() => return Ok(elements),
+            Some(end @ (',' | '}')) => {
+                elements.push(scalar(&element, flag)?);
+                if end == '}' {
+                    return Ok(elements);
+                }
+            }
+            _ => bail!("}} is missing"),
+        }
+    }
+}
+
+fn scalar(text: &str, flag: &str) -> Result<Value> {
+    Ok(match (flag, text) {
+        ("--set-file", file) => Value::from(fs::read_to_string(file).with_context(|| file.to_owned())?),
+        ("--set-string", text) => Value::from(text),
+        (_, "true") => Value::Bool(true),
+        (_, "false") => Value::Bool(false),
+        (_, "null") => Value::Null,
+        // 0123 is a text, such as a port range or a mode.
+        (_, text) if text != "0" && text.starts_with('0') => Value::from(text),
+        (_, text) => text.parse::<i64>().map_or_else(|_| Value::from(text), Value::from),
+    })
+}
+
+/// The place of a value, which is made if it is not there.
+fn place<'a>(values: &'a mut Value, path: &[Step]) -> Result<&'a mut Value> {
+    let mut value = values;
+    for step in path {
+        value = match step {
+            Step::Key(key) => {
+                if !value.is_object() {
+                    *value = Value::Object(Map::new());
+                }
+                let Value::Object(map) = value else { bail!("{key}: not in a map") };
+                map.entry(key.clone()).or_insert(Value::Null)
+            }
+            Step::Index(index) => {
+                if !value.is_array() {
+                    *value = Value::Array(Vec::new());
+                }
+                let Value::Array(items) = value else { bail!("[{index}]: not in a list") };
+                if items.len() <= *index {
+                    items.resize(index + 1, Value::Null);
+                }
+                &mut items[*index]
+            }
+        };
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn set(setting: &str) -> Result<Value> {
+        let mut values = Value::Object(Map::new());
+        apply(&mut values, setting, "--set").map(|()| values)
+    }
+
+    /// Each row is what helm makes of it (`helm:pkg/strvals`).
+    #[test]
+    fn settings_are_helms() {
+        for (setting, expected) in [
+            ("a=1", json!({"a": 1})),
+            ("a.b=x,a.c=true", json!({"a": {"b": "x", "c": true}})),
+            ("a[1].b=x", json!({"a": [null, {"b": "x"}]})),
+            ("a={x,1}", json!({"a": ["x", 1]})),
+            ("a={}", json!({"a": []})),
+            ("a=x\\,y", json!({"a": "x,y"})),
+            ("a\\.b=c", json!({"a.b": "c"})),
+            ("a=", json!({"a": ""})),
+            ("a=0123,b=0,c=1.5", json!({"a": "0123", "b": 0, "c": "1.5"})),
+            ("a=null", json!({"a": null})),
+            ("a=b=c", json!({"a": "b=c"})),
+        ] {
+            assert_eq!(set(setting).unwrap(), expected, "{setting}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (setting, words) in [
+            ("a", "PATH=VALUE"),
+            ("=x", "PATH=VALUE"),
+            ("a[x]=1", "bad index"),
+            ("a[99999999]=1", "bad index"),
+            ("a={x", "}"),
+        ] {
+            assert!(format!("{:#}", set(setting).unwrap_err()).contains(words), "{setting}");
+        }
+        let settings = Settings { set_file: vec!["a=nowhere.pem".to_owned()], ..Settings::default() };
+        let error = format!("{:#}", settings.onto(&json!({})).unwrap_err());
+        assert!(error.contains("--set-file a=nowhere.pem") && error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn the_last_setting_wins_and_null_removes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("values.yaml");
+        fs::write(&file, "a: {b: 2, c: 2}\nl: [9]\n").unwrap();
+        let settings = Settings {
+            base: Some(json!({"a": {"b": 1, "d": 1}})),
+            files: vec![file.display().to_string()],
+            set: vec!["a.c=3,gone=null".to_owned()],
+            set_string: vec!["s=1".to_owned()],
+            set_file: Vec::new(),
+        };
+        let values = settings.onto(&json!({"a": {"b": 0, "e": 0}, "l": [1, 2], "gone": {"x": 1}})).unwrap();
+        assert_eq!(values, json!({"a": {"b": 2, "c": 3, "d": 1, "e": 0}, "l": [9], "s": "1"}));
+    }
+}

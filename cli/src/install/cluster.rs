@@ -1,0 +1,280 @@
+//! What is installed in a cluster: whether, by whom, with which overrides, and which objects it consists of.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, Pod, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta},
+};
+use serde_yaml_ng::Value;
+use weft_k8s_api::labels;
+
+use crate::{
+    chart::values,
+    cluster::{ANSWER, Cluster, within},
+};
+
+/// The Secret in which `weft install` keeps what differs from the chart's values; Linkerd's name.
+pub(super) const OVERRIDES: &str = "linkerd-config-overrides";
+/// By which helm marks what it installed.
+const HELM_RELEASE: &str = "meta.helm.sh/release-name";
+/// The label that all objects of the chart have.
+pub(super) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "weft");
+
+/// Kinds of objects in the chart: API version, kind, plural, whether they have namespaces.
+const KINDS: [(&str, &str, &str, bool); 20] = [
+    // The agents see that their DaemonSet is gone, and unload the programs: it is first when things are deleted.
+    ("apps/v1", "DaemonSet", "daemonsets", true),
+    ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", false),
+    ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", false),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", false),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", false),
+    ("apps/v1", "Deployment", "deployments", true),
+    ("batch/v1", "CronJob", "cronjobs", true),
+    ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
+    ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", true),
+    ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", true),
+    ("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", true),
+    ("v1", "Service", "services", true),
+    ("v1", "ConfigMap", "configmaps", true),
+    ("v1", "Secret", "secrets", true),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings", true),
+    ("rbac.authorization.k8s.io/v1", "Role", "roles", true),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", false),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", false),
+    ("v1", "ServiceAccount", "serviceaccounts", true),
+    ("v1", "Namespace", "namespaces", false),
+];
+
+/// An object, as far as it takes to delete it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) api_version: String,
+    pub(super) kind: String,
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+}
+
+impl Object {
+    /// The object of a manifest.
+    pub(super) fn of(value: &Value) -> Option<Self> {
+        Some(Self {
+            api_version: value["apiVersion"].as_str()?.to_owned(),
+            kind: value["kind"].as_str()?.to_owned(),
+            namespace: value["metadata"]["namespace"].as_str().map(str::to_owned),
+            name: value["metadata"]["name"].as_str()?.to_owned(),
+        })
+    }
+
+    /// Its place among others that are created: those that others need come first. An unknown kind is last.
+    pub(super) fn rank(&self) -> usize {
+        KINDS.iter().rev().position(|(_, kind, ..)| *kind == self.kind).unwrap_or(KINDS.len())
+    }
+
+    /// A manifest for `kubectl delete -f -`.
+    pub(super) fn manifest(&self) -> Value {
+        let text = |text: &str| Value::from(text);
+        let mut metadata = vec![(text("name"), text(&self.name))];
+        metadata.extend(self.namespace.as_deref().map(|namespace| (text("namespace"), text(namespace))));
+        let entries = [
+            (text("apiVersion"), text(&self.api_version)),
+            (text("kind"), text(&self.kind)),
+            (text("metadata"), Value::Mapping(metadata.into_iter().collect())),
+        ];
+        Value::Mapping(entries.into_iter().collect())
+    }
+}
+
+/// What is in the namespace of a mesh.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Installed {
+    No,
+    /// By helm, in a release of this name.
+    ByHelm(String),
+    /// By `weft install | kubectl apply`.
+    ByUs,
+    /// By something else, such as Linkerd.
+    ByOthers,
+}
+
+/// Whether a mesh is installed, and by whom.
+pub(super) async fn installed(cluster: &Cluster) -> Result<Installed> {
+    let namespace = &cluster.namespace;
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = within(ANSWER, api.get_opt("linkerd-config")).await;
+    let found = found.map_err(|problem| {
+        anyhow!(
+            "ConfigMap {namespace}/linkerd-config of {}: {problem}; --ignore-cluster asks no cluster",
+            cluster.server
+        )
+    })?;
+    Ok(found.map_or(Installed::No, |found| by_whom(&found)))
+}
+
+fn by_whom(config: &ConfigMap) -> Installed {
+    if let Some(release) = config.annotations().get(HELM_RELEASE) {
+        return Installed::ByHelm(release.clone());
+    }
+    let ours = config.labels().get(PART_OF.0).is_some_and(|value| value == PART_OF.1);
+    if ours { Installed::ByUs } else { Installed::ByOthers }
+}
+
+/// The overrides that were kept by the installation.
+pub(super) async fn overrides(cluster: &Cluster) -> Result<serde_json::Value> {
+    let namespace = &cluster.namespace;
+    let text = secret(cluster, OVERRIDES, OVERRIDES).await?.with_context(|| {
+        format!(
+            "Secret {namespace}/{OVERRIDES} does not exist, so the values of the installation are not known: give them \
+             again to `weft install --ignore-cluster`"
+        )
+    })?;
+    values::parsed(&text).with_context(|| format!("Secret {namespace}/{OVERRIDES}, data[{OVERRIDES:?}]"))
+}
+
+/// The issuer's certificate and key, PEM.
+pub(super) async fn issuer(cluster: &Cluster) -> Result<(String, String)> {
+    const ISSUER: &str = "linkerd-identity-issuer";
+    let namespace = &cluster.namespace;
+    let missing = |key: &str| format!("Secret {namespace}/{ISSUER}, data[{key:?}]: missing");
+    let certificate = secret(cluster, ISSUER, "crt.pem").await?.with_context(|| missing("crt.pem"))?;
+    let key = secret(cluster, ISSUER, "key.pem").await?.with_context(|| missing("key.pem"))?;
+    Ok((certificate, key))
+}
+
+async fn secret(cluster: &Cluster, name: &str, key: &str) -> Result<Option<String>> {
+    let at = format!("Secret {}/{name}", cluster.namespace);
+    let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let found = within(ANSWER, api.get_opt(name)).await.map_err(|problem| anyhow!("{at}: {problem}"))?;
+    let Some(ByteString(bytes)) = found.and_then(|found| found.data).and_then(|mut data| data.remove(key)) else {
+        return Ok(None);
+    };
+    String::from_utf8(bytes).map(Some).with_context(|| format!("{at}, data[{key:?}]: not text"))
+}
+
+/// The custom resource definitions of a cluster, with the helm release that they belong to.
+pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, Option<String>>> {
+    let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let found = within(ANSWER, api.list_metadata(&ListParams::default())).await;
+    let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
+    let release = |found: &PartialObjectMeta<_>| found.annotations().get(HELM_RELEASE).cloned();
+    Ok(found.items.iter().map(|found| (found.name_any(), release(found))).collect())
+}
+
+/// Pods with a proxy of this mesh, without the mesh's own: `namespace/name`.
+pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
+    let api: Api<Pod> = Api::all(cluster.client.clone());
+    let selector = format!("{}={},!{}", labels::CONTROL_PLANE_NS, cluster.namespace, labels::CONTROL_PLANE_COMPONENT);
+    let found = within(ANSWER, api.list_metadata(&ListParams::default().labels(&selector))).await;
+    let found = found.map_err(|problem| anyhow!("pods of {}: {problem}", cluster.server))?;
+    Ok(found.items.iter().map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())).collect())
+}
+
+/// Every object of the mesh in the cluster, in the order in which they should be deleted.
+pub(super) async fn objects(cluster: &Cluster) -> Result<Vec<Object>> {
+    let selector = format!("{}={},{}={}", PART_OF.0, PART_OF.1, labels::CONTROL_PLANE_NS, cluster.namespace);
+    let mut objects = Vec::new();
+    for (api_version, kind, plural, namespaced) in KINDS {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let resource = ApiResource {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            plural: plural.to_owned(),
+        };
+        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
+        let parameters = ListParams::default().labels(&selector);
+        let list = async {
+            match api.list_metadata(&parameters).await {
+                // The cluster does not have this kind, such as those of the Prometheus Operator.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+                found => found.map(|found| found.items),
+            }
+        };
+        let found = within(ANSWER, list).await;
+        let found = found.map_err(|problem| anyhow!("{plural} of {}: {problem}", cluster.server))?;
+        let object = |found: PartialObjectMeta<DynamicObject>| Object {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            namespace: found.namespace().filter(|_| namespaced),
+            name: found.name_any(),
+        };
+        objects.extend(found.into_iter().map(object));
+    }
+    Ok(objects)
+}
+
+/// Refuses what this command cannot change.
+pub(super) fn ours(installed: &Installed, cluster: &Cluster, helm: &str) -> Result<()> {
+    let namespace = &cluster.namespace;
+    match installed {
+        Installed::ByUs => Ok(()),
+        Installed::No => bail!(
+            "ConfigMap {namespace}/linkerd-config does not exist in {}: no mesh is installed there, or in another namespace \
+             (-L)",
+            cluster.server
+        ),
+        Installed::ByHelm(release) => bail!("release {release} of namespace {namespace} belongs to helm: use `{helm}`"),
+        Installed::ByOthers => bail!("the mesh in namespace {namespace} is not Weft: use the tool that installed it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        chart::{Chart, values::Settings},
+        manifest::document,
+    };
+
+    #[test]
+    fn every_kind_of_the_chart_is_found_again() {
+        let everything = "identity.externalCA=true,identity.issuer.scheme=kubernetes.io/tls,podMonitor.enabled=true,\
+                          prometheusRule.enabled=true,networkPolicy.enabled=true,enablePodDisruptionBudget=true,\
+                          enableRemoteDiscovery=true,webhookClientCA=PEM";
+        let settings = Settings { set: vec![everything.to_owned()], ..Settings::default() };
+        let chart = Chart::control_plane().unwrap();
+        let manifests = chart.manifests("mesh", &chart.values(&settings).unwrap()).unwrap();
+        for text in manifests {
+            let object = Object::of(&document::parse_yaml(&text).unwrap()).unwrap();
+            let known = KINDS.iter().find(|(version, kind, ..)| *version == object.api_version && *kind == object.kind);
+            let (.., namespaced) = known.unwrap_or_else(|| panic!("{object:?}"));
+            assert_eq!(object.namespace.is_some(), *namespaced, "{object:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_known_who_installed() {
+        let config = |metadata: serde_json::Value| -> ConfigMap {
+            serde_json::from_value(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})).unwrap()
+        };
+        let ours = json!({"labels": {"app.kubernetes.io/part-of": "weft"}});
+        assert_eq!(by_whom(&config(ours.clone())), Installed::ByUs);
+        let mut helms = ours;
+        helms["annotations"] = json!({"meta.helm.sh/release-name": "weft-control-plane"});
+        assert_eq!(by_whom(&config(helms)), Installed::ByHelm("weft-control-plane".to_owned()));
+        assert_eq!(by_whom(&config(json!({"name": "linkerd-config"}))), Installed::ByOthers);
+    }
+
+    #[test]
+    fn an_object_to_delete_is_its_name() {
+        let text = "apiVersion: apps/v1\nkind: DaemonSet\nmetadata:\n  name: weft-agent\n  namespace: linkerd\n";
+        let value = document::parse_yaml(&format!("{text}spec: {{}}\n")).unwrap();
+        let object = Object::of(&value).unwrap();
+        assert_eq!(object.manifest(), document::parse_yaml(text).unwrap());
+    }
+
+    /// The agents have to see that the DaemonSet goes before they lose their rights.
+    #[test]
+    fn the_agents_go_first_and_the_namespace_last() {
+        assert_eq!((KINDS[0].1, KINDS[KINDS.len() - 1].1), ("DaemonSet", "Namespace"));
+    }
+}

@@ -1,0 +1,270 @@
+//! `weft install`, `upgrade`, `prune` and `uninstall` against helm's own rendering and a real API server.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+use weft_k8s_api::manifest::split;
+use weft_tests::cluster::Cluster;
+use weft_tls::ca::Root;
+
+const MESH: &str = "cli-install";
+
+/// Certificates in files, and the options that name them.
+struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn generate() -> Self {
+        let root = Root::generate("root.linkerd.cluster.local").unwrap();
+        let issuer = root.issue_issuer("identity.linkerd.cluster.local").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        for (name, pem) in
+            [("ca.crt", root.certificate_pem()), ("issuer.crt", &issuer.certificate), ("issuer.key", &issuer.key)]
+        {
+            fs::write(directory.path().join(name), pem).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn set(&self) -> Vec<String> {
+        let values = ["identityTrustAnchorsPEM", "identity.issuer.tls.crtPEM", "identity.issuer.tls.keyPEM"];
+        let files = ["ca.crt", "issuer.crt", "issuer.key"].map(|file| self.0.path().join(file));
+        let settings = values.iter().zip(files).map(|(value, file)| format!("{value}={}", file.display()));
+        settings.flat_map(|setting| ["--set-file".to_owned(), setting]).collect()
+    }
+}
+
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", errors(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn weft(cluster: &Cluster, arguments: &[&str], more: &[String]) -> Output {
+    cluster
+        .command("weft")
+        .args(arguments)
+        .args(more)
+        .args(["-L", MESH])
+        .current_dir(Cluster::repository())
+        .output()
+        .unwrap()
+}
+
+/// The objects of a stream, by kind and name, as kubectl reads them; kinds that it does not find, as YAML.
+fn objects(cluster: &Cluster, yaml: &str) -> BTreeMap<String, Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("objects.yaml");
+    let documents = split(yaml).into_iter().map(|document| document.text.to_owned());
+    let (operators, others): (Vec<_>, Vec<_>) =
+        documents.partition(|text| text.contains("apiVersion: monitoring.coreos.com/"));
+    fs::write(&file, others.join("\n---\n")).unwrap();
+    let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
+    let printed = cluster.kubectl(&dry).unwrap();
+    let documents = serde_json::Deserializer::from_str(&printed).into_iter::<Value>();
+    let flatten = |document: Value| match document["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![document],
+    };
+    let operators = operators.iter().map(|text| serde_yaml_ng::from_str(text).unwrap());
+    let objects = documents.flat_map(|document| flatten(document.unwrap()));
+    objects
+        .chain(operators)
+        .map(|object| {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (format!("{}/{}", text(&object["kind"]), text(&object["metadata"]["name"])), object)
+        })
+        .collect()
+}
+
+/// Values as data, and no digest of their text: YAML may be written in several ways.
+fn comparable(mut object: Value) -> Value {
+    if let Some(values) = object.pointer_mut("/data/values") {
+        *values = serde_yaml_ng::from_str(values.as_str().unwrap()).unwrap();
+    }
+    if let Some(annotations) = object.pointer_mut("/spec/template/metadata/annotations") {
+        annotations.as_object_mut().unwrap().remove("checksum/config");
+    }
+    object
+}
+
+#[test]
+fn manifests_are_those_of_helm() {
+    let cluster = Cluster::from_env().unwrap();
+    let generated = Certificates::generate();
+    let certificates = generated.set();
+    let ours = ["Namespace/cli-install", "Secret/linkerd-config-overrides"];
+    let images = "controllerImage=weft/control-plane,proxy.image.name=weft/proxy";
+    for settings in [
+        &[][..],
+        &["--values", "charts/weft-control-plane/values-ha.yaml"],
+        &["--values", "k8s-api/linkerd/values.yaml", "--set", images],
+        &["--values", "k8s-api/linkerd/values-ha.yaml", "--set", images],
+        &["--set", "disableIPv6=false,controllerLogLevel=debug,proxy.requireTLSOnInboundPorts=1"],
+        &[
+            "--set",
+            "podMonitor.enabled=true,podMonitor.labels.team=ops,prometheusRule.enabled=true,networkPolicy.enabled=true",
+            "--set-string",
+            "podMonitor.controller.namespaceSelector=matchNames: [{{ .Release.Namespace }}]",
+        ],
+        &[
+            "--set",
+            "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317,proxy.tracing.labels.zone=z,\
+             proxy.tracing.collector.meshIdentity.serviceAccountName=otel,\
+             proxy.tracing.collector.meshIdentity.namespace=obs,proxy.readinessProbe.initialDelaySeconds=0,\
+             podAnnotations.team=all,identity.podAnnotations.team=mesh,\
+             proxy.resources.cpu.request=1500m,proxy.resources.cpu.limit=4",
+        ],
+        &["--set", "proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=[::1]:4317"],
+        &["--set", "controllerImage=cr.l5d.io/linkerd/controller,agent.image.name=registry.example:5000/a/weft-agent"],
+        &["--set", "enableRemoteDiscovery=true,enableEndpointSlices=false,proxy.cores=2,podLabels.a=b"],
+        &["--set", "nodeSelector.disk=ssd,tolerations[0].operator=Exists,proxyInit.ignoreInboundPorts=4567"],
+        &["--set", "proxy.runtime.workers.maximumCPURatio=0.5,proxy.inbound.server.http2.maxConcurrentStreams=9"],
+        &["--set", "proxy.experimentalEnv[0].name=A,proxy.experimentalEnv[0].value=yes,imagePullSecrets[0].name=pull"],
+        &[
+            "--set-string",
+            "clusterDomain=mesh.example,identityTrustDomain=trust.example",
+            "--set",
+            "proxyInjector.externalSecret=true,proxyInjector.injectCaFrom=linkerd/injector",
+        ],
+    ] {
+        let settings: Vec<_> = settings.iter().map(|text| (*text).to_owned()).chain(certificates.clone()).collect();
+        let helm = ["template", "weft-control-plane", "charts/weft-control-plane", "--namespace", MESH];
+        let helm = Command::new("helm").args(helm).args(&settings).current_dir(Cluster::repository()).output().unwrap();
+        let mut theirs = objects(&cluster, &succeeded(&helm));
+        let rendered = succeeded(&weft(&cluster, &["install", "--ignore-cluster"], &settings));
+        let mut found = objects(&cluster, &rendered);
+        for name in ours {
+            assert!(found.remove(name).is_some(), "{name}: {:?}", found.keys());
+        }
+        assert_eq!(found.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{settings:?}");
+        for (name, object) in found {
+            assert_eq!(comparable(object), comparable(theirs.remove(&name).unwrap()), "{settings:?}: {name}");
+        }
+    }
+}
+
+/// What helm refuses, with the same words.
+#[test]
+fn a_value_that_cannot_be_right_is_refused() {
+    let cluster = Cluster::from_env().unwrap();
+    let generated = Certificates::generate();
+    let certificates = generated.set();
+    for (setting, words) in [
+        ("controllerReplica=3", "controllerReplica"),
+        ("controller.tracing.enabled=true", "not supported yet"),
+        ("proxy.tracing.enabled=true,proxy.tracing.collector.endpoint=otel.obs:4317", "collector.meshIdentity"),
+        ("enableEndpointSlices=false,disableIPv6=false", "IPv6"),
+        ("proxyInjector.externalSecret=true", "caBundle"),
+    ] {
+        let failed = weft(&cluster, &["install", "--ignore-cluster", "--set", setting], &certificates);
+        assert_eq!((failed.status.code(), failed.stdout.len()), (Some(1), 0), "{setting}");
+        assert!(errors(&failed).contains(words), "{setting}: {}", errors(&failed));
+    }
+    let failed = weft(&cluster, &["install", "--ignore-cluster"], &certificates[..2]);
+    assert!(errors(&failed).contains("--identity-issuer-certificate-file"), "{}", errors(&failed));
+}
+
+/// A definition with the names of the Prometheus Operator's, which admits anything.
+fn pod_monitors() -> Value {
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": anything}});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"},
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    })
+}
+
+/// One installation, because its objects are cluster-wide.
+#[test]
+fn an_installation_is_upgraded_pruned_and_removed() {
+    let cluster = Cluster::from_env().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("manifest.yaml");
+    let kubectl = |verb: &[&str], manifest: &str| {
+        fs::write(&file, manifest).unwrap();
+        cluster.kubectl(&[verb, &["-f", file.to_str().unwrap()]].concat()).unwrap()
+    };
+    let run = |arguments: &[&str]| weft(&cluster, arguments, &[]);
+    let named = |stream: &str| objects(&cluster, stream).into_keys().collect::<Vec<_>>();
+
+    for verb in ["upgrade", "prune", "uninstall"] {
+        let said = errors(&run(&[verb]));
+        assert!(said.contains("ConfigMap cli-install/linkerd-config does not exist"), "{verb}: {said}");
+    }
+    kubectl(&["apply", "--server-side", "--force-conflicts"], &succeeded(&run(&["install", "--crds"])));
+    let installed = run(&["install", "--set", "proxy.logLevel=warn\\,a=info", "--controller-log-level", "debug"]);
+    assert!(errors(&installed).contains("generated a trust anchor"), "{}", errors(&installed));
+    let installed = succeeded(&installed);
+    kubectl(&["apply"], &installed);
+    let said = errors(&run(&["install"]));
+    assert!(said.contains("weft upgrade"), "{said}");
+
+    // Nothing has changed, so nothing does: neither certificates nor values.
+    assert_eq!(succeeded(&run(&["upgrade"])), installed);
+    assert_eq!(succeeded(&run(&["prune"])), "");
+    kubectl(&["apply"], &succeeded(&run(&["upgrade", "--controller-replicas", "2"])));
+    kubectl(&["apply"], &succeeded(&run(&["upgrade"])));
+    let stored = cluster.get(&["-n", MESH, "deploy", "linkerd-destination"]).unwrap();
+    assert_eq!(stored["spec"]["replicas"], 2);
+    assert!(stored.to_string().contains("--log-level=debug"));
+
+    let labels = json!({"app.kubernetes.io/part-of": "weft", "linkerd.io/control-plane-ns": MESH});
+    let stale = |name: &str, labels: &Value| {
+        let metadata = json!({"name": name, "namespace": MESH, "labels": labels});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}).to_string()
+    };
+    kubectl(&["apply"], &stale("older", &labels));
+    kubectl(&["apply"], &stale("others", &json!({"linkerd.io/control-plane-ns": MESH})));
+    let pruned = succeeded(&run(&["prune"]));
+    assert_eq!(named(&pruned), ["ConfigMap/older"]);
+    kubectl(&["delete"], &pruned);
+
+    // A kind that the cluster has only now.
+    let definition = pod_monitors().to_string();
+    kubectl(&["apply"], &definition);
+    cluster.kubectl(&["wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com"]).unwrap();
+    kubectl(&["apply"], &succeeded(&run(&["upgrade", "--set", "podMonitor.enabled=true"])));
+    assert_eq!(succeeded(&run(&["prune"])), "");
+    kubectl(&["apply"], &succeeded(&run(&["upgrade", "--set", "podMonitor.enabled=false"])));
+    let pruned = succeeded(&run(&["prune"]));
+    let count = |text: &str| pruned.matches(text).count();
+    assert_eq!((count("kind: PodMonitor\n"), count("kind: ")), (3, 3), "{pruned}");
+    kubectl(&["delete"], &pruned);
+    kubectl(&["delete"], &definition);
+
+    let meshed = json!({
+        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "web", "image": "web"}]},
+        "metadata": {"name": "web", "namespace": "default", "labels": {"linkerd.io/control-plane-ns": MESH}},
+    });
+    kubectl(&["apply"], &meshed.to_string());
+    let refused = run(&["uninstall"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(errors(&refused).contains("default/web"), "{}", errors(&refused));
+    kubectl(&["delete", "--force"], &meshed.to_string());
+    let gone = succeeded(&run(&["uninstall", "--keep-crds"]));
+    assert!(!gone.contains("CustomResourceDefinition"), "{gone}");
+    assert!(succeeded(&run(&["uninstall"])).contains("servers.policy.linkerd.io"));
+    kubectl(&["delete", "--wait=false"], &gone);
+    let kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingwebhookconfigurations,\
+                 validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let selector = format!("linkerd.io/control-plane-ns={MESH}");
+    let left = cluster.kubectl(&["get", kinds, "-A", "-l", &selector, "-o", "name"]).unwrap();
+    assert_eq!(left.trim(), "");
+    assert_eq!(cluster.get(&["namespace", MESH]).unwrap()["status"]["phase"], "Terminating");
+}
