@@ -381,3 +381,40 @@ async fn clients_that_break_off_blame_no_endpoint() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_client_that_half_closes_while_it_is_answered_is_not_waited_for_and_blames_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let app = listener.local_addr().unwrap();
+    // Begins its answer at once, and would end it after the request.
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                let _head = stream.read(&mut request).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nfirst").await.unwrap();
+                while stream.read(&mut request).await.is_ok_and(|length| length > 0) {}
+            });
+        }
+    });
+    let service = "10.1.2.1:80".parse().unwrap();
+    let control = Control::default();
+    control.policies.lock().insert(service, ejecting(with_headers(), 1));
+    let proxy = Proxy::start_with(service, control, impatient, true).await;
+    proxy.control.update(SERVICE, add(vec![endpoint(app, None)]));
+    // One failure would eject the endpoint.
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(proxy.addr).await.unwrap();
+        client.write_all(b"POST / HTTP/1.1\r\nhost: web\r\ncontent-length: 100\r\n\r\npart").await.unwrap();
+        let mut answer = Vec::new();
+        let began = tokio::time::timeout(SLACK, async {
+            while !answer.ends_with(b"first") {
+                assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0, "{}", answer.escape_ascii());
+            }
+        });
+        began.await.unwrap_or_else(|_| panic!("no answer"));
+        client.shutdown().await.unwrap();
+        let ended = tokio::time::timeout(SLACK, client.read_to_end(&mut answer)).await;
+        assert!(ended.is_ok(), "still open after {}", answer.escape_ascii());
+    }
+}
