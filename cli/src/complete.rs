@@ -32,7 +32,7 @@ use crate::cluster::ClusterArgs;
 const VARIABLE: &str = "WEFT_COMPLETE";
 /// How long a person waits for candidates.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most names that are asked for; nobody reads more.
+/// Most names that are asked for: longer lists are of no use in a shell.
 const MOST: u32 = 500;
 /// A kind of objects: short name, group, kind, plural.
 type Row = (&'static str, &'static str, &'static str, &'static str);

@@ -28,7 +28,7 @@ pub(crate) enum ManifestFormat {
 /// An object's text, which ends with a line break.
 pub(crate) fn text(value: &Value, format: ManifestFormat) -> Result<String> {
     let mut text = match format {
-        // Long lines stay lines: folding them helps nobody who compares manifests.
+        // Long lines are not folded, so that manifests can be compared line by line.
         ManifestFormat::Yaml => {
             let options = serde_saphyr::ser_options! { folded_wrap_chars: 1 << 30 };
             serde_saphyr::to_string_with_options(value, options).context("write YAML")?

@@ -152,7 +152,7 @@ impl<'a> Check<'a> {
         if good {
             return Ok(None);
         }
-        // People write descriptions for what nobody reads from a regular expression.
+        // A description says more to a reader than a regular expression.
         let expected = match all.get("description").and_then(Value::as_str) {
             Some(description) => format!("expected {description}"),
             None => format!("expected {keyword} {rule}"),

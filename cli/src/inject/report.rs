@@ -68,7 +68,7 @@ pub(super) fn text(entries: &[Entry], injecting: bool) -> String {
 
 /// Prints it.
 pub(super) fn print(text: &str) {
-    // If nobody reads standard error, that is not a failure.
+    // A closed standard error is not a failure.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 

@@ -61,7 +61,7 @@ pub(super) fn check(anchors: &str, certificate: &str, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// A root, whose key nobody keeps, and an issuer: as values.
+/// A root, whose key is not kept, and an issuer, as values.
 pub(super) fn generate(trust_domain: &str, namespace: &str) -> Result<Value> {
     let root = Root::generate(&format!("root.{namespace}.{trust_domain}"))?;
     let issuer = root.issue_issuer(&format!("identity.{namespace}.{trust_domain}"))?;

@@ -74,7 +74,7 @@ pub(crate) enum Delivered {
 }
 
 impl Default for WatchMetrics {
-    /// Metrics that nobody scrapes.
+    /// Metrics without a registry.
     fn default() -> Self {
         Self {
             up: Family::default(),
