@@ -5,9 +5,17 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = ["weft/agent/v1/agent.proto", "spiffe/workload.proto", "opentelemetry/trace.proto"];
+    let files =
+        ["weft/agent/v1/agent.proto", "weft/viz/v1/viz.proto", "spiffe/workload.proto", "opentelemetry/trace.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    // The dashboard's interface is these messages as JSON. A request may leave out what it does not ask.
+    tonic_prost_build::configure()
+        .type_attribute(
+            ".weft.viz.v1",
+            "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]",
+        )
+        .message_attribute(".weft.viz.v1", "#[serde(default)]")
+        .compile_fds(descriptors)?;
 
     let linkerd = protox::Compiler::new(["proto/linkerd"])?
         .include_imports(true)

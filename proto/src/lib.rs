@@ -1,4 +1,4 @@
-//! Weft's gRPC APIs: our own agent API, Linkerd's proxy API under one name, the SPIFFE Workload API, and OpenTelemetry's export of
+//! Weft's gRPC APIs: our own of the agent and of `weft-viz`, Linkerd's proxy API under one name, the SPIFFE Workload API, and OpenTelemetry's export of
 //! spans.
 //!
 //! Owns the `.proto` files in `proto/`, the code generated from them, and conversions between message types and
@@ -9,6 +9,13 @@ pub mod agent {
     #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
     #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("weft.agent.v1");
+}
+
+/// Golden metrics, edges, routes and taps, as `weft-viz` serves them and the dashboard shows them.
+pub mod viz {
+    #![expect(missing_docs, reason = "generated; the documentation is in the .proto file")]
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("weft.viz.v1");
 }
 
 /// The SPIFFE Workload API, as far as the proxy needs it.

@@ -21,7 +21,7 @@ struct Row {
     never: &'static [&'static str],
 }
 
-const TABLE: [Row; 19] = [
+const TABLE: [Row; 20] = [
     // aya only behind a feature: `OPTIONAL`.
     Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
     Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
@@ -51,6 +51,7 @@ const TABLE: [Row; 19] = [
         never: &["aya", "weft-agent", "weft-proxy", "weft-control-plane"],
     },
     Row { package: "weft-cli", ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"], never: &["aya"] },
+    Row { package: "weft-viz-core", ours: &["weft-proto"], never: &["kube", "aya"] },
     Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },
     Row {
         package: "weft-passthrough",
