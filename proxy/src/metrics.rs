@@ -468,7 +468,7 @@ mod tests {
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
         http.response(Outcome::success(200), Duration::from_millis(3));
-        http.response(Outcome::failure(200, "h2(CANCEL)"), Duration::from_millis(3));
+        http.response(Outcome::failure(Some(200), "h2(CANCEL)"), Duration::from_millis(3));
         metrics.inbound_http_deny.get_or_create(&vec![label("tls", "true")]).inc();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -410,7 +410,7 @@ impl CountResponse {
             End::Failed(error) => error.response_label(),
             End::Whole(_) | End::Dropped => "",
         };
-        let status = answer.status.as_u16();
+        let status = Some(answer.status.as_u16());
         self.metrics.response(Outcome { status, success: !is_failure, grpc_status: answer.grpc, error }, latency);
         (answer, is_failure)
     }

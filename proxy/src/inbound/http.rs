@@ -13,7 +13,7 @@ mod subject;
 
 use std::{error::Error, future::poll_fn, pin::pin, sync::Arc};
 
-use ::http::{HeaderValue, Method, Request, Response, StatusCode, Version, header::HOST};
+use ::http::{HeaderValue, Method, Request, Response, Version, header::HOST};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -372,7 +372,7 @@ struct Held {
 
 /// Counts a request whose stream was reset instead of answered.
 fn count_reset(metrics: &HttpMetrics, reset: &Reset, arrived: Instant) {
-    let outcome = Outcome::failure(StatusCode::BAD_GATEWAY.as_u16(), response_reset_label(&reset.0));
+    let outcome = Outcome::failure(None, response_reset_label(&reset.0));
     metrics.response(outcome, arrived.elapsed());
 }
 

@@ -83,14 +83,14 @@ pub(crate) struct HttpMetrics {
     labels: Labels,
     in_use: InUse,
     /// One entry per outcome; there are few, so a scan is fastest.
-    seen: Mutex<Vec<(Outcome, Counter, LatencyMs)>>,
+    seen: Mutex<Vec<(Outcome, Counter, Option<LatencyMs>)>>,
 }
 
 /// How a response ended, as the labels of `response_total` say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// The HTTP status.
-    pub(crate) status: u16,
+    /// The HTTP status; `None` if there was no response. Linkerd's series has no label `status_code` then, and no latency.
+    pub(crate) status: Option<u16>,
     /// Whether its class is `success`.
     pub(crate) success: bool,
     /// The gRPC status.
@@ -103,11 +103,11 @@ impl Outcome {
     /// A response without a gRPC status that succeeded.
     #[cfg(test)]
     pub(crate) const fn success(status: u16) -> Self {
-        Self { status, success: true, grpc_status: None, error: "" }
+        Self { status: Some(status), success: true, grpc_status: None, error: "" }
     }
 
-    /// A failure without a gRPC status.
-    pub(crate) const fn failure(status: u16, error: &'static str) -> Self {
+    /// A failure without a gRPC status; without any, if there was no response.
+    pub(crate) const fn failure(status: Option<u16>, error: &'static str) -> Self {
         Self { status, success: false, grpc_status: None, error }
     }
 }
@@ -149,14 +149,18 @@ impl HttpMetrics {
             }
         };
         entry.1.inc();
-        entry.2.observe(latency);
+        if let Some(histogram) = &entry.2 {
+            histogram.observe(latency);
+        }
     }
 
-    fn look_up(&self, outcome: Outcome) -> (Counter, LatencyMs) {
+    fn look_up(&self, outcome: Outcome) -> (Counter, Option<LatencyMs>) {
         let mut labels = self.labels.clone();
-        labels.push(label("status_code", outcome.status.to_string()));
         let HttpFamilies { names, responses, latency, .. } = &self.families;
-        let latency = self.in_use.series(names.latency, latency, &labels);
+        let latency = outcome.status.map(|status| {
+            labels.push(label("status_code", status.to_string()));
+            self.in_use.series(names.latency, latency, &labels)
+        });
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));

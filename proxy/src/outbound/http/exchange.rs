@@ -95,14 +95,15 @@ impl ExchangeError {
 
     /// What `response_total` counts; `other` is the label `error` of what is neither reset nor expired.
     pub(super) fn outcome(&self, other: &'static str) -> Outcome {
-        let error = match self {
-            Self::Failure(Failure::Timeout(_)) => TIMEOUT,
+        match self {
             // As a response of this proxy's to the client, which Linkerd's counts without an error.
-            Self::Failure(Failure::BadGateway(_) | Failure::ConnectTimeout) => "",
-            Self::Failure(_) => other,
-            Self::Reset(error) => response_reset_label(error),
-        };
-        Outcome::failure(self.status().as_u16(), error)
+            Self::Failure(failure @ (Failure::BadGateway(_) | Failure::ConnectTimeout)) => {
+                Outcome::failure(Some(failure.status().as_u16()), "")
+            }
+            Self::Failure(Failure::Timeout(_)) => Outcome::failure(None, TIMEOUT),
+            Self::Failure(_) => Outcome::failure(None, other),
+            Self::Reset(error) => Outcome::failure(None, response_reset_label(error)),
+        }
     }
 
     /// What the families of statuses count.
@@ -210,7 +211,7 @@ impl Exchange<'_> {
     pub(super) fn expired(&self) {
         let Some(Current { endpoint, in_flight }) = self.current.lock().take() else { return };
         endpoint.http.request();
-        let outcome = Outcome::failure(StatusCode::GATEWAY_TIMEOUT.as_u16(), TIMEOUT);
+        let outcome = Outcome::failure(None, TIMEOUT);
         endpoint.http.response(outcome, self.arrived.elapsed());
         if let Some(in_flight) = in_flight {
             in_flight.report(Report::Failed);
