@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 pub use additions::Additions;
 pub use annotations::InjectError;
 pub use config::{
-    ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, default_cluster_networks,
+    ControlPlaneAddrs, ControlService, InjectConfig, ProxyPorts, ProxyResources, TapClient, default_cluster_networks,
 };
 pub use exemption::{Exemption, ExemptionRules, UnknownExemption};
 pub use opaque::{check_opaque_ports, pod_opaque_ports, service_opaque_ports};

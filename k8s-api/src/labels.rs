@@ -90,6 +90,8 @@ pub const BYPASS: &str = "weft.io/bypass";
 pub const REQUIRE_MTLS: &str = "weft.io/require-mtls";
 /// Annotation: port of the tap server.
 pub const CONTROL_PORT_ANNOTATION: &str = "config.linkerd.io/control-port";
+/// Annotation of pods and namespaces, of Linkerd's tap injector: `true` lets nobody watch the pods' requests over the network.
+pub const DISABLE_TAP: &str = "viz.linkerd.io/disable-tap";
 /// Annotation: port of the inbound listener.
 pub const INBOUND_PORT_ANNOTATION: &str = "config.linkerd.io/inbound-port";
 /// Annotation: port of the outbound listener.

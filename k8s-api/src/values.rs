@@ -142,6 +142,7 @@ impl Values {
         if let Some(ports) = parse("proxy.opaquePorts", &proxy.opaque_ports)? {
             config.default_opaque_ports = ports;
         }
+        config.tap = proxy.tap();
         config.tuning = proxy.tuning()?;
         config.tuning.debug = Some(self.debug_container.image()?);
         config.extra_env = proxy.additional_env.clone().unwrap_or_default();
@@ -292,7 +293,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inject::Exemption;
+    use crate::inject::{Exemption, TapClient};
 
     const FULL: &str = "
 clusterDomain: mesh.example
@@ -309,6 +310,7 @@ proxy:
   gid: -1
   defaultInboundPolicy: deny
   opaquePorts: 25
+  tap: {serviceAccountName: viz, namespace: observe}
   ports: {admin: 9191, control: 9190, inbound: 9143, outbound: 9140}
   resources: {cpu: {request: 1, limit: ''}, memory: {limit: 64Mi, request: null}}
 proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSubnets: 10.9.0.0/16}
@@ -329,6 +331,7 @@ proxyInit: {ignoreInboundPorts: '22,8000-8002', ignoreOutboundPorts: '', skipSub
         assert_eq!((config.cluster_networks.len(), config.ipv6, config.require_redirect), (2, true, true));
         assert_eq!((config.proxy_uid, config.proxy_gid), (3000, None));
         assert_eq!(config.ports, ProxyPorts { outbound: 9140, inbound: 9143, control: 9190, admin: 9191 });
+        assert_eq!(config.tap, Some(TapClient { service_account: "viz".into(), namespace: "observe".into() }));
         assert_eq!(config.resources.cpu_request.as_deref(), Some("1"));
         assert_eq!(config.resources.cpu_limit, None);
         assert_eq!(config.resources.memory_limit.as_deref(), Some("64Mi"));

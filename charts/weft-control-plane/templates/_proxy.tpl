@@ -174,6 +174,12 @@ adds to every other pod (k8s-api/src/inject), except for the addresses of the co
       value: linkerd-destination.{{ $mesh }}
     - name: LINKERD2_PROXY_POLICY_SVC_NAME
       value: linkerd-destination.{{ $mesh }}
+    {{- with $proxy.tap }}
+    {{- if and .serviceAccountName .namespace }}
+    - name: LINKERD2_PROXY_TAP_SVC_NAME
+      value: {{ .serviceAccountName }}.{{ .namespace }}.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)
+    {{- end }}
+    {{- end }}
     {{- with $proxy.tracing }}
     {{- if .enabled }}
     {{- $identity := .collector.meshIdentity }}

@@ -64,6 +64,7 @@ pub(super) struct Settings {
     pub(super) exemption: Option<Exemption>,
     pub(super) bypass: bool,
     pub(super) require_mtls: bool,
+    pub(super) disable_tap: bool,
     pub(super) control_port: Option<u16>,
     pub(super) inbound_port: Option<u16>,
     pub(super) outbound_port: Option<u16>,
@@ -138,6 +139,7 @@ impl Settings {
             exemption: from.policy(labels::PROXY_EXEMPTION, "user or cgroup", |text| text.parse().ok()),
             bypass: from.policy(labels::BYPASS, BOOL, boolean::parse).unwrap_or(false),
             require_mtls: from.policy(labels::REQUIRE_MTLS, BOOL, boolean::parse).unwrap_or(false),
+            disable_tap: from.disables_tap(),
             control_port: from.port(labels::CONTROL_PORT_ANNOTATION),
             inbound_port: from.port(labels::INBOUND_PORT_ANNOTATION),
             outbound_port: from.port(labels::OUTBOUND_PORT_ANNOTATION),
@@ -256,6 +258,12 @@ impl Annotations<'_> {
 
     fn flag(&mut self, name: &'static str) -> Option<bool> {
         self.setting(name, BOOL, boolean::parse)
+    }
+
+    /// Linkerd's injector ignores what it cannot read, and enables tap.
+    fn disables_tap(&mut self) -> bool {
+        let (name, expected) = (labels::DISABLE_TAP, "true or false (tap stays disabled)");
+        self.annotations.contains_key(name) && self.setting(name, expected, boolean::parse).unwrap_or(true)
     }
 
     fn pull_policy(&mut self, name: &'static str) -> Option<String> {

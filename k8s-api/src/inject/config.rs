@@ -45,6 +45,8 @@ pub struct InjectConfig {
     pub trust_anchors_pem: String,
     /// Addresses of the control plane.
     pub control_plane: ControlPlaneAddrs,
+    /// Who may watch the requests of pods over the network; `None` starts no tap server.
+    pub tap: Option<TapClient>,
     /// Networks in which destinations are looked up, and that the `cluster-*` policies admit.
     pub cluster_networks: Vec<IpNet>,
     /// Policy of ports without a Server, if the pod has no annotation.
@@ -103,6 +105,22 @@ pub struct ProxyResources {
     pub storage_request: Option<String>,
     /// Ephemeral storage limit.
     pub storage_limit: Option<String>,
+}
+
+/// The ServiceAccount whose mesh identity may tap proxies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapClient {
+    /// Its name.
+    pub service_account: String,
+    /// Its namespace.
+    pub namespace: String,
+}
+
+impl Default for TapClient {
+    /// That of chart `weft-viz`, in the namespace of Linkerd's extension.
+    fn default() -> Self {
+        Self { service_account: "weft-viz".to_owned(), namespace: "linkerd-viz".to_owned() }
+    }
 }
 
 /// Addresses of the control plane's services.
@@ -174,6 +192,7 @@ impl InjectConfig {
             trust_domain: "cluster.local".to_owned(),
             trust_anchors_pem: trust_anchors_pem.into(),
             control_plane: ControlPlaneAddrs::in_cluster("linkerd", "cluster.local", "cluster.local"),
+            tap: None,
             cluster_networks: default_cluster_networks(),
             default_inbound_policy: DefaultPolicy::AllUnauthenticated,
             default_opaque_ports: default_opaque_ports(),

@@ -79,6 +79,9 @@ pub(super) fn env(
     timeouts(&mut env, config, settings);
     listeners(&mut env, config, settings, ports, ingress);
     identity(&mut env, config);
+    if !settings.disable_tap && !inherited.disable_tap {
+        tap(&mut env, config);
+    }
     tracing(&mut env, config, [&inherited.trace_attributes, &settings.trace_attributes]);
     let lists = [&config.extra_env, &inherited.additional_env, &settings.additional_env];
     env.0.extend(merged(lists.into_iter().chain([&config.tuning.experimental_env])));
@@ -231,6 +234,14 @@ fn identity(env: &mut Env, config: &InjectConfig) {
     env.set("IDENTITY_SVC_NAME", &config.control_plane.identity.name);
     env.set("DESTINATION_SVC_NAME", &config.control_plane.destination.name);
     env.set("POLICY_SVC_NAME", &config.control_plane.policy.name);
+}
+
+/// Who may tap. Linkerd's tap injector adds the variable once more where it is installed, and the kubelet uses the last one:
+/// its tap works then, and Weft's does not reach that pod.
+fn tap(env: &mut Env, config: &InjectConfig) {
+    let Some(client) = &config.tap else { return };
+    let (account, namespace) = (&client.service_account, &client.namespace);
+    env.set("TAP_SVC_NAME", format!("{account}.{namespace}.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)"));
 }
 
 /// Where traces go, and their attributes; later maps take precedence.

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, Tracing, inject};
+use crate::inject::{Decision, InjectConfig, Redirection, RedirectionDefaults, TapClient, Tracing, inject};
 
 fn repository() -> PathBuf {
     PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("..")
@@ -34,6 +34,7 @@ const LINKERD_ANNOTATIONS: &[(&str, &str)] = &[
     ("config.linkerd.io/debug-image-pull-policy", "Always"),
     ("config.linkerd.io/enable-debug-sidecar", "true"),
     ("config.linkerd.io/control-port", "5190"),
+    ("viz.linkerd.io/disable-tap", "true"),
     ("config.linkerd.io/inbound-port", "5143"),
     ("config.linkerd.io/outbound-port", "5140"),
     ("config.linkerd.io/admin-port", "5191"),
@@ -91,6 +92,7 @@ fn injected(annotation: &str, value: &str) -> (Pod, Redirection) {
     annotations.insert(labels::ENABLE_DEBUG_SIDECAR.to_owned(), annotation.contains("debug-image").to_string());
     annotations.insert(annotation.to_owned(), value.to_owned());
     let mut config = InjectConfig::new("proxy:1", "1", "anchors");
+    config.tap = Some(TapClient::default());
     // Without a collector, attributes of spans change nothing.
     config.tuning.tracing = Some(Tracing {
         collector: "otel.obs:4317".to_owned(),

@@ -64,7 +64,7 @@ pub const VALUES: &[Value] = &[
     Value::new("proxy.ports.admin", Works, ""),
     Value::new("proxy.ports.inbound", Works, ""),
     Value::new("proxy.ports.outbound", Works, ""),
-    Value::new("proxy.ports.control", Works, "of the tap server, which linkerd-viz enables"),
+    Value::new("proxy.ports.control", Works, "of the tap server"),
     Value::new("proxy.cores", Works, "as CORES_MIN; the older name of proxy.runtime.workers.minimum"),
     Value::new("proxy.runtime", Works, ""),
     Value::new("proxy.resources", Works, "a request or limit of CPU also bounds the worker threads, rounded up"),

@@ -19,7 +19,7 @@ pub const VARIABLES: &[Setting] = &[
     Setting::new("INBOUND_LISTEN_ADDR", Works, ""),
     Setting::new("ADMIN_LISTEN_ADDR", Works, ""),
     Setting::new("CONTROL_LISTEN_ADDR", Works, "the tap server, with TAP_SVC_NAME"),
-    Setting::new("TAP_SVC_NAME", Works, "set by the tap injector of linkerd-viz"),
+    Setting::new("TAP_SVC_NAME", Works, "set by the injector; the tap injector of linkerd-viz replaces it"),
     Setting::new("INBOUND_DETECT_TIMEOUT", Works, ""),
     Setting::new("OUTBOUND_DETECT_TIMEOUT", Works, ""),
     Setting::new("INBOUND_CONNECT_TIMEOUT", Works, ""),

@@ -9,7 +9,7 @@ use super::{bad, missing, parse, pull_policy, text};
 use crate::{
     duration::ProxyDuration,
     field::Invalid,
-    inject::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, Tracing, Workers},
+    inject::{ControlStreams, DebugImage, PerDirection, ProbeTiming, Probes, ProxyTuning, TapClient, Tracing, Workers},
 };
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -60,6 +60,7 @@ pub(super) struct Proxy {
     access_log: Option<String>,
     metrics: Metrics,
     tracing: TracingValues,
+    tap: Account,
     control: Control,
     inbound: Side,
     outbound: Side,
@@ -125,12 +126,13 @@ struct TracingValues {
 struct Collector {
     #[serde(deserialize_with = "text")]
     endpoint: Option<String>,
-    mesh_identity: CollectorIdentity,
+    mesh_identity: Account,
 }
 
+/// A ServiceAccount.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct CollectorIdentity {
+struct Account {
     #[serde(deserialize_with = "text")]
     service_account_name: Option<String>,
     #[serde(deserialize_with = "text")]
@@ -192,6 +194,13 @@ impl DebugContainer {
 }
 
 impl Proxy {
+    /// Who may tap; `None` unless both names are given.
+    pub(super) fn tap(&self) -> Option<TapClient> {
+        let Account { service_account_name, namespace } = self.tap.clone();
+        let (service_account, namespace) = service_account_name.zip(namespace)?;
+        Some(TapClient { service_account, namespace })
+    }
+
     /// How the proxy works, without the image for debugging.
     pub(super) fn tuning(&self) -> Result<ProxyTuning, Invalid> {
         let default = ProxyTuning::default();
@@ -296,7 +305,7 @@ impl TracingValues {
         let (path, expected) = ("proxy.tracing.collector.endpoint", "HOST:PORT of an OpenTelemetry collector");
         let collector = self.collector.endpoint.clone().ok_or_else(|| missing(path, expected))?;
         let host = host(&collector).ok_or_else(|| bad(path, &collector, expected))?;
-        let CollectorIdentity { service_account_name, namespace } = self.collector.mesh_identity.clone();
+        let Account { service_account_name, namespace } = self.collector.mesh_identity.clone();
         let identity = service_account_name.zip(namespace);
         // The proxy would refuse to start: it speaks plaintext within its own pod only.
         if identity.is_none() && !is_loopback(host) {

@@ -10,7 +10,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::EnvVar;
 use serde_json::{Value, json};
 use weft_k8s_api::{
-    inject::{ControlPlaneAddrs, InjectConfig},
+    inject::{ControlPlaneAddrs, InjectConfig, TapClient},
     labels,
     manifest::Object,
 };
@@ -40,6 +40,8 @@ pub(super) fn inject_config(config: &Config, anchors_pem: &str) -> InjectConfig 
     let mut addrs = ControlPlaneAddrs::in_cluster(CONTROL_NAMESPACE, CLUSTER_DOMAIN, CLUSTER_DOMAIN);
     addrs.identity.name.clone_from(&addrs.destination.name);
     inject.control_plane = addrs;
+    // No component taps here: this starts the proxies' tap servers, for clients in the pods' own namespaces.
+    inject.tap = Some(TapClient::default());
     if config.interception == Interception::Ebpf && config.proxy.is_none() {
         inject.extra_env.push(EnvVar {
             name: "WEFT_PROXY_REQUIRE_REDIRECT".to_owned(),

@@ -401,3 +401,34 @@ fn traces_go_to_the_collector_with_the_attributes_of_all_levels() {
     assert!(env(&off).keys().all(|name| !name.contains("TRACE_")));
     assert_eq!(off.spec.as_ref().unwrap().volumes.iter().flatten().count(), 2);
 }
+
+#[test]
+fn tap_is_served_to_the_client_of_the_values_unless_the_pod_or_its_namespace_disables_it() {
+    let values = proxy_values("tap: {serviceAccountName: viz, namespace: observe}");
+    let client = "viz.observe.serviceaccount.identity.$(_l5d_ns).$(_l5d_trustdomain)";
+    let tap = |values: &str, annotations: Value| env_of(values, annotations).remove("TAP_SVC_NAME");
+    assert_eq!(tap(&values, json!({})).as_deref(), Some(client));
+    assert_eq!(tap(&proxy_values("tap: {serviceAccountName: '', namespace: observe}"), json!({})), None);
+    assert_eq!(tap(&proxy_values("tap: {serviceAccountName: viz}"), json!({})), None);
+    assert_eq!(tap(&proxy_values("gid: -1"), json!({})), None);
+    for (own, inherited, served) in [
+        (Some("true"), None, false),
+        (Some("false"), None, true),
+        (Some("yes"), None, false),
+        (None, Some("true"), false),
+        // As with Linkerd's injector, a pod cannot undo what its namespace says.
+        (Some("false"), Some("true"), false),
+        (None, Some("false"), true),
+    ] {
+        let annotation = |value: Option<&str>| value.map_or(json!({}), |value| json!({labels::DISABLE_TAP: value}));
+        let mut annotations = annotation(own);
+        annotations["linkerd.io/inject"] = json!("enabled");
+        let namespace = serde_json::from_value(json!({"metadata": {"annotations": annotation(inherited)}})).unwrap();
+        let config = Values::parse(&values).unwrap().inject_config("linkerd", "anchors").unwrap();
+        let decision = inject(&pod(annotations, json!({})), Some(&namespace), &config).unwrap();
+        let Decision::Injected(pod) = decision else { panic!("{own:?} {inherited:?}: skipped") };
+        assert_eq!(env(&pod).contains_key("LINKERD2_PROXY_TAP_SVC_NAME"), served, "{own:?} {inherited:?}");
+    }
+    let unreadable = pod(json!({labels::DISABLE_TAP: "yes"}), json!({}));
+    assert_eq!(ignored_annotations(&unreadable.metadata).len(), 1);
+}
