@@ -1,0 +1,118 @@
+//! What a Pod says about the proxy in it and about the workload that it belongs to, for those who look at a running mesh.
+
+use std::net::SocketAddr;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use crate::{inject::ProxyPorts, labels};
+
+/// The variable that starts the tap server, with the one client that it has.
+const TAP_CLIENT: &str = "LINKERD2_PROXY_TAP_SVC_NAME";
+/// The tap server's address.
+const TAP_ADDRESS: &str = "LINKERD2_PROXY_CONTROL_LISTEN_ADDR";
+/// Name of the port of metrics.
+const ADMIN_PORT: &str = "linkerd-admin";
+
+/// Where the proxy of a pod listens for those who look at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listeners {
+    /// Metrics.
+    pub admin: u16,
+    /// Tap; `None` where tap is off.
+    pub tap: Option<u16>,
+}
+
+/// The listeners of a pod's proxy, Weft's or Linkerd's; `None` without a proxy.
+pub fn listeners(pod: &Pod) -> Option<Listeners> {
+    let spec = pod.spec.as_ref()?;
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let proxy = containers.find(|container| container.name == labels::PROXY_CONTAINER)?;
+    let default = ProxyPorts::default();
+    let named = proxy.ports.iter().flatten().find(|port| port.name.as_deref() == Some(ADMIN_PORT));
+    let admin = named.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(default.admin);
+    let control = || {
+        let address = variable(proxy, TAP_ADDRESS).and_then(|text| text.parse::<SocketAddr>().ok());
+        address.map_or(default.control, |address| address.port())
+    };
+    let tap = variable(proxy, TAP_CLIENT).filter(|client| !client.is_empty()).map(|_| control());
+    Some(Listeners { admin, tap })
+}
+
+/// A variable's value; of several variables of one name, the last one's, as for the kubelet.
+fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
+    let variables = container.env.iter().flatten();
+    variables.filter(|variable| variable.name == name).last()?.value.as_deref()
+}
+
+/// What controls a pod, nearest first, as (kind in small letters, name): a ReplicaSet, then its Deployment, which is recognised
+/// by the hash of the pod's template. A CronJob is not in the list: the pod does not name it.
+pub fn owners(pod: &Pod) -> Vec<(String, String)> {
+    let Some(owner) = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+    else {
+        return Vec::new();
+    };
+    let mut owners = vec![(owner.kind.to_lowercase(), owner.name.clone())];
+    let hash = pod.metadata.labels.as_ref().and_then(|labels| labels.get(labels::POD_TEMPLATE_HASH));
+    if owner.kind == "ReplicaSet"
+        && let Some(deployment) = hash.and_then(|hash| owner.name.strip_suffix(hash.as_str())?.strip_suffix('-'))
+    {
+        owners.push(("deployment".to_owned(), deployment.to_owned()));
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::inject::{Decision, InjectConfig, TapClient, inject};
+
+    fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_listeners_of_an_injected_pod_are_found() {
+        let plain = pod(json!({
+            "metadata": {"annotations": {"linkerd.io/inject": "enabled", "config.linkerd.io/admin-port": "5191"}},
+            "spec": {"containers": [{"name": "app"}]},
+        }));
+        assert_eq!(listeners(&plain), None);
+        let mut config = InjectConfig::new("proxy:1", "1", "anchors");
+        for (tap, expected) in [(None, None), (Some(TapClient::default()), Some(4190))] {
+            config.tap = tap;
+            let Ok(Decision::Injected(pod)) = inject(&plain, None, &config) else { panic!("not injected") };
+            assert_eq!(listeners(&pod), Some(Listeners { admin: 5191, tap: expected }));
+        }
+    }
+
+    #[test]
+    fn the_last_variable_of_a_name_counts() {
+        let env = |values: [&str; 2]| values.map(|value| json!({"name": TAP_CLIENT, "value": value}));
+        let tap = |values: [&str; 2]| {
+            let proxy = json!({"name": "linkerd-proxy", "env": env(values)});
+            listeners(&pod(json!({"spec": {"containers": [proxy]}}))).unwrap().tap
+        };
+        assert_eq!(tap(["", "viz"]), Some(4190));
+        assert_eq!(tap(["viz", ""]), None);
+    }
+
+    #[test]
+    fn a_deployment_is_the_owner_of_its_replica_set() {
+        let owned = |kind: &str, name: &str, controller: bool| {
+            pod(json!({"metadata": {
+                "labels": {"pod-template-hash": "7f9"},
+                "ownerReferences": [{"apiVersion": "v1", "kind": kind, "name": name, "uid": "u", "controller": controller}],
+            }}))
+        };
+        let pair = |kind: &str, name: &str| (kind.to_owned(), name.to_owned());
+        assert_eq!(
+            owners(&owned("ReplicaSet", "web-7f9", true)),
+            [pair("replicaset", "web-7f9"), pair("deployment", "web")]
+        );
+        assert_eq!(owners(&owned("ReplicaSet", "own", true)), [pair("replicaset", "own")]);
+        assert_eq!(owners(&owned("StatefulSet", "db", true)), [pair("statefulset", "db")]);
+        assert_eq!(owners(&owned("Node", "a", false)), []);
+    }
+}
