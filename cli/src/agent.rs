@@ -1,13 +1,12 @@
 //! Connections to node agents: on a unix socket of this host, or in a pod behind the API server. There each connection runs
 //! `weft-agent connect`, because an agent listens on its socket alone.
 
-use std::{error::Error, path::Path, time::Duration};
+use std::{error::Error, io, path::Path, time::Duration};
 
 use anyhow::{Result, anyhow};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use tokio::net::UnixStream;
 use tonic::{
     Status,
     transport::{Channel, Endpoint},
@@ -36,7 +35,7 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
     Endpoint::from_static("http://agent")
         .connect_with_connector(tower::service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move { connect(&path).await.map(TokioIo::new) }
         }))
         .await
         .map_err(|error| {
@@ -48,6 +47,16 @@ pub(crate) async fn on_socket(socket: &Path) -> Result<Channel> {
                 cause.root_cause()
             )
         })
+}
+
+#[cfg(unix)]
+async fn connect(socket: &Path) -> io::Result<tokio::net::UnixStream> {
+    tokio::net::UnixStream::connect(socket).await
+}
+
+#[cfg(not(unix))]
+async fn connect(_socket: &Path) -> io::Result<tokio::net::TcpStream> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "agents run on Linux only"))
 }
 
 /// Connects to the agent in a pod.

@@ -39,12 +39,13 @@ mod version;
 
 use std::{
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser, Subcommand};
+#[cfg(target_os = "linux")]
 use weft_sandbox::host::{container, janitor};
 
 #[derive(Debug, Parser)]
@@ -123,12 +124,14 @@ The script asks weft, which asks the cluster for names of namespaces, workloads,
         directory: PathBuf,
     },
     /// Run a container (internal)
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     SandboxInit {
         /// Specification of the container; removed when read
         spec_file: PathBuf,
     },
     /// Wait for a sandbox's daemon to end and remove what it left (internal)
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     SandboxJanitor {
         /// Name of the sandbox
@@ -152,7 +155,9 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
+        #[cfg(target_os = "linux")]
         Command::SandboxInit { spec_file } => Ok(sandbox_init(&spec_file)),
+        #[cfg(target_os = "linux")]
         Command::SandboxJanitor { name } => {
             janitor::run(&name).with_context(|| format!("clean up after sandbox {name}"))?;
             Ok(ExitCode::SUCCESS)
@@ -203,7 +208,8 @@ fn execute(command: Command) -> Result<ExitCode> {
 }
 
 /// Namespaces belong to a thread: this runs before there is a second one.
-fn sandbox_init(spec_file: &Path) -> ExitCode {
+#[cfg(target_os = "linux")]
+fn sandbox_init(spec_file: &std::path::Path) -> ExitCode {
     let error = container::init(spec_file);
     output::note(&error.to_string());
     ExitCode::from(error.exit_code())
@@ -227,6 +233,7 @@ mod tests {
         assert!(Cli::try_parse_from(["weft", "completions", "bash"]).is_ok());
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
     fn what_the_sandbox_starts_is_understood_but_not_shown() {
         assert!(Cli::try_parse_from(["weft", "sandbox-init", "spec.json"]).is_ok());

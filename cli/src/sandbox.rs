@@ -1,8 +1,11 @@
 //! `weft sandbox`: what its subcommands take. What they do is below: [`run`] starts a sandbox, [`ps`] shows it, [`exec`]
-//! reaches into its pods and ends it.
+//! reaches into its pods and ends it. On other systems than Linux every one of them is an error.
 
+#[cfg(target_os = "linux")]
 mod exec;
+#[cfg(target_os = "linux")]
 mod ps;
+#[cfg(target_os = "linux")]
 mod run;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -145,6 +148,7 @@ struct Container {
     container: Option<String>,
 }
 
+#[cfg(target_os = "linux")]
 pub(crate) async fn execute(args: SandboxArgs) -> Result<ExitCode> {
     match args.command {
         Command::Run(args) => return run::execute(args).await,
@@ -155,4 +159,13 @@ pub(crate) async fn execute(args: SandboxArgs) -> Result<ExitCode> {
         Command::Stop(args) => exec::stop(&args).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) async fn execute(_: SandboxArgs) -> Result<ExitCode> {
+    anyhow::bail!(
+        "`weft sandbox` needs Linux: its pods are made of network namespaces, cgroups and eBPF programs, which {} does not \
+         have",
+        std::env::consts::OS
+    )
 }

@@ -16,9 +16,22 @@
 //! ```
 //!
 //! Read `daemon.rs` first. The sandbox is not a Kubernetes: on a cluster, everything runs there unchanged.
+//!
+//! On other systems than Linux there are settings, state and a client that knows no sandbox, so that `weft` builds there.
 
+#[cfg(target_os = "linux")]
 pub mod client;
 pub mod config;
+#[cfg(target_os = "linux")]
 pub mod daemon;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
 pub mod host;
 pub mod state;
+
+/// A client that finds no sandbox.
+#[cfg(not(target_os = "linux"))]
+pub mod client {
+    pub use crate::elsewhere::{ClientError, Sandbox};
+}

@@ -1,12 +1,11 @@
 //! A workload's private key and its certificate signing request.
 //!
 //! The files are those of Linkerd's `linkerd2-proxy-identity`: `key.p8` (PKCS#8 DER, ECDSA P-256) and `csr.der`, mode
-//! 0600. A key lives as long as its directory; in a pod, that is as long as the pod.
+//! 0600 where files have modes. A key lives as long as its directory; in a pod, that is as long as the pod.
 
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -140,7 +139,11 @@ fn parse(der: &[u8], path: &Path) -> Result<IdentityKey, KeyError> {
 
 fn write_private(path: &Path, bytes: &[u8]) -> Result<(), KeyError> {
     let failed = |action| move |source| KeyError::File { action, path: path.to_owned(), source };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed("create"))?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path).map_err(failed("create"))?;
     file.write_all(bytes).map_err(failed("write"))
 }
 

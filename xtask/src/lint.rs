@@ -10,6 +10,7 @@ mod cycles;
 mod deny;
 mod documents;
 mod edges;
+mod platforms;
 mod reach;
 mod rust;
 mod sources;
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let toolchain = setup::ensure(Scope::Build)?;
         check("ebpf", ebpf::build(&workspace, &toolchain).map(drop));
         check("clippy", clippy(&workspace));
+        check("other systems", platforms::check(&workspace));
         check("clippy for BPF", clippy_ebpf(&workspace, &toolchain));
         check("doc", doc(&workspace));
         check("deny", deny::check(&workspace));
