@@ -68,6 +68,7 @@ impl Bench {
             rollout: None,
             reconnect: None,
             stalled: None,
+            slow: None,
             doubled: None,
         };
         if self.args.wants(Part::Start) {
@@ -91,8 +92,13 @@ impl Bench {
         }
         if self.args.wants(Part::Stalled) {
             let stalled = run.stalled().await?;
-            println!("\n{}", stalled.table());
+            println!("\n{}", stalled.table("stalled"));
             report.stalled = Some(stalled);
+        }
+        if self.args.wants(Part::Slow) {
+            let slow = run.slow().await?;
+            println!("\n{}", slow.table("slow"));
+            report.slow = Some(slow);
         }
         if self.args.wants(Part::Doubled) {
             let doubled = run.doubled().await?;

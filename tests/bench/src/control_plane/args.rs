@@ -17,6 +17,8 @@ const MAX_ENDPOINTS: u32 = 1000;
   weft-bench control-plane --json
   weft-bench control-plane --parts start,changes --seconds 60 --changes-per-second 200
   weft-bench control-plane --pods 1000 --services 100 --servers 70 --clients 200 --rollout-pods 100
+  weft-bench control-plane --pods 25000 --clients 25000 --clients-per-connection 250 \\
+    --parts start,changes --changes-per-second 42
   weft-bench control-plane --kubeconfig /run/weft-kube/big/kubeconfig
                                        an API server that runs, such as that of
                                        cargo xtask kube up --control-plane-only --name big")]
@@ -42,9 +44,13 @@ pub struct Args {
     /// AuthorizationPolicies, each of one Server
     #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(0..=20_000))]
     pub policies: u32,
-    /// Simulated proxies, each with a connection to either service
-    #[arg(long, default_value_t = 2000, value_parser = value_parser!(u32).range(1..=2000))]
+    /// Simulated proxies
+    #[arg(long, default_value_t = 2000, value_parser = value_parser!(u32).range(1..=25_000))]
     pub clients: u32,
+    /// Proxies that share a connection to either service, as the control plane's own sidecar makes them; with 1, each
+    /// has its own
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=25_000))]
+    pub clients_per_connection: u32,
     /// Services that each proxy talks to: three streams for each
     #[arg(long, default_value_t = 10, value_parser = value_parser!(u32).range(1..=100))]
     pub targets: u32,
@@ -78,12 +84,15 @@ pub enum Part {
     Reconnect,
     /// One client in ten stops reading
     Stalled,
+    /// One client in ten reads a few bytes a second
+    Slow,
     /// The same streams with twice the Servers and Services
     Doubled,
 }
 
 impl Part {
-    const ALL: [Self; 6] = [Self::Start, Self::Changes, Self::Rollout, Self::Reconnect, Self::Stalled, Self::Doubled];
+    const ALL: [Self; 7] =
+        [Self::Start, Self::Changes, Self::Rollout, Self::Reconnect, Self::Stalled, Self::Slow, Self::Doubled];
 }
 
 impl std::fmt::Display for Part {
@@ -111,6 +120,12 @@ impl Args {
              or --rollout-pods",
             self.pods,
             self.clients.saturating_add(own)
+        );
+        anyhow::ensure!(
+            self.clients_per_connection == 1 || !(self.wants(Part::Stalled) || self.wants(Part::Slow)),
+            "--clients-per-connection {}: in the parts stalled and slow each client has a connection of its own, choose \
+             --parts without them",
+            self.clients_per_connection
         );
         anyhow::ensure!(
             self.targets <= self.services,
@@ -177,10 +192,13 @@ mod tests {
             ("--pods 100 --clients 10 --services 5 --parts start", "--targets 10"),
             ("--pods 5000 --services 4 --targets 4", "--services"),
             ("--servers 10", "--policies 100"),
+            ("--clients-per-connection 10", "--clients-per-connection 10"),
         ] {
             let error = size(flags).unwrap_err();
             assert!(error.contains(expected), "{flags}: {error}");
         }
         assert!(size("--pods 2500 --parts start,changes").is_ok());
+        let many = "--pods 25000 --clients 25000 --clients-per-connection 250 --parts start,changes";
+        assert!(size(many).is_ok());
     }
 }

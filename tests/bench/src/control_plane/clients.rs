@@ -1,7 +1,8 @@
-//! The simulated proxies: for each a connection to either service, and on them the streams that a proxy opens for its
-//! targets and for itself.
+//! The simulated proxies: the streams that a proxy opens for its targets and for itself, on a connection to either
+//! service for each proxy, or for several of them, as behind the control plane's sidecar.
 
 mod connection;
+mod link;
 mod round;
 
 use std::{
@@ -18,16 +19,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
+    args::Args,
     objects::{POD_PORT, PORT, Plan},
     wire::{self, Addressed, Method},
     world::Service,
 };
 use connection::{Connection, Spec};
+use link::Pace;
 pub(super) use round::{Answers, Round};
 
 /// Time for every stream of all clients to have its first answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
-/// One client of this many stops reading.
+/// One client of this many stops reading, or reads slowly.
 const STALLED_STEP: u32 = 10;
 /// Files that are not connections of clients.
 const OTHER_FILES: u64 = 256;
@@ -35,11 +38,13 @@ const OTHER_FILES: u64 = 256;
 /// All simulated proxies.
 pub(super) struct Clients {
     count: u32,
+    /// Clients that share a connection.
+    per_connection: u32,
     /// Clients that have each Service as target, by its number.
     subscribers: Vec<Vec<u32>>,
     specs: Vec<Specs>,
     shared: Arc<Shared>,
-    stalled: watch::Sender<bool>,
+    pace: watch::Sender<Pace>,
     connections: JoinSet<()>,
 }
 
@@ -88,8 +93,9 @@ impl Clients {
     ///
     /// # Errors
     /// The process may not open as many files.
-    pub(super) fn new(plan: &Plan, services: &[Service], count: u32, targets: u32) -> anyhow::Result<Self> {
-        raise_file_limit(2 * u64::from(count) + OTHER_FILES)?;
+    pub(super) fn new(plan: &Plan, services: &[Service], args: &Args) -> anyhow::Result<Self> {
+        let (count, targets, per_connection) = (args.clients, args.targets, args.clients_per_connection.max(1));
+        raise_file_limit(2 * u64::from(count.div_ceil(per_connection)) + OTHER_FILES)?;
         let mut subscribers = vec![Vec::new(); services.len()];
         let mut specs = Vec::new();
         for client in 0..count {
@@ -100,8 +106,8 @@ impl Clients {
             }
             specs.push(Specs::new(plan, services, client, &targets)?);
         }
-        let (shared, stalled) = (Arc::new(Shared::default()), watch::Sender::new(false));
-        Ok(Self { count, subscribers, specs, shared, stalled, connections: JoinSet::new() })
+        let (shared, pace) = (Arc::new(Shared::default()), watch::Sender::new(Pace::Full));
+        Ok(Self { count, per_connection, subscribers, specs, shared, pace, connections: JoinSet::new() })
     }
 
     /// Number of streams to each service.
@@ -118,18 +124,15 @@ impl Clients {
     pub(super) async fn open(&mut self, addresses: [SocketAddr; 2]) -> anyhow::Result<Answers> {
         let round = Arc::new(Round::new(self.streams().iter().sum()));
         self.close().await;
-        for (client, specs) in (0..self.count).zip(&self.specs) {
-            for (address, specs) in addresses.into_iter().zip([&specs.destination, &specs.policy]) {
-                let stalled = is_stalling(client).then(|| self.stalled.subscribe());
-                let connection = Connection {
-                    client,
-                    address,
-                    specs: specs.clone(),
-                    shared: self.shared.clone(),
-                    round: round.clone(),
-                    stalled,
-                };
-                self.connections.spawn(connection.run());
+        let clients: Vec<_> = (0..self.count).zip(&self.specs).collect();
+        for together in clients.chunks(self.per_connection as usize) {
+            for (index, address) in addresses.into_iter().enumerate() {
+                let of = |specs: &Specs| [&specs.destination, &specs.policy][index].clone();
+                let specs = together.iter().map(|(client, specs)| (*client, of(specs))).collect();
+                let disturbed = together.iter().any(|(client, _)| is_stalling(*client));
+                let pace = (disturbed && self.per_connection == 1).then(|| self.pace.subscribe());
+                let (shared, round) = (self.shared.clone(), round.clone());
+                self.connections.spawn(Connection { address, specs, shared, round, pace }.run());
             }
         }
         let complete = tokio::time::timeout(ANSWERED_WITHIN, round.complete()).await;
@@ -142,17 +145,22 @@ impl Clients {
 
     /// Closes every connection.
     pub(super) async fn close(&mut self) {
-        self.stalled.send_replace(false);
+        self.pace.send_replace(Pace::Full);
         self.connections.shutdown().await;
     }
 
     /// One client in ten stops reading: the windows of its streams are set to 0, and no data is acknowledged. Its
     /// connections still answer pings.
     pub(super) fn stall(&self) {
-        self.stalled.send_replace(true);
+        self.pace.send_replace(Pace::Stalled);
     }
 
-    /// Number of clients that [`Self::stall`] stops.
+    /// One client in ten reads [`link::TRICKLE`] bytes a second from its socket, whatever they are.
+    pub(super) fn slow_down(&self) {
+        self.pace.send_replace(Pace::Trickle);
+    }
+
+    /// Number of clients that [`Self::stall`] stops and [`Self::slow_down`] slows down.
     pub(super) fn stalling(&self) -> u32 {
         (0..self.count).filter(|client| is_stalling(*client)).count() as u32
     }

@@ -23,8 +23,8 @@ use super::{
 const STARTS_WITHIN: Duration = Duration::from_secs(3600);
 const ENDS_WITHIN: Duration = Duration::from_secs(300);
 const SERVED_WITHIN: Duration = Duration::from_secs(60);
-/// Definitions of custom resources, relative to this package: Weft's own, and upstream's of the Gateway API.
-const DEFINITIONS: [&str; 2] = ["../../charts/weft-crds/templates", "../../charts/weft-crds/files/gateway-api"];
+/// Definitions of custom resources in the checkout: Weft's own, and upstream's of the Gateway API.
+const DEFINITIONS: [&str; 2] = ["charts/weft-crds/templates", "charts/weft-crds/files/gateway-api"];
 const DEFINITION_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// The API server.
@@ -170,8 +170,12 @@ async fn remove_objects(kubeconfig: &Path, plan: &Plan, installed: &[String]) ->
 /// Every definition of the chart that is not rendered from a template.
 fn definitions() -> anyhow::Result<Vec<Value>> {
     let mut found = Vec::new();
+    // `cargo xtask bench` runs this program in the checkout's root, and cargo its tests in the package's folder.
+    let here = std::env::current_dir().context("the current directory")?;
+    let root = here.ancestors().find(|root| DEFINITIONS.iter().all(|directory| root.join(directory).is_dir()));
+    let root = root.with_context(|| format!("{} is not in the checkout of Weft", here.display()))?;
     for directory in DEFINITIONS {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+        let directory = root.join(directory);
         let list = || format!("list {}, where the definitions of the checkout are", directory.display());
         for entry in std::fs::read_dir(&directory).with_context(list)? {
             let path = entry?.path();

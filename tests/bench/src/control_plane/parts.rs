@@ -54,12 +54,13 @@ impl<'a> Run<'a> {
         let began = Instant::now();
         let world = World::create(api, plan.clone()).await.context("create the objects")?;
         let created_in_seconds = began.elapsed().as_secs_f64();
-        let mut clients = Clients::new(plan, world.services(), args.clients, args.targets)?;
+        let mut clients = Clients::new(plan, world.services(), args)?;
         let [destination_streams, policy_streams] = clients.streams();
         let setup = Setup {
             objects: plan.size,
             created_in_seconds,
             clients: args.clients,
+            clients_per_connection: args.clients_per_connection,
             targets: args.targets,
             destination_streams,
             policy_streams,
@@ -142,6 +143,22 @@ impl<'a> Run<'a> {
     /// As [`Self::changes`].
     pub(super) async fn stalled(&mut self) -> anyhow::Result<Stalled> {
         self.clients.stall();
+        self.disturbed().await
+    }
+
+    /// Connects all clients again, of which one in ten then reads a trickle, while endpoints change.
+    ///
+    /// # Errors
+    /// As [`Self::reconnect`].
+    pub(super) async fn slow(&mut self) -> anyhow::Result<Stalled> {
+        self.clients.open(self.control_plane.addresses()).await?;
+        sleep(REST).await;
+        self.clients.slow_down();
+        self.disturbed().await
+    }
+
+    /// What changes do while some clients do not read as others do.
+    async fn disturbed(&mut self) -> anyhow::Result<Stalled> {
         sleep(STALLS_WITHIN).await;
         self.clients.take_arrivals();
         let before = self.clients.counts();

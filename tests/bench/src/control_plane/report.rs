@@ -35,6 +35,9 @@ pub struct Report {
     /// Some clients did not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stalled: Option<Stalled>,
+    /// Some clients read a trickle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow: Option<Stalled>,
     /// Twice the Servers and Services.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doubled: Option<Doubled>,
@@ -49,6 +52,8 @@ pub struct Setup {
     pub created_in_seconds: f64,
     /// Simulated proxies.
     pub clients: u32,
+    /// Those that share a connection to either service.
+    pub clients_per_connection: u32,
     /// Targets of each.
     pub targets: u32,
     /// Streams to the destination service.
@@ -126,12 +131,12 @@ pub struct Reconnect {
     pub load: Load,
 }
 
-/// Some clients stopped reading while endpoints changed.
+/// Some clients stopped reading, or read slowly, while endpoints changed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stalled {
-    /// Clients that did not read.
+    /// Clients that did not read as the others did.
     pub clients: u32,
-    /// Messages that reached them nevertheless: on their way when their windows closed.
+    /// Messages that reached them nevertheless: on their way when their windows closed, or in a trickle.
     pub messages_to_them: u64,
     /// How changes reached the others.
     pub others: Propagation,
@@ -159,8 +164,8 @@ impl Setup {
         let Size { pods, services, nodes, servers, policies } = self.objects;
         format!(
             "{pods} pods, {services} Services, {nodes} nodes, {servers} Servers and {policies} AuthorizationPolicies in \
-             one namespace; {} clients of {} targets: {} streams to destination, {} to policy",
-            self.clients, self.targets, self.destination_streams, self.policy_streams
+             one namespace; {} clients of {} targets, {} on a connection: {} streams to destination, {} to policy",
+            self.clients, self.targets, self.clients_per_connection, self.destination_streams, self.policy_streams
         )
     }
 }

@@ -1,4 +1,4 @@
-//! One HTTP/2 connection of a simulated proxy, with all of its streams in one task. What is lost is opened again, as
+//! One HTTP/2 connection of simulated proxies, with all of its streams in one task. What is lost is opened again, as
 //! proxies do.
 
 use std::{
@@ -16,7 +16,10 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 use h2::client::SendRequest;
 use tokio::{net::TcpStream, sync::watch, time::timeout};
 
-use super::{Arrival, Round, Shared};
+use super::{
+    Arrival, Round, Shared,
+    link::{Link, Pace},
+};
 use crate::control_plane::wire::{self, Frames, Method};
 
 /// Deadline for TCP's and HTTP/2's handshakes, while thousands of clients come at once.
@@ -36,18 +39,19 @@ pub(super) struct Spec {
 
 /// A connection that runs until it is dropped.
 pub(super) struct Connection {
-    pub(super) client: u32,
     pub(super) address: SocketAddr,
-    pub(super) specs: Arc<[Spec]>,
+    /// By client.
+    pub(super) specs: Vec<(u32, Arc<[Spec]>)>,
     pub(super) shared: Arc<Shared>,
     pub(super) round: Arc<Round>,
-    /// Turns true when the client is to stop reading, if it is one of those that do.
-    pub(super) stalled: Option<watch::Receiver<bool>>,
+    /// How fast the client reads, if it is one of those that do not always.
+    pub(super) pace: Option<watch::Receiver<Pace>>,
 }
 
 impl Connection {
     pub(super) async fn run(self) {
-        let answered: Vec<_> = self.specs.iter().map(|_| AtomicBool::new(false)).collect();
+        let answered: Vec<_> =
+            self.specs.iter().flat_map(|(_, specs)| &**specs).map(|_| AtomicBool::new(false)).collect();
         loop {
             if let Err(error) = self.run_once(&answered).await {
                 self.shared.lost_connections.fetch_add(1, Ordering::Relaxed);
@@ -63,18 +67,18 @@ impl Connection {
         let connecting = async {
             let stream = TcpStream::connect(self.address).await.context("connect")?;
             stream.set_nodelay(true)?;
-            h2::client::handshake(stream).await.context("begin HTTP/2")
+            let link = Link::new(stream, self.pace.clone());
+            h2::client::handshake(link).await.context("begin HTTP/2")
         };
         let (requests, mut connection) =
             timeout(CONNECTS_WITHIN, connecting).await.context("no connection in time")??;
-        let mut streams: FuturesUnordered<_> = self
-            .specs
-            .iter()
+        let specs = self.specs.iter().flat_map(|(client, specs)| specs.iter().map(|spec| (*client, spec)));
+        let mut streams: FuturesUnordered<_> = specs
             .zip(answered)
-            .map(|(spec, answered)| self.stream(spec, requests.clone(), answered))
+            .map(|((client, spec), answered)| self.stream(client, spec, requests.clone(), answered))
             .collect();
-        let mut stalled = self.stalled.clone();
-        let mut stall = std::pin::pin!(stalls(&mut stalled));
+        let mut pace = self.pace.clone();
+        let mut stall = std::pin::pin!(stalls(&mut pace));
         let mut reads = true;
         loop {
             tokio::select! {
@@ -93,9 +97,9 @@ impl Connection {
     }
 
     /// Keeps one stream open for as long as there is the connection.
-    async fn stream(&self, spec: &Spec, requests: SendRequest<Bytes>, answered: &AtomicBool) {
+    async fn stream(&self, client: u32, spec: &Spec, requests: SendRequest<Bytes>, answered: &AtomicBool) {
         loop {
-            match self.stream_once(spec, requests.clone(), answered).await {
+            match self.stream_once(client, spec, requests.clone(), answered).await {
                 Ok(reason) => {
                     self.shared.ended_streams.fetch_add(1, Ordering::Relaxed);
                     self.report(&format!("{}: {reason}", spec.method.label()));
@@ -115,6 +119,7 @@ impl Connection {
     /// Opens a stream and reads it to its end; returns why it ended.
     async fn stream_once(
         &self,
+        client: u32,
         spec: &Spec,
         requests: SendRequest<Bytes>,
         answered: &AtomicBool,
@@ -147,15 +152,15 @@ impl Connection {
             self.shared.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
             frames.feed(&chunk, |message| {
                 self.shared.messages.fetch_add(1, Ordering::Relaxed);
-                if self.is_stalled() {
+                if self.pace() != Pace::Full {
                     self.shared.stalled_messages.fetch_add(1, Ordering::Relaxed);
                 }
                 if !std::mem::take(&mut first) && spec.method == Method::Get {
-                    self.arrived(message);
+                    self.arrived(client, message);
                 }
                 answer();
             });
-            if !self.is_stalled() {
+            if self.pace() != Pace::Stalled {
                 body.flow_control().release_capacity(chunk.len())?;
             }
         }
@@ -163,14 +168,14 @@ impl Connection {
         Ok(trailers.as_ref().and_then(status).unwrap_or_else(|| "ended without a status".to_owned()))
     }
 
-    fn arrived(&self, message: &[u8]) {
+    fn arrived(&self, client: u32, message: &[u8]) {
         let at = Instant::now();
-        let arrivals = wire::addresses(message).map(|what| Arrival { client: self.client, what, at });
+        let arrivals = wire::addresses(message).map(|what| Arrival { client, what, at });
         self.shared.arrivals.lock().unwrap_or_else(PoisonError::into_inner).extend(arrivals);
     }
 
-    fn is_stalled(&self) -> bool {
-        self.stalled.as_ref().is_some_and(|stalled| *stalled.borrow())
+    fn pace(&self) -> Pace {
+        self.pace.as_ref().map_or(Pace::Full, |pace| *pace.borrow())
     }
 
     fn report(&self, problem: &str) {
@@ -179,9 +184,9 @@ impl Connection {
 }
 
 /// Returns when the client is to stop reading.
-async fn stalls(stalled: &mut Option<watch::Receiver<bool>>) {
-    if let Some(stalled) = stalled
-        && stalled.wait_for(|stalled| *stalled).await.is_ok()
+async fn stalls(pace: &mut Option<watch::Receiver<Pace>>) {
+    if let Some(pace) = pace
+        && pace.wait_for(|pace| *pace == Pace::Stalled).await.is_ok()
     {
         return;
     }

@@ -64,10 +64,11 @@ impl Served {
         };
         let clients = Clients {
             count: clients,
+            per_connection: 1,
             subscribers: Vec::new(),
             specs: (0..clients).map(|_| specs()).collect(),
             shared: Arc::default(),
-            stalled: watch::Sender::new(false),
+            pace: watch::Sender::new(Pace::Full),
             connections: JoinSet::new(),
         };
         Self { updates, address, clients, _server: server }

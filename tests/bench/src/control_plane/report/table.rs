@@ -139,17 +139,17 @@ impl Reconnect {
 impl Stalled {
     /// As a table for people.
     #[must_use]
-    pub fn table(&self) -> String {
+    pub fn table(&self, title: &str) -> String {
         let mut rows = Rows::default();
-        rows.add("clients that do not read", self.clients.to_string());
+        rows.add(format!("{title} clients"), self.clients.to_string());
         rows.add("messages that reached them", self.messages_to_them.to_string());
         rows.propagation("", &self.others);
         for one in &self.load.processes {
             let growth = one.growth_bytes() / f64::from(self.clients.max(1));
-            rows.add(format!("{}: growth per stalled client, bytes", one.process), number(growth));
+            rows.add(format!("{}: growth per {title} client, bytes", one.process), number(growth));
         }
         rows.load(&self.load);
-        rows.table("stalled")
+        rows.table(title)
     }
 }
 
