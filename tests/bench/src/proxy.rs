@@ -8,6 +8,7 @@
 //! left behind would hide what they take.
 
 mod haproxy;
+mod profile;
 mod report;
 pub mod rows;
 mod site;
@@ -18,6 +19,8 @@ use anyhow::Context as _;
 use clap::value_parser;
 use rustix::process::{Resource, getrlimit};
 
+use profile::Recording;
+pub use profile::{Group, Profile, Shares};
 pub use report::{Numbers, Report, RowReport, Sample};
 use rows::{Act, Contender, ROWS, Row};
 use site::{Proxies, Site};
@@ -40,6 +43,8 @@ const WARM_UP: Duration = Duration::from_millis(700);
   weft-bench proxy --rows http1-64,http2-1x64 --contenders weft,haproxy-http1 --repetitions 9
   weft-bench proxy --baseline ../before/target/release --contenders weft,baseline
                                        before and after a change, in one run
+  weft-bench proxy --rows http1-64 --contenders weft,haproxy-http2 --profile
+                                       with where the proxies spend their time
   weft-bench proxy --rows http1-16 --seconds 1 --repetitions 1")]
 pub struct Args {
     /// Print everything as one JSON object on the last line
@@ -62,6 +67,10 @@ pub struct Args {
     /// Directory of other weft programs, such as a release build of an earlier commit, to be measured as `baseline`
     #[arg(long, value_name = "DIR")]
     pub baseline: Option<PathBuf>,
+    /// Sample the proxies of every contender with perf, in one more turn of each load that counts for nothing else;
+    /// the stacks are written to this directory, a file for each row and contender
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "profiles")]
+    pub profile: Option<PathBuf>,
 }
 
 /// A run and what it has started.
@@ -107,6 +116,10 @@ impl Bench {
             skipped: Vec::new(),
             targets: Vec::new(),
         };
+        if let Some(directory) = &self.args.profile {
+            profile::check().await?;
+            std::fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+        }
         println!("{}\n{}", report.machine.describe(), report.haproxy.as_deref().unwrap_or("no HAProxy"));
         println!("{}", report::NOTE);
         // Loads first: they share sandboxes.
@@ -116,8 +129,10 @@ impl Bench {
             self.start(&loads).await?;
         }
         for row in loads {
-            let measured = self.load(row).await.context(row.name)?;
+            let mut measured = self.load(row).await.context(row.name)?;
+            self.profile(row, &mut measured).await.with_context(|| format!("profile {}", row.name))?;
             println!("\n{}\n", measured.table());
+            measured.profile_tables().iter().for_each(|table| println!("{table}\n"));
             report.rows.push(measured);
         }
         for row in fresh {
@@ -182,6 +197,22 @@ impl Bench {
             turns.rotate_left(next);
         }
         Ok(report)
+    }
+
+    /// Samples each contender's proxies during one more load of a row.
+    async fn profile(&mut self, row: &'static Row, report: &mut RowReport) -> anyhow::Result<()> {
+        let (Act::Load(shape), Some(directory)) = (row.act, self.args.profile.clone()) else { return Ok(()) };
+        let time = Duration::from_secs(self.args.seconds.into());
+        for contender in self.turns(row) {
+            let site = site::find(&mut self.sites, contender)?;
+            let Some(proxies) = site.proxies(contender)? else { continue };
+            let file = |kind| directory.join(format!("{}-{}.{kind}", row.name, contender.label()));
+            let recording = Recording::start(proxies, file("data")).await?;
+            site.measure(contender, row.protocol(), shape, WARM_UP, time).await?;
+            let profile = recording.finish(file("folded")).await.with_context(|| contender.label())?;
+            report.contenders.entry(contender).or_default().profile = Some(profile);
+        }
+        Ok(())
     }
 
     /// A row that needs processes which have done nothing else.
@@ -259,7 +290,15 @@ mod tests {
     use super::*;
 
     fn args() -> Args {
-        Args { json: false, rows: Vec::new(), contenders: Vec::new(), repetitions: 1, seconds: 1, baseline: None }
+        Args {
+            json: false,
+            rows: Vec::new(),
+            contenders: Vec::new(),
+            repetitions: 1,
+            seconds: 1,
+            baseline: None,
+            profile: None,
+        }
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::SystemTime};
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
-use super::rows::{Act, Contender, Row};
+use super::{
+    profile::{Group, Profile},
+    rows::{Act, Contender, Row},
+};
 use crate::{
     load::{Measured, Shape, Started},
     machine::Machine,
@@ -92,6 +95,9 @@ pub struct Numbers {
     pub problem: Option<String>,
     /// Every repetition.
     pub samples: Vec<Sample>,
+    /// Where the proxies spend their time, with --profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
 }
 
 /// A sample of a load.
@@ -210,9 +216,35 @@ impl RowReport {
         format!("{}\n{table}{}", self.what, failed.collect::<String>())
     }
 
+    /// Where the contenders' proxies spend their time, as tables for people; none without --profile.
+    #[must_use]
+    pub fn profile_tables(&self) -> Vec<String> {
+        let profiles = self.contenders.iter().filter_map(|(contender, numbers)| {
+            let profile = numbers.profile.as_ref()?;
+            let cpu = |key: &str| numbers.medians.get(key).copied().unwrap_or_default();
+            let mut table = Table::new();
+            table.load_preset(NOTHING);
+            let name = format!("{}, {}", self.name, contender.label());
+            table.set_header([&name, "CPU out us", "CPU in us", "% of both"]);
+            for line in profile.lines(cpu("cpu_outbound_us"), cpu("cpu_inbound_us")) {
+                table.add_row(line);
+            }
+            Some(format!("{table}\nstacks: {}", profile.folded.display()))
+        });
+        profiles.collect()
+    }
+
     /// A contender's number in each repetition.
     fn of(&self, contender: Contender, key: &str) -> Vec<f64> {
         self.contenders.get(&contender).map(|numbers| numbers.of(key)).unwrap_or_default()
+    }
+
+    /// The part of our CPU time in which metrics are counted, in percent; `None` without --profile.
+    fn metrics_percent(&self) -> Option<f64> {
+        let numbers = self.contenders.get(&Contender::Weft)?;
+        let cpu = |key: &str| numbers.medians.get(key).copied().unwrap_or_default();
+        let parts = numbers.profile.as_ref()?.parts(cpu("cpu_outbound_us"), cpu("cpu_inbound_us"));
+        parts.into_iter().find(|(group, _)| *group == Group::Metrics).map(|(_, [.., part])| part * 100.0)
     }
 
     /// In each repetition, ours over the best of the others; empty if there is none to compare with.
@@ -246,6 +278,12 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                 at_most(format!("{name}, p50 over HAProxy's"), "times", 1.0, row.ratio("p50_us"));
             }
             Act::Load(shape) => {
+                at_most(
+                    format!("{name}, part of metrics in the CPU"),
+                    "%",
+                    3.0,
+                    row.metrics_percent().into_iter().collect(),
+                );
                 at_most(format!("{name}, CPU over HAProxy's better mode"), "times", 0.8, row.ratio("cpu_us"));
                 match shape {
                     Shape::Open { rate: 1000, .. } => {
