@@ -28,6 +28,10 @@ use crate::dns::{Dns, ResolveError};
 /// that has no ready replica.
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
+/// First and longest time between two resolutions while all replicas have failed. One that is replaced is back within
+/// seconds, and found as soon; when a controller stays away, the proxies of a whole mesh ask, and each of them asks seldom.
+const OUTAGE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
+
 /// First and longest rest of a replica that failed. While all of them rest, requests wait, so that it is not long: the
 /// code that asks has pauses of its own, of up to 10 s.
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
@@ -53,6 +57,8 @@ struct Lookup {
     soonest: Instant,
     /// When the answer is out of date; `None` means never.
     valid_until: Option<Instant>,
+    /// Times between resolutions while all replicas have failed.
+    outage: Backoff,
 }
 
 /// One replica.
@@ -83,8 +89,7 @@ pub(super) struct Picked {
 
 impl Replicas {
     pub(super) fn new(host: String, port: u16, dns: Dns, metrics: Arc<ServiceMetrics>) -> Arc<Self> {
-        let now = Instant::now();
-        let lookup = Mutex::new(Lookup { soonest: now, valid_until: Some(now) });
+        let lookup = Mutex::new(Lookup::new(Instant::now()));
         Arc::new(Self { host, port, dns, metrics, set: watch::Sender::default(), lookup, resolving: Arc::default() })
     }
 
@@ -105,8 +110,8 @@ impl Replicas {
         Arc::clone(&self.set.borrow())
     }
 
-    /// Waits until the service has other replicas than these. If all of these failed, DNS is asked every second, whatever
-    /// its TTL says: a replica that is replaced has another address.
+    /// Waits until the service has other replicas than these. If all of these failed, DNS is asked again and again, whatever
+    /// its TTL says, with pauses that grow ([`OUTAGE`]): a replica that is replaced has another address.
     pub(super) async fn replaced(self: &Arc<Self>, old: &Set) -> Set {
         let mut sets = self.set.subscribe();
         loop {
@@ -116,9 +121,10 @@ impl Replicas {
                     return Arc::clone(&set);
                 }
             }
+            let next = (Instant::now() + RESOLVE_PAUSE).max(self.lookup.lock().soonest);
             // The sender lives as long as `self`.
-            let is_quiet = tokio::time::timeout(RESOLVE_PAUSE, sets.changed()).await.is_err();
-            if is_quiet && old.iter().all(|replica| replica.has_failed()) {
+            let is_quiet = tokio::time::timeout_at(next, sets.changed()).await.is_err();
+            if is_quiet && have_failed(old) {
                 self.expire();
                 self.resolve_if_due();
             }
@@ -141,9 +147,14 @@ impl Replicas {
     /// Asks DNS. An error leaves what is known.
     async fn resolve(&self) -> Result<Set, ResolveError> {
         let answer = self.dns.resolve(&self.host, self.port).await;
-        let soonest = Instant::now() + RESOLVE_PAUSE;
-        let valid_until = answer.as_ref().map_or(Some(soonest), |answer| answer.valid_until);
-        *self.lookup.lock() = Lookup { soonest, valid_until: valid_until.map(|until| until.max(soonest)) };
+        let failed = {
+            let known = self.known();
+            let is_other =
+                |addrs: &[SocketAddr]| addrs.iter().any(|addr| known.iter().all(|known| known.addr != *addr));
+            have_failed(&known) && !answer.as_ref().is_ok_and(|answer| is_other(&answer.addrs))
+        };
+        let valid_until = answer.as_ref().map_or(Some(Instant::now()), |answer| answer.valid_until);
+        self.lookup.lock().answered(Instant::now(), valid_until, failed);
         let mut addrs = answer?.addrs;
         addrs.sort_unstable();
         addrs.dedup();
@@ -176,6 +187,11 @@ impl Replicas {
     }
 }
 
+/// Whether there are replicas and none of them answers.
+fn have_failed(set: &Set) -> bool {
+    !set.is_empty() && set.iter().all(|replica| replica.has_failed())
+}
+
 /// Picks one of those that were not tried: of two at random that do not rest, the one with fewer open requests. If all
 /// of them rest, the one whose rest ends first.
 pub(super) fn pick(set: &Set, tried: &[SocketAddr]) -> Option<Picked> {
@@ -187,6 +203,24 @@ pub(super) fn pick(set: &Set, tried: &[SocketAddr]) -> Option<Picked> {
         several => several.sample(&mut rand::rng(), 2).min_by_key(|replica| replica.open.load(Ordering::Relaxed))?,
     };
     Some(Picked::new(Arc::clone(picked)))
+}
+
+impl Lookup {
+    fn new(now: Instant) -> Self {
+        Self { soonest: now, valid_until: Some(now), outage: Backoff::between(OUTAGE.0, OUTAGE.1) }
+    }
+
+    /// DNS has answered, or failed to. `failed` says that no replica answers and DNS knows no other.
+    fn answered(&mut self, now: Instant, valid_until: Option<Instant>, failed: bool) {
+        let pause = if failed {
+            self.outage.next()
+        } else {
+            self.outage.reset();
+            RESOLVE_PAUSE
+        };
+        self.soonest = now + pause;
+        self.valid_until = valid_until.map(|until| until.max(self.soonest));
+    }
 }
 
 impl Replica {
@@ -282,4 +316,54 @@ impl Drop for Picked {
 
 fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds after the beginning of an outage at which each of many proxies asks DNS, if all of them asked at 0.
+    fn questions(proxies: usize, seconds: u64) -> Vec<Vec<f64>> {
+        let began = Instant::now();
+        let end = began + Duration::from_secs(seconds);
+        let of_one = || {
+            let mut lookup = Lookup::new(began);
+            let mut asked = Vec::new();
+            while lookup.soonest < end {
+                asked.push((lookup.soonest - began).as_secs_f64());
+                let now = lookup.soonest;
+                lookup.answered(now, Some(now), true);
+            }
+            asked
+        };
+        (0..proxies).map(|_| of_one()).collect()
+    }
+
+    #[test]
+    fn proxies_without_a_controller_ask_dns_soon_and_then_seldom_and_not_together() {
+        let all = questions(1000, 120);
+        assert!(all.iter().all(|asked| (1.0..=2.0).contains(&asked[1])), "a replica that was replaced is found soon");
+        let longest = all.iter().flat_map(|asked| asked.windows(2).map(|two| two[1] - two[0])).fold(0.0, f64::max);
+        assert!(longest <= OUTAGE.1.as_secs_f64(), "{longest}");
+        let mut by_second = [0; 120];
+        for at in all.iter().flatten() {
+            by_second[*at as usize] += 1;
+        }
+        // Each asks every 7.5 s on average: 133 in a second.
+        assert!(by_second[30..].iter().all(|count| (70..=230).contains(count)), "{by_second:?}");
+    }
+
+    #[test]
+    fn an_outage_that_has_ended_leaves_no_long_pause() {
+        let now = Instant::now();
+        let mut lookup = Lookup::new(now);
+        (0..9).for_each(|_| lookup.answered(now, Some(now), true));
+        assert!(lookup.soonest >= now + OUTAGE.1 / 2);
+        lookup.answered(now, Some(now), false);
+        assert_eq!((lookup.soonest, lookup.valid_until), (now + RESOLVE_PAUSE, Some(now + RESOLVE_PAUSE)));
+        lookup.answered(now, Some(now), true);
+        assert!(lookup.soonest <= now + OUTAGE.0, "the next outage begins with short pauses");
+        lookup.answered(now, None, false);
+        assert_eq!(lookup.valid_until, None);
+    }
 }
