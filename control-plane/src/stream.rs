@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{Stream, stream};
+use futures::{Stream, TryFutureExt as _, stream};
 use tokio::sync::watch;
 use tonic::Status;
 use weft_index::{Index, SharedIndex, Snapshot, Unanswered};
@@ -47,11 +47,11 @@ impl Answering {
     ///
     /// # Errors
     /// `Unavailable` when the answer takes too long; clients try again.
-    pub(crate) async fn ask<R: Send + 'static>(
+    pub(crate) fn ask<R: Send + 'static, Q: FnOnce(&mut Index) -> R + Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Index) -> R + Send + 'static,
-    ) -> Result<R, Status> {
-        ask(&self.index, question).await
+        question: Q,
+    ) -> impl Future<Output = Result<R, Status>> + Send + use<R, Q> {
+        ask(&self.index, question)
     }
 
     /// Subscribes to a view, and follows it.
@@ -85,11 +85,11 @@ impl Answering {
 ///
 /// # Errors
 /// `Unavailable` when the answer takes too long; clients try again.
-pub(crate) async fn ask<R: Send + 'static>(
+pub(crate) fn ask<R: Send + 'static, Q: FnOnce(&mut Index) -> R + Send + 'static>(
     index: &SharedIndex,
-    question: impl FnOnce(&mut Index) -> R + Send + 'static,
-) -> Result<R, Status> {
-    index.ask(question).await.map_err(|error: Unanswered| Status::unavailable(error.to_string()))
+    question: Q,
+) -> impl Future<Output = Result<R, Status>> + Send + use<R, Q> {
+    index.ask(question).map_err(|error: Unanswered| Status::unavailable(error.to_string()))
 }
 
 /// What views publish.

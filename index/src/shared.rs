@@ -98,22 +98,27 @@ impl SharedIndex {
     ///
     /// # Errors
     /// When the answer takes too long, or the index has stopped.
-    pub async fn ask<R: Send + 'static>(
+    pub fn ask<R: Send + 'static, Q: FnOnce(&mut Index) -> R + Send + 'static>(
         &self,
-        question: impl FnOnce(&mut Index) -> R + Send + 'static,
-    ) -> Result<R, Unanswered> {
+        question: Q,
+    ) -> impl Future<Output = Result<R, Unanswered>> + Send + use<R, Q> {
         let (answer, answered) = oneshot::channel();
-        let question = move |index: &mut Index| {
+        // On the heap before the first wait: when all clients come back at once, hundreds of thousands wait here, and a future
+        // keeps several copies of what is moved through it.
+        let question: Question = Box::new(move |index| {
             // Whoever has given up needs no answer.
             if !answer.is_closed() {
                 let _ = answer.send(question(index));
             }
-        };
-        let asking = async {
-            self.questions.send(Box::new(question)).await.map_err(|_| Unanswered::Stopped)?;
-            answered.await.map_err(|_| Unanswered::Stopped)
-        };
-        timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
+        });
+        let questions = self.questions.clone();
+        async move {
+            let asking = async move {
+                questions.send(question).await.map_err(|_| Unanswered::Stopped)?;
+                answered.await.map_err(|_| Unanswered::Stopped)
+            };
+            timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
+        }
     }
 
     /// Number of questions that wait for the index.

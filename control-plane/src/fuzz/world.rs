@@ -244,3 +244,24 @@ fn command(name: &str) -> RunCommand {
         Command::Completions { .. } => panic!("another command was parsed"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When the clients of a whole mesh come back at once, hundreds of thousands of requests wait for their answers.
+    const MAX_WAITING_BYTES: usize = 1536;
+
+    #[test]
+    fn a_request_that_waits_for_its_answer_takes_little_memory() {
+        let world = World::new();
+        let request = |path: &str| {
+            let wire = Wire::new(&[0]).expect("a first byte");
+            Request::post(path).body(wire.body()).expect("a valid path")
+        };
+        let get = world.destination.clone().call(request("/io.linkerd.proxy.destination.Destination/Get"));
+        let watch = world.policies.clone().call(request("/io.linkerd.proxy.outbound.OutboundPolicies/Watch"));
+        let sizes = [size_of_val(&get), size_of_val(&watch)];
+        assert!(sizes.iter().all(|size| *size <= MAX_WAITING_BYTES), "{sizes:?}");
+    }
+}
