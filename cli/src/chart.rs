@@ -30,6 +30,8 @@ use values::Settings;
 /// The folder of the repository; new files in it are seen when this file is compiled again.
 static CHARTS: Dir = include_dir!("$CARGO_MANIFEST_DIR/../charts");
 const CONTROL_PLANE: &str = "weft-control-plane";
+/// The registry of the images. The program of a release is built with the one in which its images are.
+const REGISTRY: Option<&str> = option_env!("WEFT_REGISTRY");
 
 /// The chart of the control plane.
 pub(crate) struct Chart {
@@ -50,7 +52,7 @@ impl Chart {
             if path.starts_with("templates/") {
                 return parse::file(path, text, &mut templates);
             }
-            files.insert(path.to_owned(), text.to_owned());
+            files.insert(path.to_owned(), in_registry(text, REGISTRY));
             Ok(())
         })?;
         let metadata = values::parsed(file(&files, "Chart.yaml")?).context("Chart.yaml")?;
@@ -125,6 +127,14 @@ fn root(metadata: &Json, namespace: &str, values: &Json) -> Json {
     })
 }
 
+/// The chart in the repository names images that are loaded and not pulled.
+fn in_registry(text: &str, registry: Option<&str>) -> String {
+    match registry {
+        Some(registry) => text.replace("localhost/weft-", &format!("{registry}/weft-")),
+        None => text.to_owned(),
+    }
+}
+
 fn is_manifest(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     name.starts_with("templates/")
@@ -182,6 +192,16 @@ mod tests {
 
     fn settings(more: &[&str]) -> Settings {
         Settings { set: EXTERNAL.iter().chain(more).map(|set| (*set).to_owned()).collect(), ..Settings::default() }
+    }
+
+    #[test]
+    fn a_release_names_its_own_registry() {
+        let values = "controllerImage: localhost/weft-control-plane";
+        assert_eq!(
+            in_registry(values, Some("registry.example/mesh")),
+            "controllerImage: registry.example/mesh/weft-control-plane"
+        );
+        assert_eq!(in_registry(values, None), values);
     }
 
     #[test]

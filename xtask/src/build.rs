@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Gives the proxy the allocator that users get. Debug builds spare themselves the minute that compiling it takes.
-const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc"];
+pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc"];
 
 /// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -220,7 +220,7 @@ fn load_images(lab: &Lab) -> Result<()> {
         ));
         return Ok(());
     };
-    let archives = command::output(&mut lab.command(&["dist", "--images-only", "--no-build", "--profile", "dev"]))?;
+    let archives = command::output(&mut lab.command(&["dist", "--only", "images", "--no-build", "--profile", "dev"]))?;
     for archive in archives.lines() {
         command::run(Command::new(program).args(arguments).arg(archive))?;
     }

@@ -1,10 +1,18 @@
 //! `dist`: everything to install in a cluster: container images of our programs, packaged charts, the command line `weft`, and
 //! what goes with them.
 //!
-//! An image contains a program, the libraries that it is linked with at their own paths, and a list of users, and
-//! nothing else. The libraries are one layer that all images share.
+//! ```text
+//! programs ──┬──> images/*.tar              (image)
+//!            └──> weft-linux-ARCH.tar.gz    (release)
+//! charts ───────> charts/*.tgz, *.oci.tar   (chart)
+//! ```
+//!
+//! An image contains a program and a list of users. Programs for users are linked statically; those of the tests are not, and
+//! their images have a layer that all share, with the libraries at their own paths.
 
+mod chart;
 pub(crate) mod image;
+mod programs;
 mod release;
 
 use std::{
@@ -16,22 +24,25 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use image::{Files, Image, Layer};
+use programs::Programs;
 use weft_xtask::{
-    build::{self, Profile},
+    build::Profile,
     command::{self, step},
-    ebpf,
-    setup::{self, Scope},
     workspace::Workspace,
 };
 
-use crate::tools::Tools;
+use crate::processor::Processor;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask dist                      optimised images, charts and weft in dist/, with completions, manual
-                                        pages, bills of materials and checksums
+  cargo xtask dist                      everything that is shipped, in dist/, for this machine's processor
   cargo xtask dist --profile dev        the same from the binaries of the tests, in seconds
+  cargo xtask dist --arch arm64 --output dist-arm64
+                                        the same for arm64, cross-compiled
+  cargo xtask dist --registry ghcr.io/OWNER --sign-key ~/.ssh/id_ed25519
+                                        for a registry, which charts and weft name, and signed
   docker load < dist/images/weft-proxy-0.1.0.tar
   kind load image-archive dist/images/weft-proxy-0.1.0.tar
   ctr -n k8s.io images import dist/images/weft-proxy-0.1.0.tar
@@ -44,9 +55,34 @@ pub(crate) struct Args {
     /// Use the programs as they were last built
     #[arg(long)]
     no_build: bool,
-    /// Leave out everything but the images
-    #[arg(long)]
-    images_only: bool,
+    /// The processor to compile for [default: this machine's]
+    #[arg(long, value_enum)]
+    arch: Option<Processor>,
+    /// Only these parts
+    #[arg(long, value_enum, value_name = "PART")]
+    only: Vec<Part>,
+    /// The directory to write to, from the repository's root
+    #[arg(long, value_name = "DIRECTORY", default_value = "dist")]
+    output: PathBuf,
+    /// The registry, and a path in it, from which clusters will pull the images
+    #[arg(long, default_value = programs::REGISTRY)]
+    registry: String,
+    /// Sign the checksums with this SSH key
+    #[arg(long, value_name = "FILE")]
+    sign_key: Option<PathBuf>,
+}
+
+/// A part of what is shipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Container images
+    Images,
+    /// Packaged charts
+    Charts,
+    /// The command line with its completions and manual pages, and the script that installs it
+    CommandLine,
+    /// Bills of materials
+    Bills,
 }
 
 /// An image: its programs, of which the first is the entry point, and its user.
@@ -75,8 +111,6 @@ const RECIPES: [Recipe; 4] = [
     },
 ];
 
-/// Charts in the order of installation; the last one is for clusters with Linkerd.
-const CHARTS: [&str; 3] = ["weft-crds", "weft-control-plane", "weft-agent"];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Every user of the images, for programs that look up their user's name.
@@ -87,63 +121,81 @@ weft-control-plane:x:2103:2103:weft-control-plane:/:/
 nonroot:x:65532:65532:nonroot:/:/
 ";
 
-/// Builds images and charts.
+/// Writes what was asked for, and checksums of it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
-    let mut written = if args.no_build {
-        pack(&workspace, &workspace.binaries(args.profile.directory()))?
-    } else {
-        images(&workspace, args.profile)?
-    };
-    if !args.images_only {
-        written.extend(charts(&workspace)?);
-        let weft = command_line(&workspace, &workspace.binaries(args.profile.directory()))?;
-        written.extend(release::of_command_line(&workspace, &weft)?);
-        written.push(weft);
-        written.extend(release::bills_of_materials(&workspace)?);
-        written.push(release::checksums(&workspace.root.join("dist"), &written)?);
+    let directory = workspace.root.join(&args.output);
+    let wants = |part| args.only.is_empty() || args.only.contains(&part);
+    let mut written = Vec::new();
+    if wants(Part::Images) || wants(Part::CommandLine) {
+        let processor = args.arch.map_or_else(Processor::native, Ok)?;
+        let programs = Programs::of(&workspace, args.profile, processor);
+        if !args.no_build {
+            programs.build(&workspace, args.profile, &args.registry)?;
+        }
+        if wants(Part::Images) {
+            written.extend(pack_into(&directory.join("images"), &workspace, &programs, &args.registry)?);
+        }
+        if wants(Part::CommandLine) {
+            written.extend(release::command_line(&workspace, &programs, &directory)?);
+        }
     }
+    if wants(Part::Charts) {
+        written.extend(chart::pack_all(&workspace.root.join("charts"), &directory.join("charts"), &args.registry)?);
+    }
+    if wants(Part::Bills) {
+        written.extend(release::bills_of_materials(&workspace, &directory)?);
+    }
+    let checksums = release::checksums(&directory, &written)?;
+    if let Some(key) = &args.sign_key {
+        written.push(release::sign(&checksums, key)?);
+    }
+    written.push(checksums);
     for path in written {
         println!("{}", path.display());
     }
     Ok(())
 }
 
-/// Builds the programs, then [`pack`]s them.
+/// Builds the programs for this machine, then [`pack`]s them.
 ///
 /// # Errors
 /// When something does not compile, and as [`pack`].
 pub(crate) fn images(workspace: &Workspace, profile: Profile) -> Result<Vec<PathBuf>> {
-    let toolchain = setup::ensure(Scope::Build)?;
-    ebpf::build(workspace, &toolchain)?;
-    pack(workspace, &build::binaries(workspace, profile)?)
+    Programs::of(workspace, profile, Processor::native()?).build(workspace, profile, programs::REGISTRY)?;
+    pack(workspace, profile)
 }
 
-/// Packs the programs of a directory; returns the archives. Archives of unchanged programs are kept.
+/// Packs the programs of a profile as they were last built; returns the archives. Archives of unchanged programs are kept.
 ///
 /// # Errors
 /// When a program is missing or a library is not found.
-pub(crate) fn pack(workspace: &Workspace, binaries: &Path) -> Result<Vec<PathBuf>> {
-    let directory = workspace.root.join("dist/images");
-    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+pub(crate) fn pack(workspace: &Workspace, profile: Profile) -> Result<Vec<PathBuf>> {
+    let programs = Programs::of(workspace, profile, Processor::native()?);
+    pack_into(&workspace.root.join("dist/images"), workspace, &programs, programs::REGISTRY)
+}
+
+fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, registry: &str) -> Result<Vec<PathBuf>> {
+    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     let lock = File::create(directory.join(".lock")).context("create the lock of the images")?;
     lock.lock().context("lock the images")?;
 
-    let programs: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.programs).map(|name| binaries.join(name)).collect();
-    let libraries = libraries(&programs)?;
+    let paths: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.programs).map(|name| programs.path(name)).collect();
+    let libraries = if programs.is_static() { BTreeSet::new() } else { libraries(&paths)? };
     let base = pack_libraries(&libraries)?;
     let mut archives = Vec::new();
     for recipe in &RECIPES {
         let archive = directory.join(format!("{}-{VERSION}.tar", recipe.name));
-        let own: Vec<_> = recipe.programs.iter().map(|name| binaries.join(name)).collect();
-        let inputs = fingerprint(own.iter().chain(&libraries))?;
+        let name = format!("{registry}/{}:{VERSION}", recipe.name);
+        let own: Vec<_> = recipe.programs.iter().map(|name| programs.path(name)).collect();
+        let inputs = name.clone() + "\n" + &fingerprint(own.iter().chain(&libraries))?;
         let known = directory.join(format!(".{}.inputs", recipe.name));
         if !archive.exists() || fs::read_to_string(&known).ok().as_ref() != Some(&inputs) {
             step(&format!("write {}", archive.display()));
             // Until the new archive is complete, the old fingerprint must not be valid.
             let _ = fs::remove_file(&known);
-            let programs = pack_programs(workspace, &own)?;
-            write(recipe, &[&base, &programs], &archive)?;
+            let layer = pack_programs(workspace, programs.processor(), &own)?;
+            write(recipe, &name, programs.processor(), &[&base, &layer], &archive)?;
             fs::write(&known, inputs).with_context(|| format!("write {}", known.display()))?;
         }
         archives.push(archive);
@@ -151,33 +203,7 @@ pub(crate) fn pack(workspace: &Workspace, binaries: &Path) -> Result<Vec<PathBuf
     Ok(archives)
 }
 
-/// Packages the charts with helm; returns the packages.
-///
-/// # Errors
-/// When helm refuses a chart.
-fn charts(workspace: &Workspace) -> Result<Vec<PathBuf>> {
-    let directory = workspace.root.join("dist/charts");
-    let sources: Vec<_> = CHARTS.iter().map(|name| workspace.root.join("charts").join(name)).collect();
-    let helm = Tools::ensure(&["helm"])?.program("helm");
-    for source in &sources {
-        let mut package = Command::new(&helm);
-        package.args(["package", "--destination"]).arg(&directory).arg(source);
-        command::run(&mut package)?;
-    }
-    Ok(CHARTS.iter().map(|name| directory.join(format!("{name}-{VERSION}.tgz"))).collect())
-}
-
-/// Copies `weft` next to the images.
-fn command_line(workspace: &Workspace, binaries: &Path) -> Result<PathBuf> {
-    let directory = workspace.root.join("dist/bin");
-    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-    let (built, program) = (binaries.join("weft"), directory.join("weft"));
-    command::run(Command::new("strip").arg("-o").arg(&program).arg(&built))?;
-    Ok(program)
-}
-
-fn write(recipe: &Recipe, layers: &[&Layer], archive: &Path) -> Result<()> {
-    let name = format!("localhost/{}:{VERSION}", recipe.name);
+fn write(recipe: &Recipe, name: &str, processor: Processor, layers: &[&Layer], archive: &Path) -> Result<()> {
     let labels = [
         ("org.opencontainers.image.title", recipe.title),
         ("org.opencontainers.image.version", VERSION),
@@ -185,21 +211,27 @@ fn write(recipe: &Recipe, layers: &[&Layer], archive: &Path) -> Result<()> {
         ("org.opencontainers.image.vendor", "Weft"),
     ];
     let entrypoint = format!("/{}", recipe.programs[0]);
-    Image { name: &name, layers, entrypoint: &entrypoint, user: recipe.user, labels: &labels }.write(archive)
+    let architecture = processor.debian();
+    Image { name, architecture, layers, entrypoint: &entrypoint, user: recipe.user, labels: &labels }.write(archive)
 }
 
-/// Programs without their symbols, which are several times as large.
-fn pack_programs(workspace: &Workspace, programs: &[PathBuf]) -> Result<Layer> {
-    let directory = workspace.target.join("xtask/stripped");
-    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+fn pack_programs(workspace: &Workspace, processor: Processor, programs: &[PathBuf]) -> Result<Layer> {
     let mut files = Files::default();
     for program in programs {
-        let name = program.file_name().context("a program has a name")?;
-        let stripped = directory.join(name);
-        command::run(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
+        let stripped = strip(workspace, processor, program)?;
+        let name = stripped.file_name().context("a program has a name")?;
         files.add_program(&format!("/{}", name.display()), &stripped)?;
     }
     Layer::pack(&files)
+}
+
+/// A copy of a program without its symbols, which are several times as large.
+fn strip(workspace: &Workspace, processor: Processor, program: &Path) -> Result<PathBuf> {
+    let directory = workspace.target.join("xtask/stripped").join(processor.name());
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    let stripped = directory.join(program.file_name().context("a program has a name")?);
+    command::run(Command::new(processor.tool("strip")).arg("-o").arg(&stripped).arg(program))?;
+    Ok(stripped)
 }
 
 fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {

@@ -8,7 +8,6 @@
 mod image;
 mod machine;
 pub(crate) mod packages;
-mod processor;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -21,7 +20,7 @@ use weft_xtask::{
     workspace::{self, Workspace},
 };
 
-use processor::Processor;
+use crate::processor::{Accelerator, Processor, ensure_standard_library};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -50,8 +49,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
     timeout: u64,
     /// The kind of emulation
-    #[arg(long, value_enum, default_value_t = processor::Accelerator::Tcg)]
-    accelerator: processor::Accelerator,
+    #[arg(long, value_enum, default_value_t = Accelerator::Tcg)]
+    accelerator: Accelerator,
 }
 
 /// A kernel and its source.
@@ -240,8 +239,8 @@ fn build(workspace: &Workspace, processor: Processor) -> Result<image::Programs>
         .stderr(std::process::Stdio::inherit());
     if !processor.is_native() {
         setup::install_packages(Scope::KernelsArm64)?;
-        processor.ensure_standard_library()?;
         let target = processor.target();
+        ensure_standard_library(&target)?;
         let linker = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
         cargo.args(["--target", &target]).env(linker, processor.tool("gcc"));
     }

@@ -28,6 +28,7 @@ use crate::{
         self,
         image::{Files, Image, Layer},
     },
+    processor::Processor,
     tools::Tools,
 };
 use cgroup::Cgroup;
@@ -170,7 +171,7 @@ fn ensure(name: &str, kind: Kind, images: Images) -> Result<Cluster> {
         Images::None => Vec::new(),
         Images::LastBuilt => {
             let workspace = Workspace::load()?;
-            dist::pack(&workspace, &workspace.binaries(Profile::Dev.directory()))?
+            dist::pack(&workspace, Profile::Dev)?
         }
         Images::Built => dist::images(&Workspace::load()?, Profile::Dev)?,
     };
@@ -242,7 +243,9 @@ fn start_dns(cluster: &Cluster, tools: &Tools) -> Result<()> {
         files.add_program(program, &tools.program(program))?;
         let (layer, entrypoint) = (Layer::pack(&files)?, format!("/{program}"));
         let archive = cluster.data().join(format!("{program}.tar"));
-        Image { name, layers: &[&layer], entrypoint: &entrypoint, user: "0:0", labels: &[] }.write(&archive)?;
+        let architecture = Processor::native()?.debian();
+        let image = Image { name, architecture, layers: &[&layer], entrypoint: &entrypoint, user: "0:0", labels: &[] };
+        image.write(&archive)?;
         node::import(cluster, &archive)?;
         fs::remove_file(&archive).with_context(|| format!("remove {}", archive.display()))?;
     }

@@ -28,6 +28,7 @@ const STEP: &str = "v0.21.0";
 /// The newest one that is a module; programs of others have to be built as everything else.
 const H2SPEC: &str = "v2.2.1";
 const GRPC_GO: &str = "v1.84.0";
+const CRANE: &str = "v0.22.1";
 const ETCD: &str = "3.6.15";
 /// The distribution's version.
 const PROMTOOL: &str = "deb";
@@ -95,13 +96,14 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
     Tool { name: "helm", version: HELM, minutes: "2 minutes", build: helm },
     Tool { name: "step", version: STEP, minutes: "2 minutes", build: smallstep },
     Tool { name: "promtool", version: PROMTOOL, minutes: "seconds", build: promtool },
+    Tool { name: "crane", version: CRANE, minutes: "a minute", build: crane },
     Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
     Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
     Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
@@ -115,10 +117,10 @@ pub(crate) struct Tools {
 
 impl Tools {
     /// All tools of a cluster and its tests.
-    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "coredns"];
+    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns"];
     /// All names of tools: also programs of other projects that tests send through the mesh.
     pub(crate) const NAMES: &[&str] =
-        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "coredns", "h2spec", "grpc-interop"];
+        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns", "h2spec", "grpc-interop"];
 
     /// Builds those of these tools that are missing, with progress on standard error.
     ///
@@ -160,9 +162,9 @@ impl Tools {
             .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
     }
 
-    /// The directories for PATH: the tools that a reader of the tutorial has installed, and the checker of metrics.
+    /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, and a registry.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
-        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool"].contains(&tool.name);
+        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool", "crane"].contains(&tool.name);
         TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
     }
 
@@ -233,6 +235,11 @@ fn helm(into: &Path) -> Result<()> {
 
 fn smallstep(into: &Path) -> Result<()> {
     install(&go::find_or_install()?, into, &format!("github.com/smallstep/cli/cmd/step@{STEP}"))
+}
+
+/// A registry for tests, and what pushes to it.
+fn crane(into: &Path) -> Result<()> {
+    install(&go::find_or_install()?, into, &format!("github.com/google/go-containerregistry/cmd/crane@{CRANE}"))
 }
 
 /// With the plugins of our Corefile alone: all of them bring the clients of three clouds, and take minutes

@@ -58,7 +58,7 @@ const BUILD: [Need; 2] = [
 ];
 
 /// Requirement of building the proxy for measurements and for users.
-pub(crate) const ALLOCATOR: [Need; 1] =
+pub const ALLOCATOR: [Need; 1] =
     [need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)")];
 
 /// Programs that the sandbox, the tests and the benches call.
@@ -71,13 +71,15 @@ const RUN: [Need; 5] = [
 ];
 
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
-const KUBE: [Need; 7] = [
+const KUBE: [Need; 9] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
     need(Probe::Program("openssl"), "openssl", "makes the certificates of the test cluster"),
     need(Probe::Program("strip"), "binutils", "takes the symbols out of programs in images"),
     need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
+    need(Probe::Program("curl"), "curl", "gets a release in the test of the script that installs it"),
+    need(Probe::Program("ssh-keygen"), "openssh-client", "signs releases"),
     need(Probe::Program("kill"), "procps", "ends processes of the control plane in its tests"),
 ];
 
@@ -97,16 +99,25 @@ const KERNELS: [Need; 8] = [
     ),
 ];
 
-/// Requirements of compiling for arm64 and booting its kernels.
-const ARM64: [Need; 3] = [
+/// Requirements of compiling for arm64 on another machine.
+pub const CROSS: [Need; 2] = [
     need(Probe::Program("aarch64-linux-gnu-gcc"), "gcc-aarch64-linux-gnu", "links programs for arm64"),
     need(
         Probe::File("/usr/aarch64-linux-gnu/include/stdio.h"),
         "libc6-dev-arm64-cross",
         "headers of the C library for the same",
     ),
-    need(Probe::Program("qemu-system-aarch64"), "qemu-system-arm", "boots kernels for arm64"),
 ];
+
+/// Requirement of booting kernels for arm64.
+const ARM64: [Need; 1] = [need(Probe::Program("qemu-system-aarch64"), "qemu-system-arm", "boots kernels for arm64")];
+
+/// Requirement of a command line that is linked statically.
+pub const MUSL: [Need; 1] = [need(Probe::Program("musl-gcc"), "musl-tools", "compiles the C parts of a static weft")];
+
+/// Requirement of starting programs for arm64 on another machine.
+pub const EMULATOR: [Need; 1] =
+    [need(Probe::Program("qemu-aarch64-static"), "qemu-user-static", "starts programs for arm64")];
 
 /// Requirements of reading the history, if there is one.
 pub const GIT: Need = need(Probe::Program("git"), "git", "lists the commits whose subjects are checked");
@@ -137,11 +148,11 @@ const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cn
 /// The missing requirements of a scope.
 pub(crate) fn missing(scope: Scope) -> Vec<Need> {
     let more = match scope {
-        Scope::Build => [&[][..], &[]],
-        Scope::Run => [&RUN[..], &[]],
-        Scope::Kube => [&RUN[..], &KUBE],
-        Scope::Kernels => [&KERNELS[..], &[]],
-        Scope::KernelsArm64 => [&KERNELS[..], &ARM64],
+        Scope::Build => [&[][..], &[], &[]],
+        Scope::Run => [&RUN[..], &[], &[]],
+        Scope::Kube => [&RUN[..], &KUBE, &[]],
+        Scope::Kernels => [&KERNELS[..], &[], &[]],
+        Scope::KernelsArm64 => [&KERNELS[..], &CROSS, &ARM64],
     };
     missing_among(BUILD.iter().chain(more.into_iter().flatten()), is_there)
 }

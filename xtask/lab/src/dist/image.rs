@@ -60,6 +60,11 @@ impl Layer {
         let tar = tar.into_inner().context("pack a layer")?;
         Ok(Self { digest: sha256(&tar), tar })
     }
+
+    /// The tar.
+    pub(super) fn content(&self) -> &[u8] {
+        &self.tar
+    }
 }
 
 /// The metadata of an image.
@@ -67,6 +72,8 @@ impl Layer {
 pub(crate) struct Image<'a> {
     /// Registry, repository and tag, such as `localhost/weft-proxy:0.1.0`.
     pub(crate) name: &'a str,
+    /// In the terms of container images: amd64, arm64.
+    pub(crate) architecture: &'a str,
     /// From the bottom up.
     pub(crate) layers: &'a [&'a Layer],
     pub(crate) entrypoint: &'a str,
@@ -95,26 +102,11 @@ impl Image<'_> {
         let manifest = self.manifest(&config).to_string().into_bytes();
         let index = self.index(&manifest).to_string().into_bytes();
         let docker = self.docker_manifest(&config).to_string().into_bytes();
-
-        // Layers are large, so they are borrowed; docker reads `manifest.json` wherever it is in the archive.
-        let mut blobs: BTreeMap<String, &[u8]> = BTreeMap::new();
-        for layer in self.layers {
-            blobs.insert(blob(&layer.digest), &layer.tar);
-        }
-        for content in [&config, &manifest] {
-            blobs.insert(blob(&sha256(content)), content);
-        }
-        let layout: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-        let top = [("index.json", &index[..]), ("manifest.json", &docker), ("oci-layout", layout)];
-
-        let mut tar = tar::Builder::new(out);
-        for directory in ["blobs", "blobs/sha256"] {
-            append(&mut tar, directory, tar::EntryType::Directory, 0o755, &[])?;
-        }
-        for (path, content) in blobs.iter().map(|(path, content)| (path.as_str(), *content)).chain(top) {
-            append(&mut tar, path, tar::EntryType::Regular, 0o644, content)?;
-        }
-        tar.finish().context("end the archive")
+        // Layers are large, so they are borrowed.
+        let layers = self.layers.iter().map(|layer| layer.content());
+        let blobs: Vec<&[u8]> = layers.chain([&config[..], &manifest]).collect();
+        // docker reads `manifest.json` wherever it is in the archive.
+        layout(out, &blobs, &[("index.json", &index), ("manifest.json", &docker)])
     }
 
     /// The image's configuration (OCI image spec, `config.md`).
@@ -122,7 +114,7 @@ impl Image<'_> {
         let labels: BTreeMap<_, _> = self.labels.iter().copied().collect();
         json!({
             "created": "1970-01-01T00:00:00Z",
-            "architecture": architecture(),
+            "architecture": self.architecture,
             "os": "linux",
             "config": { "Entrypoint": [self.entrypoint], "User": self.user, "WorkingDir": "/", "Labels": labels },
             "rootfs": { "type": "layers", "diff_ids": self.layers.iter().map(|layer| digest(&layer.digest)).collect::<Vec<_>>() },
@@ -159,7 +151,7 @@ impl Image<'_> {
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
                 "digest": digest(&sha256(manifest)),
                 "size": manifest.len(),
-                "platform": { "architecture": architecture(), "os": "linux" },
+                "platform": { "architecture": self.architecture, "os": "linux" },
                 "annotations": { "io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag },
             }],
         })
@@ -174,15 +166,26 @@ impl Image<'_> {
     }
 }
 
-/// The host's architecture in the terms of container images.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
+/// Writes an OCI layout with these blobs, and these files beside it.
+///
+/// # Errors
+/// When it cannot be written.
+pub(super) fn layout(out: impl Write, blobs: &[&[u8]], top: &[(&str, &[u8])]) -> Result<()> {
+    let blobs: BTreeMap<String, &[u8]> = blobs.iter().map(|content| (blob(&sha256(content)), *content)).collect();
+    let mut tar = tar::Builder::new(out);
+    for directory in ["blobs", "blobs/sha256"] {
+        append(&mut tar, directory, tar::EntryType::Directory, 0o755, &[])?;
     }
+    let version = ("oci-layout", &br#"{"imageLayoutVersion":"1.0.0"}"#[..]);
+    for (path, content) in
+        blobs.iter().map(|(path, content)| (path.as_str(), *content)).chain(top.iter().copied()).chain([version])
+    {
+        append(&mut tar, path, tar::EntryType::Regular, 0o644, content)?;
+    }
+    tar.finish().context("end the archive")
 }
 
+/// Adds a file or directory, with everything that could differ from one build to the next left out.
 fn append(
     tar: &mut tar::Builder<impl Write>,
     path: &str,
@@ -209,7 +212,7 @@ pub(super) fn sha256(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn digest(hex: &str) -> String {
+pub(super) fn digest(hex: &str) -> String {
     format!("sha256:{hex}")
 }
 
@@ -231,6 +234,7 @@ mod tests {
         let layer = Layer::pack(&files).expect("packs");
         let image = Image {
             name: "localhost/weft-x:0.1.0",
+            architecture: "arm64",
             layers: &[&layer],
             entrypoint: "/x",
             user: "2102:2102",
@@ -271,6 +275,7 @@ mod tests {
         let manifest = json(&of(&json("index.json")["manifests"][0]["digest"]));
         let config = json(&of(&manifest["config"]["digest"]));
         assert_eq!(config["config"]["User"], "2102:2102");
+        assert_eq!(config["architecture"], "arm64");
         // Uncompressed, so a layer's digest and its diff id are the same.
         assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
         let docker = json("manifest.json");

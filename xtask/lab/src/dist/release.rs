@@ -1,24 +1,38 @@
-//! What goes with the artefacts of a release: bills of materials, completions and manual pages of `weft`, checksums.
+//! What goes with the images and charts of a release: the command line and what installs it, bills of materials, checksums and
+//! their signature.
 //!
 //! The same commit makes the same files, wherever and whenever it is built.
 
 use std::{
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result};
+use flate2::{Compression, GzBuilder};
 use weft_xtask::{
     command::{self, step},
     setup::cargo_tools,
     workspace::Workspace,
 };
 
-use super::image::sha256;
+use super::{
+    VERSION,
+    image::{Files, Layer, sha256},
+    programs::Programs,
+};
 
 /// Packages whose programs are shipped.
 const SHIPPED: [&str; 5] = ["weft-agent", "weft-cli", "weft-control-plane", "weft-examples", "weft-proxy"];
+
+/// The programs in the archive: `weft`, and what `weft sandbox` starts.
+const IN_ARCHIVE: [&str; 4] = ["weft", "weft-agent", "weft-control-plane", "weft-proxy"];
+/// The script that installs the archive, in the repository and beside the archive.
+const SCRIPT: &str = "install.sh";
+/// What a signature is for: one of something else by the same key says nothing about a release.
+const SIGNED_FOR: &str = "weft-release";
 
 /// Shells, and the names of their scripts where distributions keep them.
 const COMPLETIONS: [(&str, &str); 3] = [("bash", "weft.bash"), ("zsh", "_weft"), ("fish", "weft.fish")];
@@ -28,9 +42,9 @@ const COMPLETIONS: [(&str, &str); 3] = [("bash", "weft.bash"), ("zsh", "_weft"),
 ///
 /// # Errors
 /// When the tool does not build or fails, or nothing says when the sources were written.
-pub(super) fn bills_of_materials(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+pub(super) fn bills_of_materials(workspace: &Workspace, dist: &Path) -> Result<Vec<PathBuf>> {
     let tool = cargo_tools::ensure(&cargo_tools::CARGO_CYCLONEDX)?;
-    let directory = workspace.root.join("dist/sbom");
+    let directory = dist.join("sbom");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     step("write bills of materials");
     let mut generate = Command::new(tool);
@@ -47,7 +61,7 @@ pub(super) fn bills_of_materials(workspace: &Workspace) -> Result<Vec<PathBuf>> 
         let made = Path::new(manifest).with_file_name(format!("{name}.cdx.json"));
         if SHIPPED.contains(&name) {
             let text = fs::read_to_string(&made).with_context(|| format!("read {}", made.display()))?;
-            let path = directory.join(format!("{name}-{}.cdx.json", super::VERSION));
+            let path = directory.join(format!("{name}-{}.cdx.json", VERSION));
             fs::write(&path, without_checkout(&text, &workspace.root))
                 .with_context(|| format!("write {}", path.display()))?;
             written.push(path);
@@ -58,31 +72,81 @@ pub(super) fn bills_of_materials(workspace: &Workspace) -> Result<Vec<PathBuf>> 
     Ok(written)
 }
 
-/// Writes the scripts and manual pages that `weft` itself prints.
+/// Writes the archive of the command line, as the script that installs it expects it, and that script: programs below `bin`,
+/// and the completions and manual pages that `weft` itself prints.
 ///
 /// # Errors
-/// When it fails.
-pub(super) fn of_command_line(workspace: &Workspace, weft: &Path) -> Result<Vec<PathBuf>> {
-    let (completions, manuals) = (workspace.root.join("dist/completions"), workspace.root.join("dist/man"));
-    // Pages of commands that are gone would stay.
-    if manuals.exists() {
-        fs::remove_dir_all(&manuals).with_context(|| format!("remove {}", manuals.display()))?;
+/// When a program is missing or fails.
+pub(super) fn command_line(workspace: &Workspace, programs: &Programs, dist: &Path) -> Result<Vec<PathBuf>> {
+    let parts = ["bin", "completions", "man"].map(|part| dist.join(part));
+    for part in &parts {
+        // What is no longer made would stay.
+        if part.exists() {
+            fs::remove_dir_all(part).with_context(|| format!("remove {}", part.display()))?;
+        }
+        fs::create_dir_all(part).with_context(|| format!("create {}", part.display()))?;
     }
-    for directory in [&completions, &manuals] {
-        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-    }
+    let [bin, completions, man] = parts;
     let mut written = Vec::new();
+    for name in IN_ARCHIVE {
+        let stripped = super::strip(workspace, programs.processor(), &programs.path(name))?;
+        let path = bin.join(name);
+        fs::copy(&stripped, &path).with_context(|| format!("write {}", path.display()))?;
+        written.push(path);
+    }
+    let weft = bin.join("weft");
     for (shell, name) in COMPLETIONS {
         let path = completions.join(name);
-        let script = command::output(Command::new(weft).args(["completion", shell]))?;
+        let script = command::output(programs.command(&weft)?.args(["completion", shell]))?;
         fs::write(&path, script).with_context(|| format!("write {}", path.display()))?;
         written.push(path);
     }
-    command::run(Command::new(weft).arg("man").arg(&manuals))?;
-    for page in fs::read_dir(&manuals).with_context(|| format!("list {}", manuals.display()))? {
+    command::run(programs.command(&weft)?.arg("man").arg(&man))?;
+    for page in fs::read_dir(&man).with_context(|| format!("list {}", man.display()))? {
         written.push(page?.path());
     }
+    let archive = dist.join(format!("weft-linux-{}.tar.gz", programs.processor().debian()));
+    fs::write(&archive, pack(dist, &written)?).with_context(|| format!("write {}", archive.display()))?;
+    let script = dist.join(SCRIPT);
+    fs::copy(workspace.root.join(SCRIPT), &script).with_context(|| format!("write {}", script.display()))?;
+    written.extend([archive, script]);
     Ok(written)
+}
+
+/// A compressed tar of files at their paths from a directory; those in `bin` are programs.
+fn pack(directory: &Path, paths: &[PathBuf]) -> Result<Vec<u8>> {
+    let mut files = Files::default();
+    for path in paths {
+        let below = path.strip_prefix(directory).with_context(|| format!("{} is elsewhere", path.display()))?;
+        let mode = if below.starts_with("bin") { 0o755 } else { 0o644 };
+        let content = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        files.add(&below.display().to_string(), mode, content);
+    }
+    compressed(Layer::pack(&files)?.content())
+}
+
+/// With gzip, without a name and a time.
+///
+/// # Errors
+/// When memory is short.
+pub(super) fn compressed(content: &[u8]) -> Result<Vec<u8>> {
+    let mut packed = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
+    packed.write_all(content).and_then(|()| packed.finish()).context("compress")
+}
+
+/// Signs a file; `ssh-keygen -Y verify` checks it, which is wherever there is SSH.
+///
+/// # Errors
+/// When the key does not sign.
+pub(super) fn sign(path: &Path, key: &Path) -> Result<PathBuf> {
+    let signature = path.with_added_extension("sig");
+    if signature.exists() {
+        // ssh-keygen would ask whether to replace it.
+        fs::remove_file(&signature).with_context(|| format!("remove {}", signature.display()))?;
+    }
+    let mut sign = Command::new("ssh-keygen");
+    command::run(sign.args(["-q", "-Y", "sign", "-n", SIGNED_FOR, "-f"]).arg(key).arg(path))?;
+    Ok(signature)
 }
 
 /// Writes `SHA256SUMS` for `sha256sum --check`.

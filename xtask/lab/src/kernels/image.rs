@@ -12,11 +12,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use weft_xtask::command;
 
-use super::{
-    packages::{self, Fetched},
-    processor::Processor,
-};
-use crate::dist;
+use super::packages::{self, Fetched};
+use crate::{dist, processor::Processor};
 
 /// Starts the line with the result of a step: its name and exit code follow.
 pub(super) const END: &str = "weft-end";

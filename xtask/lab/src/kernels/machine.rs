@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::processor::{Accelerator, Processor};
+use crate::processor::{Accelerator, Processor};
 
 /// Log of the kernel.
 const CONSOLE: &str = "console.log";

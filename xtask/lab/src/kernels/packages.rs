@@ -14,7 +14,8 @@ use weft_xtask::{
     workspace,
 };
 
-use super::{Kernel, processor::Processor};
+use super::Kernel;
+use crate::processor::Processor;
 
 /// Debian's keys, installed by `setup`.
 pub(crate) const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -111,6 +112,19 @@ pub(super) fn userland(processor: Processor, root: &Path) -> Result<()> {
         std::os::unix::fs::symlink(target, root.join(name)).with_context(|| format!("link {name}"))?;
     }
     Ok(())
+}
+
+/// The headers of musl for another processor than this machine's, which has no package with them.
+///
+/// # Errors
+/// As [`fetch`].
+pub(crate) fn musl_headers(processor: Processor) -> Result<PathBuf> {
+    let unpacked = workspace::cache_directory()?.join("tools").join(format!("musl-{}", processor.name()));
+    if !unpacked.is_dir() {
+        step(&format!("fetch musl's headers for {}", processor.name()));
+        debian(&unpacked.with_extension("apt"), processor)?.unpack(&["musl-dev".to_owned()], &unpacked)?;
+    }
+    Ok(unpacked.join("usr/include").join(format!("{}-linux-musl", processor.name())))
 }
 
 /// The Debian release of user spaces: one that has merged /bin and /lib into /usr.

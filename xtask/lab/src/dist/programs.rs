@@ -1,0 +1,214 @@
+//! The programs that are packed: of the tests as they are, for users linked statically, also for another processor.
+//!
+//! What runs in images is linked with glibc, with which it was measured. `weft` runs on any Linux and is linked with musl: a
+//! static glibc loads the name service modules of the machine that it finds itself on, which were made for another one.
+//! The paths of the checkout and of cargo do not go into them.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, bail};
+use weft_xtask::{
+    build::{self, Profile},
+    command::{self, step},
+    ebpf,
+    setup::{self, Scope, packages},
+    workspace::Workspace,
+};
+
+use crate::{
+    kernels,
+    processor::{Processor, ensure_standard_library},
+};
+
+/// The registry in the sources: that of images which are loaded and not pulled.
+pub(super) const REGISTRY: &str = "localhost";
+/// The command line's program.
+const WEFT: &str = "weft";
+/// The packages of the other programs.
+const SERVERS: [&str; 4] = ["weft-agent", "weft-control-plane", "weft-examples", "weft-proxy"];
+/// The programs of those.
+const SERVER_PROGRAMS: [&str; 5] = ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy"];
+
+/// Where programs of a profile are, for a processor.
+#[derive(Debug)]
+pub(super) struct Programs {
+    processor: Processor,
+    servers: PathBuf,
+    command_line: PathBuf,
+    is_static: bool,
+}
+
+impl Programs {
+    /// Whether they are there or not.
+    pub(super) fn of(workspace: &Workspace, profile: Profile, processor: Processor) -> Self {
+        let built = profile.directory();
+        if profile == Profile::Dev && processor.is_native() {
+            let binaries = workspace.binaries(built);
+            return Self { processor, servers: binaries.clone(), command_line: binaries, is_static: false };
+        }
+        let of = |libc| workspace.target.join(target(processor, libc)).join(built);
+        Self { processor, servers: of("gnu"), command_line: of("musl"), is_static: true }
+    }
+
+    /// The processor that they are for.
+    pub(super) fn processor(&self) -> Processor {
+        self.processor
+    }
+
+    /// Whether they need no library.
+    pub(super) fn is_static(&self) -> bool {
+        self.is_static
+    }
+
+    /// A program's file.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        if name == WEFT { self.command_line.join(name) } else { self.servers.join(name) }
+    }
+
+    /// A program, ready to start: in an emulator, if it is for another processor.
+    pub(super) fn command(&self, program: &Path) -> Result<Command> {
+        if self.processor.is_native() {
+            return Ok(Command::new(program));
+        }
+        packages::ensure(&packages::EMULATOR)?;
+        let mut command = Command::new(format!("qemu-{}-static", self.processor.name()));
+        command.arg(program);
+        Ok(command)
+    }
+
+    /// Builds them; the charts in `weft` name images in this registry.
+    ///
+    /// # Errors
+    /// When something does not compile, and when a program needs a library that it should have within itself.
+    pub(super) fn build(&self, workspace: &Workspace, profile: Profile, registry: &str) -> Result<()> {
+        let toolchain = setup::ensure(Scope::Build)?;
+        ebpf::build(workspace, &toolchain)?;
+        if !self.is_static {
+            return build::binaries(workspace, profile).map(drop);
+        }
+        packages::ensure(&packages::ALLOCATOR)?;
+        if !self.processor.is_native() {
+            packages::ensure(&packages::CROSS)?;
+        }
+        step(&format!("build the servers for {}", self.processor.name()));
+        let mut servers = self.cargo(workspace, profile, "gnu")?;
+        servers.args(SERVERS.iter().flat_map(|package| ["--package", package])).arg("--bins");
+        if profile != Profile::Dev {
+            servers.args(build::ALLOCATOR);
+        }
+        command::run(&mut servers)?;
+        step(&format!("build weft for {}", self.processor.name()));
+        let mut weft = self.cargo(workspace, profile, "musl")?;
+        weft.args(["--package", "weft-cli"]).env("WEFT_REGISTRY", registry);
+        for (variable, value) in musl(self.processor)? {
+            weft.env(variable, value);
+        }
+        command::run(&mut weft)?;
+        let programs = SERVER_PROGRAMS.iter().chain(&[WEFT]).map(|name| self.path(name));
+        programs.into_iter().try_for_each(|program| needs_nothing(&program))
+    }
+
+    fn cargo(&self, workspace: &Workspace, profile: Profile, libc: &str) -> Result<Command> {
+        let target = target(self.processor, libc);
+        ensure_standard_library(&target)?;
+        let mut cargo = command::cargo();
+        cargo.current_dir(&workspace.root).args(["build", "--target", &target]);
+        match profile {
+            Profile::Dev => &mut cargo,
+            Profile::Release => cargo.arg("--release"),
+            Profile::Dist => cargo.args(["--profile", "dist"]),
+        };
+        let commit = command::output(Command::new("git").current_dir(&workspace.root).args(["rev-parse", "HEAD"]));
+        // Shown by the proxy's metric proxy_build_info; empty outside a repository, such as in an unpacked archive.
+        cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
+        let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+        for (path, name) in [(workspace.root.clone(), "/weft"), (cargo_home()?, "/cargo")] {
+            flags.push(format!("--remap-path-prefix={}={name}", path.display()));
+        }
+        cargo.env(of_target("RUSTFLAGS", &target), flags.join(" "));
+        if !self.processor.is_native() {
+            cargo.env(of_target("LINKER", &target), self.processor.tool("gcc"));
+        }
+        if self.processor == Processor::Aarch64 {
+            // jemalloc takes the largest page of the machines that it shall run on; arm64 has up to 64 KiB.
+            cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
+        }
+        Ok(cargo)
+    }
+}
+
+fn target(processor: Processor, libc: &str) -> String {
+    format!("{}-unknown-linux-{libc}", processor.name())
+}
+
+/// The name of cargo's variable for a target.
+fn of_target(name: &str, target: &str) -> String {
+    format!("CARGO_TARGET_{}_{name}", target.replace('-', "_").to_uppercase())
+}
+
+/// Where cargo keeps the sources of dependencies, which panics name.
+fn cargo_home() -> Result<PathBuf> {
+    if let Some(home) = std::env::var_os("CARGO_HOME") {
+        return Ok(home.into());
+    }
+    Ok(PathBuf::from(std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"))
+}
+
+/// What the C parts are compiled with: musl's headers, after which come those of the kernel.
+fn musl(processor: Processor) -> Result<[(String, String); 2]> {
+    let target = target(processor, "musl").replace('-', "_");
+    let (compiler, flags) = if processor.is_native() {
+        packages::ensure(&packages::MUSL)?;
+        let flags = format!("-idirafter /usr/include -idirafter /usr/include/{}", processor.multiarch());
+        ("musl-gcc".to_owned(), flags)
+    } else {
+        let compiler = processor.tool("gcc");
+        let own = command::output(Command::new(&compiler).arg("-print-file-name=include"))?;
+        let headers = kernels::packages::musl_headers(processor)?;
+        let flags = format!(
+            "-nostdinc -isystem {} -isystem {} -idirafter /usr/{}/include -U_FORTIFY_SOURCE",
+            headers.display(),
+            own.trim(),
+            processor.multiarch()
+        );
+        (compiler, flags)
+    };
+    Ok([(format!("CC_{target}"), compiler), (format!("CFLAGS_{target}"), flags)])
+}
+
+/// Checks that the kernel can start a program without a loader.
+fn needs_nothing(program: &Path) -> Result<()> {
+    let headers = command::output(Command::new("readelf").arg("--program-headers").arg(program))?;
+    if headers.contains("INTERP") {
+        bail!("{} is not linked statically:\n{headers}", program.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_the_tests_are_packed_as_they_are_and_others_are_static() {
+        let workspace = Workspace::load().expect("a workspace");
+        let native = Processor::native().expect("a processor");
+        let dev = Programs::of(&workspace, Profile::Dev, native);
+        assert_eq!(dev.path("weft"), workspace.target.join("debug/weft"));
+        assert!(!dev.is_static());
+        let arm64 = Programs::of(&workspace, Profile::Dist, Processor::Aarch64);
+        assert_eq!(arm64.path("weft"), workspace.target.join("aarch64-unknown-linux-musl/dist/weft"));
+        assert_eq!(arm64.path("weft-proxy"), workspace.target.join("aarch64-unknown-linux-gnu/dist/weft-proxy"));
+        assert!(arm64.is_static());
+    }
+
+    #[test]
+    fn a_program_with_a_loader_is_found() {
+        let own = std::env::current_exe().expect("a path");
+        let error = needs_nothing(&own).expect_err("tests are linked with the C library");
+        assert!(error.to_string().contains("not linked statically"), "{error}");
+    }
+}
