@@ -4,6 +4,7 @@
 //! are pure functions over parsed files ([`rust::RustFile`]), documents and `cargo metadata`, tested beside their
 //! code. Warnings are denied here and not in the sources, so that a newer compiler does not break a build.
 
+mod artefacts;
 mod commits;
 mod copies;
 mod cycles;
@@ -88,6 +89,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         check("clippy for BPF", clippy_ebpf(&workspace, &toolchain));
         check("doc", doc(&workspace));
         check("deny", deny::check(&workspace));
+        check("charts", artefacts::charts(&workspace));
+        check("scripts", artefacts::scripts(&workspace));
     }
     if !failures.is_empty() {
         bail!("lint failed: {}", failures.join(", "));

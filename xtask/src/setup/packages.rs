@@ -135,6 +135,9 @@ pub const BARE: [Need; 5] = [
     ),
 ];
 
+/// Requirement of checking shell scripts.
+pub(crate) const SHELLCHECK: [Need; 1] = [need(Probe::Program("shellcheck"), "shellcheck", "checks our shell scripts")];
+
 /// Requirements of building the fuzz targets.
 pub(crate) const FUZZ: [Need; 1] = [need(Probe::Program("c++"), "g++", "compiles libFuzzer")];
 
