@@ -1,4 +1,4 @@
-//! `kube`, `kernels`, `dist`, `bare`, `completions`: the program `weft-lab`, built when it is first asked for.
+//! `kube`, `kernels`, `dist`, `bare`, `record`, `completions`: the program `weft-lab`, built when it is first asked for.
 //!
 //! What a cluster, an emulator or an image takes is most of the developers' code, and most days nobody runs it.
 
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use crate::{command, workspace::Workspace};
 
 /// What the program does. That it does exactly this is tested beside it.
-pub(crate) const SUBCOMMANDS: [&str; 5] = ["bare", "completions", "dist", "kernels", "kube"];
+pub(crate) const SUBCOMMANDS: [&str; 6] = ["bare", "completions", "dist", "kernels", "kube", "record"];
 /// Package and program.
 const NAME: &str = "weft-lab";
 

@@ -84,6 +84,9 @@ enum Command {
     /// Run the demo or the tests in the root file system of a new machine
     #[command(disable_help_flag = true)]
     Bare(lab::Args),
+    /// Draw what a command shows in a terminal, for the documents
+    #[command(disable_help_flag = true)]
+    Record(lab::Args),
     /// Check formatting, lints, dependency edges and the conventions of CONTRIBUTING.md
     Lint(lint::Args),
     /// Write the files that are generated from code, or check that they are current
@@ -131,6 +134,7 @@ fn run(command: Command) -> Result<()> {
         Command::Kube(args) => lab::run("kube", &args),
         Command::Dist(args) => lab::run("dist", &args),
         Command::Bare(args) => lab::run("bare", &args),
+        Command::Record(args) => lab::run("record", &args),
         Command::Lint(args) => lint::run(&args),
         Command::Codegen(args) => codegen::run(&args),
         Command::Completions(args) => lab::run("completions", &args),

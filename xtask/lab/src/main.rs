@@ -1,7 +1,7 @@
 //! The subcommands of `cargo xtask` that make machines and what runs on them; it starts this program.
 //!
 //! [`kube`] is a cluster to run in, [`kernels`] runs on other kernels, [`bare`] on a new machine, [`dist`] is what is
-//! shipped, [`tools`] are the programs of a cluster, [`processor`] is what they are for. Building, packages and toolchains are `weft_xtask`'s.
+//! shipped, [`record`] draws terminals, [`tools`] are the programs of a cluster, [`processor`] is what they are for. Building, packages and toolchains are `weft_xtask`'s.
 
 #![expect(
     clippy::print_stdout,
@@ -14,6 +14,7 @@ mod dist;
 mod kernels;
 mod kube;
 mod processor;
+mod record;
 mod tools;
 
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ enum Command {
     Dist(dist::Args),
     /// Run the demo or the tests in the root file system of a new machine
     Bare(bare::Args),
+    /// Draw what a command shows in a terminal, for the documents
+    Record(record::Args),
     /// Print a completion script
     Completions {
         /// The shell to complete for
@@ -61,6 +64,7 @@ fn run(command: Command) -> Result<()> {
         Command::Kube(args) => kube::run(&args),
         Command::Dist(args) => dist::run(&args),
         Command::Bare(args) => bare::run(&args),
+        Command::Record(args) => record::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut command_line(), "cargo-xtask", &mut std::io::stdout());
             Ok(())
