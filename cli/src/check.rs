@@ -34,6 +34,8 @@ use facts::Mode;
 use outcome::Outcome;
 use view::{Progress, Report};
 
+pub(crate) use kubernetes::{is_too_old, our_crds};
+
 /// Pause between two rounds of checks while the mesh starts.
 const AGAIN: Duration = Duration::from_secs(2);
 

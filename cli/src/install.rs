@@ -11,7 +11,11 @@ mod certificates;
 mod cluster;
 mod render;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -22,6 +26,7 @@ use crate::{
         self, Chart,
         values::{self, Settings},
     },
+    check,
     cluster::{Cluster, ClusterArgs},
     manifest::{self, ManifestFormat, document},
     output,
@@ -249,7 +254,26 @@ async fn ready_for(cluster: &Cluster) -> Result<()> {
              {anyway}"
         );
     }
+    // What the charts themselves ask a cluster when helm installs them.
+    let version = cluster::version(cluster).await?;
+    if check::is_too_old(&version) {
+        bail!("this cluster runs Kubernetes {version}; Weft needs 1.31 or newer, for native sidecars; {anyway}");
+    }
+    if let Some(first) = outdated(&check::our_crds(), &cluster::served(cluster).await?).first() {
+        bail!(
+            "custom resource definitions are too old: {first}: first `weft install --crds | kubectl apply --server-side -f -`; {anyway}"
+        );
+    }
     Ok(())
+}
+
+/// Definitions that do not serve what this version reads. Those that are missing are not among them.
+fn outdated(ours: &BTreeMap<String, BTreeSet<String>>, there: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let lacking = ours.iter().filter_map(|(name, versions)| {
+        let missing: Vec<_> = versions.difference(there.get(name)?).map(String::as_str).collect();
+        (!missing.is_empty()).then(|| format!("{name} does not serve {}", missing.join(", ")))
+    });
+    lacking.collect()
 }
 
 async fn missing_definitions(cluster: &Cluster) -> Result<Vec<String>> {
@@ -370,6 +394,15 @@ fn definitions(gateway_api: bool, format: ManifestFormat) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn definitions_that_lack_a_version_are_named() {
+        let of = |versions: &[&str]| versions.iter().map(|version| (*version).to_owned()).collect::<BTreeSet<_>>();
+        let map = |versions: &[&str]| BTreeMap::from([("a".to_owned(), of(versions))]);
+        assert_eq!(outdated(&map(&["v1", "v2"]), &map(&["v1"])), ["a does not serve v2"]);
+        assert!(outdated(&map(&["v1"]), &map(&["v1", "v2"])).is_empty());
+        assert!(outdated(&map(&["v1"]), &BTreeMap::new()).is_empty());
+    }
 
     fn object(kind: &str, namespace: Option<&str>, name: &str) -> Object {
         Object {

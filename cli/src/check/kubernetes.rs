@@ -86,7 +86,7 @@ pub(super) fn clock(facts: &Facts) -> Result<Vec<Problem>, Stop> {
 }
 
 /// The definitions that the chart installs, by name, with the versions of their objects.
-pub(super) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
+pub(crate) fn our_crds() -> BTreeMap<String, BTreeSet<String>> {
     #[derive(Deserialize)]
     struct Definition {
         metadata: Name,
@@ -250,6 +250,11 @@ fn old_kernel(node: &Node) -> Option<Problem> {
     ))
 }
 
+/// Whether a version of Kubernetes is older than what the mesh needs. One that cannot be read is not.
+pub(crate) fn is_too_old(version: &str) -> bool {
+    release(version).is_some_and(|release| release < MIN_VERSION)
+}
+
 /// Major and minor version of a text such as `v1.36.3`, `5.15.0-101-generic` or `1.31+`.
 pub(super) fn release(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
@@ -269,6 +274,7 @@ mod tests {
         assert_eq!(release("5.15.0-101-generic"), Some((5, 15)));
         assert_eq!(release("1.31+"), Some((1, 31)));
         assert_eq!(release("unknown"), None);
+        assert!(is_too_old("v1.30.9") && !is_too_old("v1.31.0") && !is_too_old("unknown"));
     }
 
     #[test]

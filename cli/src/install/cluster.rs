@@ -1,6 +1,6 @@
 //! What is installed in a cluster: whether, by whom, with which overrides, and which objects it consists of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::{
@@ -164,6 +164,24 @@ pub(super) async fn definitions(cluster: &Cluster) -> Result<BTreeMap<String, Op
     let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
     let release = |found: &PartialObjectMeta<_>| found.annotations().get(HELM_RELEASE).cloned();
     Ok(found.items.iter().map(|found| (found.name_any(), release(found))).collect())
+}
+
+/// The versions that each CustomResourceDefinition of a cluster serves.
+pub(super) async fn served(cluster: &Cluster) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let found = within(ANSWER, api.list(&ListParams::default())).await;
+    let found = found.map_err(|problem| anyhow!("CustomResourceDefinitions of {}: {problem}", cluster.server))?;
+    let versions = |definition: CustomResourceDefinition| {
+        let served = definition.spec.versions.into_iter().filter(|version| version.served);
+        served.map(|version| version.name).collect()
+    };
+    Ok(found.items.into_iter().map(|definition| (definition.name_any(), versions(definition))).collect())
+}
+
+/// The version of Kubernetes.
+pub(super) async fn version(cluster: &Cluster) -> Result<String> {
+    let info = within(ANSWER, cluster.client.apiserver_version()).await;
+    Ok(info.map_err(|problem| anyhow!("version of {}: {problem}", cluster.server))?.git_version)
 }
 
 /// Pods with a proxy of this mesh, without the mesh's own: `namespace/name`.
