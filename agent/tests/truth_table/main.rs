@@ -1,6 +1,6 @@
 //! The truth table of interception: one table of cases, each run behind linkerd-init's iptables rules and behind the
 //! agent, with the real kernel. A test is a cell of the table: `O7 connect to 0.0.0.0 [iptables]`. The cells of a
-//! column share a fixture and run one after the other, the two columns beside each other.
+//! column share its fixtures; cells of one fixture run one after the other, those of others beside them.
 //!
 //! Needs root, cgroup2, iproute2, iptables and nsenter, and fails without them. `WEFT_BLESS=1` writes the table into
 //! the page about interception, if all of it holds.
@@ -21,7 +21,7 @@ mod trace;
 
 use std::{
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -35,7 +35,10 @@ use crate::{
 
 const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
-/// The fixture of a column, made by the first cell that runs.
+/// The fixtures of a column. Cells wait for timers of TCP more than they compute.
+const FIXTURES: usize = 2;
+
+/// A fixture of a column, made by the first cell that runs in it.
 #[derive(Default)]
 struct Shared {
     fixture: Option<Fixture>,
@@ -43,7 +46,7 @@ struct Shared {
     broken: Option<String>,
 }
 
-type Columns = Arc<[Mutex<Shared>; 2]>;
+type Columns = Arc<[[Mutex<Shared>; FIXTURES]; 2]>;
 
 fn main() -> ExitCode {
     let mut client = Client::default();
@@ -66,7 +69,8 @@ fn main() -> ExitCode {
     ));
     let all = trials.len() as u64;
     let arguments = Arguments::from_args();
-    let test_threads = arguments.test_threads.map_or(Column::ALL.len(), |threads| threads.min(Column::ALL.len()));
+    let at_once = Column::ALL.len() * FIXTURES;
+    let test_threads = arguments.test_threads.map_or(at_once, |threads| threads.min(at_once));
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(test_threads), ..arguments }, trials);
     // Namespaces and the like are removed before the process ends.
     drop(columns);
@@ -86,9 +90,18 @@ fn main() -> ExitCode {
 fn trial(columns: &Columns, column: Column, case: &'static Case) -> Trial {
     let columns = Arc::clone(columns);
     Trial::test(format!("{} {} [{}]", case.ids[0], case.what, column.label()), move || {
-        let mut shared = columns[column as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        shared.run(column, case).map_err(Failed::from)
+        free(&columns[column as usize]).run(column, case).map_err(Failed::from)
     })
+}
+
+/// A fixture that no other cell uses, or else the first one when it is free.
+fn free(fixtures: &[Mutex<Shared>]) -> MutexGuard<'_, Shared> {
+    let unused = fixtures.iter().find_map(|fixture| match fixture.try_lock() {
+        Ok(shared) => Some(shared),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    });
+    unused.unwrap_or_else(|| fixtures[0].lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Shared {
