@@ -1,7 +1,7 @@
 //! The control plane against a real API server: watches, tokens, the lease, the EndpointSlices that it guards, webhooks.
 //!
-//! Every test has its own namespaces. They still run one after the other: one of them removes a custom resource
-//! definition, which all share.
+//! Every test has its own namespaces; what tests share beside them says which may run at a time ([`turn`]). They wait more
+//! than they compute: `RUST_TEST_THREADS=16`, which `cargo xtask test` sets, lets one wait beside the others.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "waits for other processes, whose clock is the machine's")]
@@ -14,6 +14,7 @@ mod process;
 mod routes;
 mod second;
 mod status;
+mod turn;
 mod webhook;
 mod world;
 
@@ -29,10 +30,8 @@ use weft_proto::linkerd::destination::{tls_identity::Strategy, update};
 use weft_test_kit::wait::eventually;
 
 use process::PATIENCE;
+use turn::Uses;
 use world::{World, define};
-
-/// Held by the test that runs.
-static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test]
 async fn discovery_follows_watches_and_polls_nothing() {
@@ -96,7 +95,7 @@ async fn what_happened_while_the_connection_was_cut_is_made_up_for() {
 
 #[tokio::test]
 async fn a_missing_definition_is_named_and_its_installation_noticed() {
-    let world = World::new().await;
+    let world = World::using(Uses::Cluster).await;
     world.undefine("externalworkloads.workload.linkerd.io").await;
     let policy = world.policy().await;
     eventually("the reason is reported", PATIENCE, async || {
@@ -246,7 +245,7 @@ async fn a_holder_that_stops_while_it_renews_releases_the_lease() {
 
 #[tokio::test]
 async fn external_workloads_become_endpoints() {
-    let world = World::new().await;
+    let world = World::using(Uses::Cluster).await;
     let destination = world.destination("one", None).await;
     destination.ready().await;
     let mut updates = world.watch_service(&destination, "web").await;
@@ -297,7 +296,7 @@ async fn external_workloads_become_endpoints() {
 
 #[tokio::test]
 async fn policies_of_the_cluster_decide() {
-    let world = World::new().await;
+    let world = World::using(Uses::Statuses).await;
     world.apply(world.meshed_pod("web-1")).await;
     let policy = world.policy().await;
     policy.ready().await;

@@ -21,6 +21,7 @@ use crate::{
     process::{PATIENCE, Process},
     second::{SecondServer, compact},
     status::{GOOD, POLICY, route, service},
+    turn::Uses,
     world::{Updates, World, api_server_address},
 };
 
@@ -85,7 +86,7 @@ async fn the_control_plane_outlives_its_api_server() {
 
 impl Disturbed {
     async fn start() -> Self {
-        let world = World::new().await;
+        let world = World::using(Uses::Statuses).await;
         let second = SecondServer::start(world.directory()).await;
         world.apply(world.meshed_pod("web-1")).await;
         let link = world.link().await;

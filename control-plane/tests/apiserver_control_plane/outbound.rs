@@ -9,6 +9,7 @@ use weft_proto::linkerd::outbound::{
 
 use crate::{
     process::PATIENCE,
+    turn::Uses,
     world::{World, define},
 };
 
@@ -25,7 +26,7 @@ async fn next_weights(answers: &mut Streaming<OutboundPolicy>) -> Vec<u32> {
 
 #[tokio::test]
 async fn a_route_of_a_service_reaches_open_watches_and_leaves_them() {
-    let world = World::new().await;
+    let world = World::using(Uses::Statuses).await;
     define(&world.client, "httproutes.policy.linkerd.io").await;
     let policy = world.policy().await;
     policy.ready().await;

@@ -6,7 +6,7 @@ use weft_proto::linkerd::{
     meta::metadata,
 };
 
-use crate::{process::PATIENCE, world::World};
+use crate::{process::PATIENCE, turn::Uses, world::World};
 
 /// The routes of a detecting server as `name [authorizations]`, then its rate limit.
 fn show(server: Server) -> Vec<String> {
@@ -26,7 +26,7 @@ fn show(server: Server) -> Vec<String> {
 
 #[tokio::test]
 async fn a_route_of_a_server_replaces_the_default_until_it_is_deleted() {
-    let world = World::new().await;
+    let world = World::using(Uses::Statuses).await;
     world.apply(world.meshed_pod("web-1")).await;
     world.apply(world.policy_object("Server", "v1beta3", "web", json!({"podSelector": {}, "port": 8080}))).await;
     let policy = world.policy().await;

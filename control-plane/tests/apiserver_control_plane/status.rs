@@ -11,6 +11,7 @@ use weft_test_kit::wait::eventually;
 
 use crate::{
     process::{PATIENCE, Process},
+    turn::Uses,
     world::{World, define},
 };
 
@@ -53,7 +54,7 @@ fn egress(name: &str, cidr: &str) -> Value {
 
 /// A world with the Gateway API.
 async fn world() -> World {
-    let world = World::new().await;
+    let world = World::using(Uses::Statuses).await;
     for kind in GATEWAY_KINDS {
         define(&world.client, &format!("{kind}.gateway.networking.k8s.io")).await;
     }

@@ -24,12 +24,11 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tokio::sync::MutexGuard;
 use weft_test_kit::wait::eventually;
 
 use crate::{
-    TURN,
     process::{PATIENCE, Process},
+    turn::{Turn, Uses},
     world::define,
 };
 
@@ -41,7 +40,7 @@ struct Installation {
     namespace: String,
     configuration: (&'static str, &'static str),
     secret: &'static str,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Installation {
@@ -63,21 +62,18 @@ impl Installation {
         socket.connect(server).unwrap();
         let host = socket.local_addr().unwrap().ip();
         let client = Client::try_from(config).unwrap();
-        let (secret, configuration) = match component {
-            "proxy-injector" => ("linkerd-proxy-injector-k8s-tls", "linkerd-proxy-injector-webhook-config"),
-            "sp-validator" => ("linkerd-sp-validator-k8s-tls", "linkerd-sp-validator-webhook-config"),
-            _ => ("linkerd-policy-validator-k8s-tls", "linkerd-policy-validator-webhook-config"),
+        let (secret, configuration, uses) = match component {
+            "proxy-injector" => {
+                ("linkerd-proxy-injector-k8s-tls", "linkerd-proxy-injector-webhook-config", Uses::Nothing)
+            }
+            "sp-validator" => ("linkerd-sp-validator-k8s-tls", "linkerd-sp-validator-webhook-config", Uses::Nothing),
+            // The policy controller checks policy resources.
+            _ => ("linkerd-policy-validator-k8s-tls", "linkerd-policy-validator-webhook-config", Uses::Statuses),
         };
+        let turn = Turn::wait(uses);
         let namespace = format!("webhook-{component}-{}", std::process::id());
-        let installation = Self {
-            client,
-            kubeconfig,
-            host,
-            namespace,
-            configuration: (kind, configuration),
-            secret,
-            _turn: TURN.lock().await,
-        };
+        let installation =
+            Self { client, kubeconfig, host, namespace, configuration: (kind, configuration), secret, _turn: turn };
         // Left over from an earlier run that was killed.
         let _ = installation.configurations().delete(configuration, &DeleteParams::default()).await;
         installation.create_namespace(&installation.namespace, json!({})).await;

@@ -33,6 +33,7 @@ use weft_tls::{ca::Root, keys::IdentityKey};
 use crate::{
     link::Link,
     process::{PATIENCE, Process},
+    turn::{Turn, Uses},
 };
 
 /// Definitions that the control plane watches.
@@ -59,7 +60,7 @@ pub(crate) struct World {
     pub(crate) client: Client,
     pub(crate) namespace: String,
     dir: tempfile::TempDir,
-    _turn: tokio::sync::MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// Updates of a Service's endpoints.
@@ -70,9 +71,14 @@ pub(crate) struct Updates {
 }
 
 impl World {
-    /// Installs the definitions, a namespace, and the Service `web` in it.
+    /// Of a test that uses nothing beside its namespace.
     pub(crate) async fn new() -> Self {
-        let turn = crate::TURN.lock().await;
+        Self::using(Uses::Nothing).await
+    }
+
+    /// Waits for the test's turn; installs the definitions, a namespace, and the Service `web` in it.
+    pub(crate) async fn using(uses: Uses) -> Self {
+        let turn = Turn::wait(uses);
         weft_tls::install_crypto_provider();
         assert!(
             std::env::var_os("KUBECONFIG").is_some(),
