@@ -263,7 +263,8 @@ impl Peeked {
 #[derive(Debug)]
 pub(crate) struct Observed<O: Observer> {
     body: Body,
-    observer: Option<O>,
+    /// Boxed: a response is moved often until its body is sent.
+    observer: Option<Box<O>>,
     started: bool,
     is_grpc: bool,
 }
@@ -297,7 +298,7 @@ impl<O: Observer> Observed<O> {
             observer.ended(End::Whole(None));
             return Self { body, observer: None, started: true, is_grpc };
         }
-        Self { body, observer: Some(observer), started: false, is_grpc }
+        Self { body, observer: Some(Box::new(observer)), started: false, is_grpc }
     }
 
     /// A body without an observer.
@@ -307,7 +308,7 @@ impl<O: Observer> Observed<O> {
 
     /// The observer, unless the body has ended.
     pub(crate) fn observer(&mut self) -> Option<&mut O> {
-        self.observer.as_mut()
+        self.observer.as_deref_mut()
     }
 
     fn end(&mut self, end: End<'_>) {

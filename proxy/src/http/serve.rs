@@ -78,7 +78,8 @@ where
     match version {
         HttpVersion::Http1 => {
             let service = service_fn(move |request| {
-                let answer = answer(request);
+                // Boxed, because hyper moves what it gets several times, and this is some KiB large.
+                let answer = Box::pin(answer(request));
                 async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(bad_gateway)) }
             });
             let mut server = pin!(
@@ -125,7 +126,9 @@ where
                 builder.max_send_buf_size(usize::try_from(bytes).unwrap_or(usize::MAX));
             }
             let (stream, uncork) = cork(stream);
-            let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service_fn(answer)));
+            // Boxed for the same reason as above.
+            let service = service_fn(move |request| Box::pin(answer(request)));
+            let mut server = pin!(builder.serve_connection(TokioIo::new(stream), service));
             let aged = async {
                 match http2.max_connection_age {
                     Some(age) => tokio::time::sleep(age).await,

@@ -67,6 +67,14 @@ impl SharedConnections {
         if let Some(known) = self.known().await {
             return Ok(known);
         }
+        // Boxed: requests that find a connection need no room for what opens one.
+        Box::pin(self.open(connect)).await
+    }
+
+    async fn open<E, F>(&self, connect: impl FnOnce() -> F) -> Result<(SendRequest<Bytes>, StreamPermit), GetError<E>>
+    where
+        F: Future<Output = Result<SendRequest<Bytes>, E>>,
+    {
         let failures = self.failures.load(Ordering::Relaxed);
         let _connecting = self.connecting.lock().await;
         if let Some(known) = self.known().await {

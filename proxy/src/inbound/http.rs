@@ -431,3 +431,19 @@ impl Observer for Finish {
         self.route.ended(end, arrived.elapsed(), self.sent.elapsed(arrived));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The size of what an asynchronous method returns.
+    fn size<R>(_: fn(Arc<HttpConnection>, Request<Incoming>) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    #[test]
+    fn a_request_takes_little_room_while_it_waits() {
+        let bytes = size(HttpConnection::handle);
+        assert!(bytes <= 4096, "{bytes} bytes: each request copies them");
+    }
+}

@@ -200,7 +200,8 @@ impl ApplicationPort {
             let again = kept.as_ref().and_then(|_| Repetition::of(&request));
             let mut sender = match kept {
                 Some(sender) => sender,
-                None => self.connect_http1().await?,
+                // Boxed: a request on a kept connection needs no room for what opens one.
+                None => Box::pin(self.connect_http1()).await?,
             };
             match sender.try_send_request(request).await {
                 Ok(response) => {

@@ -181,7 +181,7 @@ impl Balancer {
             return Ok(selected);
         }
         let waiting = Waiting::begin(&self.pool, self.capacity).ok_or(SelectError::QueueFull)?;
-        let selected = self.wait(deadline).await;
+        let selected = Box::pin(self.wait(deadline)).await;
         waiting.pool.metrics.waited(waiting.since.elapsed());
         selected
     }

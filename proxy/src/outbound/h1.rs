@@ -48,7 +48,8 @@ pub(crate) async fn send(
     let again = pooled.as_ref().and_then(|_| Repetition::of(&request));
     let mut sender = match pooled {
         Some(sender) => sender,
-        None => match connect(endpoint).await {
+        // Boxed: a request on a kept connection needs no room for what opens one.
+        None => match Box::pin(connect(endpoint)).await {
             Ok(sender) => sender,
             Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
         },

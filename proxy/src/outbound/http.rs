@@ -174,6 +174,17 @@ mod tests {
         request
     }
 
+    /// The size of what an asynchronous method returns.
+    fn size<'a, R>(_: fn(&'a Connection, Request<Incoming>) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    #[test]
+    fn a_request_takes_little_room_while_it_waits() {
+        let bytes = size(Connection::respond);
+        assert!(bytes <= 8192, "{bytes} bytes: each request copies them");
+    }
+
     #[test]
     fn mesh_headers_are_taken_off() {
         let mut request = request("GET", "/", Version::HTTP_11);

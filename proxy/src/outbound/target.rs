@@ -99,6 +99,11 @@ impl OutboundTarget {
         if let Some(plan) = self.plan() {
             return Ok(plan);
         }
+        // Boxed: a request for a known destination needs no room for it.
+        Box::pin(self.await_plan()).await
+    }
+
+    async fn await_plan(&self) -> Result<Arc<RoutingPlan>, TargetError> {
         let (mut profile, mut policy) = (self.lookup.profile.clone(), self.lookup.policy.clone());
         let answers = async {
             let profile = profile.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok();

@@ -205,7 +205,8 @@ impl Routed<'_> {
         }
         let clock = Clock::new(Deadlines::new(timeouts, head, self.arrived, Instant::now()));
         let request = request.map(|body| clock.watch_request(body));
-        match clock.until_head(exchange.run(request)).await {
+        // Boxed, because it would be kept twice in the future.
+        match clock.until_head(Box::pin(exchange.run(request))).await {
             Ok(exchanged) => {
                 let (response, observer) = exchanged?;
                 Ok((response.map(|body| clock.watch_response(body)), observer))
