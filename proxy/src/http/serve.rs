@@ -1,5 +1,7 @@
 //! Serves one client's HTTP connection: hyper's server, limits of heads, and graceful shutdown.
 
+mod timer;
+
 use std::{convert::Infallible, pin::pin, time::Duration};
 
 use http::{Request, Response, StatusCode};
@@ -14,6 +16,8 @@ use weft_runtime::drain;
 
 use super::body::{Body, Observed, Observer};
 use crate::{config::Http2ServerConfig, io::cork};
+
+use timer::KeptTimer;
 
 /// Largest head of an HTTP/1 message, in bytes. Larger ones are answered with 431.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -88,7 +92,7 @@ where
                     .pipeline_flush(true)
                     .max_header_size(MAX_HEAD_BYTES)
                     .max_buf_size(MAX_BUFFER_BYTES)
-                    .timer(TokioTimer::new())
+                    .timer(KeptTimer::default())
                     .header_read_timeout(settings.http1_timeout)
                     .serve_connection(TokioIo::new(stream), service)
                     .with_upgrades()
