@@ -32,6 +32,10 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 /// `Transfer-Encoding` stays, because hyper needs it for HTTP/1. Headers of the message or the mesh also stay, even if
 /// `Connection` lists them: a client must not be able to remove its `l5d-client-id`.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    // Most messages have none, and one pass over their names is cheaper than a look-up for each.
+    if !headers.keys().any(concerns_connection) {
+        return;
+    }
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> =
             tokens(headers, &CONNECTION).filter_map(|token| token.parse().ok()).filter(is_hop_by_hop).collect();
@@ -43,6 +47,17 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in [UPGRADE, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS] {
         headers.remove(name);
     }
+}
+
+/// Whether a message may have a header of one connection: all of these are, and `Connection` names the others.
+fn concerns_connection(name: &HeaderName) -> bool {
+    matches!(name.as_str(), "connection" | "upgrade" | "keep-alive" | "proxy-connection" | "http2-settings")
+}
+
+/// Whether there may be headers of the mesh. Most messages of applications have none, and one pass over their names is cheaper
+/// than a look-up for each.
+pub(crate) fn has_mesh_headers(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with("l5d-"))
 }
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {

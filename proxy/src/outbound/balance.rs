@@ -247,8 +247,9 @@ impl Balancer {
             }
         };
         let available = |index: usize| endpoints[index].blocked_until(now).is_none().then_some(index);
+        let is_cheaper = |one: usize, other: usize| endpoints[one].cost(now) < endpoints[other].cost(now);
         let picked = match (available(first), available(second)) {
-            (Some(first), Some(second)) if endpoints[second].cost(now) < endpoints[first].cost(now) => Some(second),
+            (Some(first), Some(second)) if first != second && is_cheaper(second, first) => Some(second),
             (Some(index), _) | (None, Some(index)) => Some(index),
             // Both are blocked: with many endpoints that is rare, so a scan for the least loaded is affordable.
             (None, None) => (0..endpoints.len())

@@ -24,7 +24,9 @@ use crate::{
     http::{
         body::{Body, Observed, counted::Counted},
         form,
-        headers::{CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, strip_hop_by_hop, wants_upgrade},
+        headers::{
+            CLIENT_ID, DST_CANONICAL, ORIG_PROTO, REQUIRE_ID, has_mesh_headers, strip_hop_by_hop, wants_upgrade,
+        },
         respond::{Failure, RequestKind},
         serve::{HttpVersion, Reset, ServerSettings, serve as serve_http},
         upgrade,
@@ -153,6 +155,9 @@ fn host<B>(request: &Request<B>) -> Option<&str> {
 /// its server.
 fn take_mesh_headers<B>(request: &mut Request<B>) -> Result<Option<Identity>, Failure> {
     let headers = request.headers_mut();
+    if !has_mesh_headers(headers) {
+        return Ok(None);
+    }
     headers.remove(CLIENT_ID);
     headers.remove(ORIG_PROTO);
     headers.remove(DST_CANONICAL);

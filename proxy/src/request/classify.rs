@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 
 /// A response, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,9 @@ pub(crate) struct Answer {
     /// How long the server asks clients to stay away (`Retry-After` in seconds, `grpc-retry-pushback-ms`).
     pub(crate) retry_after: Option<Duration>,
 }
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// The longest time away that a server can ask for: Linkerd's limit.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
@@ -103,7 +106,7 @@ impl Condition {
 
 /// The `grpc-status` in headers or trailers, if it is there and readable.
 pub(crate) fn grpc_status(headers: &HeaderMap) -> Option<u8> {
-    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
 /// Linkerd's default: unknown, deadline exceeded, permission denied, internal, unavailable, data loss.
@@ -113,9 +116,9 @@ fn is_grpc_failure(status: u8) -> bool {
 
 /// A `Retry-After` with a date is not read: it would compare two hosts' clocks.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let number = |name| headers.get(name)?.to_str().ok()?.trim().parse().ok();
-    let asked = number("retry-after").map(Duration::from_secs);
-    let asked = asked.or_else(|| number("grpc-retry-pushback-ms").map(Duration::from_millis));
+    let number = |name: HeaderName| headers.get(name)?.to_str().ok()?.trim().parse().ok();
+    let asked = number(RETRY_AFTER).map(Duration::from_secs);
+    let asked = asked.or_else(|| number(GRPC_RETRY_PUSHBACK).map(Duration::from_millis));
     asked.map(|asked| asked.min(MAX_RETRY_AFTER))
 }
 

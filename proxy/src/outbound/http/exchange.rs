@@ -18,7 +18,8 @@ use crate::{
             error::{TIMEOUT, is_own_reset, reset_label, response_reset_label},
         },
         headers::{
-            DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, log_request, log_response, strip_hop_by_hop,
+            DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, has_mesh_headers, log_request, log_response,
+            strip_hop_by_hop,
         },
         orig_proto::{downgrade_request, downgrade_response, replace_authority, to_absolute_form, upgrade_request},
         respond::Failure,
@@ -322,6 +323,9 @@ impl Exchange<'_> {
         log_response(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &response);
         if carried {
             downgrade_response(&mut response);
+        }
+        if !has_mesh_headers(response.headers()) {
+            return response;
         }
         response.headers_mut().remove(ORIG_PROTO);
         if let Some(reason) = response.headers_mut().remove(PROXY_ERROR) {
