@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsStr,
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
 };
@@ -49,6 +49,25 @@ pub fn run_reading(command: &mut Command, mut read: impl FnMut(&str)) -> Result<
         bytes.clear();
     }
     succeeded(child.wait()?, command)
+}
+
+/// As [`run_reading`], for a program that runs beside others: both of its outputs are kept and printed together at the end,
+/// as standard output.
+///
+/// # Errors
+/// As [`run_reading`].
+pub fn run_keeping(command: &mut Command, mut read: impl FnMut(&str)) -> Result<()> {
+    let (mut output, input) = io::pipe().context("make a pipe")?;
+    command.stdin(Stdio::null()).stdout(input.try_clone().context("make a pipe")?).stderr(input);
+    let mut child = command.spawn().with_context(|| format!("start `{}`", line(command)))?;
+    // The pipe ends when nobody can write to it.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut kept = Vec::new();
+    output.read_to_end(&mut kept).with_context(|| format!("read the output of `{}`", line(command)))?;
+    let status = child.wait()?;
+    io::stdout().lock().write_all(&kept)?;
+    String::from_utf8_lossy(&kept).lines().for_each(|line| read(line.trim_end()));
+    succeeded(status, command)
 }
 
 /// Runs to the end and returns standard output.
@@ -133,6 +152,16 @@ mod tests {
         assert_eq!(lines, ["one", " two"]);
         let error = run_reading(Command::new("false").arg("--why"), |_| {}).expect_err("false fails");
         assert!(error.to_string().starts_with("`false --why` failed"), "{error}");
+    }
+
+    #[test]
+    fn kept_lines_are_those_of_both_outputs() {
+        let mut lines = Vec::new();
+        let mut both = Command::new("sh");
+        both.args(["-c", "echo one; echo two >&2; exit 3"]);
+        let error = run_keeping(&mut both, |line| lines.push(line.to_owned())).expect_err("it exits with 3");
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+        assert_eq!(lines, ["one", "two"]);
     }
 
     #[test]

@@ -3,13 +3,16 @@
 //! The level is in the name: integration tests called `apiserver_*` get a Kubernetes API server, those called `cluster_*`
 //! a whole cluster (`cluster`); the other ones of the packages in [`PRIVILEGED`] need root and BPF (`netns`); all others
 //! run anywhere (`unit`). A test never skips itself for want of privileges; without root, ask for `unit`.
+//!
+//! The tests with an API server run beside those with a cluster, because both wait more than they compute; what they print
+//! is printed at their end. All other levels run alone.
 
 use std::{
     fs,
     panic::resume_unwind,
     path::{Path, PathBuf},
     process::{self, Command},
-    thread,
+    thread::{self, ScopedJoinHandle},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -32,6 +35,10 @@ const PRIVILEGED: [&str; 3] = ["weft-agent", "weft-sandbox", "weft-tests"];
 const DEGRADED: &str = "5.10";
 /// Its tests that are run in that way, too.
 const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
+/// Tests that wait for something most of the time, so that more of them run at a time than there are processors.
+const WAITING: &str = "apiserver_control_plane";
+/// The number of those.
+const THREADS: (&str, &str) = ("RUST_TEST_THREADS", "16");
 /// Programs of other projects that tests against the kernel run in pods.
 const FOREIGN: [&str; 2] = ["h2spec", "grpc-interop"];
 /// What tests in a cluster are given, beside what every test has.
@@ -113,16 +120,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             levels.netns(&workspace, args, &environment);
         }
         if let Some(tools) = tools {
-            match tools.join() {
-                Ok(built) => levels.note("tools of the cluster", built),
-                Err(panic) => resume_unwind(panic),
-            }
+            levels.note("tools of the cluster", join(tools));
             let lab = Lab::at(snapshot.directory());
-            levels.note("cluster (API server)", on_api_server(&workspace, &lab, args, &environment));
-            levels.note("cluster", on_cluster(&workspace, &lab, args, &environment));
+            thread::scope(|scope| {
+                let on_api_server = scope.spawn(|| on_api_server(&workspace, &lab, args, &environment));
+                levels.note("cluster", on_cluster(&workspace, &lab, args, &environment));
+                levels.note("cluster (API server)", join(on_api_server));
+            });
         }
         levels.result()
     })
+}
+
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// How the output of a level is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Output {
+    /// While it runs.
+    AtOnce,
+    /// When it ends: another level runs beside it.
+    AtItsEnd,
 }
 
 /// Runs levels one after the other, and the next one whatever came of the last: what it says is worth knowing, too.
@@ -143,16 +163,17 @@ impl Levels {
         step("unit tests");
         let mut selection = vec!["--lib".to_owned(), "--bins".to_owned()];
         selection.extend(tests_on(workspace, Ground::Nothing));
-        self.note("unit", cargo_test(workspace, &selection, args, &[]));
+        self.note("unit", cargo_test(workspace, &selection, args, &[], Output::AtOnce));
     }
 
     fn netns(&mut self, workspace: &Workspace, args: &Args, environment: &[(&str, String)]) {
         step("tests against the kernel");
-        self.note("netns", cargo_test(workspace, &tests_on(workspace, Ground::Kernel), args, environment));
+        let selection = tests_on(workspace, Ground::Kernel);
+        self.note("netns", cargo_test(workspace, &selection, args, environment, Output::AtOnce));
         step(&format!("the agent's tests as on Linux {DEGRADED}"));
         let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
         let as_on_linux = [("WEFT_TEST_AS_ON_LINUX", DEGRADED.to_owned())];
-        self.note("netns, degraded", cargo_test(workspace, &selection, args, &as_on_linux));
+        self.note("netns, degraded", cargo_test(workspace, &selection, args, &as_on_linux, Output::AtOnce));
     }
 
     /// The errors once more at the end: the first level's words are thousands of lines above.
@@ -181,9 +202,13 @@ fn add_foreign(lab: &Lab, programs: &Path) -> Result<()> {
 /// and they may break what they want in it.
 fn on_api_server(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&str, String)]) -> Result<()> {
     step("tests against a Kubernetes API server");
-    let selection = tests_on(workspace, Ground::ApiServer);
+    let tests = tests_on(workspace, Ground::ApiServer);
+    let (waiting, others): (Vec<_>, Vec<_>) = tests.chunks(2).partition(|option| option[1] == WAITING);
     in_cluster(lab, "test-api", &["--control-plane-only"], args, |of_cluster| {
-        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
+        let environment = [environment, of_cluster].concat();
+        let more = [&environment[..], &[(THREADS.0, THREADS.1.to_owned())]].concat();
+        let waiting = cargo_test(workspace, &waiting.concat(), args, &more, Output::AtItsEnd);
+        waiting.and(cargo_test(workspace, &others.concat(), args, &environment, Output::AtItsEnd))
     })
 }
 
@@ -198,11 +223,11 @@ fn on_cluster(workspace: &Workspace, lab: &Lab, args: &Args, environment: &[(&st
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(std::env::split_paths(&path).chain(directories.lines().map(PathBuf::from)))?;
         let path = ("PATH", path.to_string_lossy().into_owned());
-        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat());
+        return cargo_test(workspace, &selection, args, &[environment, &[path]].concat(), Output::AtOnce);
     }
     step("tests in a Kubernetes cluster");
     in_cluster(lab, "test", &["--no-build"], args, |of_cluster| {
-        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat())
+        cargo_test(workspace, &selection, args, &[environment, of_cluster].concat(), Output::AtOnce)
     })
 }
 
@@ -273,7 +298,13 @@ fn ground(package: &str, test: &str) -> Ground {
     }
 }
 
-fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environment: &[(&str, String)]) -> Result<()> {
+fn cargo_test(
+    workspace: &Workspace,
+    selection: &[String],
+    args: &Args,
+    environment: &[(&str, String)],
+    output: Output,
+) -> Result<()> {
     if selection.is_empty() {
         bail!("no tests found");
     }
@@ -291,9 +322,13 @@ fn cargo_test(workspace: &Workspace, selection: &[String], args: &Args, environm
         cargo.env(ERROR_BACKTRACE, "0");
     }
     let mut failures = Failures::default();
-    command::run_reading(&mut cargo, |line| failures.read(line)).map_err(|error| {
-        if failures.said.is_empty() { error } else { anyhow!("{error}:\n{}", failures.said.trim_end()) }
-    })
+    let run = match output {
+        Output::AtOnce => command::run_reading(&mut cargo, |line| failures.read(line)),
+        Output::AtItsEnd => command::run_keeping(&mut cargo, |line| failures.read(line)),
+    };
+    let with_words =
+        |error| if failures.said.is_empty() { error } else { anyhow!("{error}:\n{}", failures.said.trim_end()) };
+    run.map_err(with_words)
 }
 
 /// What the tests that failed had to say: of the output of libtest, which all of our test programs share, the lines from
