@@ -25,7 +25,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-saniti
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// The number of targets that run at a time, each for its seconds by the clock.
-const AT_ONCE: usize = 4;
+const AT_ONCE: u32 = 4;
 /// Memory limit of a parser in megabytes; exceeding it means a leak or an allocation that an input chose.
 const MEGABYTES: u32 = 1024;
 /// Time limit of one input in seconds: for an input without an end, as there may be little processor time for this.
@@ -34,6 +34,7 @@ const SLOWEST: u32 = 60;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask fuzz                          every target, a minute each, four at a time
+  cargo xtask fuzz --total 60               every target, a minute together
   cargo xtask fuzz manifest --seconds 600   one of them for longer
   cargo xtask fuzz --list                   their names
   cargo xtask fuzz ports --input FILE       one input again")]
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// Seconds for all targets together, of which each has the same part; what earlier runs found is run again in any case
+    #[arg(long, conflicts_with = "seconds")]
+    total: Option<u32>,
     /// Only print the names of the targets
     #[arg(long)]
     list: bool,
@@ -65,8 +69,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let chosen = if args.targets.is_empty() { known } else { args.targets.clone() };
     let binaries = build(&workspace, &directory)?;
-    let limits = Limits { seconds: args.seconds, input: args.input.as_deref() };
+    let seconds = args.total.map_or(args.seconds, |total| share(total, chosen.len()));
+    let limits = Limits { seconds, input: args.input.as_deref() };
     run_targets(&directory, &binaries, &chosen, limits)
+}
+
+/// The seconds of each target that end all of them in time, one at least: libFuzzer takes 0 for no limit.
+fn share(total: u32, targets: usize) -> u32 {
+    let turns = u32::try_from(targets).unwrap_or(u32::MAX).div_ceil(AT_ONCE);
+    (total / turns.max(1)).max(1)
 }
 
 /// The names of the targets.
@@ -174,6 +185,13 @@ mod tests {
             "Done 100 runs in 1 second(s)\nstat::number_of_executed_units: 100\nstat::new_units_added:          7\n";
         assert_eq!(summary(said), "100 inputs, 7 new ones kept");
         assert_eq!(summary(""), "? inputs, ? new ones kept");
+    }
+
+    #[test]
+    fn targets_share_their_time() {
+        assert_eq!(share(60, 22), 10);
+        assert_eq!(share(60, 4), 60);
+        assert_eq!(share(3, 22), 1);
     }
 
     #[test]
