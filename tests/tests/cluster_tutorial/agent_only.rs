@@ -45,7 +45,7 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
         Ok(())
     });
     unloaded.unwrap();
-    world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS]).unwrap();
+    world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS, "--wait=false"]).unwrap();
 }
 
 /// The order of containers is Linkerd's. Its validator listens on the proxy's port itself, which takes a container of its

@@ -113,8 +113,9 @@ pub(super) fn leader_deleted(world: &mut World) {
 
 pub(super) fn application_rolled_out(world: &mut World) {
     under_load(world, |world| {
-        for workload in ["deploy/api", "deploy/web"] {
-            world.cluster.kubectl(&["-n", SHOP, "rollout", "restart", workload]).unwrap();
+        let workloads = ["deploy/api", "deploy/web"];
+        world.cluster.kubectl(&[&["-n", SHOP, "rollout", "restart"], &workloads[..]].concat()).unwrap();
+        for workload in workloads {
             world.cluster.rolled_out(SHOP, workload).unwrap();
         }
     });

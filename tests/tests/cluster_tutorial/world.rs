@@ -1,6 +1,11 @@
 //! The cluster, the tutorial in its shell, and queries that several checks share.
 
-use std::{collections::BTreeSet, io::Write as _, process::Stdio, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -27,6 +32,8 @@ pub(super) struct World {
     pub(super) cluster: Cluster,
     shell: Shell,
     blocks: Vec<Block>,
+    /// The time at which the mesh was installed, and the length of the audit log then.
+    pub(super) quiet: Option<(Instant, usize)>,
     /// Whether the tutorial ran up to its last section, or its error.
     installed: Option<Result<(), String>>,
     is_removed: bool,
@@ -46,7 +53,7 @@ impl World {
             bail!("{TUTORIAL} has no section {END:?} with a block to run");
         }
         let shell = Shell::start(Cluster::repository(), &[("PATH", cluster.path())])?;
-        Ok(Self { cluster, shell, blocks, installed: None, is_removed: false, maps: BTreeSet::new() })
+        Ok(Self { cluster, shell, blocks, quiet: None, installed: None, is_removed: false, maps: BTreeSet::new() })
     }
 
     fn is_end(section: &str) -> bool {
@@ -57,6 +64,8 @@ impl World {
     pub(super) fn install(&mut self) -> Result<(), String> {
         if self.installed.is_none() {
             let outcome = catch(|| self.follow_tutorial(|section| !Self::is_end(section)));
+            let log = self.cluster.audit().map_err(|error| format!("{error:#}"))?;
+            self.quiet = log.map(|entries| (Instant::now(), entries.len()));
             self.installed = Some(outcome.clone().map_err(|_| "there is no mesh: the tutorial failed".into()));
             return outcome;
         }
