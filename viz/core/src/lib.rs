@@ -2,4 +2,7 @@
 //!
 //! Refuses to know how pods are found and reached, and who may ask: [`fleet::Fleet`] is the first, callers do the second.
 
+mod engine;
 pub mod fleet;
+
+pub use engine::{Config, Engine, RequestError, TapEvents};
