@@ -6,11 +6,18 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::Stream;
 use weft_proto::viz::{
-    EdgesRequest, EdgesResponse, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse, StatInboundRequest,
-    StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse, TapEvent, TapRequest,
+    EdgesRequest, EdgesResponse, Resource, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse,
+    StatInboundRequest, StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse,
+    TapEvent, TapRequest,
 };
 
-use crate::fleet::Fleet;
+use crate::{
+    answer::{self, Side},
+    collect::{Collector, View},
+    fleet::Fleet,
+    tap,
+    target::{Kind, Pods, Target},
+};
 
 /// Events of one tap, of all its proxies. Dropping it closes the taps.
 pub type TapEvents = Pin<Box<dyn Stream<Item = TapEvent> + Send>>;
@@ -57,13 +64,7 @@ pub enum RequestError {
 
 /// The engine. Clones share the window.
 #[derive(Debug)]
-pub struct Engine<F>(Arc<Inner<F>>);
-
-#[derive(Debug)]
-struct Inner<F> {
-    fleet: F,
-    config: Config,
-}
+pub struct Engine<F>(Arc<Collector<F>>);
 
 impl<F> Clone for Engine<F> {
     fn clone(&self) -> Self {
@@ -74,7 +75,7 @@ impl<F> Clone for Engine<F> {
 impl<F: Fleet> Engine<F> {
     /// An engine that has not asked any proxy yet.
     pub fn new(fleet: F, config: Config) -> Self {
-        Self(Arc::new(Inner { fleet, config }))
+        Self(Arc::new(Collector::new(fleet, config)))
     }
 
     /// What it reads from.
@@ -85,68 +86,143 @@ impl<F: Fleet> Engine<F> {
     /// Keeps the window of what was asked for current. A long task, which never ends; without it proxies are scraped by requests
     /// alone.
     pub async fn run(&self) {
-        loop {
-            tokio::time::sleep(self.0.config.interval).await;
-        }
+        self.0.run().await;
     }
 
     /// Golden metrics of workloads, Services or authorities.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn stat(&self, _request: StatRequest) -> Result<StatResponse, RequestError> {
-        Err(not_yet())
+    pub async fn stat(&self, request: StatRequest) -> Result<StatResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read("resource", request.resource, &request.selector)?;
+        let interner = self.0.interner();
+        let (view, to, from) = match (request.to, request.from) {
+            (Some(_), Some(_)) => return Err(invalid("from", "excludes to")),
+            (Some(to), None) => {
+                if !target.kind.has_pods() {
+                    return Err(invalid("resource", "has no pods, which clients of `to` are: name a workload"));
+                }
+                (self.0.look(&target.namespace).await?, Some(Target::read("to", Some(to), "")?), None)
+            }
+            (None, Some(from)) => {
+                let from = Target::read_with_pods("from", Some(from), "")?;
+                (self.0.look(&from.namespace).await?, None, Some(from))
+            }
+            (None, None) if target.kind == Kind::Service => {
+                (self.0.look_everywhere(&target.namespace).await?, None, None)
+            }
+            (None, None) => (self.0.look(&target.namespace).await?, None, None),
+        };
+        let side = match (&to, &from) {
+            (Some(to), _) => Side::To(to),
+            (_, Some(from)) => Side::From(from),
+            _ if target.kind == Kind::Service => Side::Clients,
+            _ => Side::Server,
+        };
+        let others = to.as_ref().map(|to| &to.namespace).or(from.as_ref().map(|_| &target.namespace));
+        let known = self.known(&view, others).await?;
+        Ok(answer::stat(&view, &target, side, &known, window, interner))
     }
 
     /// Inbound traffic by Server and route.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn stat_inbound(&self, _request: StatInboundRequest) -> Result<StatInboundResponse, RequestError> {
-        Err(not_yet())
+    pub async fn stat_inbound(&self, request: StatInboundRequest) -> Result<StatInboundResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read_with_pods("resource", request.resource, &request.selector)?;
+        let view = self.0.look(&target.namespace).await?;
+        Ok(answer::inbound(&view, &target, window, self.0.interner()))
     }
 
     /// Outbound traffic by Service, route and backend.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn stat_outbound(&self, _request: StatOutboundRequest) -> Result<StatOutboundResponse, RequestError> {
-        Err(not_yet())
+    pub async fn stat_outbound(&self, request: StatOutboundRequest) -> Result<StatOutboundResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read_with_pods("resource", request.resource, &request.selector)?;
+        let to = parent(request.to)?;
+        let view = self.0.look(&target.namespace).await?;
+        Ok(answer::outbound(&view, &target, to.as_ref(), window, self.0.interner()))
     }
 
     /// Traffic by the route of a ServiceProfile.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn routes(&self, _request: RoutesRequest) -> Result<RoutesResponse, RequestError> {
-        Err(not_yet())
+    pub async fn routes(&self, request: RoutesRequest) -> Result<RoutesResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read("resource", request.resource, &request.selector)?;
+        let to = parent(request.to)?;
+        let view = self.0.look(&target.namespace).await?;
+        Ok(answer::routes(&view, &target, to.as_ref(), window, self.0.interner()))
     }
 
     /// Who talks to whom, and as whom.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn edges(&self, _request: EdgesRequest) -> Result<EdgesResponse, RequestError> {
-        Err(not_yet())
+    pub async fn edges(&self, request: EdgesRequest) -> Result<EdgesResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read_with_pods("resource", request.resource, "")?;
+        let view = self.0.look(&target.namespace).await?;
+        let known = self.known(&view, None).await?;
+        Ok(answer::edges(&view, &target, &known, window, self.0.interner()))
     }
 
     /// Golden metrics of one resource over time.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn series(&self, _request: SeriesRequest) -> Result<SeriesResponse, RequestError> {
-        Err(not_yet())
+    pub async fn series(&self, request: SeriesRequest) -> Result<SeriesResponse, RequestError> {
+        let window = answer::window(request.window_seconds)?;
+        let target = Target::read("resource", request.resource, "")?;
+        if target.kind == Kind::Authority {
+            return Err(invalid("resource", "authorities have no series"));
+        }
+        let interval = self.0.config.interval;
+        let step = match request.step_seconds {
+            0 => interval.max(window / answer::MOST_POINTS),
+            seconds => Duration::from_secs(seconds.into()),
+        };
+        let view = match target.kind {
+            Kind::Service => self.0.look_everywhere(&target.namespace).await?,
+            _ => self.0.look(&target.namespace).await?,
+        };
+        let known = self.known(&view, None).await?;
+        Ok(answer::series(&view, &target, &known, (window, step.min(window)), self.0.interner()))
     }
 
     /// Requests as they happen. A pod whose proxy cannot be tapped is an event; pods that come later are tapped too.
     ///
     /// # Errors
     /// The request is malformed, or the pods are not known.
-    pub async fn tap(&self, _request: TapRequest) -> Result<TapEvents, RequestError> {
-        Err(not_yet())
+    pub async fn tap(&self, request: TapRequest) -> Result<TapEvents, RequestError> {
+        tap::open(Arc::clone(&self.0), request).await
+    }
+
+    /// The pods that labels of destinations may name: those of the view and those of another namespace.
+    async fn known(&self, view: &View, namespace: Option<&String>) -> Result<Pods, RequestError> {
+        let mut pods = view.pods.clone();
+        if let Some(namespace) = namespace {
+            pods.extend(self.0.pods(namespace).await?);
+        }
+        Ok(Pods::new(pods, view.proxies.iter().map(|proxy| Arc::clone(&proxy.state().pod))))
     }
 }
 
-fn not_yet() -> RequestError {
-    RequestError::Unavailable("nothing is collected yet".to_owned())
+/// The destination of a route: a Service or an authority.
+fn parent(to: Option<Resource>) -> Result<Option<Target>, RequestError> {
+    let Some(to) = to else { return Ok(None) };
+    let to = Target::read("to", Some(to), "")?;
+    if to.kind.has_pods() {
+        return Err(invalid("to", "routes lead to Services and authorities"));
+    }
+    Ok(Some(to))
+}
+
+fn invalid(field: &'static str, message: &str) -> RequestError {
+    RequestError::Invalid { field, message: message.to_owned() }
 }

@@ -2,7 +2,17 @@
 //!
 //! Refuses to know how pods are found and reached, and who may ask: [`fleet::Fleet`] is the first, callers do the second.
 
+mod answer;
+mod collect;
 mod engine;
+mod family;
 pub mod fleet;
+mod history;
+mod intern;
+mod quantile;
+mod scrape;
+mod selector;
+mod tap;
+mod target;
 
 pub use engine::{Config, Engine, RequestError, TapEvents};

@@ -1,0 +1,105 @@
+//! Traffic by the route of a ServiceProfile.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use weft_proto::viz::{RouteRow, RoutesResponse};
+
+use super::{Reading, Requests, is_inbound};
+use crate::{
+    collect::{View, lock},
+    family::{Family, Name, Series},
+    intern::Interner,
+    target::{Kind, Target},
+};
+
+/// The name of requests that no route matches: Linkerd's.
+const NO_ROUTE: &str = "[DEFAULT]";
+
+#[derive(Default)]
+struct Row {
+    effective: Requests,
+    actual: Requests,
+}
+
+pub(crate) fn routes(
+    view: &View,
+    target: &Target,
+    to: Option<&Target>,
+    window: Duration,
+    interner: &Mutex<Interner>,
+) -> RoutesResponse {
+    let mut found: BTreeMap<(String, String), Row> = BTreeMap::new();
+    let mut reading = Reading::new(view, window);
+    let is_about = |state: &crate::collect::ProxyState| match target.kind {
+        Kind::Service | Kind::Authority => target.is_of(&state.pod),
+        _ => target.row_of(&state.pod).is_some(),
+    };
+    reading.proxies(
+        |state| is_about(state).then_some(()),
+        |(), state, span| {
+            state.history.counted(span, |series: &Arc<Series>, counted| {
+                let is_actual = match series.family {
+                    Family::ProfileResponses | Family::ProfileLatency => false,
+                    Family::ActualResponses | Family::ActualLatency => true,
+                    _ => return,
+                };
+                let host = host(series.label(Name::ProfileDst));
+                let is_wanted = match to {
+                    None => is_inbound(series) && (target.kind.has_pods() || names(target, host)),
+                    Some(to) => !is_inbound(series) && names(to, host),
+                };
+                if !is_wanted {
+                    return;
+                }
+                let route = series.label(Name::ProfileRoute);
+                let route = if route.is_empty() { NO_ROUTE } else { route };
+                let row = found.entry((service(host), route.to_owned())).or_default();
+                let requests = if is_actual { &mut row.actual } else { &mut row.effective };
+                requests.asked(span);
+                match series.family {
+                    Family::ProfileLatency | Family::ActualLatency => requests.add_latency(series, &counted),
+                    _ => requests.add(series, &counted),
+                }
+            });
+        },
+    );
+    let coverage = reading.end();
+    let interner = lock(interner);
+    let rows = found.into_iter().filter(|(_, row)| !row.effective.is_empty() || !row.actual.is_empty());
+    let rows = rows
+        .map(|((service, route), row)| RouteRow {
+            route,
+            service,
+            effective: row.effective.golden(&interner),
+            actual: row.actual.golden(&interner).filter(|_| to.is_some()),
+        })
+        .collect();
+    RoutesResponse { rows, coverage: Some(coverage) }
+}
+
+/// Without the port.
+fn host(authority: &str) -> &str {
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+}
+
+/// `web.shop` of `web.shop.svc.cluster.local`; others as they are.
+fn service(host: &str) -> String {
+    host.split_once(".svc.").map_or(host, |(service, _)| service).to_owned()
+}
+
+/// Whether it is the Service, or a destination whose profile has this name.
+fn names(target: &Target, host: &str) -> bool {
+    if target.kind == Kind::Authority {
+        return target.name.is_empty() || self::host(&target.name) == host || target.name == service(host);
+    }
+    let Some((name, namespace)) =
+        service(host).split_once('.').map(|(name, namespace)| (name.to_owned(), namespace.to_owned()))
+    else {
+        return false;
+    };
+    (target.name.is_empty() || target.name == name) && (target.namespace.is_empty() || target.namespace == namespace)
+}
