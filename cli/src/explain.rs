@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, ResourceExt as _, api::ListParams};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic::transport::Channel;
 use weft_proto::agent::{Direction, ExplainRequest, ExplainResponse, PodRef, PodState, trace_client::TraceClient};
 use weft_sandbox::state::State;
@@ -100,75 +100,134 @@ struct Explanation<'a> {
 }
 
 pub(crate) async fn execute(args: ExplainArgs) -> Result<()> {
-    let destination = args.wanted()?;
-    let (named, namespace) = (Some(args.pod.clone()), args.namespace.as_deref());
-    let mut in_cluster = None;
-    let (channel, pod, destination) = match args.target.target().await? {
-        Target::Cluster(cluster) => {
-            let selection = Selection::in_cluster(named, namespace, &cluster).await?;
-            let (pod, node, requires_mtls) = pod_in_cluster(&cluster, &selection).await?;
-            let channel = on_node(&cluster, &node).await?;
-            let destination = match destination {
-                Destination::Known(known) => known,
-                Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
-            };
-            in_cluster = Some((cluster, node, requires_mtls));
-            (channel, pod, destination)
-        }
-        Target::Sandbox(state) => {
-            let pod = Selection::in_sandbox(named, namespace, &state)?.known(&state)?;
-            let pod = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
-            let socket = state.agent_socket.clone().with_context(|| {
-                format!(
-                    "sandbox `{}` has no agent: it runs with --interception {}",
-                    state.config.name, state.config.interception
-                )
-            })?;
-            let destination = match destination {
-                Destination::Known(known) => known,
-                Destination::Service(service) => service_in_sandbox(&state, &service, &pod.namespace)?,
-            };
-            (agent::on_socket(&socket).await?, pod, destination)
-        }
-        Target::Socket(socket) => {
-            let pod = Selection::on_socket(named, namespace)?.one();
-            let pod = pod.context("which namespace is the pod in? Say --namespace NAME")?;
-            let Destination::Known(destination) = destination else {
-                bail!("an agent's socket knows no Services: give an ADDRESS:PORT");
-            };
-            (agent::on_socket(&socket).await?, pod, destination)
-        }
-    };
-    let request = args.request(pod.clone(), destination);
-    let response = match tokio::time::timeout(ANSWER, TraceClient::new(channel).explain(request.clone())).await {
-        Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => bail!("the agent cannot explain it: {}", agent::reason(&status)),
-        Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
-    };
-    let goes_to_the_proxy = request.direction() == Direction::Outbound && response.verdict == REDIRECT;
-    let endpoints = match &in_cluster {
-        Some((cluster, node, requires_mtls)) if goes_to_the_proxy => {
-            let client = endpoints::Client { pod: &pod, node, requires_mtls: *requires_mtls };
-            Some(endpoints::endpoints(cluster, &client, destination).await)
-        }
-        _ => None,
-    };
+    // Wrong words are reported before anything is asked.
+    args.wanted()?;
+    let asked = args.ask(args.target.target().await?).await?;
     match args.output {
         Format::Json => {
-            if let Some(Err(error)) = &endpoints {
+            if let Some(Err(error)) = &asked.endpoints {
                 output::note(&format!("the endpoints are not known: {error:#}"));
             }
-            let known = endpoints.as_ref().and_then(|known| known.as_deref().ok());
-            output::json(&explanation(&request, &pod, &response, known))
+            output::json(&asked.explanation())
         }
         Format::Table => {
-            let mut text = text(&request, &pod, &response);
-            for line in endpoints.iter().flat_map(endpoints::lines) {
+            let mut text = text(&asked.request, &asked.pod, &asked.response);
+            for line in asked.endpoints.iter().flat_map(endpoints::lines) {
                 text.push('\n');
                 text.push_str(&line);
             }
             Ok(output::line(&text)?)
         }
+    }
+}
+
+/// A question of the dashboard.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Question {
+    pub(crate) namespace: String,
+    pub(crate) pod: String,
+    /// As on the command line.
+    destination: String,
+    #[serde(default)]
+    inbound: bool,
+    #[serde(default)]
+    from: Option<String>,
+}
+
+/// The explanation as `weft explain -o json` prints it.
+pub(crate) async fn answer(question: Question, target: Target) -> Result<serde_json::Value> {
+    let from = question.from.as_deref().filter(|from| question.inbound && !from.is_empty());
+    let from = from.map(|from| from.parse().with_context(|| format!("{from:?} is not an IP address"))).transpose()?;
+    let args = ExplainArgs {
+        pod: Resource::pod(question.pod),
+        destination: vec![question.destination],
+        namespace: Some(question.namespace),
+        inbound: question.inbound,
+        from,
+        arrow: false,
+        uid: None,
+        gid: None,
+        as_proxy: false,
+        udp: false,
+        device_bound: false,
+        output: Format::Json,
+        target: TargetArgs::default(),
+    };
+    Ok(serde_json::to_value(args.ask(target).await?.explanation())?)
+}
+
+/// An answer, and what it is about.
+struct Asked {
+    request: ExplainRequest,
+    pod: PodRef,
+    response: ExplainResponse,
+    /// Of a connection that the proxy gets, in a cluster.
+    endpoints: Option<Result<Vec<Endpoint>>>,
+}
+
+impl Asked {
+    fn explanation(&self) -> Explanation<'_> {
+        let known = self.endpoints.as_ref().and_then(|known| known.as_deref().ok());
+        explanation(&self.request, &self.pod, &self.response, known)
+    }
+}
+
+impl ExplainArgs {
+    async fn ask(&self, target: Target) -> Result<Asked> {
+        let destination = self.wanted()?;
+        let (named, namespace) = (Some(self.pod.clone()), self.namespace.as_deref());
+        let mut in_cluster = None;
+        let (channel, pod, destination) = match target {
+            Target::Cluster(cluster) => {
+                let selection = Selection::in_cluster(named, namespace, &cluster).await?;
+                let (pod, node, requires_mtls) = pod_in_cluster(&cluster, &selection).await?;
+                let channel = on_node(&cluster, &node).await?;
+                let destination = match destination {
+                    Destination::Known(known) => known,
+                    Destination::Service(service) => service_in_cluster(&cluster, &service, &pod.namespace).await?,
+                };
+                in_cluster = Some((cluster, node, requires_mtls));
+                (channel, pod, destination)
+            }
+            Target::Sandbox(state) => {
+                let pod = Selection::in_sandbox(named, namespace, &state)?.known(&state)?;
+                let pod = PodRef { namespace: pod.namespace.clone(), name: pod.name.clone() };
+                let socket = state.agent_socket.clone().with_context(|| {
+                    format!(
+                        "sandbox `{}` has no agent: it runs with --interception {}",
+                        state.config.name, state.config.interception
+                    )
+                })?;
+                let destination = match destination {
+                    Destination::Known(known) => known,
+                    Destination::Service(service) => service_in_sandbox(&state, &service, &pod.namespace)?,
+                };
+                (agent::on_socket(&socket).await?, pod, destination)
+            }
+            Target::Socket(socket) => {
+                let pod = Selection::on_socket(named, namespace)?.one();
+                let pod = pod.context("which namespace is the pod in? Say --namespace NAME")?;
+                let Destination::Known(destination) = destination else {
+                    bail!("an agent's socket knows no Services: give an ADDRESS:PORT");
+                };
+                (agent::on_socket(&socket).await?, pod, destination)
+            }
+        };
+        let request = self.request(pod.clone(), destination);
+        let response = match tokio::time::timeout(ANSWER, TraceClient::new(channel).explain(request.clone())).await {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => bail!("the agent cannot explain it: {}", agent::reason(&status)),
+            Err(_) => bail!("the agent did not answer within {}s", ANSWER.as_secs()),
+        };
+        let goes_to_the_proxy = request.direction() == Direction::Outbound && response.verdict == REDIRECT;
+        let endpoints = match &in_cluster {
+            Some((cluster, node, requires_mtls)) if goes_to_the_proxy => {
+                let client = endpoints::Client { pod: &pod, node, requires_mtls: *requires_mtls };
+                Some(endpoints::endpoints(cluster, &client, destination).await)
+            }
+            _ => None,
+        };
+        Ok(Asked { request, pod, response, endpoints })
     }
 }
 
@@ -242,7 +301,7 @@ fn inbound_end(text: &str) -> Result<Destination> {
 }
 
 /// A pod, its node, and whether its proxy refuses plaintext. Of a workload's pods, whose rules are the same, one that runs is preferred.
-async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, bool)> {
+pub(crate) async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(PodRef, String, bool)> {
     let namespace = selection.namespace.as_deref().unwrap_or(&cluster.default_namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let found = if let Some(name) = &selection.pod {
@@ -263,7 +322,7 @@ async fn pod_in_cluster(cluster: &Cluster, selection: &Selection) -> Result<(Pod
     Ok((PodRef { namespace: namespace.to_owned(), name }, node, requires_mtls))
 }
 
-async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {
+pub(crate) async fn on_node(cluster: &Cluster, node: &str) -> Result<Channel> {
     let agents: Api<Pod> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     let on_node = ListParams::default().labels(agent::SELECTOR).fields(&format!("spec.nodeName={node}"));
     let agents = list(agents, &on_node).await.map_err(|error| anyhow!("the agents' pods: {error}"))?;

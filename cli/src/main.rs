@@ -19,6 +19,7 @@ mod chart;
 mod check;
 mod cluster;
 mod complete;
+mod dashboard;
 mod diagnostics;
 mod explain;
 mod identity;
@@ -79,6 +80,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show the parts of the mesh, which pods the kernel redirects, and what is wrong
     Status(status::StatusArgs),
+    /// Show requests, topology and the kernel's verdicts in a browser
+    Dashboard(dashboard::DashboardArgs),
     /// Add the proxy to manifests
     Inject(Box<inject::InjectArgs>),
     /// Remove the proxy, and what asks for it, from manifests
@@ -174,6 +177,10 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Check(args) => runtime()?.block_on(check::execute(args)),
         Command::Status(args) => {
             runtime()?.block_on(status::execute(args))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Dashboard(args) => {
+            runtime()?.block_on(dashboard::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Inject(args) => runtime()?.block_on(inject::inject(*args)),

@@ -50,7 +50,11 @@ const TABLE: [Row; 20] = [
         ours: &["weft-k8s-api", "weft-proto", "weft-tls"],
         never: &["aya", "weft-agent", "weft-proxy", "weft-control-plane"],
     },
-    Row { package: "weft-cli", ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls"], never: &["aya"] },
+    Row {
+        package: "weft-cli",
+        ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls", "weft-viz-core"],
+        never: &["aya"],
+    },
     Row { package: "weft-viz-core", ours: &["weft-proto"], never: &["kube", "aya"] },
     Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },
     Row {

@@ -1,0 +1,261 @@
+//! `weft dashboard`: the mesh in a browser, on a loopback port, with the rights of the person who started it.
+//!
+//! ```text
+//! browser ──> [server] ──┬─ stat, edges, tap..  ──> an engine in this process, which reads the proxies
+//!                        ├─ pods                ──> API server or sandbox
+//!                        └─ kernel, explain     ──> agents, as `weft trace` and `weft explain` reach them
+//! ```
+
+mod kernel;
+mod server;
+mod source;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use http::{Response, StatusCode};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{net::TcpListener, sync::Semaphore};
+use weft_sandbox::client::Sandbox;
+use weft_viz_core::{
+    fleet::{Phase, Pod},
+    page::{self, Body, Guard},
+};
+
+use crate::{
+    explain, output,
+    pod_network::PodNetwork,
+    target::{MeshArgs, Target},
+};
+use source::Source;
+
+/// Linkerd's port of its dashboard.
+const PORT: u16 = 50750;
+/// Streams of verdicts at a time: each is a connection to an agent.
+const WATCHES: usize = 16;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft dashboard                       opens a browser
+  weft dashboard --show url            prints the address alone
+  weft dashboard --port 0              at a free port
+  weft dashboard --sandbox other       of a sandbox of this host
+
+It listens on 127.0.0.1 alone, until Ctrl-C. The address contains a key, without which nothing is answered. What the page shows of
+requests comes from the proxies by port-forward; verdicts and explanations come from the agents, with your rights. On another machine: ssh -L 50750:127.0.0.1:50750 HOST.")]
+pub(crate) struct DashboardArgs {
+    /// The port to listen on; 0: a free one
+    #[arg(short, long, default_value_t = PORT)]
+    port: u16,
+    /// Open a browser, or print the address alone
+    #[arg(long, value_enum, default_value_t = Show::Browser)]
+    show: Show,
+    #[command(flatten)]
+    mesh: MeshArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Show {
+    /// Open it, and print the address
+    #[value(alias = "dashboard")]
+    Browser,
+    /// Print the address
+    Url,
+}
+
+pub(crate) async fn execute(args: DashboardArgs) -> Result<()> {
+    let place = Place::from(args.mesh.network().await?);
+    let source = Source::choose(place.network()?).await?;
+    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
+    let listener = TcpListener::bind(wanted)
+        .await
+        .with_context(|| format!("listen on {wanted}; is another dashboard running? `--port 0` takes a free port"))?;
+    let port = listener.local_addr().context("read the port")?.port();
+    let key = page::new_key();
+    let url = format!("http://127.0.0.1:{port}/#key={key}");
+    output::line(&url)?;
+    if args.show == Show::Browser {
+        match open_browser(&url) {
+            Ok(()) => output::note("the dashboard is open in a browser; Ctrl-C ends it"),
+            Err(error) => output::note(&format!("open this address in a browser ({error:#}); Ctrl-C ends it")),
+        }
+    }
+    let dashboard = Arc::new(Dashboard { place, source, watches: Arc::new(Semaphore::new(WATCHES)) });
+    tokio::select! {
+        result = server::serve(listener, Guard::new(port, key), Arc::clone(&dashboard)) => result,
+        () = dashboard.source.run() => bail!("the collection of metrics ended"),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+/// The program that opens addresses on this system.
+fn open_browser(url: &str) -> Result<()> {
+    let program = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
+    let mut command = Command::new(program);
+    command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().with_context(|| format!("run {program}")).map(drop)
+}
+
+/// Where the mesh is.
+enum Place {
+    /// A sandbox of this name: its state changes, so it is read for each question.
+    Sandbox(String),
+    Cluster(crate::cluster::Cluster),
+}
+
+impl From<PodNetwork> for Place {
+    fn from(network: PodNetwork) -> Self {
+        match network {
+            PodNetwork::Cluster(cluster) => Self::Cluster(cluster),
+            PodNetwork::Sandbox(state) => Self::Sandbox(state.config.name.clone()),
+        }
+    }
+}
+
+impl Place {
+    fn network(&self) -> Result<PodNetwork> {
+        Ok(match self {
+            Self::Sandbox(name) => PodNetwork::Sandbox(Arc::new(Sandbox::open(name)?.state()?)),
+            Self::Cluster(cluster) => PodNetwork::Cluster(cluster.clone()),
+        })
+    }
+
+    fn target(&self) -> Result<Target> {
+        Ok(match self.network()? {
+            PodNetwork::Sandbox(state) => Target::Sandbox(state),
+            PodNetwork::Cluster(cluster) => Target::Cluster(cluster),
+        })
+    }
+
+    /// For the page's head.
+    fn name(&self) -> String {
+        match self {
+            Self::Sandbox(name) => format!("sandbox {name}"),
+            Self::Cluster(cluster) => cluster.server.trim_start_matches("https://").trim_end_matches('/').to_owned(),
+        }
+    }
+}
+
+/// Everything that questions need.
+struct Dashboard {
+    place: Place,
+    source: Source,
+    watches: Arc<Semaphore>,
+}
+
+impl server::Answers for Dashboard {
+    async fn answer(&self, name: &str, content: &[u8]) -> Option<Response<Body>> {
+        Some(match name {
+            "about" => page::json(&About { target: self.place.name(), source: self.source.name(), version: VERSION }),
+            "pods" => self.pods(content).await,
+            "kernel" => self.kernel(content),
+            "explain" => self.explain(content).await,
+            _ => return self.source.question(name, content).await,
+        })
+    }
+}
+
+impl Dashboard {
+    async fn pods(&self, content: &[u8]) -> Response<Body> {
+        let question: PodsQuestion = match parse(content) {
+            Ok(question) => question,
+            Err(refused) => return refused,
+        };
+        match self.source.pods(&question.namespace).await {
+            Ok(pods) => page::json(&Pods { pods: pods.iter().map(|pod| PodRow::from(&**pod)).collect() }),
+            Err(error) => page::failure(StatusCode::SERVICE_UNAVAILABLE, &error),
+        }
+    }
+
+    fn kernel(&self, content: &[u8]) -> Response<Body> {
+        let question = match parse(content) {
+            Ok(question) => question,
+            Err(refused) => return refused,
+        };
+        let Ok(place) = Arc::clone(&self.watches).try_acquire_owned() else {
+            let message = format!("{WATCHES} pages watch verdicts already: close some of them");
+            return page::failure(StatusCode::TOO_MANY_REQUESTS, &message);
+        };
+        match self.place.target() {
+            Ok(target) => page::events(kernel::watch(question, target, place)),
+            Err(error) => page::failure(StatusCode::SERVICE_UNAVAILABLE, &format!("{error:#}")),
+        }
+    }
+
+    async fn explain(&self, content: &[u8]) -> Response<Body> {
+        let question = match parse(content) {
+            Ok(question) => question,
+            Err(refused) => return refused,
+        };
+        let answer = async { explain::answer(question, self.place.target()?).await };
+        match answer.await {
+            Ok(answer) => page::json(&answer),
+            Err(error) => page::failure(StatusCode::UNPROCESSABLE_ENTITY, &format!("{error:#}")),
+        }
+    }
+}
+
+fn parse<Q: DeserializeOwned>(content: &[u8]) -> Result<Q, Response<Body>> {
+    serde_json::from_slice(content)
+        .map_err(|error| page::failure(StatusCode::BAD_REQUEST, &format!("the question: {error}")))
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Serialize)]
+struct About {
+    target: String,
+    source: &'static str,
+    version: &'static str,
+}
+
+#[derive(Deserialize)]
+struct PodsQuestion {
+    /// Empty: all.
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Serialize)]
+struct Pods<'a> {
+    pods: Vec<PodRow<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodRow<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    owners: &'a [(String, String)],
+    phase: &'static str,
+    meshed: bool,
+    node: &'a str,
+    addresses: &'a [std::net::IpAddr],
+    service_account: &'a str,
+}
+
+impl<'a> From<&'a Pod> for PodRow<'a> {
+    fn from(pod: &'a Pod) -> Self {
+        let phase = match pod.phase {
+            Phase::Pending => "pending",
+            Phase::Running => "running",
+            Phase::Succeeded => "succeeded",
+            Phase::Failed => "failed",
+        };
+        Self {
+            namespace: &pod.namespace,
+            name: &pod.name,
+            owners: &pod.owners,
+            phase,
+            meshed: pod.proxy.is_some(),
+            node: &pod.node,
+            addresses: &pod.addresses,
+            service_account: &pod.service_account,
+        }
+    }
+}
