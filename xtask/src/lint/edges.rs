@@ -21,7 +21,7 @@ struct Row {
     never: &'static [&'static str],
 }
 
-const TABLE: [Row; 20] = [
+const TABLE: [Row; 21] = [
     // aya only behind a feature: `OPTIONAL`.
     Row { package: "weft-ebpf-abi", ours: &[], never: &[] },
     Row { package: "weft-proto", ours: &[], never: &["kube", "aya"] },
@@ -54,6 +54,11 @@ const TABLE: [Row; 20] = [
         package: "weft-cli",
         ours: &["weft-k8s-api", "weft-proto", "weft-sandbox", "weft-tls", "weft-viz-core"],
         never: &["aya"],
+    },
+    Row {
+        package: "weft-viz",
+        ours: &["weft-k8s-api", "weft-proto", "weft-runtime", "weft-viz-core"],
+        never: &["aya", "weft-agent", "weft-proxy", "weft-control-plane"],
     },
     Row { package: "weft-viz-core", ours: &["weft-proto"], never: &["kube", "aya"] },
     Row { package: "weft-examples", ours: &[], never: &["kube", "aya"] },

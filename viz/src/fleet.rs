@@ -1,0 +1,119 @@
+//! The mesh as the engine sees it: pods from the watch, connections to the addresses of their proxies.
+//!
+//! Connections are plain here. The component's own sidecar makes mutual TLS of them, and by its identity proxies admit its taps.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use tokio::time::timeout;
+use tonic::{Streaming, transport::Endpoint};
+use weft_proto::linkerd::tap::{ObserveRequest, TapEvent, tap_client::TapClient};
+use weft_viz_core::fleet::{Fleet, Pod};
+
+use crate::{metrics::VizMetrics, pods::Pods};
+
+/// The largest scrape: a proxy with thousands of routes and destinations writes some megabytes.
+const MAX_SCRAPE_BYTES: usize = 16 * 1024 * 1024;
+/// Deadline of a scrape.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of a connection, and of the beginning of a tap.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection stays for the next scrape: longer than the time between two.
+const IDLE: Duration = Duration::from_secs(30);
+/// The largest event of a tap: a request's headers.
+const MAX_EVENT_BYTES: usize = 1024 * 1024;
+/// Silence after which a tapped proxy is asked whether it is there, and deadline of its answer.
+const PING: Duration = Duration::from_secs(10);
+
+/// See above.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    pods: Pods,
+    http: Client<HttpConnector, Empty<Bytes>>,
+    metrics: VizMetrics,
+}
+
+impl Mesh {
+    pub(crate) fn new(pods: Pods, metrics: VizMetrics) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(1)
+            .build(connector);
+        Self { pods, http, metrics }
+    }
+
+    async fn scrape(&self, url: String) -> Result<Bytes, String> {
+        let request = Request::get(url).body(Empty::new()).map_err(|error| error.to_string())?;
+        let response = self.http.request(request).await.map_err(|error| explain(&error))?;
+        if response.status() != StatusCode::OK {
+            return Err(format!("its proxy answered {}", response.status()));
+        }
+        let body = Limited::new(response.into_body(), MAX_SCRAPE_BYTES).collect().await;
+        Ok(body.map_err(|error| explain(&*error))?.to_bytes())
+    }
+}
+
+impl Fleet for Mesh {
+    async fn pods(&self, namespace: &str) -> Result<Vec<Arc<Pod>>, String> {
+        self.pods.of_namespace(namespace).ok_or_else(|| "the cluster's pods are not listed yet".to_owned())
+    }
+
+    async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
+        let ports = pod.proxy.ok_or("it has no proxy")?;
+        let url = format!("http://{}/metrics", address(pod, ports.admin)?);
+        let scraped = timeout(SCRAPE_TIMEOUT, self.scrape(url)).await;
+        let scraped =
+            scraped.unwrap_or_else(|_| Err(format!("its proxy did not answer within {} s", SCRAPE_TIMEOUT.as_secs())));
+        self.metrics.scraped(scraped.as_ref().ok().map(Bytes::len));
+        scraped
+    }
+
+    async fn tap(&self, pod: &Pod, request: ObserveRequest) -> Result<Streaming<TapEvent>, String> {
+        let ports = pod.proxy.ok_or("it has no proxy")?;
+        let port =
+            ports.tap.ok_or("tap is off: restart the pod if it was created before Weft named a client of tap")?;
+        let endpoint =
+            Endpoint::from_shared(format!("http://{}", address(pod, port)?)).map_err(|error| error.to_string())?;
+        let endpoint =
+            endpoint.connect_timeout(CONNECT_TIMEOUT).http2_keep_alive_interval(PING).keep_alive_timeout(PING);
+        let begin = async {
+            let channel = endpoint.connect().await.map_err(|error| explain(&error))?;
+            let mut client = TapClient::new(channel).max_decoding_message_size(MAX_EVENT_BYTES);
+            client.observe(request).await.map_err(|status| status.message().to_owned())
+        };
+        let begun = timeout(CONNECT_TIMEOUT + SCRAPE_TIMEOUT, begin).await;
+        Ok(begun.map_err(|_| "its proxy did not answer in time".to_owned())??.into_inner())
+    }
+}
+
+/// The first of a pod's addresses: proxies listen on all.
+fn address(pod: &Pod, port: u16) -> Result<SocketAddr, String> {
+    pod.addresses
+        .first()
+        .map(|address| SocketAddr::new(*address, port))
+        .ok_or_else(|| "it has no address yet".to_owned())
+}
+
+/// The error and its causes on one line.
+fn explain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! The component against a real API server: who may ask what, and what it collects from the proxies of many pods.
+//!
+//! Pods are objects without a kubelet. Their addresses are loopback addresses, on which this process answers as their proxies.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "starts what it ends with, and waits for other processes")]
+
+mod proxies;
+mod world;
+
+use nix::sys::signal::Signal;
+use tonic::Code;
+use weft_proto::viz::TapRequest;
+
+use proxies::{Proxies, REQUESTS};
+use world::{AUDIENCE, World, resource};
+
+#[tokio::test]
+async fn callers_get_what_kubernetes_allows_them() {
+    let world = World::new("allowed").await;
+    let own = world.namespace.as_str();
+    for (account, rules) in [
+        ("nobody", &[][..]),
+        ("viewer", &[("get", "stats")]),
+        ("tapper", &[("create", "taps")]),
+        // Other verbs of the resources are no rights.
+        ("wrong", &[("list", "stats"), ("get", "taps")]),
+    ] {
+        world.account(account, rules).await;
+    }
+    let viz = world.start().await;
+
+    // Who is it?
+    for (token, expected) in [
+        (None, "authorization: Bearer"),
+        (Some("abc".to_owned()), "audience viz.weft.io"),
+        (Some(world.token("viewer", "other").await), "audience viz.weft.io"),
+        (Some(world.token("viewer", "identity.l5d.io").await), "audience viz.weft.io"),
+    ] {
+        let refused = viz.stat(token.as_deref(), own).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
+        assert!(refused.message().contains(expected), "{refused:?}");
+        assert_eq!(viz.tap(token.as_deref(), TapRequest::default()).await.unwrap_err().code(), Code::Unauthenticated);
+    }
+
+    // What may it?
+    for audience in ["", AUDIENCE] {
+        for (account, stats, taps) in
+            [("nobody", false, false), ("viewer", true, false), ("tapper", false, true), ("wrong", false, false)]
+        {
+            let token = world.token(account, audience).await;
+            let stat = viz.stat(Some(&token), own).await;
+            let tap =
+                viz.tap(Some(&token), TapRequest { resource: resource("pod", own, ""), ..TapRequest::default() }).await;
+            for (answer, allowed, right) in
+                [(stat.map(drop), stats, "get stats.viz.weft.io"), (tap.map(drop), taps, "create taps.viz.weft.io")]
+            {
+                match answer {
+                    Ok(()) => assert!(allowed, "{account} {audience:?}: {right}"),
+                    Err(status) => {
+                        assert!(
+                            !allowed && status.code() == Code::PermissionDenied,
+                            "{account} {audience:?}: {status:?}"
+                        );
+                        let sentence =
+                            format!("system:serviceaccount:{own}:{account} may not {right} in namespace {own}");
+                        assert!(status.message().contains(&sentence), "{status:?}");
+                    }
+                }
+            }
+            // Nobody has rights in other namespaces, or in all.
+            for namespace in ["", "default"] {
+                let refused = viz.stat(Some(&token), namespace).await.unwrap_err();
+                assert_eq!(refused.code(), Code::PermissionDenied, "{account} {namespace:?}: {refused:?}");
+            }
+        }
+    }
+
+    // A token of an account that is gone is worth nothing, as is an expired one.
+    let token = world.token("viewer", "").await;
+    world.delete_account("viewer").await;
+    assert_eq!(viz.stat(Some(&token), own).await.unwrap_err().code(), Code::Unauthenticated);
+
+    let metrics = viz.metrics().await;
+    for line in [
+        "weft_viz_requests_total{method=\"Stat\",code=\"PermissionDenied\"}",
+        "weft_viz_reviews_total{kind=\"access\",",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    viz.process.end(Signal::SIGTERM).await;
+    world.done().await;
+}
+
+#[tokio::test]
+async fn what_kubernetes_said_is_asked_again_only_later() {
+    let world = World::new("kept").await;
+    world.account("viewer", &[("get", "stats")]).await;
+    let viz = world.start().await;
+    let token = world.token("viewer", "").await;
+    for _ in 0..20 {
+        viz.stat(Some(&token), &world.namespace).await.unwrap();
+    }
+    let metrics = viz.metrics().await;
+    for kind in ["token", "access"] {
+        let line = format!("weft_viz_reviews_total{{kind=\"{kind}\",result=\"answered\"}} 1\n");
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+    world.done().await;
+}
+
+#[tokio::test]
+async fn one_caller_cannot_have_all_taps() {
+    let world = World::new("taps").await;
+    world.account("tapper", &[("create", "taps")]).await;
+    world.account("other", &[("create", "taps")]).await;
+    let viz = world.start().await;
+    let (token, other) = (world.token("tapper", "").await, world.token("other", "").await);
+    let request = || TapRequest { resource: resource("pod", &world.namespace, ""), ..TapRequest::default() };
+    let mut open = Vec::new();
+    let refused = loop {
+        match viz.tap(Some(&token), request()).await {
+            Ok(stream) => open.push(stream),
+            Err(refused) => break refused,
+        }
+        assert!(open.len() < 100);
+    };
+    assert_eq!((refused.code(), open.len()), (Code::ResourceExhausted, 4), "{refused:?}");
+    open.push(viz.tap(Some(&other), request()).await.unwrap());
+    assert!(viz.metrics().await.contains("weft_viz_taps 5\n"));
+    // At its end, the component ends them and does not wait for their callers.
+    viz.process.signal(Signal::SIGTERM);
+    for stream in &mut open {
+        let ended = async { while let Ok(Some(_)) = stream.message().await {} };
+        tokio::time::timeout(world::PATIENCE, ended).await.unwrap();
+    }
+    let (code, output) = viz.process.ended().await;
+    assert_eq!(code, Some(0), "{output}");
+    world.done().await;
+}
+
+/// Pods that a component has to be able to follow (docs/observability.md).
+const PODS: usize = 1000;
+/// What it may need for them, in bytes.
+const MEMORY: u64 = 256 << 20;
+
+#[tokio::test]
+async fn a_thousand_proxies_are_read_at_once_and_one_that_hangs_is_named() {
+    let world = World::new("crowd").await;
+    world.account("viewer", &[("get", "stats")]).await;
+    let proxies = Proxies::serve(PODS + 1, 1).await;
+    proxies.create(&world).await;
+    let viz = world.start().await;
+    let token = world.token("viewer", "").await;
+
+    let answer = viz.stat(Some(&token), &world.namespace).await.unwrap();
+    let coverage = answer.coverage.unwrap();
+    assert_eq!((coverage.proxies as usize, coverage.answered as usize), (PODS + 1, PODS), "{coverage:?}");
+    let [problem] = coverage.problems.as_slice() else { panic!("{coverage:?}") };
+    assert_eq!(problem.pod, format!("web-7f9-{PODS}"), "{problem:?}");
+    let [row] = answer.rows.as_slice() else { panic!("{:?}", answer.rows) };
+    assert_eq!(row.resource.as_ref().unwrap().name, "web");
+    assert_eq!((row.meshed_pods as usize, row.running_pods as usize), (PODS + 1, PODS + 1));
+    let http = row.http.as_ref().unwrap();
+    let (counted, pods) = (http.success + http.failure, PODS as u64);
+    // Each proxy counts so much between two scrapes; there may have been a third one.
+    assert!(
+        counted >= REQUESTS * pods && counted % REQUESTS == 0 && counted <= REQUESTS * (proxies.scrapes() - pods),
+        "{http:?}"
+    );
+    assert_eq!(http.success, 9 * http.failure, "{http:?}");
+    assert!(http.p99_ms.is_some_and(|p99| p99 > 2.0 && p99 <= 3.0), "{http:?}");
+
+    let metrics = viz.metrics().await;
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+    };
+    assert!(value("process_resident_memory_bytes") < MEMORY as f64, "{metrics}");
+    let scrapes = value("weft_viz_scrapes_total{result=\"success\"}");
+    println!(
+        "{scrapes} scrapes of {} bytes, {} s of CPU, {} bytes resident",
+        value("weft_viz_scrape_bytes_total") / scrapes,
+        value("process_cpu_seconds_total"),
+        value("process_resident_memory_bytes"),
+    );
+    world.done().await;
+}
