@@ -93,7 +93,7 @@ struct Recipe {
     title: &'static str,
 }
 
-const RECIPES: [Recipe; 4] = [
+const RECIPES: [Recipe; 5] = [
     Recipe { name: "weft-proxy", programs: &["weft-proxy"], user: "2102:2102", title: "Weft's sidecar proxy" },
     Recipe {
         name: "weft-control-plane",
@@ -101,6 +101,7 @@ const RECIPES: [Recipe; 4] = [
         user: "2103:2103",
         title: "Weft's control plane",
     },
+    Recipe { name: "weft-viz", programs: &["weft-viz"], user: "2104:2104", title: "Weft's metrics and taps" },
     // Loads eBPF programs and enters the namespaces of pods.
     Recipe { name: "weft-agent", programs: &["weft-agent"], user: "0:0", title: "Weft's node agent" },
     Recipe {
@@ -118,6 +119,7 @@ const PASSWD: &str = "\
 root:x:0:0:root:/:/
 weft-proxy:x:2102:2102:weft-proxy:/:/
 weft-control-plane:x:2103:2103:weft-control-plane:/:/
+weft-viz:x:2104:2104:weft-viz:/:/
 nonroot:x:65532:65532:nonroot:/:/
 ";
 

@@ -28,9 +28,10 @@ pub(super) const REGISTRY: &str = "localhost";
 /// The command line's program.
 const WEFT: &str = "weft";
 /// The packages of the other programs.
-const SERVERS: [&str; 4] = ["weft-agent", "weft-control-plane", "weft-examples", "weft-proxy"];
+const SERVERS: [&str; 5] = ["weft-agent", "weft-control-plane", "weft-examples", "weft-proxy", "weft-viz"];
 /// The programs of those.
-const SERVER_PROGRAMS: [&str; 5] = ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy"];
+const SERVER_PROGRAMS: [&str; 6] =
+    ["weft-agent", "weft-client", "weft-control-plane", "weft-echo", "weft-proxy", "weft-viz"];
 
 /// Where programs of a profile are, for a processor.
 #[derive(Debug)]

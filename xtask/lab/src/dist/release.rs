@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Packages whose programs are shipped.
-const SHIPPED: [&str; 5] = ["weft-agent", "weft-cli", "weft-control-plane", "weft-examples", "weft-proxy"];
+const SHIPPED: [&str; 6] = ["weft-agent", "weft-cli", "weft-control-plane", "weft-examples", "weft-proxy", "weft-viz"];
 
 /// The programs in the archive: `weft`, and what `weft sandbox` starts.
 const IN_ARCHIVE: [&str; 4] = ["weft", "weft-agent", "weft-control-plane", "weft-proxy"];

@@ -1,0 +1,43 @@
+{{/* What every chart of Weft needs to render a container. */}}
+
+{{/* An image by its name and tag, or by its digest, which may be in either of them; arguments: root, name, version. */}}
+{{- define "weft.image" -}}
+{{- $version := .version | default .root.Chart.AppVersion -}}
+{{- if contains "@" .name -}}
+{{ .name }}
+{{- else if hasPrefix "sha256:" $version -}}
+{{ .name }}@{{ $version }}
+{{- else -}}
+{{ .name }}:{{ $version }}
+{{- end -}}
+{{- end }}
+
+{{/* A log level; levels that only Linkerd has become the nearest one. */}}
+{{- define "weft.logLevel" -}}
+{{ get (dict "panic" "error" "fatal" "error" "warning" "warn") . | default . }}
+{{- end }}
+
+{{/*
+A Kubernetes ResourceRequirements, from one or from Linkerd's {cpu: {limit, request}, memory: {...}}; empty if nothing
+is set.
+*/}}
+{{- define "weft.resources" -}}
+{{- $all := dict -}}
+{{- range $name, $value := . -}}
+{{- if has $name (list "limits" "requests" "claims") -}}
+{{- with $value -}}
+{{- $_ := set $all $name . -}}
+{{- end -}}
+{{- else -}}
+{{- range $kind := list "limit" "request" -}}
+{{- with get ($value | default dict) $kind -}}
+{{- $plural := printf "%ss" $kind -}}
+{{- $_ := set $all $plural (set (get $all $plural | default dict) $name (toString .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $all -}}
+{{- toYaml $all -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,21 @@
+{{/* Labels by which the Deployment selects its pods. */}}
+{{- define "weft-viz.selector" -}}
+app.kubernetes.io/name: weft-viz
+app.kubernetes.io/part-of: weft
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "weft-viz.labels" -}}
+{{ include "weft-viz.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What follows the names of objects without a namespace, so that releases in several namespaces have their own. */}}
+{{- define "weft-viz.suffix" -}}
+{{- if ne .Release.Namespace "linkerd-viz" -}}
+-{{ .Release.Namespace }}
+{{- end -}}
+{{- end }}
