@@ -113,7 +113,7 @@ put completions 644 share/zsh/site-functions '_*'
 put completions 644 share/fish/vendor_completions.d '*.fish'
 put man 644 share/man/man1 '*.1'
 
-echo "installed $("$prefix/bin/weft" version --client --short 2>/dev/null || "$prefix/bin/weft" --version) in $prefix/bin"
+echo "installed weft $("$prefix/bin/weft" version --client --short) in $prefix/bin"
 case :$PATH: in
     *:"$prefix/bin":*) ;;
     *) echo "$prefix/bin is not in PATH: export PATH=\"$prefix/bin:\$PATH\"" ;;
