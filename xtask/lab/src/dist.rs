@@ -23,7 +23,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 use image::{Files, Image, Layer};
 use programs::Programs;
@@ -33,7 +33,7 @@ use weft_xtask::{
     workspace::Workspace,
 };
 
-use crate::processor::Processor;
+use crate::{libraries, processor::Processor};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -183,7 +183,7 @@ fn pack_into(directory: &Path, workspace: &Workspace, programs: &Programs, regis
     lock.lock().context("lock the images")?;
 
     let paths: Vec<_> = RECIPES.iter().flat_map(|recipe| recipe.programs).map(|name| programs.path(name)).collect();
-    let libraries = if programs.is_static() { BTreeSet::new() } else { libraries(&paths)? };
+    let libraries = if programs.is_static() { BTreeSet::new() } else { libraries::of(&paths)? };
     let base = pack_libraries(&libraries)?;
     let mut archives = Vec::new();
     for recipe in &RECIPES {
@@ -245,36 +245,6 @@ fn pack_libraries(libraries: &BTreeSet<PathBuf>) -> Result<Layer> {
     Layer::pack(&files)
 }
 
-/// The libraries that programs are linked with, directly and indirectly.
-///
-/// # Errors
-/// When a library is missing, and for a program that is linked statically.
-pub(crate) fn libraries(programs: &[PathBuf]) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    for program in programs {
-        let text = command::output(Command::new("ldd").arg(program))?;
-        found.extend(parse_ldd(&text).with_context(|| format!("libraries of {}", program.display()))?);
-    }
-    Ok(found)
-}
-
-/// Lines are `NAME => PATH (ADDRESS)`, `PATH (ADDRESS)` for the loader, and `NAME (ADDRESS)` for libraries that the
-/// kernel maps.
-fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    for line in text.lines() {
-        if line.contains("not found") {
-            bail!("{}", line.trim());
-        }
-        let target = line.rsplit("=>").next().unwrap_or(line).trim();
-        let path = target.split(" (").next().unwrap_or(target);
-        if path.starts_with('/') {
-            found.insert(PathBuf::from(path));
-        }
-    }
-    Ok(found)
-}
-
 /// The inputs of an archive, by name, size and time: reading them would take as long as writing the archive.
 fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     // This program is an input too. Not by its path: a build of the workspace replaces this program's file while it
@@ -287,25 +257,4 @@ fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
         text += &format!("{} {} {}.{}\n", name.display(), found.size(), found.mtime(), found.mtime_nsec());
     }
     Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_are_taken_from_where_the_loader_finds_them() {
-        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\
-            \tlibgcc_s.so.1 => /lib/x86_64-linux-gnu/libgcc_s.so.1 (0x00007f9d)\n\
-            \t/lib64/ld-linux-x86-64.so.2 (0x00007f9d)\n";
-        let expected = ["/lib/x86_64-linux-gnu/libgcc_s.so.1", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
-        assert_eq!(parse_ldd(text).expect("all there"), BTreeSet::from(expected));
-        assert_eq!(parse_ldd("\tstatically linked\n").expect("none"), BTreeSet::new());
-    }
-
-    #[test]
-    fn a_missing_library_is_named() {
-        let error = parse_ldd("\tlibfoo.so.1 => not found\n").expect_err("missing");
-        assert!(error.to_string().contains("libfoo.so.1"), "{error}");
-    }
 }

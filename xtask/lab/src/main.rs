@@ -13,6 +13,7 @@ mod bare;
 mod dist;
 mod kernels;
 mod kube;
+mod libraries;
 mod processor;
 mod record;
 mod tools;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use weft_xtask::command;
 
 use super::packages::{self, Fetched};
-use crate::{dist, processor::Processor};
+use crate::{libraries, processor::Processor};
 
 /// Starts the line with the result of a step: its name and exit code follow.
 pub(super) const END: &str = "weft-end";
@@ -72,9 +72,9 @@ fn own_userland(root: &Path, programs: &Programs) -> Result<()> {
     let ip = command::find("ip").context("no ip")?;
     copy(&busybox, &root.join("busybox/busybox"))?;
     copy(&ip, &root.join("bin/ip"))?;
-    let mut needed = dist::libraries(&[programs.agent.clone(), programs.test.clone(), ip])?;
+    let mut needed = libraries::of(&[programs.agent.clone(), programs.test.clone(), ip])?;
     // A statically linked one needs none, which ldd reports as an error.
-    needed.extend(dist::libraries(&[busybox]).unwrap_or_default());
+    needed.extend(libraries::of(&[busybox]).unwrap_or_default());
     needed.iter().try_for_each(|library| copy(library, &within(root, library)?))
 }
 
