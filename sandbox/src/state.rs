@@ -1,6 +1,7 @@
 //! The sandbox's state: the daemon writes it to `state.json` after every change, other processes read it.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -52,6 +53,16 @@ pub struct PodState {
     pub cgroup: PathBuf,
     /// Whether it has a proxy.
     pub meshed: bool,
+    /// What controls it, nearest first, as (kind in small letters, name).
+    pub owners: Vec<(String, String)>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its ServiceAccount.
+    pub service_account: String,
+    /// The port of its proxy's metrics.
+    pub admin_port: Option<u16>,
+    /// The port of its proxy's tap server; `None` where tap is off.
+    pub tap_port: Option<u16>,
     /// Whether it is ready: every container started, the sidecar and the probes succeed.
     pub ready: bool,
     /// Why it is not ready; empty if it is.

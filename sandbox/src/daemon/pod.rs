@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use weft_k8s_api::{inject::Redirection, labels, ports::PortSet};
+use weft_k8s_api::{inject::Redirection, labels, observe, ports::PortSet};
 use weft_proto::agent::PodRef;
 
 use self::{
@@ -116,7 +116,14 @@ pub(super) fn spawn(
         last_exit: None,
         log: dir.join(format!("{}.log", container.name)),
     });
+    let listeners = observe::listeners(&desired.pod);
+    let account = desired.pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     let state = PodState {
+        owners: observe::owners(&desired.pod),
+        labels: metadata.labels.clone().unwrap_or_default(),
+        service_account: account.unwrap_or_else(|| "default".to_owned()),
+        admin_port: listeners.map(|listeners| listeners.admin),
+        tap_port: listeners.and_then(|listeners| listeners.tap),
         namespace,
         name,
         ips: addresses(number),
