@@ -43,6 +43,8 @@ use crate::echo::{
 
 pub use upstream::Upstream;
 
+/// Before a status, which is then the answer's.
+const STATUS_PATH: &str = "/status/";
 /// The path of probes, which concern this server and not its upstream.
 const PROBE_PATH: &str = "/healthz";
 /// Delay before accepting again when the process ran out of file descriptors.
@@ -154,6 +156,9 @@ impl EchoApp {
         match request.into_body().collect().await {
             Ok(body) => seen.body_bytes = body.to_bytes().len(),
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
+        }
+        if let Some(status) = request_status(&seen.path) {
+            return text(status, format!("{status}, as {} wishes", seen.path));
         }
         if let Some(upstream) = self.upstream.as_ref().filter(|_| seen.path != PROBE_PATH) {
             match upstream.ask(&seen.path).await {
@@ -275,6 +280,11 @@ fn plain(headers: &HeaderMap) -> BTreeMap<String, String> {
         .iter()
         .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
         .collect()
+}
+
+/// The status that a path of the form `/status/503` asks for.
+fn request_status(path: &str) -> Option<StatusCode> {
+    path.strip_prefix(STATUS_PATH)?.parse().ok()
 }
 
 fn full(bytes: Vec<u8>) -> Body {
