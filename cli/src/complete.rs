@@ -45,6 +45,17 @@ const KINDS: [Row; 5] = [
     ("job", "batch", "Job", "jobs"),
 ];
 
+/// Further kinds of the commands about metrics.
+const OTHERS: [Row; 5] = [
+    ("po", "", "Pod", "pods"),
+    ("svc", "", "Service", "services"),
+    ("ns", "", "Namespace", "namespaces"),
+    ("cj", "batch", "CronJob", "cronjobs"),
+    ("rc", "", "ReplicationController", "replicationcontrollers"),
+];
+/// The commands about metrics: a name alone is none there.
+const METRICS: [&str; 7] = ["stat", "stat-inbound", "stat-outbound", "edges", "routes", "top", "tap"];
+
 const NAMESPACES: Row = ("", "", "Namespace", "namespaces");
 const SERVICES: Row = ("", "", "Service", "services");
 const PODS: Row = ("", "", "Pod", "pods");
@@ -66,7 +77,20 @@ pub(crate) fn script(shell: clap_complete::Shell, to: &mut Vec<u8>) -> Result<()
 /// Adds what completes names to a command and those below it. What is in a sandbox, no cluster knows.
 fn with_names(command: Command) -> Command {
     let below = |command: Command| if command.get_name() == "sandbox" { command } else { with_names(command) };
+    let with_name = if METRICS.contains(&command.get_name()) { with_kind_and_name } else { with_name };
     command.mut_args(with_name).mut_subcommands(below)
+}
+
+fn with_kind_and_name(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "resource" | "to" | "from" => arg.add(ArgValueCompleter::new(|current: &OsStr| {
+            current.to_str().map(|current| candidates(kinds_and_names(Line::read(), current))).unwrap_or_default()
+        })),
+        "to_namespace" | "from_namespace" => {
+            arg.add(ArgValueCandidates::new(|| candidates(names(Line::read(), NAMESPACES, PATIENCE))))
+        }
+        _ => with_name(arg),
+    }
 }
 
 fn with_name(arg: Arg) -> Arg {
@@ -108,6 +132,20 @@ fn resources(line: Line, current: &str) -> Vec<String> {
     if prefix.is_empty() {
         found.extend(KINDS.iter().map(|(short, ..)| format!("{short}/")));
     }
+    found.retain(|name| name.starts_with(current));
+    found
+}
+
+/// Kinds, and names after a kind and a slash.
+fn kinds_and_names(line: Line, current: &str) -> Vec<String> {
+    let rows = || KINDS.iter().chain(&OTHERS);
+    let mut found: Vec<String> = match current.split_once('/') {
+        None => rows().flat_map(|(short, ..)| [(*short).to_owned(), format!("{short}/")]).collect(),
+        Some((kind, _)) => match rows().find(|(short, ..)| *short == kind) {
+            Some(row) => names(line, *row, PATIENCE).iter().map(|name| format!("{kind}/{name}")).collect(),
+            None => return Vec::new(),
+        },
+    };
     found.retain(|name| name.starts_with(current));
     found
 }
@@ -255,6 +293,14 @@ mod tests {
         assert_eq!(resources(line, "d"), ["deploy/", "ds/"]);
         let (_directory, line) = kubeconfig("127.0.0.1:1");
         assert!(resources(line, "unknown/x").is_empty());
+    }
+
+    #[test]
+    fn commands_about_metrics_want_a_kind() {
+        let (_directory, line) = kubeconfig("127.0.0.1:1");
+        assert_eq!(kinds_and_names(line, "d"), ["deploy", "deploy/", "ds", "ds/"]);
+        assert_eq!(complete(&["weft", "tap", "sv"]), ["svc", "svc/"]);
+        assert_eq!(complete(&["weft", "stat", "deploy", "--from", "rs"]), ["rs", "rs/"]);
     }
 
     #[test]

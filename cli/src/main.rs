@@ -6,6 +6,7 @@
 //!                                  or an agent's unix socket
 //! weft diagnostics,    ──> a cluster or a sandbox ──────────┬──> ports of proxies and of the control plane,
 //!      identity                                             ┘    by pods/portforward
+//! weft stat, tap, ...  ──> weft_viz_core (engine) ───────┘
 //! weft sandbox ...     ──> weft_sandbox (daemon, client)
 //! ```
 //!
@@ -37,6 +38,7 @@ mod status;
 mod target;
 mod trace;
 mod version;
+mod viz;
 
 use std::{
     io::{self, Write as _},
@@ -58,6 +60,8 @@ use weft_sandbox::host::{container, janitor};
   weft check                             whether the mesh of the current kubeconfig's cluster is sound
   weft status                            its parts, and which pods the kernel redirects
   weft trace deploy/web -n shop          what the kernel decides, while it decides it
+  weft stat deploy -n shop               success rate, requests per second and latency of its Deployments
+  weft tap deploy/web -n shop            its requests, live
   weft explain web-0 to payments:80      what it would decide, and why
   sudo weft sandbox run examples/mesh    a mesh on this host, from Kubernetes manifests
   sudo weft sandbox ps                   its pods
@@ -74,6 +78,20 @@ enum Command {
     Sandbox(sandbox::SandboxArgs),
     /// Show the kernel's decisions about connections of meshed pods, live
     Trace(trace::TraceArgs),
+    /// Show golden metrics of workloads, Services and namespaces: success rate, requests per second, latency
+    Stat(Box<viz::StatArgs>),
+    /// Show what workloads accept and refuse, by Server and route
+    StatInbound(Box<viz::InboundArgs>),
+    /// Show what workloads send, by Service, route and backend
+    StatOutbound(Box<viz::OutboundArgs>),
+    /// Show which workloads talk to each other, and whether over mutual TLS
+    Edges(Box<viz::EdgesArgs>),
+    /// Show traffic by the routes of ServiceProfiles
+    Routes(Box<viz::RoutesArgs>),
+    /// Show live requests, added up
+    Top(Box<viz::TopArgs>),
+    /// Show live requests one by one, on request with the kernel's verdicts
+    Tap(Box<viz::TapArgs>),
     /// Explain what the kernel would do with a connection of a meshed pod, by which rule, and what to change
     Explain(explain::ExplainArgs),
     /// Check whether a cluster can run the mesh, and whether its mesh is healthy
@@ -170,6 +188,13 @@ fn execute(command: Command) -> Result<ExitCode> {
             runtime()?.block_on(trace::execute(args))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Stat(args) => metrics(viz::Verb::Stat(args)),
+        Command::StatInbound(args) => metrics(viz::Verb::Inbound(args)),
+        Command::StatOutbound(args) => metrics(viz::Verb::Outbound(args)),
+        Command::Edges(args) => metrics(viz::Verb::Edges(args)),
+        Command::Routes(args) => metrics(viz::Verb::Routes(args)),
+        Command::Top(args) => metrics(viz::Verb::Top(args)),
+        Command::Tap(args) => metrics(viz::Verb::Tap(args)),
         Command::Explain(args) => {
             runtime()?.block_on(explain::execute(args))?;
             Ok(ExitCode::SUCCESS)
@@ -212,6 +237,11 @@ fn execute(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn metrics(verb: viz::Verb) -> Result<ExitCode> {
+    runtime()?.block_on(viz::execute(verb))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Namespaces belong to a thread: this runs before there is a second one.

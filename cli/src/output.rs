@@ -22,10 +22,15 @@ pub(crate) enum Format {
 }
 
 /// An empty table with columns of these names, aligned by spaces alone so that `awk` can read it too.
-pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
+pub(crate) fn table<const N: usize>(names: [&str; N]) -> Table {
+    columns(&names)
+}
+
+/// As [`table`], for columns that depend on what was asked for.
+pub(crate) fn columns(names: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
-    table.set_header(columns);
+    table.set_header(names.iter().copied());
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
@@ -65,6 +70,11 @@ pub(crate) fn raw(text: &str) -> io::Result<()> {
 /// Prints a table without trailing blanks in its last column.
 pub(crate) fn print(table: &Table) -> io::Result<()> {
     line(&table.trim_fmt())
+}
+
+/// A table as text. Control characters are escaped.
+pub(crate) fn text(table: &Table) -> String {
+    printable::lines(&table.trim_fmt()).into_owned()
 }
 
 /// One line on standard error, so that standard output is results alone.

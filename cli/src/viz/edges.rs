@@ -1,0 +1,124 @@
+//! `weft edges`: who talks to whom, and as whom.
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use weft_proto::viz::{Edge, EdgesRequest};
+
+use super::{
+    render,
+    scope::{ScopeArgs, WindowArgs, resource},
+    stat::{Format, finish},
+};
+use crate::output::{self, or_nothing};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft edges deploy -n shop
+  weft edges po -n shop -o wide        identities, and clients without a proxy in this namespace
+  weft edges deploy -n shop -t 1m      counts for longer: an edge is there while there is traffic
+  weft edges deploy -n shop -o json | jq '.[] | select(.no_tls_reason != \"\")'
+
+SECURED is a check mark for mutual TLS, else the reason why there is none.")]
+pub(crate) struct EdgesArgs {
+    /// KIND or KIND/NAME of both ends: deploy, ds, sts, job, cj, rs, rc, po, ns
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    window: WindowArgs,
+    #[command(flatten)]
+    scope: ScopeArgs,
+}
+
+/// An edge in JSON: Linkerd's fields, then ours.
+#[derive(Serialize)]
+struct JsonEdge<'a> {
+    src: &'a str,
+    src_namespace: &'a str,
+    src_kind: &'a str,
+    dst: &'a str,
+    dst_namespace: &'a str,
+    client_id: &'a str,
+    server_id: &'a str,
+    no_tls_reason: &'a str,
+    successes: Option<u64>,
+    failures: Option<u64>,
+    tcp_open_connections: Option<u64>,
+    denied: u64,
+}
+
+pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
+    let scope = args.scope.once(&args.window).await?;
+    let request = EdgesRequest {
+        resource: Some(resource(&args.resource, &scope.namespace)?),
+        window_seconds: args.window.seconds(),
+    };
+    let answer = scope.source.edges(request).await?;
+    // Clients that have no row of their kind are for those who ask for more.
+    let kind =
+        answer.edges.iter().filter_map(|edge| edge.destination.as_ref()).map(|resource| resource.kind.clone()).next();
+    let is_shown =
+        |edge: &&Edge| args.output != Format::Table || edge.source.as_ref().map(|source| &source.kind) == kind.as_ref();
+    let edges: Vec<&Edge> = answer.edges.iter().filter(is_shown).collect();
+    let table = || {
+        let mut columns = vec!["SRC", "DST", "SRC_NS", "DST_NS"];
+        if args.output == Format::Wide {
+            columns.extend(["CLIENT_ID", "SERVER_ID"]);
+        }
+        columns.push("SECURED");
+        let mut table = output::columns(&columns);
+        for edge in &edges {
+            let (source, destination) = (edge.source.as_ref(), edge.destination.as_ref());
+            let mut cells = vec![
+                render::name(source),
+                render::name(destination),
+                render::namespace(source),
+                render::namespace(destination),
+            ];
+            if args.output == Format::Wide {
+                cells.extend([short_identity(&edge.client_identity), short_identity(&edge.server_identity)]);
+            }
+            cells.push(if edge.no_identity_reason.is_empty() {
+                "√".to_owned()
+            } else {
+                edge.no_identity_reason.clone()
+            });
+            table.add_row(cells);
+        }
+        output::text(&table)
+    };
+    let json: Vec<_> = edges.iter().map(|edge| json_edge(edge)).collect();
+    finish(
+        args.output,
+        table,
+        &json,
+        answer.coverage.as_ref(),
+        "no traffic was seen in this time: --time-window counts for longer",
+    )
+}
+
+/// Linkerd's form: the ServiceAccount and its namespace.
+fn short_identity(identity: &str) -> String {
+    or_nothing(identity.split_once(".serviceaccount.identity.").map_or(identity, |(account, _)| account))
+}
+
+fn json_edge(edge: &Edge) -> JsonEdge<'_> {
+    let (source, destination) = (edge.source.as_ref(), edge.destination.as_ref());
+    JsonEdge {
+        src: source.map_or("", |resource| &resource.name),
+        src_namespace: source.map_or("", |resource| &resource.namespace),
+        src_kind: source.map_or("", |resource| &resource.kind),
+        dst: destination.map_or("", |resource| &resource.name),
+        dst_namespace: destination.map_or("", |resource| &resource.namespace),
+        client_id: &edge.client_identity,
+        server_id: &edge.server_identity,
+        no_tls_reason: &edge.no_identity_reason,
+        successes: edge.http.as_ref().map(|http| http.success),
+        failures: edge.http.as_ref().map(|http| http.failure),
+        tcp_open_connections: edge.tcp.as_ref().map(|tcp| tcp.open_connections),
+        denied: edge.denied,
+    }
+}

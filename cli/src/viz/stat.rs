@@ -1,0 +1,253 @@
+//! `weft stat`: golden metrics of workloads, Services and authorities.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use weft_proto::viz::{Resource, StatRequest, StatResponse, StatRow};
+
+use super::{
+    render::{self, bytes_per_second, golden, rate, rps, success_rate},
+    scope::{Scope, ScopeArgs, WindowArgs, resource, resources, short},
+    screen,
+};
+use crate::output::{self, NOTHING, json, note};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft stat deploy -n shop                            every Deployment of a namespace
+  weft stat deploy/web po/web-0 -n shop               these
+  weft stat ns                                        every namespace
+  weft stat svc/web -n shop                           a Service, as its clients see it
+  weft stat deploy/web -n shop --to svc/payments      what web sends to payments
+  weft stat deploy -n shop --from deploy/client       what client sends to each
+  weft stat deploy/web -n shop -t 1m -o json | jq '.[0].success'
+  weft stat deploy -n shop --watch                    drawn again every two seconds; q ends
+
+Without the component weft-viz the proxies are asked directly, twice, a second or --time-window apart. A proxy that does not
+answer is named on standard error; the numbers are those of the others. TCP_CONN is the number of open connections.
+JSON has the counts (successes, failures) and the seconds that they lie between, beside Linkerd's fields.")]
+pub(crate) struct StatArgs {
+    /// KIND, KIND NAME... or KIND/NAME...: deploy, ds, sts, job, cj, rs, rc, po, ns, svc, au, or all
+    #[arg(required = true, value_name = "RESOURCE")]
+    resource: Vec<String>,
+    /// Only pods with these labels, as for kubectl
+    #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
+    selector: String,
+    /// Only traffic to this resource, KIND or KIND/NAME
+    #[arg(long, value_name = "RESOURCE", conflicts_with = "from")]
+    to: Option<String>,
+    /// Namespace of --to [default: that of the resource]
+    #[arg(long, value_name = "NAMESPACE", conflicts_with = "from")]
+    to_namespace: Option<String>,
+    /// Only traffic from this resource, KIND or KIND/NAME
+    #[arg(long, value_name = "RESOURCE")]
+    from: Option<String>,
+    /// Namespace of --from [default: that of the resource]
+    #[arg(long, value_name = "NAMESPACE")]
+    from_namespace: Option<String>,
+    /// Also resources without a proxy
+    #[arg(long)]
+    unmeshed: bool,
+    /// Draw again every two seconds, until q
+    #[arg(short, long)]
+    watch: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    window: WindowArgs,
+    #[command(flatten)]
+    scope: ScopeArgs,
+}
+
+/// Output formats of the tables of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people
+    Table,
+    /// Also bytes per second
+    Wide,
+    /// For programs
+    Json,
+}
+
+/// A row in JSON: Linkerd's fields, then ours.
+#[derive(Serialize)]
+struct JsonRow<'a> {
+    namespace: &'a str,
+    kind: &'a str,
+    name: &'a str,
+    meshed: String,
+    success: Option<f64>,
+    rps: Option<f64>,
+    latency_ms_p50: Option<f64>,
+    latency_ms_p95: Option<f64>,
+    latency_ms_p99: Option<f64>,
+    tcp_open_connections: Option<u64>,
+    tcp_read_bytes_rate: Option<f64>,
+    tcp_write_bytes_rate: Option<f64>,
+    successes: Option<u64>,
+    failures: Option<u64>,
+    window_seconds: Option<f64>,
+}
+
+pub(super) async fn execute(args: StatArgs) -> Result<()> {
+    let scope = if args.watch { args.scope.repeated().await? } else { args.scope.once(&args.window).await? };
+    let requests = requests(&args, &scope)?;
+    let namespaced = args.scope.all_namespaces;
+    if args.watch {
+        return screen::repeat(async |said| {
+            let answers = ask(&scope, &requests).await?;
+            said.problems(answers.iter().filter_map(|answer| answer.coverage.as_ref()));
+            text(&args, namespaced, &answers)
+        })
+        .await;
+    }
+    let answers = ask(&scope, &requests).await?;
+    let text = text(&args, namespaced, &answers)?;
+    if args.output != Format::Json && !answers.iter().any(|answer| shown(&args, answer).next().is_some()) {
+        note(nothing(&answers));
+    } else {
+        output::styled(&text)?;
+    }
+    // One proxy may be in several answers.
+    let mut told = BTreeSet::new();
+    for coverage in answers.iter().filter_map(|answer| answer.coverage.as_ref()) {
+        if told.insert(format!("{:?}", coverage.problems)) {
+            render::problems(Some(coverage));
+        }
+    }
+    Ok(())
+}
+
+fn nothing(answers: &[StatResponse]) -> &'static str {
+    if answers.iter().all(|answer| answer.rows.is_empty()) {
+        "no resource was found: see --namespace and --all-namespaces"
+    } else {
+        "no resource of these has a proxy: --unmeshed shows them"
+    }
+}
+
+async fn ask(scope: &Scope, requests: &[StatRequest]) -> Result<Vec<StatResponse>> {
+    // Together, so that they share the scrapes.
+    futures::future::try_join_all(requests.iter().map(|request| scope.source.stat(request.clone()))).await
+}
+
+fn requests(args: &StatArgs, scope: &Scope) -> Result<Vec<StatRequest>> {
+    let other = |text: &Option<String>, namespace: &Option<String>| -> Result<Option<Resource>> {
+        let Some(text) = text else { return Ok(None) };
+        Ok(Some(resource(text, namespace.as_deref().unwrap_or(&scope.namespace))?))
+    };
+    if args.to.is_none() && args.to_namespace.is_some() || args.from.is_none() && args.from_namespace.is_some() {
+        bail!(
+            "--to-namespace and --from-namespace are the namespaces of --to and --from: name those too, such as --to svc"
+        );
+    }
+    let to = other(&args.to, &args.to_namespace)?;
+    let from = other(&args.from, &args.from_namespace)?;
+    let request = |resource: Resource| StatRequest {
+        resource: Some(resource),
+        selector: args.selector.clone(),
+        window_seconds: args.window.seconds(),
+        to: to.clone(),
+        from: from.clone(),
+    };
+    Ok(resources(&args.resource, &scope.namespace)?.into_iter().map(request).collect())
+}
+
+/// The rows to show.
+fn shown<'a>(args: &StatArgs, answer: &'a StatResponse) -> impl Iterator<Item = &'a StatRow> {
+    let unmeshed = args.unmeshed;
+    answer.rows.iter().filter(move |row| unmeshed || row.meshed_pods > 0 || is_of_clients(row))
+}
+
+fn is_of_clients(row: &StatRow) -> bool {
+    row.resource.as_ref().is_some_and(|resource| matches!(resource.kind.as_str(), "service" | "authority"))
+}
+
+fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<String> {
+    if args.output == Format::Json {
+        let rows: Vec<_> = answers.iter().flat_map(|answer| shown(args, answer)).map(json_row).collect();
+        return Ok(serde_json::to_string(&rows)?);
+    }
+    let kinds: BTreeSet<&str> = answers
+        .iter()
+        .flat_map(|answer| shown(args, answer))
+        .filter_map(|row| Some(row.resource.as_ref()?.kind.as_str()))
+        .collect();
+    let mut columns = vec!["NAME", "MESHED", "SUCCESS", "RPS", "LATENCY_P50", "LATENCY_P95", "LATENCY_P99", "TCP_CONN"];
+    if args.output == Format::Wide {
+        columns.extend(["READ_BYTES/SEC", "WRITE_BYTES/SEC"]);
+    }
+    if namespaced {
+        columns.insert(0, "NAMESPACE");
+    }
+    let mut table = output::columns(&columns);
+    for row in answers.iter().flat_map(|answer| shown(args, answer)) {
+        let mut name = render::name(row.resource.as_ref());
+        if kinds.len() > 1 {
+            name = format!("{}/{name}", short(row.resource.as_ref().map_or("", |resource| &resource.kind)));
+        }
+        let mut cells = vec![name, meshed(row)];
+        cells.extend(golden(row.http.as_ref()));
+        let tcp = row.tcp.as_ref();
+        cells.push(tcp.map_or_else(|| NOTHING.to_owned(), |tcp| tcp.open_connections.to_string()));
+        if args.output == Format::Wide {
+            let cell = |bytes: fn(&weft_proto::viz::Tcp) -> u64| {
+                tcp.map_or_else(|| NOTHING.to_owned(), |tcp| bytes_per_second(rate(bytes(tcp), tcp.seconds)))
+            };
+            cells.extend([cell(|tcp| tcp.read_bytes), cell(|tcp| tcp.write_bytes)]);
+        }
+        if namespaced {
+            cells.insert(0, render::namespace(row.resource.as_ref()));
+        }
+        table.add_row(cells);
+    }
+    Ok(output::text(&table))
+}
+
+fn meshed(row: &StatRow) -> String {
+    if is_of_clients(row) { NOTHING.to_owned() } else { format!("{}/{}", row.meshed_pods, row.running_pods) }
+}
+
+fn json_row(row: &StatRow) -> JsonRow<'_> {
+    let resource = row.resource.as_ref();
+    let text = |field: fn(&Resource) -> &String| resource.map_or("", |resource| field(resource).as_str());
+    let (http, tcp) = (row.http.as_ref(), row.tcp.as_ref());
+    JsonRow {
+        namespace: text(|resource| &resource.namespace),
+        kind: text(|resource| &resource.kind),
+        name: text(|resource| &resource.name),
+        meshed: meshed(row),
+        success: http.and_then(success_rate),
+        rps: http.map(rps),
+        latency_ms_p50: http.and_then(|http| http.p50_ms),
+        latency_ms_p95: http.and_then(|http| http.p95_ms),
+        latency_ms_p99: http.and_then(|http| http.p99_ms),
+        tcp_open_connections: tcp.map(|tcp| tcp.open_connections),
+        tcp_read_bytes_rate: tcp.map(|tcp| rate(tcp.read_bytes, tcp.seconds)),
+        tcp_write_bytes_rate: tcp.map(|tcp| rate(tcp.write_bytes, tcp.seconds)),
+        successes: http.map(|http| http.success),
+        failures: http.map(|http| http.failure),
+        window_seconds: http.map(|http| http.seconds),
+    }
+}
+
+/// Prints a table or JSON and says what is missing: the end of the verbs with one answer.
+pub(super) fn finish(
+    output: Format,
+    table: impl FnOnce() -> String,
+    rows: &[impl Serialize],
+    coverage: Option<&weft_proto::viz::Coverage>,
+    nothing: &str,
+) -> Result<()> {
+    match output {
+        Format::Json => json(&rows)?,
+        _ if rows.is_empty() => note(nothing),
+        _ => output::styled(&table())?,
+    }
+    render::problems(coverage);
+    Ok(())
+}
