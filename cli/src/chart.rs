@@ -30,25 +30,39 @@ use values::Settings;
 /// The folder of the repository; new files in it are seen when this file is compiled again.
 static CHARTS: Dir = include_dir!("$CARGO_MANIFEST_DIR/../charts");
 const CONTROL_PLANE: &str = "weft-control-plane";
+const VIZ: &str = "weft-viz";
 /// The registry of the images. The program of a release is built with the one in which its images are.
 const REGISTRY: Option<&str> = option_env!("WEFT_REGISTRY");
 
-/// The chart of the control plane.
+/// One of the charts.
 pub(crate) struct Chart {
+    name: &'static str,
     templates: Templates,
     files: BTreeMap<String, String>,
     metadata: Json,
 }
 
 impl Chart {
-    /// Reads the chart.
+    /// Reads the chart of the control plane.
     ///
     /// # Errors
     /// When one of its files is not what it should be.
     pub(crate) fn control_plane() -> Result<Self> {
-        let root = CHARTS.get_dir(CONTROL_PLANE).context("the chart is not in this program")?;
+        Self::read(CONTROL_PLANE)
+    }
+
+    /// Reads the chart of the component weft-viz.
+    ///
+    /// # Errors
+    /// When one of its files is not what it should be.
+    pub(crate) fn viz() -> Result<Self> {
+        Self::read(VIZ)
+    }
+
+    fn read(name: &'static str) -> Result<Self> {
+        let root = CHARTS.get_dir(name).context("the chart is not in this program")?;
         let (mut templates, mut files) = (Templates::new(), BTreeMap::new());
-        collect(root, &mut |path, text| {
+        collect(name, root, &mut |path, text| {
             if path.starts_with("templates/") {
                 return parse::file(path, text, &mut templates);
             }
@@ -56,7 +70,7 @@ impl Chart {
             Ok(())
         })?;
         let metadata = values::parsed(file(&files, "Chart.yaml")?).context("Chart.yaml")?;
-        Ok(Self { templates, files, metadata })
+        Ok(Self { name, templates, files, metadata })
     }
 
     /// The chart's values without any setting.
@@ -92,7 +106,7 @@ impl Chart {
         let mut manifests = Vec::new();
         for name in self.templates.keys().filter(|name| is_manifest(name)) {
             // Each has its own values: functions such as `set` change them.
-            let text = self.renderer().render(name, &Value::from(root(&self.metadata, namespace, values)))?;
+            let text = self.renderer().render(name, &Value::from(self.root(namespace, values)))?;
             let documents = split(&text).into_iter().map(|document| document.text.trim());
             manifests.extend(documents.filter(|document| !is_blank(document)).map(|document| format!("{document}\n")));
         }
@@ -101,30 +115,30 @@ impl Chart {
 
     /// Linkerd's values that are set and have no meaning here, with the reason of each.
     pub(crate) fn meaningless(&self, namespace: &str, values: &Json) -> Result<Vec<String>> {
-        let arguments = json!({"root": root(&self.metadata, namespace, values), "supported": true});
+        let arguments = json!({"root": self.root(namespace, values), "supported": true});
         let text = self.renderer().render("weft.differs", &Value::from(arguments))?;
         Ok(serde_yaml_ng::from_str::<Option<Vec<String>>>(&text).context("weft.differs")?.unwrap_or_default())
+    }
+
+    /// What templates see, as helm names it.
+    fn root(&self, namespace: &str, values: &Json) -> Json {
+        let (mut values, metadata) = (values.clone(), &self.metadata);
+        if let Json::Object(values) = &mut values {
+            values.entry("global").or_insert_with(|| json!({}));
+        }
+        json!({
+            "Values": values,
+            "Chart": {"Name": metadata["name"], "Version": metadata["version"], "AppVersion": metadata["appVersion"]},
+            "Release": {
+                "Name": self.name, "Namespace": namespace, "Service": "Helm",
+                "IsInstall": true, "IsUpgrade": false, "Revision": 1,
+            },
+        })
     }
 
     fn renderer(&self) -> Renderer<'_> {
         Renderer { templates: &self.templates, files: &self.files }
     }
-}
-
-/// What templates see, as helm names it.
-fn root(metadata: &Json, namespace: &str, values: &Json) -> Json {
-    let mut values = values.clone();
-    if let Json::Object(values) = &mut values {
-        values.entry("global").or_insert_with(|| json!({}));
-    }
-    json!({
-        "Values": values,
-        "Chart": {"Name": metadata["name"], "Version": metadata["version"], "AppVersion": metadata["appVersion"]},
-        "Release": {
-            "Name": CONTROL_PLANE, "Namespace": namespace, "Service": "Helm",
-            "IsInstall": true, "IsUpgrade": false, "Revision": 1,
-        },
-    })
 }
 
 /// The chart in the repository names images that are loaded and not pulled.
@@ -150,15 +164,15 @@ fn file<'a>(files: &'a BTreeMap<String, String>, name: &str) -> Result<&'a str> 
     files.get(name).map(String::as_str).with_context(|| format!("{name} is not in the chart"))
 }
 
-/// Every file below a folder, by its path in the chart.
-fn collect(folder: &Dir, each: &mut impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
+/// Every file below a folder of a chart, by its path in the chart.
+fn collect(chart: &str, folder: &Dir, each: &mut impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
     for file in folder.files() {
-        let path = file.path().strip_prefix(CONTROL_PLANE).unwrap_or(file.path());
+        let path = file.path().strip_prefix(chart).unwrap_or(file.path());
         // Paths in the program are those of the machine that compiled it.
         let path = path.to_string_lossy().replace('\\', "/");
         each(&path, file.contents_utf8().with_context(|| format!("{path}: not text"))?)?;
     }
-    folder.dirs().try_for_each(|folder| collect(folder, each))
+    folder.dirs().try_for_each(|folder| collect(chart, folder, each))
 }
 
 /// The custom resource definitions, which are no templates; `gateway_api` adds those of the Gateway API.

@@ -21,6 +21,7 @@ mod kubernetes;
 mod outcome;
 mod unsupported;
 mod view;
+mod viz;
 mod webhooks;
 
 use std::{process::ExitCode, time::Duration};
@@ -69,6 +70,23 @@ pub(crate) struct CheckArgs {
     cluster: ClusterArgs,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft viz check
+  weft viz check -o short --wait 0s
+
+Ends with 1 when a check fails. `weft check` does the same where the component is installed.")]
+pub(crate) struct VizCheckArgs {
+    /// How long to wait for conditions that may still become true
+    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = crate::output::duration)]
+    wait: Duration,
+    /// Output format: json is Linkerd's, {success, categories}
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Format,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Every check
@@ -87,6 +105,16 @@ pub(crate) async fn execute(args: CheckArgs) -> Result<ExitCode> {
     } else {
         Mode::Installed
     };
+    run(args, mode).await
+}
+
+/// `weft viz check`.
+pub(crate) async fn viz(args: VizCheckArgs) -> Result<ExitCode> {
+    let VizCheckArgs { wait, output, cluster } = args;
+    run(CheckArgs { pre: false, proxy: false, namespace: None, wait, output, cluster }, Mode::Viz).await
+}
+
+async fn run(args: CheckArgs, mode: Mode) -> Result<ExitCode> {
     let give_up = Instant::now() + args.wait;
     let mut progress = Progress::new();
     let mut report = match args.output {

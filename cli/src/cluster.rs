@@ -78,7 +78,7 @@ impl ClusterArgs {
         Ok(Cluster { client, namespace: self.linkerd_namespace.clone(), default_namespace, server })
     }
 
-    async fn config(&self) -> Result<Config> {
+    pub(crate) async fn config(&self) -> Result<Config> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         if let Some(file) = &self.kubeconfig {
             // The library's messages contain their causes already.

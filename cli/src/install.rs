@@ -10,6 +10,7 @@
 mod certificates;
 mod cluster;
 mod render;
+pub(crate) mod viz;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -20,6 +20,7 @@ mod chart;
 mod check;
 mod cluster;
 mod complete;
+mod component;
 mod dashboard;
 mod diagnostics;
 mod explain;
@@ -121,6 +122,8 @@ enum Command {
     Uninstall(install::UninstallArgs),
     /// Print what to delete after an upgrade
     Prune(install::PruneArgs),
+    /// Install, check and remove the component that keeps metrics and serves taps
+    Viz(install::viz::VizArgs),
     /// Print the versions of this program, the control plane and proxies
     Version(version::VersionArgs),
     /// Print a completion script
@@ -221,6 +224,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Upgrade(args) => runtime()?.block_on(install::upgrade(args)),
         Command::Uninstall(args) => runtime()?.block_on(install::uninstall(args)),
         Command::Prune(args) => runtime()?.block_on(install::prune(args)),
+        Command::Viz(args) => runtime()?.block_on(install::viz::execute(args)),
         Command::Version(args) => {
             runtime()?.block_on(version::execute(&args))?;
             Ok(ExitCode::SUCCESS)

@@ -64,8 +64,11 @@ fn objects(cluster: &Cluster, yaml: &str) -> BTreeMap<String, Value> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("objects.yaml");
     let documents = split(yaml).into_iter().map(|document| document.text.to_owned());
-    let (operators, others): (Vec<_>, Vec<_>) =
-        documents.partition(|text| text.contains("apiVersion: monitoring.coreos.com/"));
+    let (operators, others): (Vec<_>, Vec<_>) = documents.partition(|text| {
+        ["monitoring.coreos.com/", "policy.linkerd.io/"]
+            .iter()
+            .any(|group| text.contains(&format!("apiVersion: {group}")))
+    });
     fs::write(&file, others.join("\n---\n")).unwrap();
     let dry = ["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", file.to_str().unwrap()];
     let printed = cluster.kubectl(&dry).unwrap();
@@ -94,6 +97,34 @@ fn comparable(mut object: Value) -> Value {
         annotations.as_object_mut().unwrap().remove("checksum/config");
     }
     object
+}
+
+#[test]
+fn the_manifests_of_weft_viz_are_those_of_helm() {
+    let cluster = Cluster::from_env().unwrap();
+    for (namespace, settings) in [
+        ("linkerd-viz", &[][..]),
+        ("elsewhere", &["--set", "resources.limits=null,image.version=sha256:ab,scrapeInterval=1m"]),
+        (
+            "linkerd-viz",
+            &[
+                "--set",
+                "podMonitor.enabled=true,podMonitor.labels.team=ops,podDisruptionBudget.enabled=true,replicas=2,\
+                 clients[0].name=grafana,clients[0].namespace=monitoring,podLabels.a=b,commonLabels.c=d,\
+                 podAnnotations.e=f,nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull,\
+                 priorityClassName=high",
+            ],
+        ),
+    ] {
+        let helm = ["template", "weft-viz", "charts/weft-viz", "--namespace", namespace];
+        let helm = Command::new("helm").args(helm).args(settings).current_dir(Cluster::repository()).output().unwrap();
+        let theirs = objects(&cluster, &succeeded(&helm));
+        let ours = ["viz", "install", "--ignore-cluster", "--viz-namespace", namespace];
+        let settings: Vec<String> = settings.iter().map(|text| (*text).to_owned()).collect();
+        let mut found = objects(&cluster, &succeeded(&weft(&cluster, &ours, &settings)));
+        assert!(found.remove(&format!("Namespace/{namespace}")).is_some(), "{:?}", found.keys());
+        assert_eq!(found, theirs, "{settings:?}");
+    }
 }
 
 #[test]

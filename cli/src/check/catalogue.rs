@@ -9,7 +9,7 @@ use super::{
         Category, Check,
         Severity::{Error, Fatal, Waits, Warning},
     },
-    unsupported, webhooks,
+    unsupported, viz, webhooks,
 };
 
 pub(super) const CATEGORIES: &[Category] = &[
@@ -150,6 +150,18 @@ pub(super) const CATEGORIES: &[Category] = &[
         ],
     },
     Category {
+        name: "weft-viz",
+        applies: |mode| mode != Mode::Pre,
+        checks: &[
+            Check::new("component is installed", Fatal, viz::installed),
+            Check::new("component pods are ready", Waits, viz::ready),
+            Check::new("component pods have a proxy", Error, viz::meshed),
+            Check::new("proxies serve tap to the component", Warning, viz::taps),
+            Check::new("component answers this user", Waits, viz::answers),
+            Check::new("component and cli versions match", Warning, viz::version),
+        ],
+    },
+    Category {
         name: "linkerd-unsupported",
         applies: installed_at_all,
         checks: &[
@@ -166,7 +178,7 @@ pub(super) const CATEGORIES: &[Category] = &[
 ];
 
 fn installed_at_all(mode: Mode) -> bool {
-    mode != Mode::Pre
+    !matches!(mode, Mode::Pre | Mode::Viz)
 }
 
 #[cfg(test)]

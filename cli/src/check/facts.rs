@@ -6,7 +6,10 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service},
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service},
+    },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use weft_k8s_api::values::Values;
@@ -22,6 +25,8 @@ pub(super) enum Mode {
     Installed,
     /// Also the pods with a proxy.
     Proxy,
+    /// The component weft-viz alone.
+    Viz,
 }
 
 /// The known facts about a cluster.
@@ -69,6 +74,10 @@ pub(super) struct ClusterFacts {
     pub(super) events: Fetched<Vec<Event>>,
     /// Messages of containers that are not ready, by the full names of their pods.
     pub(super) container_messages: BTreeMap<String, Vec<String>>,
+    /// Deployments and pods of the component weft-viz.
+    pub(super) viz: Fetched<(Vec<Deployment>, Vec<Pod>)>,
+    /// Whether the component answers this user; only with [`Mode::Viz`], and where there is one.
+    pub(super) viz_answer: Option<Fetched<()>>,
     pub(super) mesh: Mesh,
 }
 
@@ -251,6 +260,8 @@ pub(super) mod tests {
                 pods: Ok(Vec::new()),
                 events: Ok(Vec::new()),
                 container_messages: BTreeMap::new(),
+                viz: Ok((Vec::new(), Vec::new())),
+                viz_answer: None,
                 mesh: mesh(root.certificate_pem()),
             })),
         }

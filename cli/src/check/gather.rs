@@ -27,6 +27,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use weft_k8s_api::labels;
+use weft_proto::viz::{Resource as VizResource, StatRequest, viz_client::VizClient};
 
 use super::{
     facts::{Access, ClusterFacts, Crd, CreatedKind, CustomObject, Facts, Mode, WebhookFacts, Workload},
@@ -36,6 +37,7 @@ use super::{
 };
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, within},
+    component, install,
     mesh::{Fetched, Mesh, list, pods},
     pod_network::PodNetwork,
 };
@@ -48,10 +50,13 @@ const LOG_LINES: i64 = 3;
 pub(super) async fn gather(args: &ClusterArgs, mode: Mode, namespace: Option<&str>) -> Facts {
     let cluster = args.cluster().await.map_err(|error| format!("{error:#}"));
     let client = cluster.as_ref().map(|cluster| cluster.server.clone()).map_err(Clone::clone);
-    let facts = match &cluster {
+    let mut facts = match &cluster {
         Ok(cluster) => gather_from(cluster, mode, namespace).await.map(Box::new),
         Err(error) => Err(error.clone()),
     };
+    if let (Mode::Viz, Ok(facts)) = (mode, &mut facts) {
+        facts.viz_answer = ask_viz(args).await;
+    }
     Facts {
         mode,
         now: SystemTime::now(),
@@ -76,6 +81,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         (config, trust_roots, issuer),
         (cluster_roles, cluster_role_bindings, service_accounts, services),
         (hooks, workloads, pods, events),
+        (viz_deployments, viz_pods),
         mesh,
     ) = join!(
         async {
@@ -109,12 +115,20 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
                 list(Api::<Event>::all(cluster.client.clone()), &warnings),
             )
         },
+        async {
+            let of_viz = ListParams::default().labels(install::viz::SELECTOR);
+            join!(
+                list(Api::<Deployment>::all(cluster.client.clone()), &of_viz),
+                list(Api::<Pod>::all(cluster.client.clone()), &of_viz),
+            )
+        },
         // The pods of the control plane are needed too, whatever the namespace.
         Mesh::gather(cluster, None),
     );
     let crds: Fetched<BTreeMap<_, _>> = crds.map(|crds| crds.into_iter().map(crd).collect());
     let (container_messages, objects) = join!(ask_not_ready(cluster, &mesh), custom_objects(cluster, &crds));
     Ok(ClusterFacts {
+        viz_answer: None,
         version: (version.0, version.1, info.git_version),
         clock_skew,
         crds,
@@ -133,8 +147,31 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
         pods,
         events,
         container_messages,
+        viz: viz_deployments.and_then(|deployments| Ok((deployments, viz_pods?))),
         mesh,
     })
+}
+
+/// Asks the component about its own namespace, as this user; `None` where there is no component.
+async fn ask_viz(args: &ClusterArgs) -> Option<Fetched<()>> {
+    let asking = async {
+        let Some(component) = component::find(args).await.map_err(|error| format!("{error:#}"))? else {
+            return Ok(None);
+        };
+        let resource = VizResource {
+            kind: "deployment".to_owned(),
+            namespace: install::viz::NAMESPACE.to_owned(),
+            name: String::new(),
+        };
+        let mut request = tonic::Request::new(StatRequest { resource: Some(resource), ..StatRequest::default() });
+        request.metadata_mut().insert("authorization", component.authorization);
+        let answer = VizClient::new(component.channel).stat(request).await;
+        answer.map(|_| Some(())).map_err(|status| status.message().to_owned())
+    };
+    match tokio::time::timeout(ANSWER, asking).await {
+        Ok(answer) => answer.transpose(),
+        Err(_) => Some(Err(format!("no answer within {}s", ANSWER.as_secs()))),
+    }
 }
 
 /// A namespaced object of the control plane.

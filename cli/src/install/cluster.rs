@@ -196,8 +196,17 @@ pub(super) async fn meshed(cluster: &Cluster) -> Result<Vec<String>> {
 /// Every object of the mesh in the cluster, in the order in which they should be deleted.
 pub(super) async fn objects(cluster: &Cluster) -> Result<Vec<Object>> {
     let selector = format!("{}={},{}={}", PART_OF.0, PART_OF.1, labels::CONTROL_PLANE_NS, cluster.namespace);
+    objects_with(cluster, &selector, &[]).await
+}
+
+/// Objects with these labels, of the chart's kinds and of others.
+pub(super) async fn objects_with(
+    cluster: &Cluster,
+    selector: &str,
+    others: &[(&'static str, &'static str, &'static str, bool)],
+) -> Result<Vec<Object>> {
     let mut objects = Vec::new();
-    for (api_version, kind, plural, namespaced) in KINDS {
+    for (api_version, kind, plural, namespaced) in others.iter().copied().chain(KINDS) {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let resource = ApiResource {
             group: group.to_owned(),
@@ -207,7 +216,7 @@ pub(super) async fn objects(cluster: &Cluster) -> Result<Vec<Object>> {
             plural: plural.to_owned(),
         };
         let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
-        let parameters = ListParams::default().labels(&selector);
+        let parameters = ListParams::default().labels(selector);
         let list = async {
             match api.list_metadata(&parameters).await {
                 // The cluster does not have this kind, such as those of the Prometheus Operator.
@@ -226,6 +235,12 @@ pub(super) async fn objects(cluster: &Cluster) -> Result<Vec<Object>> {
         objects.extend(found.into_iter().map(object));
     }
     Ok(objects)
+}
+
+/// Whether [`objects_with`] lists objects of this kind anyway.
+#[cfg(test)]
+pub(super) fn is_listed(object: &Object) -> bool {
+    KINDS.iter().any(|(version, kind, ..)| *version == object.api_version && *kind == object.kind)
 }
 
 /// Refuses what this command cannot change.

@@ -1,0 +1,180 @@
+//! Checks of the component weft-viz, where it is installed.
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use kube::ResourceExt as _;
+use weft_k8s_api::values::Values;
+
+use super::{
+    answer::{Stop, known},
+    facts::{Facts, Mode},
+    installed::not_ready,
+};
+use crate::{install::viz::NAMESPACE, mesh::pods, problem::Problem};
+
+/// Name of the Deployment and of its ServiceAccount.
+const NAME: &str = "weft-viz";
+/// The version of the chart that an object is of.
+const VERSION: &str = "app.kubernetes.io/version";
+const INSTALL: &str = "weft viz install | kubectl apply -f -";
+
+/// The component's Deployments and pods; where there are none, the other checks have nothing to judge.
+fn component(facts: &Facts) -> Result<(&[Deployment], &[Pod]), Stop> {
+    let (deployments, pods) = known("Deployments and Pods of weft-viz", &facts.cluster()?.viz)?;
+    if deployments.is_empty() { Err(Stop::Skip) } else { Ok((deployments, pods)) }
+}
+
+/// Only who asks about the component misses it.
+pub(super) fn installed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    match component(facts) {
+        Ok(_) => Ok(Vec::new()),
+        Err(Stop::Skip) if facts.mode == Mode::Viz && facts.cluster.is_ok() => {
+            Ok(vec![Problem::new(format!("Deployment {NAMESPACE}/{NAME}"), "does not exist", INSTALL)])
+        }
+        Err(stop) => Err(stop),
+    }
+}
+
+pub(super) fn ready(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (deployments, all) = component(facts)?;
+    let broken = all.iter().filter(|pod| !pods::is_leaving(pod) && !pods::is_ready(pod));
+    let mut problems: Vec<_> = broken.map(|pod| not_ready(facts, pod)).collect();
+    for deployment in deployments {
+        let wanted = deployment.spec.replicas.unwrap_or(1);
+        let ready = deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
+        if problems.is_empty() && ready < wanted {
+            let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+            let remedy = format!("kubectl -n {namespace} describe deployment {name}");
+            let problem = format!("{ready} of {wanted} replicas are ready");
+            problems.push(Problem::new(format!("Deployment {namespace}/{name}"), problem, remedy));
+        }
+    }
+    Ok(problems)
+}
+
+pub(super) fn meshed(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (_, all) = component(facts)?;
+    let bare = all.iter().filter(|pod| !pods::is_leaving(pod) && pods::proxy(pod).is_none());
+    let problem = |pod: &Pod| {
+        let namespace = pod.namespace().unwrap_or_default();
+        let what = "has no proxy, so other proxies refuse its taps, and policies may refuse its scrapes";
+        let remedy = format!("kubectl -n {namespace} rollout restart deployment {NAME}, while the injector runs");
+        Problem::new(format!("Pod {}", pods::full_name(pod)), what, remedy)
+    };
+    Ok(bare.map(problem).collect())
+}
+
+/// Compares the namespace of the component with the identity that the injector gives to proxies.
+pub(super) fn taps(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (deployments, _) = component(facts)?;
+    let cluster = facts.cluster()?;
+    let values = cluster.config_yaml().and_then(|yaml| Values::parse(yaml).ok()).ok_or(Stop::Skip)?;
+    let config = values.inject_config(&facts.namespace, cluster.anchors_pem().unwrap_or_default());
+    let client = config.map_err(|_| Stop::Skip)?.tap;
+    let places = deployments.iter().map(|deployment| deployment.namespace().unwrap_or_default());
+    let problems = places.filter_map(|place| {
+        let remedy = facts.upgrade(&format!("--set proxy.tap.serviceAccountName={NAME},proxy.tap.namespace={place}"));
+        let problem = match &client {
+            None => "name nobody, so proxies serve no tap".to_owned(),
+            Some(client) if client.service_account == NAME && client.namespace == place => return None,
+            Some(client) => {
+                let (account, namespace) = (&client.service_account, &client.namespace);
+                format!(
+                    "name {account} of namespace {namespace}, so proxies refuse taps of {NAME} in namespace {place}"
+                )
+            }
+        };
+        let object = format!("{}, data.values, proxy.tap", facts.named("ConfigMap", "linkerd-config"));
+        Some(Problem::new(object, problem, format!("{remedy}; then restart the pods")))
+    });
+    Ok(problems.collect())
+}
+
+pub(super) fn answers(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    component(facts)?;
+    let Some(answer) = &facts.cluster()?.viz_answer else { return Err(Stop::Skip) };
+    Ok(match answer {
+        Ok(()) => Vec::new(),
+        Err(error) => {
+            let remedy = "kubectl create clusterrolebinding viz-stats --clusterrole weft-viz-viewer --user USER, or a rolebinding in \
+                          the namespaces that are yours";
+            vec![Problem::new(format!("Deployment {NAMESPACE}/{NAME}"), error.clone(), remedy)]
+        }
+    })
+}
+
+pub(super) fn version(facts: &Facts) -> Result<Vec<Problem>, Stop> {
+    let (deployments, _) = component(facts)?;
+    let others = deployments.iter().filter_map(|deployment| {
+        let version = deployment.labels().get(VERSION).filter(|version| **version != facts.cli_version)?;
+        let object = format!("Deployment {}/{}", deployment.namespace().unwrap_or_default(), deployment.name_any());
+        Some(Problem::new(object, format!("is of version {version}, this weft of {}", facts.cli_version), INSTALL))
+    });
+    Ok(others.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::facts::tests::{check, healthy, object},
+        *,
+    };
+
+    /// A healthy mesh whose injector names this client, with the component in this namespace.
+    fn facts(tap: &str, namespace: &str, ready: bool, proxy: &str) -> Facts {
+        let mut facts = healthy();
+        let cluster = facts.cluster.as_mut().unwrap();
+        let values = format!("proxy: {{image: {{name: localhost/weft-proxy, version: 0.1.0}}, tap: {tap}}}\n");
+        cluster.config = Ok(Some(object(json!({"data": {"values": values}}))));
+        let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
+        cluster.viz = Ok((
+            vec![object(json!({
+                "metadata": {"name": "weft-viz", "namespace": namespace, "labels": {"app.kubernetes.io/version": "0.1.0"}},
+                "spec": {"replicas": 1, "selector": {}, "template": {}}, "status": {"readyReplicas": i32::from(ready)},
+            }))],
+            vec![object(json!({
+                "metadata": {"name": "weft-viz-1", "namespace": namespace},
+                "spec": {"nodeName": "a", "containers": [], "initContainers": [{"name": proxy}]},
+                "status": {"phase": "Running", "conditions": [condition]},
+            }))],
+        ));
+        facts
+    }
+
+    const NAMED: &str = "{serviceAccountName: weft-viz, namespace: linkerd-viz}";
+
+    #[test]
+    fn a_sound_component_passes() {
+        let facts = facts(NAMED, "linkerd-viz", true, "linkerd-proxy");
+        for judge in [installed, ready, meshed, taps, version] {
+            check(judge(&facts), &[]);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let broken = facts(NAMED, "linkerd-viz", false, "other");
+        check(ready(&broken), &[("Pod linkerd-viz/weft-viz-1", "")]);
+        check(meshed(&broken), &[("Pod linkerd-viz/weft-viz-1", "has no proxy")]);
+        let object = "ConfigMap linkerd/linkerd-config, data.values, proxy.tap";
+        for (tap, namespace, part) in [(NAMED, "viz", "linkerd-viz"), ("{}", "linkerd-viz", "name nobody")] {
+            check(taps(&facts(tap, namespace, true, "linkerd-proxy")), &[(object, part)]);
+        }
+        let mut refused = facts(NAMED, "linkerd-viz", true, "linkerd-proxy");
+        refused.cluster.as_mut().unwrap().viz_answer = Some(Err("jane may not get stats.viz.weft.io".to_owned()));
+        check(answers(&refused), &[("Deployment linkerd-viz/weft-viz", "jane may not")]);
+        let mut newer = facts(NAMED, "linkerd-viz", true, "linkerd-proxy");
+        newer.cli_version = "0.2.0".to_owned();
+        check(version(&newer), &[("Deployment linkerd-viz/weft-viz", "is of version 0.1.0")]);
+    }
+
+    #[test]
+    fn only_who_asks_about_the_component_misses_it() {
+        let mut facts = healthy();
+        assert_eq!(installed(&facts), Err(Stop::Skip));
+        facts.mode = Mode::Viz;
+        check(installed(&facts), &[("Deployment linkerd-viz/weft-viz", "does not exist")]);
+        assert_eq!(ready(&facts), Err(Stop::Skip));
+    }
+}

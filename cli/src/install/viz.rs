@@ -1,0 +1,203 @@
+//! `weft viz`: installing, checking and removing the component `weft-viz`, as `weft install` does with the mesh: manifests for
+//! `kubectl apply -f -` and `kubectl delete -f -`.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::{
+    cluster::{self, Installed, Object},
+    print,
+};
+use crate::{
+    chart::{Chart, values::Settings},
+    check::{self, VizCheckArgs},
+    cluster::ClusterArgs,
+    manifest::{self, ManifestFormat, document},
+    output,
+};
+
+/// The namespace of the component; that of Linkerd's extension, whose name proxies expect.
+pub(crate) const NAMESPACE: &str = "linkerd-viz";
+/// The label of every object of the chart.
+pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
+/// Kinds of the chart that the mesh's chart does not have.
+const KINDS: [(&str, &str, &str, bool); 3] = [
+    ("policy.linkerd.io/v1alpha1", "AuthorizationPolicy", "authorizationpolicies", true),
+    ("policy.linkerd.io/v1alpha1", "MeshTLSAuthentication", "meshtlsauthentications", true),
+    ("policy.linkerd.io/v1beta3", "Server", "servers", true),
+];
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft viz install | kubectl apply -f -
+  weft viz check
+  weft viz uninstall | kubectl delete -f -
+
+`weft stat`, `weft tap` and `weft dashboard` work without it, with your right to port-forward to pods. With it, they need rights of
+their own (`get stats.viz.weft.io`, `create taps.viz.weft.io`), and answers look back 15 minutes.")]
+pub(crate) struct VizArgs {
+    #[command(subcommand)]
+    command: VizCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum VizCommand {
+    /// Print the manifests of the component
+    Install(InstallArgs),
+    /// Print what to delete to remove the component
+    Uninstall(UninstallArgs),
+    /// Check whether the component is sound
+    Check(VizCheckArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft viz install | kubectl apply -f -
+  weft viz install --set scrapeInterval=5s --set 'clients[0].name=grafana,clients[0].namespace=monitoring' | kubectl apply -f -
+
+The same again is an upgrade: give the values of the installation.")]
+struct InstallArgs {
+    /// Ask no cluster whether there is a mesh, or an installation by helm
+    #[arg(long)]
+    ignore_cluster: bool,
+    /// Namespace of the component
+    #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
+    viz_namespace: String,
+    /// A file of values; may be repeated
+    #[arg(short = 'f', long, value_name = "FILE")]
+    values: Vec<String>,
+    /// A value, such as scrapeInterval=5s; may be repeated
+    #[arg(long, value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// A value that is text, whatever it looks like
+    #[arg(long, value_name = "PATH=VALUE")]
+    set_string: Vec<String>,
+    /// A value from a file
+    #[arg(long, value_name = "PATH=FILE")]
+    set_file: Vec<String>,
+    /// Format of the manifests
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ManifestFormat,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  weft viz uninstall | kubectl delete -f -
+
+The namespace stays: Linkerd's extension has the same one.")]
+struct UninstallArgs {
+    /// Format of the manifests
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ManifestFormat,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// `weft viz`.
+pub(crate) async fn execute(args: VizArgs) -> Result<ExitCode> {
+    match args.command {
+        VizCommand::Install(args) => install(args).await,
+        VizCommand::Uninstall(args) => uninstall(args).await,
+        VizCommand::Check(args) => check::viz(args).await,
+    }
+}
+
+async fn install(args: InstallArgs) -> Result<ExitCode> {
+    if !args.ignore_cluster {
+        let cluster = args.cluster.cluster().await?;
+        if cluster::installed(&cluster).await? == Installed::No {
+            bail!(
+                "no mesh is installed in namespace {}: the component needs one (`weft install`, or another namespace with -L); \
+                 --ignore-cluster prints manifests anyway",
+                cluster.namespace
+            );
+        }
+    }
+    let InstallArgs { values: files, set, set_string, set_file, .. } = args;
+    let settings = Settings { base: None, files, set, set_string, set_file };
+    let mut text = String::new();
+    for (manifest, _) in rendered(&args.viz_namespace, &settings)? {
+        match args.output {
+            ManifestFormat::Yaml => manifest::push(&mut text, &manifest, args.output),
+            ManifestFormat::Json => {
+                manifest::push(
+                    &mut text,
+                    &manifest::text(&document::parse_yaml(&manifest)?, args.output)?,
+                    args.output,
+                );
+            }
+        }
+    }
+    output::raw(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The manifests, in the order in which they should be created.
+fn rendered(namespace: &str, settings: &Settings) -> Result<Vec<(String, Object)>> {
+    let chart = Chart::viz()?;
+    let mut texts = chart.manifests(namespace, &chart.values(settings)?)?;
+    let own = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+    texts.push(manifest::text(&serde_yaml_ng::to_value(own)?, ManifestFormat::Yaml)?);
+    let mut documents = Vec::new();
+    for text in texts {
+        let value =
+            document::parse_yaml(&text).with_context(|| format!("the chart rendered what is not YAML:\n{text}"))?;
+        let object = Object::of(&value).with_context(|| format!("the chart rendered what is no object:\n{text}"))?;
+        documents.push((text, object));
+    }
+    documents.sort_by_key(|(_, object)| object.rank());
+    Ok(documents)
+}
+
+async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
+    let cluster = args.cluster.cluster().await?;
+    let mut objects = cluster::objects_with(&cluster, SELECTOR, &KINDS).await?;
+    objects.retain(|object| object.kind != "Namespace");
+    if objects.is_empty() {
+        output::note("the component weft-viz is not installed");
+    }
+    print(&objects, args.output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_object_is_found_again_but_the_namespace() {
+        let everything =
+            "podMonitor.enabled=true,podDisruptionBudget.enabled=true,clients[0].name=a,clients[0].namespace=b";
+        let settings = Settings { set: vec![everything.to_owned()], ..Settings::default() };
+        let documents = rendered("viz", &settings).unwrap();
+        assert_eq!(documents[0].1.kind, "Namespace");
+        for (text, object) in &documents[1..] {
+            let value = document::parse_yaml(text).unwrap();
+            let (key, wanted) = SELECTOR.split_once('=').unwrap();
+            assert_eq!(value["metadata"]["labels"][key].as_str(), Some(wanted), "{object:?}");
+            let listed = KINDS.iter().any(|(version, kind, ..)| *version == object.api_version && *kind == object.kind);
+            assert!(listed || cluster::is_listed(object), "{object:?}");
+        }
+        for kind in ["Deployment", "Server", "AuthorizationPolicy", "PodMonitor", "PodDisruptionBudget"] {
+            assert!(documents.iter().any(|(_, object)| object.kind == kind), "{kind}");
+        }
+    }
+
+    #[test]
+    fn without_clients_nobody_may_connect_through_the_mesh() {
+        let documents = rendered("viz", &Settings::default()).unwrap();
+        let kinds: Vec<&str> = documents.iter().map(|(_, object)| object.kind.as_str()).collect();
+        assert!(kinds.contains(&"Server") && !kinds.contains(&"AuthorizationPolicy"), "{kinds:?}");
+    }
+
+    #[test]
+    fn a_value_that_the_schema_refuses_is_named() {
+        let settings = Settings { set: vec!["scrapeIntervall=5s".to_owned()], ..Settings::default() };
+        let error = rendered("viz", &settings).unwrap_err().to_string();
+        assert!(error.contains("scrapeIntervall"), "{error}");
+    }
+}
