@@ -200,6 +200,7 @@ impl Dashboard {
     }
 }
 
+#[expect(clippy::result_large_err, reason = "it is sent as it is")]
 fn parse<Q: DeserializeOwned>(content: &[u8]) -> Result<Q, Response<Body>> {
     serde_json::from_slice(content)
         .map_err(|error| page::failure(StatusCode::BAD_REQUEST, &format!("the question: {error}")))

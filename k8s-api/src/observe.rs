@@ -40,8 +40,8 @@ pub fn listeners(pod: &Pod) -> Option<Listeners> {
 
 /// A variable's value; of several variables of one name, the last one's, as for the kubelet.
 fn variable<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
-    let variables = container.env.iter().flatten();
-    variables.filter(|variable| variable.name == name).last()?.value.as_deref()
+    let mut variables = container.env.iter().flatten();
+    variables.rfind(|variable| variable.name == name)?.value.as_deref()
 }
 
 /// What controls a pod, nearest first, as (kind in small letters, name): a ReplicaSet, then its Deployment, which is recognised

@@ -84,7 +84,7 @@ impl About for TapRequest {
 }
 
 /// The namespaces that a request is about; the empty one means all.
-fn namespaces<'a>(request: &'a impl About) -> Vec<&'a str> {
+fn namespaces(request: &impl About) -> Vec<&str> {
     let mut namespaces = Vec::new();
     for resource in request.resources() {
         match resource {

@@ -201,7 +201,7 @@ impl Connections {
     }
 
     fn tcp(&self) -> Option<Tcp> {
-        self.is_known.then(|| Tcp {
+        self.is_known.then_some(Tcp {
             open_connections: self.open,
             read_bytes: self.read,
             write_bytes: self.written,

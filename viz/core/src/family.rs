@@ -60,6 +60,7 @@ pub(crate) enum Sort {
 pub(crate) type Known = (Option<Family>, Sort);
 
 /// Labels that are kept.
+#[expect(clippy::enum_variant_names, reason = "they are the names of the labels")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Name {
     Direction,

@@ -122,7 +122,9 @@ pub(crate) fn unescape(value: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn read_all(text: &str) -> Vec<(String, Vec<(String, String)>, f64)> {
+    type Read = (String, Vec<(String, String)>, f64);
+
+    fn read_all(text: &str) -> Vec<Read> {
         let mut all = Vec::new();
         samples(
             text.as_bytes(),

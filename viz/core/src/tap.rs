@@ -17,13 +17,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::StreamExt as _;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
+    time::Instant,
 };
 use weft_proto::{
     linkerd::tap::{self as proxy, ObserveRequest},
@@ -79,6 +80,7 @@ pub(crate) async fn open<F: Fleet>(
         skipped: AtomicU64::new(0),
         events: events_tx,
     });
+    #[expect(clippy::disallowed_methods, reason = "the stream that it fills ends it")]
     let driver = tokio::spawn(drive(collector, target, pods, shared));
     let driver = AbortOnDrop(driver.abort_handle());
     let events = futures::stream::unfold((events, driver), |(mut events, driver)| async {

@@ -2,9 +2,10 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use weft_proto::viz::{Point, SeriesResponse};
 
 use super::{Connections, Reading, Requests, is_inbound, is_outbound};

@@ -35,6 +35,7 @@ impl Guard {
     ///
     /// # Errors
     /// The answer that refuses it.
+    #[expect(clippy::result_large_err, reason = "it is sent as it is")]
     pub fn admit_page(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
         let host = only(headers, &header::HOST);
         if host.is_some_and(|host| self.hosts.iter().any(|known| known == host)) {
@@ -48,6 +49,7 @@ impl Guard {
     ///
     /// # Errors
     /// The answer that refuses it.
+    #[expect(clippy::result_large_err, reason = "it is sent as it is")]
     pub fn admit_question(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
         self.admit_page(headers)?;
         if headers.contains_key(header::ORIGIN) {
