@@ -42,14 +42,11 @@ pub(crate) fn edges(
 ) -> EdgesResponse {
     let mut edges: BTreeMap<(Key, Key), Found> = BTreeMap::new();
     let mut accepted: BTreeMap<Accepted, Found> = BTreeMap::new();
-    // The identities of sources are those of their pods' ServiceAccounts.
-    let mut accounts: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
+    let accounts = accounts(target.kind, view);
     let mut reading = Reading::new(view, window);
     reading.proxies(
         |state| target.row_of(&state.pod),
         |own, state, span| {
-            let account = format!("{}.{}.serviceaccount.", state.pod.service_account, state.pod.namespace);
-            accounts.entry(own.clone()).or_default().insert(account);
             state.history.counted(span, |series: &Arc<Series>, counted| {
                 let edge = match series.family {
                     Family::DeniedRequests | Family::DeniedConnections => {
@@ -119,29 +116,44 @@ fn client_of(series: &Series, own: &Key) -> Accepted {
     (own.clone(), label(Name::ClientId), label(Name::NoTlsReason))
 }
 
+/// The rows that have pods of a ServiceAccount, by the beginning of its identity: `web.shop`. Also rows that the request is not about.
+type Accounts = BTreeMap<String, BTreeSet<Key>>;
+
+fn accounts(kind: Kind, view: &View) -> Accounts {
+    let mut accounts = Accounts::new();
+    let counted = view.proxies.iter().map(|proxy| Arc::clone(&proxy.state().pod));
+    for pod in view.pods.iter().filter(|pod| pod.proxy.is_some()).cloned().chain(counted) {
+        let Some(row) = kind.row_of(&pod).or_else(|| Kind::Pod.row_of(&pod)) else { continue };
+        accounts.entry(format!("{}.{}", pod.service_account, pod.namespace)).or_default().insert(row);
+    }
+    accounts
+}
+
 /// Adds to edges what their servers say, and returns what no edge is about.
 fn join(
     edges: &mut BTreeMap<(Key, Key), Found>,
     accepted: BTreeMap<Accepted, Found>,
-    accounts: &BTreeMap<Key, BTreeSet<String>>,
+    accounts: &Accounts,
 ) -> BTreeMap<Accepted, Found> {
     let mut rest = BTreeMap::new();
     for (key, found) in accepted {
         let (destination, client, _) = &key;
+        let rows = client.split_once(".serviceaccount.").and_then(|(account, _)| accounts.get(account));
         let mut is_known = false;
         for ((source, reached), edge) in edges.iter_mut() {
-            let is_client =
-                || accounts.get(source).is_some_and(|own| own.iter().any(|account| client.starts_with(account)));
-            if reached == destination && !client.is_empty() && is_client() {
-                client.clone_into(&mut edge.client);
-                // Workloads with one ServiceAccount are one client to a policy: each of them has what it was refused.
+            let Some(rows) = rows.filter(|rows| reached == destination && rows.contains(source)) else { continue };
+            client.clone_into(&mut edge.client);
+            if rows.len() == 1 {
                 edge.denied += found.denied;
-                is_known = true;
             }
+            is_known = true;
         }
+        let (client, reason) = (key.1.clone(), key.2.clone());
         if !is_known {
-            let (client, reason) = (key.1.clone(), key.2.clone());
             rest.insert(key, Found { client, reason, ..found });
+        } else if found.denied > 0 && rows.is_some_and(|rows| rows.len() > 1) {
+            // To a policy, all pods of a ServiceAccount are one client. Which of them it refused, nobody counts.
+            rest.insert(key, Found { client, reason, denied: found.denied, ..Found::default() });
         }
     }
     rest

@@ -307,6 +307,41 @@ async fn edges_join_what_both_ends_say() {
 }
 
 #[tokio::test]
+async fn what_was_refused_is_one_clients_or_the_service_accounts() {
+    let refused =
+        format!("inbound_http_authz_deny_total{{tls=\"true\",client_id=\"{CLIENT_ID}\",srv_port=\"8080\"}} 4");
+    let engine = Texts::default()
+        .with("shop", "web", "web-0", &[refused])
+        .with("shop", "client", "client-0", &http(&to_web("web-0"), 10, 1))
+        .with("shop", "client", "client-1", &http(&to_web("web-0"), 20, 1))
+        .engine();
+    let ask = async |kind: &str, name: &str| {
+        let request = EdgesRequest { resource: resource("shop", kind, name), ..EdgesRequest::default() };
+        let found = engine.edges(request).await.unwrap().edges;
+        let name = |resource: &Option<Resource>| resource.as_ref().unwrap().name.clone();
+        found
+            .iter()
+            .map(|edge| {
+                assert_eq!(edge.client_identity, CLIENT_ID);
+                (name(&edge.source), name(&edge.destination), edge.denied, edge.http.as_ref().map(|http| http.success))
+            })
+            .collect::<Vec<_>>()
+    };
+    let edge =
+        |source: &str, destination: &str, denied, success| (source.to_owned(), destination.to_owned(), denied, success);
+    assert_eq!(ask("deployment", "").await, [edge("client", "web", 4, Some(30))]);
+    // Two pods speak for the account: the count is theirs together, and is there once.
+    assert_eq!(
+        ask("pod", "").await,
+        [
+            edge("client-0", "web-0", 0, Some(10)),
+            edge("client-1", "web-0", 0, Some(20)),
+            edge("client", "web-0", 4, None),
+        ]
+    );
+}
+
+#[tokio::test]
 async fn routes_have_what_clients_saw_and_what_was_sent() {
     let route = |family: &str, direction: &str, route: &str, value: u64| {
         let route = if route.is_empty() { String::new() } else { format!(",rt_route=\"{route}\"") };
