@@ -2,17 +2,17 @@
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use futures::{Stream, StreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use http::HeaderMap;
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Request, Response, Status};
 use weft_proto::viz::{
     EdgesRequest, EdgesResponse, Resource, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse,
     StatInboundRequest, StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse,
-    TapEvent, TapRequest, viz_server::Viz,
+    TapRequest, viz_server::Viz,
 };
 use weft_runtime::drain::Watch;
-use weft_viz_core::{Engine, RequestError};
+use weft_viz_core::{Engine, RequestError, rpc::TapStream};
 
 use crate::{
     fleet::Mesh,
@@ -131,7 +131,7 @@ impl Service {
         let answering = async {
             let (_, _permit) =
                 self.admit(&metadata.into_headers(), Access::Stats, &namespaces(&request), Use::Request).await?;
-            ask(request).await.map_err(|error| status(&error))
+            Ok(ask(request).await?)
         };
         let answer = timeout(ANSWER_TIMEOUT, answering).await;
         let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the proxies took too long to answer")));
@@ -145,7 +145,7 @@ impl Service {
         let about: Vec<String> = namespaces(&request).into_iter().map(str::to_owned).collect();
         let names: Vec<&str> = about.iter().map(String::as_str).collect();
         let (_, permit) = self.admit(&headers, Access::Taps, &names, Use::Tap).await?;
-        let events = self.engine.tap(request).await.map_err(|error| status(&error))?;
+        let events = self.engine.tap(request).await?;
         let (service, open) = (self.clone(), OpenTap::begin(&self.metrics, permit));
         // Longer than an answer of Kubernetes counts, a tap goes on only if it would be admitted again.
         let end = async move {
@@ -176,8 +176,6 @@ impl Service {
         Ok(until(events, Box::pin(end), open))
     }
 }
-
-type TapStream = Pin<Box<dyn Stream<Item = Result<TapEvent, Status>> + Send>>;
 
 /// A stream until its end, or until `end` says why it ends earlier. It holds `open` as long as it lives.
 fn until(
@@ -211,13 +209,6 @@ impl OpenTap {
 impl Drop for OpenTap {
     fn drop(&mut self) {
         self.metrics.taps.dec();
-    }
-}
-
-fn status(error: &RequestError) -> Status {
-    match error {
-        RequestError::Invalid { .. } => Status::invalid_argument(error.to_string()),
-        RequestError::Unavailable(_) => Status::unavailable(error.to_string()),
     }
 }
 
