@@ -11,6 +11,7 @@ mod world;
 use nix::sys::signal::Signal;
 use tonic::Code;
 use weft_proto::viz::TapRequest;
+use weft_test_kit::wait::eventually;
 
 use proxies::{Proxies, REQUESTS};
 use world::{AUDIENCE, World, resource};
@@ -139,9 +140,40 @@ async fn one_caller_cannot_have_all_taps() {
     world.done().await;
 }
 
-/// Pods that a component has to be able to follow (docs/observability.md).
+#[tokio::test]
+async fn both_transports_give_one_answer() {
+    let world = World::new("transports").await;
+    world.account("viewer", &[("get", "stats")]).await;
+    world.account("nobody", &[]).await;
+    let proxies = Proxies::serve(3, 0).await;
+    proxies.create(&world).await;
+    let viz = world.start().await;
+    let token = world.token("viewer", "").await;
+    let question = serde_json::json!({"resource": {"namespace": world.namespace, "kind": "deployment"}});
+    // Between two equal answers there was no scrape.
+    eventually("three answers of one window", world::PATIENCE, async || {
+        let before = viz.stat(Some(&token), &world.namespace).await.unwrap();
+        let (status, json) = viz.ask_as_page(&token, "stat", &question).await;
+        let after = viz.stat(Some(&token), &world.namespace).await.unwrap();
+        if before != after || after.rows.is_empty() {
+            return Err(format!("{before:?}, {after:?}"));
+        }
+        assert_eq!((status, json), (200, serde_json::to_value(&after).unwrap()));
+        assert!(after.rows[0].http.as_ref().is_some_and(|http| http.success >= 9 * 3 * REQUESTS / 10), "{after:?}");
+        Ok(())
+    })
+    .await;
+    // And one refusal.
+    let nobody = world.token("nobody", "").await;
+    let refused = viz.stat(Some(&nobody), &world.namespace).await.unwrap_err();
+    let (status, json) = viz.ask_as_page(&nobody, "stat", &question).await;
+    assert_eq!((status, json["error"].as_str()), (403, Some(refused.message())), "{refused:?}");
+    world.done().await;
+}
+
+/// Pods that a component has to be able to follow (docs/scale.md).
 const PODS: usize = 1000;
-/// What it may need for them, in bytes.
+/// What it may need for their first scrapes, in bytes.
 const MEMORY: u64 = 256 << 20;
 
 #[tokio::test]

@@ -85,14 +85,16 @@ impl Proxies {
             let api = api.clone();
             async move {
                 let (name, ip) = (format!("web-7f9-{number}"), address(number).to_string());
-                let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7f9", "uid": "u", "controller": true});
+                // Kubernetes' garbage collector deletes pods whose owner is gone; of this version it cannot know.
+                let owner = json!({"apiVersion": "apps/v0", "kind": "ReplicaSet", "name": "web-7f9", "uid": "u", "controller": true});
                 let proxy = json!({"name": "linkerd-proxy", "image": "x", "ports": [{"name": "linkerd-admin", "containerPort": admin}]});
                 let pod: Pod = object(json!({
                     "metadata": {
                         "name": name, "ownerReferences": [owner],
                         "labels": {"app": "web", "pod-template-hash": "7f9", "linkerd.io/control-plane-ns": "linkerd"},
                     },
-                    "spec": {"nodeName": "none", "terminationGracePeriodSeconds": 0, "containers": [proxy]},
+                    // Pods of a node that is not there are collected as well.
+                    "spec": {"schedulerName": "none", "terminationGracePeriodSeconds": 0, "containers": [proxy]},
                 }));
                 api.create(&PostParams::default(), &pod).await.unwrap();
                 let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});

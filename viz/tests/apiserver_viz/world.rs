@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use http_body_util::BodyExt as _;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::{Namespace, ServiceAccount},
@@ -21,6 +22,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::{Request, Status, Streaming, transport::Channel};
 use weft_proto::viz::{Resource, StatRequest, StatResponse, TapEvent, TapRequest, viz_client::VizClient};
 use weft_test_kit::{process, wait::eventually};
+use weft_viz_core::{page, rpc::Relay};
 
 /// Longest wait for something that should happen soon, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
@@ -40,6 +42,7 @@ pub(crate) struct World {
 pub(crate) struct Viz {
     pub(crate) process: process::Process,
     admin: SocketAddr,
+    channel: Channel,
     client: VizClient<Channel>,
 }
 
@@ -118,8 +121,8 @@ impl World {
             line.get(name).or_else(|| line["fields"].get(name)).unwrap().as_str().unwrap().parse().unwrap()
         };
         let (api, admin): (SocketAddr, SocketAddr) = (field("api"), field("admin"));
-        let client = VizClient::connect(format!("http://{api}")).await.unwrap();
-        let viz = Viz { process, admin, client };
+        let channel = Channel::from_shared(format!("http://{api}")).unwrap().connect().await.unwrap();
+        let viz = Viz { process, admin, client: VizClient::new(channel.clone()), channel };
         eventually("ready", PATIENCE, async || match viz.get("/ready").await {
             answer if answer.starts_with("HTTP/1.1 200 ") => Ok(()),
             answer => Err(answer),
@@ -159,6 +162,16 @@ impl Viz {
     pub(crate) async fn stat(&self, token: Option<&str>, namespace: &str) -> Result<StatResponse, Status> {
         let request = StatRequest { resource: resource("deployment", namespace, ""), ..StatRequest::default() };
         self.client.clone().stat(authorized(token, request)).await.map(tonic::Response::into_inner)
+    }
+
+    /// The JSON interface of the dashboard, which relays to the component: the HTTP status and the answer.
+    pub(crate) async fn ask_as_page(&self, token: &str, question: &str, request: &Value) -> (u16, Value) {
+        let authorization = format!("Bearer {token}").parse().unwrap();
+        let relay = Relay::new(self.channel.clone(), Some(authorization));
+        let answer = page::question(&relay, question, request.to_string().as_bytes()).await.unwrap();
+        let status = answer.status().as_u16();
+        let content = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&content).unwrap())
     }
 
     pub(crate) async fn tap(&self, token: Option<&str>, request: TapRequest) -> Result<Streaming<TapEvent>, Status> {
