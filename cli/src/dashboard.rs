@@ -1,19 +1,19 @@
 //! `weft dashboard`: the mesh in a browser, on a loopback port, with the rights of the person who started it.
 //!
 //! ```text
-//! browser ──> [server] ──┬─ stat, edges, tap..  ──> an engine in this process, which reads the proxies
+//! browser ──> [server] ──┬─ stat, edges, tap..  ──> weft-viz, else an engine in this process, which reads the proxies
 //!                        ├─ pods                ──> API server or sandbox
 //!                        └─ kernel, explain     ──> agents, as `weft trace` and `weft explain` reach them
 //! ```
 
 mod kernel;
 mod server;
-mod source;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
     process::{Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -30,10 +30,12 @@ use weft_viz_core::{
 use crate::{
     explain, output,
     pod_network::PodNetwork,
-    target::{MeshArgs, Target},
+    target::Target,
+    viz::{Pace, Source, SourceArgs},
 };
-use source::Source;
 
+/// How often proxies are read where there is no component: a person looks.
+const PACE: Pace = Pace { first: Duration::from_secs(1), every: Duration::from_secs(5) };
 /// Linkerd's port of its dashboard.
 const PORT: u16 = 50750;
 /// Streams of verdicts at a time: each is a connection to an agent.
@@ -47,7 +49,7 @@ const WATCHES: usize = 16;
   weft dashboard --sandbox other       of a sandbox of this host
 
 It listens on 127.0.0.1 alone, until Ctrl-C. The address contains a key, without which nothing is answered. What the page shows of
-requests comes from the proxies by port-forward; verdicts and explanations come from the agents, with your rights. On another machine: ssh -L 50750:127.0.0.1:50750 HOST.")]
+requests comes from weft-viz, if the cluster has it, else from the proxies by port-forward; verdicts and explanations come from the agents, with your rights. On another machine: ssh -L 50750:127.0.0.1:50750 HOST.")]
 pub(crate) struct DashboardArgs {
     /// The port to listen on; 0: a free one
     #[arg(short, long, default_value_t = PORT)]
@@ -56,7 +58,7 @@ pub(crate) struct DashboardArgs {
     #[arg(long, value_enum, default_value_t = Show::Browser)]
     show: Show,
     #[command(flatten)]
-    mesh: MeshArgs,
+    source: SourceArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,8 +71,9 @@ enum Show {
 }
 
 pub(crate) async fn execute(args: DashboardArgs) -> Result<()> {
-    let place = Place::from(args.mesh.network().await?);
-    let source = Source::choose(place.network()?).await?;
+    let network = args.source.mesh.network().await?;
+    let place = Place::from(network.clone());
+    let source = args.source.open(network, PACE).await?;
     let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
     let listener = TcpListener::bind(wanted)
         .await

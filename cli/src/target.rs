@@ -27,7 +27,7 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "NAME", value_parser = sandbox_name, conflicts_with_all = ["kubeconfig", "context"])]
     sandbox: Option<String>,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    pub(crate) cluster: ClusterArgs,
 }
 
 /// A sandbox, a cluster or an agent.

@@ -28,6 +28,7 @@ pub(crate) use edges::EdgesArgs;
 pub(crate) use inbound::InboundArgs;
 pub(crate) use outbound::OutboundArgs;
 pub(crate) use routes::RoutesArgs;
+pub(crate) use source::{Pace, Source, SourceArgs};
 pub(crate) use stat::StatArgs;
 pub(crate) use tap::TapArgs;
 pub(crate) use top::TopArgs;

@@ -92,7 +92,7 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
     };
     let json: Vec<_> = edges.iter().map(|edge| json_edge(edge)).collect();
     finish(
-        args.output,
+        (&scope.source, args.output),
         table,
         &json,
         answer.coverage.as_ref(),

@@ -93,7 +93,13 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
     };
     let json: Vec<_> = rows.iter().map(|row| json_row(row)).collect();
     let coverage = answers.first().and_then(|answer| answer.coverage.as_ref());
-    finish(args.output, table, &json, coverage, "no request arrived in this time: --time-window counts for longer")
+    finish(
+        (&scope.source, args.output),
+        table,
+        &json,
+        coverage,
+        "no request arrived in this time: --time-window counts for longer",
+    )
 }
 
 /// Linkerd's form of the server: `web-http:8080`, `[default]:8080`.

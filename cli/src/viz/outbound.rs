@@ -126,7 +126,13 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
     };
     let json: Vec<_> = rows.iter().map(|row| json_row(row)).collect();
     let coverage = answers.first().and_then(|answer| answer.coverage.as_ref());
-    finish(args.output, table, &json, coverage, "no request was sent in this time: --time-window counts for longer")
+    finish(
+        (&scope.source, args.output),
+        table,
+        &json,
+        coverage,
+        "no request was sent in this time: --time-window counts for longer",
+    )
 }
 
 fn json_row(row: &OutboundRow) -> JsonRow<'_> {

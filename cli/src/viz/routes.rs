@@ -93,7 +93,7 @@ pub(super) async fn execute(args: RoutesArgs) -> Result<()> {
     };
     let json: Vec<_> = answer.rows.iter().map(json_row).collect();
     let nothing = "no request was seen on a route of a ServiceProfile in this time: --time-window counts for longer";
-    finish(args.output, table, &json, answer.coverage.as_ref(), nothing)
+    finish((&scope.source, args.output), table, &json, answer.coverage.as_ref(), nothing)
 }
 
 fn sent(actual: Option<&Golden>) -> [String; 2] {

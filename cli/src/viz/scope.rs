@@ -6,8 +6,8 @@ use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use weft_proto::viz::Resource;
 
-use super::source::{Pace, Source};
-use crate::{output, pod_network::PodNetwork, target::MeshArgs};
+use super::source::{Pace, Source, SourceArgs};
+use crate::{output, pod_network::PodNetwork};
 
 /// Names of kinds: shortest, others, and the one in messages.
 const NAMES: [(&str, &[&str], &str); 11] = [
@@ -40,7 +40,7 @@ pub(crate) struct ScopeArgs {
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub(crate) all_namespaces: bool,
     #[command(flatten)]
-    pub(crate) mesh: MeshArgs,
+    pub(crate) source: SourceArgs,
 }
 
 /// How long to count.
@@ -93,14 +93,15 @@ impl ScopeArgs {
     }
 
     async fn open(&self, pace: Pace) -> Result<Scope> {
-        let network = self.mesh.network().await?;
+        let network = self.source.mesh.network().await?;
         let namespace = match (self.all_namespaces, &self.namespace, &network) {
             (true, ..) => String::new(),
             (_, Some(namespace), _) => namespace.clone(),
             (_, None, PodNetwork::Cluster(cluster)) => cluster.default_namespace.clone(),
             (_, None, PodNetwork::Sandbox(_)) => "default".to_owned(),
         };
-        Ok(Scope { source: Source::direct(network.clone(), pace), namespace, network })
+        let source = self.source.open(network.clone(), pace).await?;
+        Ok(Scope { source, namespace, network })
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     render::{self, bytes_per_second, golden, rate, rps, success_rate},
     scope::{Scope, ScopeArgs, WindowArgs, resource, resources, short},
     screen,
+    source::Source,
 };
 use crate::output::{self, NOTHING, json, note};
 
@@ -118,6 +119,9 @@ pub(super) async fn execute(args: StatArgs) -> Result<()> {
         if told.insert(format!("{:?}", coverage.problems)) {
             render::problems(Some(coverage));
         }
+    }
+    if args.output == Format::Wide {
+        note(scope.source.name());
     }
     Ok(())
 }
@@ -235,9 +239,9 @@ fn json_row(row: &StatRow) -> JsonRow<'_> {
     }
 }
 
-/// Prints a table or JSON and says what is missing: the end of the verbs with one answer.
+/// Prints a table or JSON, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
 pub(super) fn finish(
-    output: Format,
+    (source, output): (&Source, Format),
     table: impl FnOnce() -> String,
     rows: &[impl Serialize],
     coverage: Option<&weft_proto::viz::Coverage>,
@@ -249,5 +253,8 @@ pub(super) fn finish(
         _ => output::styled(&table())?,
     }
     render::problems(coverage);
+    if output == Format::Wide {
+        note(source.name());
+    }
     Ok(())
 }

@@ -28,8 +28,8 @@ use kernel::Kernel;
   weft tap po/web-0 -n shop -o json | jq .requestInitEvent
   weft tap deploy/client -n shop --kernel                   the kernel's verdict of the same connection, too
 
-Proxies answer taps on the loopback address of their pod, which a port-forward reaches: whoever may create pods/portforward
-may tap. What is beyond --max-rps is left out, and counted on standard error. --kernel asks the nodes' agents, which takes
+Where weft-viz is installed, it taps for those who may create taps.viz.weft.io. Otherwise, and with --direct, proxies answer on the
+loopback address of their pod, which a port-forward reaches: whoever may create pods/portforward may tap. What is beyond --max-rps is left out, and counted on standard error. --kernel asks the nodes' agents, which takes
 the right to weft trace; only connections that begin while tapping have a verdict.")]
 pub(crate) struct TapArgs {
     /// KIND/NAME, KIND NAME or KIND: deploy, ds, sts, job, cj, rs, rc, po, ns
@@ -119,6 +119,9 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
     // Verdicts precede requests: the agents have to be asked first.
     let mut kernel = if args.kernel { Some(Kernel::open(&scope.network, &scope.namespace).await) } else { None };
     let mut events = scope.source.tap(request).await?;
+    if args.output == Format::Wide {
+        note(scope.source.name());
+    }
     let mut left = args.count.map(NonZeroU64::get);
     loop {
         let event = tokio::select! {

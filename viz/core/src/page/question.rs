@@ -9,7 +9,7 @@ use weft_proto::viz::{TapEvent, tap_event::Event, viz_server::Viz};
 use super::{Body, events, failure, json};
 
 /// Answers the question of this name; `None` if it is none of `weft.viz.v1`.
-pub async fn question<V: Viz>(viz: &V, name: &str, content: &[u8]) -> Option<Response<Body>> {
+pub async fn question<V: Viz + ?Sized>(viz: &V, name: &str, content: &[u8]) -> Option<Response<Body>> {
     Some(match name {
         "stat" => answer(content, |request| viz.stat(request)).await,
         "stat-inbound" => answer(content, |request| viz.stat_inbound(request)).await,
@@ -37,7 +37,7 @@ where
     }
 }
 
-async fn tap<V: Viz>(viz: &V, content: &[u8]) -> Response<Body> {
+async fn tap<V: Viz + ?Sized>(viz: &V, content: &[u8]) -> Response<Body> {
     let request = match serde_json::from_slice(content) {
         Ok(request) => Request::new(request),
         Err(error) => return malformed(&error),
