@@ -22,11 +22,14 @@ use tower::{BoxError, Layer as _, ServiceExt as _};
 
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, within},
-    install::viz::{NAMESPACE, SELECTOR},
     mesh::pods,
     pod_network::PodNetwork,
 };
 
+/// Its namespace: that of Linkerd's extension, whose name proxies expect.
+pub(crate) const NAMESPACE: &str = "linkerd-viz";
+/// The label of every object of its chart.
+pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
 /// Port of the API.
 const PORT: u16 = 8085;
 /// Audience of tokens that are for the component alone.

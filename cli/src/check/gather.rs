@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     cluster::{ANSWER, Cluster, ClusterArgs, within},
-    component, install,
+    component,
     mesh::{Fetched, Mesh, list, pods},
     pod_network::PodNetwork,
 };
@@ -116,7 +116,7 @@ async fn gather_from(cluster: &Cluster, mode: Mode, namespace: Option<&str>) -> 
             )
         },
         async {
-            let of_viz = ListParams::default().labels(install::viz::SELECTOR);
+            let of_viz = ListParams::default().labels(component::SELECTOR);
             join!(
                 list(Api::<Deployment>::all(cluster.client.clone()), &of_viz),
                 list(Api::<Pod>::all(cluster.client.clone()), &of_viz),
@@ -160,7 +160,7 @@ async fn ask_viz(args: &ClusterArgs) -> Option<Fetched<()>> {
         };
         let resource = VizResource {
             kind: "deployment".to_owned(),
-            namespace: install::viz::NAMESPACE.to_owned(),
+            namespace: component::NAMESPACE.to_owned(),
             name: String::new(),
         };
         let mut request = tonic::Request::new(StatRequest { resource: Some(resource), ..StatRequest::default() });

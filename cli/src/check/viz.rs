@@ -9,7 +9,7 @@ use super::{
     facts::{Facts, Mode},
     installed::not_ready,
 };
-use crate::{install::viz::NAMESPACE, mesh::pods, problem::Problem};
+use crate::{component::NAMESPACE, mesh::pods, problem::Problem};
 
 /// Name of the Deployment and of its ServiceAccount.
 const NAME: &str = "weft-viz";

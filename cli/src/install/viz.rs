@@ -15,14 +15,11 @@ use crate::{
     chart::{Chart, values::Settings},
     check::{self, VizCheckArgs},
     cluster::ClusterArgs,
+    component::{NAMESPACE, SELECTOR},
     manifest::{self, ManifestFormat, document},
     output,
 };
 
-/// The namespace of the component; that of Linkerd's extension, whose name proxies expect.
-pub(crate) const NAMESPACE: &str = "linkerd-viz";
-/// The label of every object of the chart.
-pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
 /// Kinds of the chart that the mesh's chart does not have.
 const KINDS: [(&str, &str, &str, bool); 3] = [
     ("policy.linkerd.io/v1alpha1", "AuthorizationPolicy", "authorizationpolicies", true),

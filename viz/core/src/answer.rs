@@ -13,7 +13,7 @@ use weft_proto::viz::{Coverage, Golden, PodProblem, Tcp};
 
 use crate::{
     collect::{ProxyState, View},
-    engine::RequestError,
+    error::RequestError,
     family::{FAILURE, Family, Name, SUCCESS, Series, TIMEOUT},
     history::{Counted, Span, WINDOW},
     intern::Interner,

@@ -15,7 +15,7 @@ use futures::future::join_all;
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    engine::{Config, RequestError},
+    error::RequestError,
     fleet::{Fleet, Phase, Pod},
     history::{History, WINDOW},
     intern::Interner,
@@ -25,6 +25,30 @@ use crate::{
 const MOST_TEXT: usize = 64 << 20;
 /// The most pods that are remembered after they are gone.
 const MOST_GONE: usize = 1000;
+
+/// When and how proxies are asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The time between two scrapes of a proxy.
+    pub interval: Duration,
+    /// The time between the first two, which the first answer is made of.
+    pub first: Duration,
+    /// How many proxies are asked at a time.
+    pub at_once: usize,
+    /// The deadline of one proxy's answer.
+    pub deadline: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(10),
+            first: Duration::from_secs(1),
+            at_once: 64,
+            deadline: Duration::from_secs(5),
+        }
+    }
+}
 
 /// The proxies of a mesh and what they counted.
 #[derive(Debug)]

@@ -2,65 +2,22 @@
 //!
 //! Owns when proxies are asked: on demand, in rounds, with a deadline for each. Refuses to know who asks.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use futures::Stream;
 use weft_proto::viz::{
     EdgesRequest, EdgesResponse, Resource, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse,
     StatInboundRequest, StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse,
-    TapEvent, TapRequest,
+    TapRequest,
 };
 
 use crate::{
     answer::{self, Side},
-    collect::{Collector, View},
+    collect::{Collector, Config, View},
+    error::RequestError,
     fleet::Fleet,
-    tap,
+    tap::{self, TapEvents},
     target::{Kind, Pods, Target},
 };
-
-/// Events of one tap, of all its proxies. Dropping it closes the taps.
-pub type TapEvents = Pin<Box<dyn Stream<Item = TapEvent> + Send>>;
-
-/// When and how proxies are asked.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// The time between two scrapes of a proxy.
-    pub interval: Duration,
-    /// The time between the first two, which the first answer is made of.
-    pub first: Duration,
-    /// How many proxies are asked at a time.
-    pub at_once: usize,
-    /// The deadline of one proxy's answer.
-    pub deadline: Duration,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            interval: Duration::from_secs(10),
-            first: Duration::from_secs(1),
-            at_once: 64,
-            deadline: Duration::from_secs(5),
-        }
-    }
-}
-
-/// Why a request has no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
-    /// The request is malformed; gRPC's INVALID_ARGUMENT.
-    #[error("{field}: {message}")]
-    Invalid {
-        /// The field's name in `weft.viz.v1`.
-        field: &'static str,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// The pods are not known, with the reason; gRPC's UNAVAILABLE.
-    #[error("{0}")]
-    Unavailable(String),
-}
 
 /// The engine. Clones share the window.
 #[derive(Debug)]

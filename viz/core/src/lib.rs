@@ -5,6 +5,7 @@
 mod answer;
 mod collect;
 mod engine;
+mod error;
 mod family;
 pub mod fleet;
 mod history;
@@ -17,4 +18,7 @@ mod selector;
 mod tap;
 mod target;
 
-pub use engine::{Config, Engine, RequestError, TapEvents};
+pub use collect::Config;
+pub use engine::Engine;
+pub use error::RequestError;
+pub use tap::TapEvents;

@@ -11,10 +11,7 @@ use weft_proto::viz::{
     viz_client::VizClient, viz_server::Viz,
 };
 
-use crate::{
-    engine::{Engine, RequestError},
-    fleet::Fleet,
-};
+use crate::{engine::Engine, error::RequestError, fleet::Fleet};
 
 /// Events of a tap as gRPC carries them.
 pub type TapStream = Pin<Box<dyn Stream<Item = Result<TapEvent, Status>> + Send>>;

@@ -13,6 +13,7 @@ mod convert;
 
 use std::{
     collections::{HashMap, HashSet},
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -20,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
@@ -33,11 +34,15 @@ use weft_proto::{
 
 use crate::{
     collect::{Collector, lock},
-    engine::{RequestError, TapEvents},
+    error::RequestError,
     fleet::{Fleet, Phase, Pod},
     target::Target,
 };
+
 pub(crate) use convert::observe_request;
+
+/// Events of one tap, of all its proxies. Dropping it closes the taps.
+pub type TapEvents = Pin<Box<dyn Stream<Item = viz::TapEvent> + Send>>;
 
 /// Requests per second if the request does not say: Linkerd's.
 const USUAL_RPS: u32 = 100;

@@ -8,7 +8,7 @@ use std::{
 use weft_proto::viz::Resource;
 
 use crate::{
-    engine::RequestError,
+    error::RequestError,
     family::{Name, Series},
     fleet::Pod,
     selector::Selector,

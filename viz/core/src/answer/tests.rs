@@ -1,3 +1,5 @@
+//! Scrapes of made-up proxies in, rows out.
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},

@@ -1,3 +1,5 @@
+//! When proxies are asked, and what is forgotten, against a fleet in memory.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! Windows against a naive specification: counters that fall, lines that go, samples that age.
+
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use proptest::prelude::*;

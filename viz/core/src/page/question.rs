@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{Config, Engine},
+        Config, Engine,
         fleet::{Fleet, Pod},
         page::tests::text,
     };

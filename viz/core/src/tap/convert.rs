@@ -20,7 +20,7 @@ use weft_proto::{
 };
 
 use crate::{
-    engine::RequestError,
+    error::RequestError,
     fleet::Pod,
     target::{Kind, Target},
 };

@@ -1,3 +1,5 @@
+//! Taps of made-up proxies: which requests, how many, and what ends.
+
 use weft_proto::{
     linkerd::{
         net::TcpAddress,
