@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use crate::{
     build::{self, Profile},
-    command::step,
+    command::{self, step},
     ebpf,
     lab::Lab,
     setup::{self, Scope, packages},
@@ -70,6 +70,15 @@ It installs Debian's haproxy, which nothing else here needs.")]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
+    /// Draw the pictures in docs/benchmarks from the data beside them, which the others print with --json
+    #[command(after_help = "Examples:
+  cargo xtask bench plot
+  cargo xtask bench plot --data /tmp/run --output /tmp/run")]
+    Plot {
+        /// Arguments for `weft-bench plot`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
+    },
 }
 
 /// Tells `weft-bench control-plane` which program starts an API server.
@@ -78,9 +87,18 @@ const LAB_VARIABLE: &str = "WEFT_LAB";
 /// Runs the bench; returns only if a step before it failed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::load()?;
+    if let Subject::Plot { arguments } = &args.subject {
+        // Nothing is measured: an unoptimised build will do.
+        let mut plot = command::cargo();
+        plot.args(["run", "--quiet", "--package", "weft-bench", "--", "plot"]).args(arguments);
+        return command::run(plot.current_dir(&workspace.root));
+    }
     let toolchain = setup::ensure(Scope::Run)?;
-    if matches!(args.subject, Subject::Proxy { .. }) {
+    if let Subject::Proxy { arguments } = &args.subject {
         packages::ensure(&packages::PEER)?;
+        if arguments.iter().any(|argument| argument.starts_with("--profile")) {
+            packages::ensure(&packages::PROFILER)?;
+        }
     }
     ebpf::build(&workspace, &toolchain)?;
     let binaries = build::binaries(&workspace, Profile::Release)?;
@@ -89,6 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Subject::Churn { arguments } => ("churn", arguments),
         Subject::ControlPlane { arguments } => ("control-plane", arguments),
         Subject::Proxy { arguments } => ("proxy", arguments),
+        Subject::Plot { arguments } => ("plot", arguments),
     };
     let mut bench = Command::new(binaries.join("weft-bench"));
     bench.arg(subject).args(arguments).current_dir(&workspace.root).env("WEFT_BIN_DIR", &binaries);

@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod load;
 pub mod machine;
 pub mod node;
+pub mod plot;
 pub mod proxy;
 pub mod ready;
 pub mod result;

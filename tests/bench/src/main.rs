@@ -17,7 +17,7 @@ use weft_bench::{
     hooks::{self, Hooks},
     machine::Machine,
     node::Node,
-    proxy, ready,
+    plot, proxy, ready,
     result::{Comparison, Mode, Sample},
     target::{self, Target},
 };
@@ -54,6 +54,8 @@ enum Subject {
     ControlPlane(Box<control_plane::args::Args>),
     /// Two proxies between a client and a server: ours, HAProxy, none, side by side
     Proxy(Box<proxy::Args>),
+    /// Draw pictures of what was measured, from the JSON that the other subjects print
+    Plot(plot::Args),
 }
 
 #[derive(clap::Args)]
@@ -163,6 +165,10 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
         }
         Subject::ControlPlane(args) => control_plane(*args).await,
         Subject::Proxy(args) => compare_proxies(*args).await,
+        Subject::Plot(args) => {
+            plot::run(&args)?.iter().for_each(|path| println!("{}", path.display()));
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

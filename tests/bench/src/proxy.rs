@@ -25,7 +25,7 @@ pub use report::{Numbers, Report, RowReport, Sample};
 use rows::{Act, Contender, ROWS, Row};
 use site::{Proxies, Site};
 
-use crate::{machine::Machine, node::Footprint, target};
+use crate::{load::Measured, machine::Machine, node::Footprint, target};
 
 /// Rows with new sandboxes for each repetition. Memory varies less than time.
 const FRESH_REPETITIONS: u32 = 3;
@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
+    /// bulk, round-trip, grpc-unary, grpc-stream, workers, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
     /// [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
@@ -124,7 +124,7 @@ impl Bench {
         println!("{}", report::NOTE);
         // Loads first: they share sandboxes.
         let (loads, fresh): (Vec<_>, Vec<_>) =
-            self.args.rows.clone().into_iter().partition(|row| matches!(row.act, Act::Load(_)));
+            self.args.rows.clone().into_iter().partition(|row| row.shape().is_some());
         if !loads.is_empty() {
             self.start(&loads).await?;
         }
@@ -174,14 +174,13 @@ impl Bench {
     }
 
     async fn load(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
-        let Act::Load(shape) = row.act else { anyhow::bail!("not a load") };
-        let time = Duration::from_secs(self.args.seconds.into());
         let mut report = RowReport::new(row);
+        let shape = row.shape().context("not a load")?;
         let mut turns = self.turns(row);
         for repetition in 1..=self.args.repetitions {
             for contender in &turns {
+                let measured = self.measure(row, *contender).await?;
                 let site = site::find(&mut self.sites, *contender)?;
-                let measured = site.measure(*contender, row.protocol(), shape, WARM_UP, time).await?;
                 let problem = measured.problem.clone();
                 let name = contender.label();
                 anyhow::ensure!(measured.count > 0, "{name} answered nothing: {}", problem.unwrap_or_default());
@@ -199,16 +198,24 @@ impl Bench {
         Ok(report)
     }
 
+    /// One turn of a contender.
+    async fn measure(&mut self, row: &Row, contender: Contender) -> anyhow::Result<Measured> {
+        let shape = row.shape().context("not a load")?;
+        let time = Duration::from_secs(self.args.seconds.into());
+        let site = site::find(&mut self.sites, contender)?;
+        let target = site.target(contender, row.protocol())?;
+        site.measure(contender, target, shape, WARM_UP, time).await
+    }
+
     /// Samples each contender's proxies during one more load of a row.
     async fn profile(&mut self, row: &'static Row, report: &mut RowReport) -> anyhow::Result<()> {
-        let (Act::Load(shape), Some(directory)) = (row.act, self.args.profile.clone()) else { return Ok(()) };
-        let time = Duration::from_secs(self.args.seconds.into());
+        let Some(directory) = self.args.profile.clone() else { return Ok(()) };
         for contender in self.turns(row) {
             let site = site::find(&mut self.sites, contender)?;
             let Some(proxies) = site.proxies(contender)? else { continue };
             let file = |kind| directory.join(format!("{}-{}.{kind}", row.name, contender.label()));
             let recording = Recording::start(proxies, file("data")).await?;
-            site.measure(contender, row.protocol(), shape, WARM_UP, time).await?;
+            self.measure(row, contender).await?;
             let profile = recording.finish(file("folded")).await.with_context(|| contender.label())?;
             report.contenders.entry(contender).or_default().profile = Some(profile);
         }
@@ -230,7 +237,7 @@ impl Bench {
                         report::started(started, certified)
                     }
                     Act::Idle { connections, .. } => idle(site, row, contender, connections).await?,
-                    Act::Load(_) => anyhow::bail!("a load"),
+                    Act::Load(_) | Act::Workers => anyhow::bail!("a load"),
                 };
                 say(repetition, repetitions, row, contender, &sample);
                 report.contenders.entry(contender).or_default().add(sample);

@@ -145,6 +145,10 @@ pub(crate) const FUZZ: [Need; 1] = [need(Probe::Program("c++"), "g++", "compiles
 pub(crate) const PEER: [Need; 1] =
     [need(Probe::Program("haproxy"), "haproxy", "is the proxy that ours is compared with")];
 
+/// Requirement of the profiles of the same.
+pub(crate) const PROFILER: [Need; 1] =
+    [need(Probe::Program("perf"), "linux-perf", "samples where the proxies spend their time")];
+
 /// Paths of one of the plugins on distributions.
 const PTP: [&str; 3] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"];
 

@@ -18,7 +18,7 @@ const MAX_ENDPOINTS: u32 = 1000;
   weft-bench control-plane --parts start,changes --seconds 60 --changes-per-second 200
   weft-bench control-plane --pods 1000 --services 100 --servers 70 --clients 200 --rollout-pods 100
   weft-bench control-plane --pods 25000 --clients 25000 --clients-per-connection 250 \\
-    --parts start,changes --changes-per-second 42
+    --open-seconds 120 --parts start,changes --changes-per-second 42
   weft-bench control-plane --kubeconfig /run/weft-kube/big/kubeconfig
                                        an API server that runs, such as that of
                                        cargo xtask kube up --control-plane-only --name big")]
@@ -51,6 +51,9 @@ pub struct Args {
     /// has its own
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=25_000))]
     pub clients_per_connection: u32,
+    /// Time in which the connections are opened one after the other, seconds; with 0, all at once
+    #[arg(long, default_value_t = 0, value_parser = value_parser!(u32).range(0..=600))]
+    pub open_seconds: u32,
     /// Services that each proxy talks to: three streams for each
     #[arg(long, default_value_t = 10, value_parser = value_parser!(u32).range(1..=100))]
     pub targets: u32,

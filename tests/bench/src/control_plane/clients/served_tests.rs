@@ -65,6 +65,7 @@ impl Served {
         let clients = Clients {
             count: clients,
             per_connection: 1,
+            pause: Duration::ZERO,
             subscribers: Vec::new(),
             specs: (0..clients).map(|_| specs()).collect(),
             shared: Arc::default(),
