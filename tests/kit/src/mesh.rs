@@ -12,6 +12,10 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     process::Output,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -88,10 +92,14 @@ pub struct Mesh {
     guard: Guard,
 }
 
-/// A name that no other run on this host uses: a prefix, the process id and the time.
+/// A name that nothing else on this host uses: a prefix, the process id, and the time of the first name plus one for each
+/// further one, because tests that begin together may ask within a microsecond.
 pub fn unique_name(prefix: &str) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{prefix}-{:x}-{:x}", std::process::id(), now.subsec_micros())
+    static FIRST: LazyLock<u32> =
+        LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_micros());
+    static NAMES: AtomicU32 = AtomicU32::new(0);
+    let number = *FIRST + NAMES.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}-{:x}-{number:x}", std::process::id())
 }
 
 impl Mesh {

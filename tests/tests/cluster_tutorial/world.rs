@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
-use weft_test_kit::{check::catch, metrics::Metrics};
+use weft_test_kit::{check::catch, metrics::Metrics, wait::blocking::eventually};
 use weft_tests::{
     cluster::Cluster,
     tutorial::{self, Block, Shell},
@@ -186,8 +186,11 @@ impl World {
 
     /// Nothing of the agents is in the kernel any more: neither their maps nor a program that uses them, attached or not.
     pub(super) fn assert_kernel_is_clean(&self) {
-        let left = kernel::users_of(&self.maps);
-        assert!(left.is_empty(), "programs and maps of the agents: {left:?}");
+        // The kernel frees a map some time after its last user has gone.
+        eventually("programs and maps of the agents are gone", Duration::from_secs(10), || {
+            let left = kernel::users_of(&self.maps);
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        });
     }
 }
 
