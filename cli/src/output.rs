@@ -90,8 +90,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 
 /// A value as one line of JSON.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    styled(&printable::json(&serde_json::to_string(value)?))?;
+    styled(&json_text(value)?)?;
     Ok(())
+}
+
+/// What [`json`] prints.
+pub(crate) fn json_text(value: &impl Serialize) -> Result<String> {
+    Ok(printable::json(&serde_json::to_string(value)?).into_owned())
 }
 
 /// Whether the reader of standard output has closed the pipe, which is not a failure.

@@ -95,7 +95,7 @@ pub(super) async fn execute(args: EdgesArgs) -> Result<()> {
         (&scope.source, args.output),
         table,
         &json,
-        answer.coverage.as_ref(),
+        &answer.coverage,
         "no traffic was seen in this time: --time-window counts for longer",
     )
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use weft_proto::viz::{InboundRow, StatInboundRequest};
 
 use super::{
-    render::{self, golden, rps, success_rate},
+    render::{self, JsonGolden, JsonResource, golden},
     scope::{ScopeArgs, WindowArgs, resources},
     stat::{Format, finish},
 };
@@ -38,22 +38,15 @@ pub(crate) struct InboundArgs {
 
 #[derive(Serialize)]
 struct JsonRow<'a> {
-    namespace: &'a str,
-    kind: &'a str,
-    name: &'a str,
+    #[serde(flatten)]
+    resource: JsonResource<'a>,
     server: String,
     route: &'a str,
     route_type: &'a str,
-    success: Option<f64>,
-    rps: Option<f64>,
-    latency_ms_p50: Option<f64>,
-    latency_ms_p95: Option<f64>,
-    latency_ms_p99: Option<f64>,
-    successes: Option<u64>,
-    failures: Option<u64>,
+    #[serde(flatten)]
+    http: JsonGolden,
     denied: u64,
     rate_limited: u64,
-    window_seconds: Option<f64>,
 }
 
 pub(super) async fn execute(args: InboundArgs) -> Result<()> {
@@ -78,8 +71,12 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
         }
         let mut table = output::columns(&columns);
         for row in &rows {
-            let mut cells =
-                vec![render::name(row.resource.as_ref()), server(row), route(&row.route), or_nothing(&row.route_kind)];
+            let mut cells = vec![
+                render::name(row.resource.as_ref()),
+                server(row),
+                render::route(&row.route),
+                or_nothing(&row.route_kind),
+            ];
             cells.extend(golden(row.http.as_ref()));
             if args.output == Format::Wide {
                 cells.extend([row.denied.to_string(), row.rate_limited.to_string()]);
@@ -92,12 +89,11 @@ pub(super) async fn execute(args: InboundArgs) -> Result<()> {
         output::text(&table)
     };
     let json: Vec<_> = rows.iter().map(|row| json_row(row)).collect();
-    let coverage = answers.first().and_then(|answer| answer.coverage.as_ref());
     finish(
         (&scope.source, args.output),
         table,
         &json,
-        coverage,
+        answers.iter().filter_map(|answer| answer.coverage.as_ref()),
         "no request arrived in this time: --time-window counts for longer",
     )
 }
@@ -109,29 +105,14 @@ fn server(row: &InboundRow) -> String {
     if port.is_empty() { name.to_owned() } else { format!("{name}:{port}") }
 }
 
-fn route(route: &str) -> String {
-    if route == "default" { "[default]".to_owned() } else { or_nothing(route) }
-}
-
 fn json_row(row: &InboundRow) -> JsonRow<'_> {
-    let resource = row.resource.as_ref();
-    let http = row.http.as_ref();
     JsonRow {
-        namespace: resource.map_or("", |resource| &resource.namespace),
-        kind: resource.map_or("", |resource| &resource.kind),
-        name: resource.map_or("", |resource| &resource.name),
+        resource: row.resource.as_ref().into(),
         server: server(row),
         route: &row.route,
         route_type: &row.route_kind,
-        success: http.and_then(success_rate),
-        rps: http.map(rps),
-        latency_ms_p50: http.and_then(|http| http.p50_ms),
-        latency_ms_p95: http.and_then(|http| http.p95_ms),
-        latency_ms_p99: http.and_then(|http| http.p99_ms),
-        successes: http.map(|http| http.success),
-        failures: http.map(|http| http.failure),
+        http: row.http.as_ref().into(),
         denied: row.denied,
         rate_limited: row.rate_limited,
-        window_seconds: http.map(|http| http.seconds),
     }
 }

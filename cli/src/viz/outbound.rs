@@ -7,8 +7,8 @@ use serde::Serialize;
 use weft_proto::viz::{OutboundRow, StatOutboundRequest};
 
 use super::{
-    render::{self, golden, percent, rate, rps, success_rate},
-    scope::{ScopeArgs, WindowArgs, resource, resources},
+    render::{self, JsonGolden, JsonResource, golden, percent, rate},
+    scope::{ScopeArgs, ToArgs, WindowArgs, resources},
     stat::{Format, finish},
 };
 use crate::output::{self, NOTHING, or_nothing};
@@ -28,12 +28,8 @@ pub(crate) struct OutboundArgs {
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
     selector: String,
-    /// Only traffic to this Service, or to this authority: svc/NAME, au/HOST:PORT
-    #[arg(long, value_name = "RESOURCE")]
-    to: Option<String>,
-    /// Namespace of --to [default: that of the resource]
-    #[arg(long, value_name = "NAMESPACE", requires = "to")]
-    to_namespace: Option<String>,
+    #[command(flatten)]
+    to: ToArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
@@ -45,31 +41,21 @@ pub(crate) struct OutboundArgs {
 
 #[derive(Serialize)]
 struct JsonRow<'a> {
-    namespace: &'a str,
-    kind: &'a str,
-    name: &'a str,
+    #[serde(flatten)]
+    resource: JsonResource<'a>,
     service: &'a str,
     route: &'a str,
     route_type: &'a str,
     backend: &'a str,
-    success: Option<f64>,
-    rps: Option<f64>,
-    latency_ms_p50: Option<f64>,
-    latency_ms_p95: Option<f64>,
-    latency_ms_p99: Option<f64>,
+    #[serde(flatten)]
+    http: JsonGolden,
     timeouts: u64,
     retries: u64,
-    successes: Option<u64>,
-    failures: Option<u64>,
-    window_seconds: Option<f64>,
 }
 
 pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
     let scope = args.scope.once(&args.window).await?;
-    let to = match &args.to {
-        Some(to) => Some(resource(to, args.to_namespace.as_deref().unwrap_or(&scope.namespace))?),
-        None => None,
-    };
+    let to = args.to.resource(&scope.namespace)?;
     let ask = |resource| {
         scope.source.stat_outbound(StatOutboundRequest {
             resource: Some(resource),
@@ -103,7 +89,7 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
             let mut cells = vec![
                 render::name(row.resource.as_ref()),
                 or_nothing(&row.service),
-                if row.route == "default" { "[default]".to_owned() } else { or_nothing(&row.route) },
+                render::route(&row.route),
                 or_nothing(&row.route_kind),
                 or_nothing(&row.backend),
             ];
@@ -125,36 +111,24 @@ pub(super) async fn execute(args: OutboundArgs) -> Result<()> {
         output::text(&table)
     };
     let json: Vec<_> = rows.iter().map(|row| json_row(row)).collect();
-    let coverage = answers.first().and_then(|answer| answer.coverage.as_ref());
     finish(
         (&scope.source, args.output),
         table,
         &json,
-        coverage,
+        answers.iter().filter_map(|answer| answer.coverage.as_ref()),
         "no request was sent in this time: --time-window counts for longer",
     )
 }
 
 fn json_row(row: &OutboundRow) -> JsonRow<'_> {
-    let resource = row.resource.as_ref();
-    let http = row.http.as_ref();
     JsonRow {
-        namespace: resource.map_or("", |resource| &resource.namespace),
-        kind: resource.map_or("", |resource| &resource.kind),
-        name: resource.map_or("", |resource| &resource.name),
+        resource: row.resource.as_ref().into(),
         service: &row.service,
         route: &row.route,
         route_type: &row.route_kind,
         backend: &row.backend,
-        success: http.and_then(success_rate),
-        rps: http.map(rps),
-        latency_ms_p50: http.and_then(|http| http.p50_ms),
-        latency_ms_p95: http.and_then(|http| http.p95_ms),
-        latency_ms_p99: http.and_then(|http| http.p99_ms),
+        http: row.http.as_ref().into(),
         timeouts: row.timeouts,
         retries: row.retries,
-        successes: http.map(|http| http.success),
-        failures: http.map(|http| http.failure),
-        window_seconds: http.map(|http| http.seconds),
     }
 }

@@ -1,10 +1,69 @@
-//! Numbers as Linkerd prints them, and what an answer rests on.
+//! Numbers as Linkerd prints them, in tables and in JSON, and what an answer rests on.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use weft_proto::viz::{Coverage, Golden, Resource};
+use serde::Serialize;
+use weft_proto::viz::{Coverage, Golden, PodProblem, Resource};
 
-use crate::output::{NOTHING, note};
+use crate::output::{NOTHING, note, or_nothing};
+
+/// A resource in JSON, as fields of a row.
+#[derive(Serialize)]
+pub(super) struct JsonResource<'a> {
+    namespace: &'a str,
+    kind: &'a str,
+    name: &'a str,
+}
+
+impl<'a> From<Option<&'a Resource>> for JsonResource<'a> {
+    fn from(resource: Option<&'a Resource>) -> Self {
+        let text = |field: fn(&Resource) -> &String| resource.map_or("", |resource| field(resource));
+        Self {
+            namespace: text(|resource| &resource.namespace),
+            kind: text(|resource| &resource.kind),
+            name: text(|resource| &resource.name),
+        }
+    }
+}
+
+/// Golden metrics in JSON, as fields of a row: Linkerd's, then the counts.
+#[derive(Serialize)]
+pub(super) struct JsonGolden {
+    success: Option<f64>,
+    rps: Option<f64>,
+    #[serde(flatten)]
+    counts: JsonCounts,
+}
+
+/// Latencies and counts of golden metrics in JSON, as fields of a row.
+#[derive(Serialize)]
+pub(super) struct JsonCounts {
+    latency_ms_p50: Option<f64>,
+    latency_ms_p95: Option<f64>,
+    latency_ms_p99: Option<f64>,
+    successes: Option<u64>,
+    failures: Option<u64>,
+    window_seconds: Option<f64>,
+}
+
+impl From<Option<&Golden>> for JsonGolden {
+    fn from(http: Option<&Golden>) -> Self {
+        Self { success: http.and_then(success_rate), rps: http.map(rps), counts: http.into() }
+    }
+}
+
+impl From<Option<&Golden>> for JsonCounts {
+    fn from(http: Option<&Golden>) -> Self {
+        Self {
+            latency_ms_p50: http.and_then(|http| http.p50_ms),
+            latency_ms_p95: http.and_then(|http| http.p95_ms),
+            latency_ms_p99: http.and_then(|http| http.p99_ms),
+            successes: http.map(|http| http.success),
+            failures: http.map(|http| http.failure),
+            window_seconds: http.map(|http| http.seconds),
+        }
+    }
+}
 
 /// Successes of all responses, between 0 and 1.
 pub(super) fn success_rate(http: &Golden) -> Option<f64> {
@@ -60,14 +119,32 @@ pub(super) fn namespace(resource: Option<&Resource>) -> String {
     namespace.unwrap_or(NOTHING).to_owned()
 }
 
-/// Says which proxies did not answer.
-pub(super) fn problems(coverage: Option<&Coverage>) {
-    let Some(coverage) = coverage else { return };
-    for problem in &coverage.problems {
-        match (problem.namespace.as_str(), problem.pod.as_str()) {
-            (_, "") => note(&problem.message),
-            (namespace, pod) => note(&format!("{namespace}/{pod}: {}", problem.message)),
+/// A route's name, as Linkerd writes the one that no resource made.
+pub(super) fn route(name: &str) -> String {
+    if name == "default" { "[default]".to_owned() } else { or_nothing(name) }
+}
+
+/// Which proxy did not answer, and why; or what an answer leaves out.
+pub(super) fn problem(problem: &PodProblem) -> String {
+    match problem.pod.as_str() {
+        "" => problem.message.clone(),
+        pod => format!("{}/{pod}: {}", problem.namespace, problem.message),
+    }
+}
+
+/// Says which proxies did not answer. One may be in several answers.
+pub(super) fn problems<'a>(coverages: impl IntoIterator<Item = &'a Coverage>) {
+    let mut known = BTreeSet::new();
+    for coverage in coverages {
+        if known.insert(format!("{:?}", coverage.problems)) {
+            problems_of(coverage);
         }
+    }
+}
+
+fn problems_of(coverage: &Coverage) {
+    for one in &coverage.problems {
+        note(&problem(one));
     }
     let silent = coverage.proxies.saturating_sub(coverage.answered);
     let named = u32::try_from(coverage.problems.len()).unwrap_or(u32::MAX);

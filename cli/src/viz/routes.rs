@@ -6,8 +6,8 @@ use serde::Serialize;
 use weft_proto::viz::{Golden, RouteRow, RoutesRequest};
 
 use super::{
-    render::{golden, per_second, percent, rps, success_rate},
-    scope::{ScopeArgs, WindowArgs, resource},
+    render::{JsonCounts, golden, per_second, percent, rps, success_rate},
+    scope::{ScopeArgs, ToArgs, WindowArgs, resource},
     stat::{Format, finish},
 };
 use crate::output::{self, NOTHING};
@@ -26,12 +26,8 @@ pub(crate) struct RoutesArgs {
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
     selector: String,
-    /// Only outbound traffic to this Service, or to this authority: svc/NAME, au/HOST
-    #[arg(long, value_name = "RESOURCE")]
-    to: Option<String>,
-    /// Namespace of --to [default: that of the resource]
-    #[arg(long, value_name = "NAMESPACE", requires = "to")]
-    to_namespace: Option<String>,
+    #[command(flatten)]
+    to: ToArgs,
     /// Output format: wide shows what was sent, retries included, beside what clients saw
     #[arg(short, long, value_enum, default_value = "table")]
     output: Format,
@@ -50,20 +46,13 @@ struct JsonRow<'a> {
     effective_rps: Option<f64>,
     actual_success: Option<f64>,
     actual_rps: Option<f64>,
-    latency_ms_p50: Option<f64>,
-    latency_ms_p95: Option<f64>,
-    latency_ms_p99: Option<f64>,
-    successes: Option<u64>,
-    failures: Option<u64>,
-    window_seconds: Option<f64>,
+    #[serde(flatten)]
+    counts: JsonCounts,
 }
 
 pub(super) async fn execute(args: RoutesArgs) -> Result<()> {
     let scope = args.scope.once(&args.window).await?;
-    let to = match &args.to {
-        Some(to) => Some(resource(to, args.to_namespace.as_deref().unwrap_or(&scope.namespace))?),
-        None => None,
-    };
+    let to = args.to.resource(&scope.namespace)?;
     let request = RoutesRequest {
         resource: Some(resource(&args.resource, &scope.namespace)?),
         selector: args.selector.clone(),
@@ -71,7 +60,7 @@ pub(super) async fn execute(args: RoutesArgs) -> Result<()> {
         to,
     };
     let answer = scope.source.routes(request).await?;
-    let with_actual = args.output == Format::Wide && args.to.is_some();
+    let with_actual = args.output == Format::Wide && args.to.to.is_some();
     let table = || {
         let mut columns = vec!["ROUTE", "SERVICE"];
         match with_actual {
@@ -93,7 +82,7 @@ pub(super) async fn execute(args: RoutesArgs) -> Result<()> {
     };
     let json: Vec<_> = answer.rows.iter().map(json_row).collect();
     let nothing = "no request was seen on a route of a ServiceProfile in this time: --time-window counts for longer";
-    finish((&scope.source, args.output), table, &json, answer.coverage.as_ref(), nothing)
+    finish((&scope.source, args.output), table, &json, &answer.coverage, nothing)
 }
 
 fn sent(actual: Option<&Golden>) -> [String; 2] {
@@ -112,11 +101,6 @@ fn json_row(row: &RouteRow) -> JsonRow<'_> {
         effective_rps: effective.map(rps),
         actual_success: actual.and_then(success_rate),
         actual_rps: actual.map(rps),
-        latency_ms_p50: effective.and_then(|http| http.p50_ms),
-        latency_ms_p95: effective.and_then(|http| http.p95_ms),
-        latency_ms_p99: effective.and_then(|http| http.p99_ms),
-        successes: effective.map(|http| http.success),
-        failures: effective.map(|http| http.failure),
-        window_seconds: effective.map(|http| http.seconds),
+        counts: effective.into(),
     }
 }

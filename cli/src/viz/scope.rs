@@ -25,7 +25,7 @@ const NAMES: [(&str, &[&str], &str); 11] = [
 ];
 /// What `all` is: Linkerd's, without the kinds that stand above others.
 const ALL: [&str; 7] = ["deployment", "daemonset", "statefulset", "job", "replicationcontroller", "pod", "service"];
-/// The time between the two scrapes that an answer is made of, where nobody collected before.
+/// The time between the two scrapes of an answer, where no earlier scrape exists.
 const FIRST: Duration = Duration::from_secs(1);
 /// How often a screen is drawn again.
 pub(super) const EVERY: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ pub(crate) struct ScopeArgs {
 /// How long to count.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WindowArgs {
-    /// How long to count: up to 15m. Without the component weft-viz nobody has counted before, and the command takes this long
+    /// How long to count: up to 15m. Without the component weft-viz counting starts with the command, which takes this long
     /// [default: 1m with the component, else 1s]
     #[arg(short, long, value_name = "TIME", value_parser = window)]
     pub(crate) time_window: Option<Duration>,
@@ -61,6 +61,29 @@ impl WindowArgs {
     fn pace(&self) -> Pace {
         Pace { first: self.time_window.unwrap_or(FIRST), every: Duration::from_secs(10) }
     }
+}
+
+/// Only traffic to one destination.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ToArgs {
+    /// Only traffic to this resource, KIND or KIND/NAME, such as svc/web. The tables by route know svc and au/HOST:PORT alone
+    #[arg(long, value_name = "RESOURCE")]
+    pub(super) to: Option<String>,
+    /// Namespace of --to [default: that of the resource]
+    #[arg(long, value_name = "NAMESPACE", requires = "to")]
+    to_namespace: Option<String>,
+}
+
+impl ToArgs {
+    /// The resource, beside one in `namespace`.
+    pub(super) fn resource(&self, namespace: &str) -> Result<Option<Resource>> {
+        other(self.to.as_deref(), self.to_namespace.as_deref(), namespace)
+    }
+}
+
+/// The other end of traffic: in its own namespace, or in that of the resource.
+pub(super) fn other(text: Option<&str>, own: Option<&str>, namespace: &str) -> Result<Option<Resource>> {
+    text.map(|text| resource(text, own.unwrap_or(namespace))).transpose()
 }
 
 fn window(text: &str) -> Result<Duration, String> {

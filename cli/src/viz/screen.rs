@@ -19,7 +19,7 @@ use futures::StreamExt as _;
 use weft_k8s_api::printable;
 use weft_proto::viz::Coverage;
 
-use super::scope::EVERY;
+use super::{render, scope::EVERY};
 use crate::output;
 
 /// What a person wants.
@@ -44,11 +44,7 @@ impl Said {
     /// Proxies that did not answer.
     pub(super) fn problems<'a>(&mut self, coverages: impl Iterator<Item = &'a Coverage>) {
         for problem in coverages.flat_map(|coverage| &coverage.problems) {
-            let line = if problem.pod.is_empty() {
-                problem.message.clone()
-            } else {
-                format!("{}/{}: {}", problem.namespace, problem.pod, problem.message)
-            };
+            let line = render::problem(problem);
             if !self.0.contains(&line) {
                 self.0.push(line);
             }
@@ -78,7 +74,7 @@ pub(super) async fn repeat(mut render: impl AsyncFnMut(&mut Said) -> Result<Stri
             continue;
         };
         let mut said = Said::default();
-        // Keys are heard while proxies are asked.
+        // Keys work while proxies are asked.
         let text = {
             let rendering = render(&mut said);
             tokio::pin!(rendering);

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use weft_proto::viz::{Resource, StatRequest, StatResponse, StatRow};
+use weft_proto::viz::{Coverage, Resource, StatRequest, StatResponse, StatRow};
 
 use super::{
-    render::{self, bytes_per_second, golden, rate, rps, success_rate},
-    scope::{Scope, ScopeArgs, WindowArgs, resource, resources, short},
+    render::{self, JsonGolden, JsonResource, bytes_per_second, golden, rate},
+    scope::{Scope, ScopeArgs, WindowArgs, other, resources, short},
     screen,
     source::Source,
 };
@@ -77,21 +77,14 @@ pub(super) enum Format {
 /// A row in JSON: Linkerd's fields, then ours.
 #[derive(Serialize)]
 struct JsonRow<'a> {
-    namespace: &'a str,
-    kind: &'a str,
-    name: &'a str,
+    #[serde(flatten)]
+    resource: JsonResource<'a>,
     meshed: String,
-    success: Option<f64>,
-    rps: Option<f64>,
-    latency_ms_p50: Option<f64>,
-    latency_ms_p95: Option<f64>,
-    latency_ms_p99: Option<f64>,
+    #[serde(flatten)]
+    http: JsonGolden,
     tcp_open_connections: Option<u64>,
     tcp_read_bytes_rate: Option<f64>,
     tcp_write_bytes_rate: Option<f64>,
-    successes: Option<u64>,
-    failures: Option<u64>,
-    window_seconds: Option<f64>,
 }
 
 pub(super) async fn execute(args: StatArgs) -> Result<()> {
@@ -113,13 +106,7 @@ pub(super) async fn execute(args: StatArgs) -> Result<()> {
     } else {
         output::styled(&text)?;
     }
-    // One proxy may be in several answers.
-    let mut told = BTreeSet::new();
-    for coverage in answers.iter().filter_map(|answer| answer.coverage.as_ref()) {
-        if told.insert(format!("{:?}", coverage.problems)) {
-            render::problems(Some(coverage));
-        }
-    }
+    render::problems(answers.iter().filter_map(|answer| answer.coverage.as_ref()));
     if args.output == Format::Wide {
         note(scope.source.name());
     }
@@ -140,17 +127,13 @@ async fn ask(scope: &Scope, requests: &[StatRequest]) -> Result<Vec<StatResponse
 }
 
 fn requests(args: &StatArgs, scope: &Scope) -> Result<Vec<StatRequest>> {
-    let other = |text: &Option<String>, namespace: &Option<String>| -> Result<Option<Resource>> {
-        let Some(text) = text else { return Ok(None) };
-        Ok(Some(resource(text, namespace.as_deref().unwrap_or(&scope.namespace))?))
-    };
     if args.to.is_none() && args.to_namespace.is_some() || args.from.is_none() && args.from_namespace.is_some() {
         bail!(
             "--to-namespace and --from-namespace are the namespaces of --to and --from: name those too, such as --to svc"
         );
     }
-    let to = other(&args.to, &args.to_namespace)?;
-    let from = other(&args.from, &args.from_namespace)?;
+    let to = other(args.to.as_deref(), args.to_namespace.as_deref(), &scope.namespace)?;
+    let from = other(args.from.as_deref(), args.from_namespace.as_deref(), &scope.namespace)?;
     let request = |resource: Resource| StatRequest {
         resource: Some(resource),
         selector: args.selector.clone(),
@@ -174,7 +157,7 @@ fn is_of_clients(row: &StatRow) -> bool {
 fn text(args: &StatArgs, namespaced: bool, answers: &[StatResponse]) -> Result<String> {
     if args.output == Format::Json {
         let rows: Vec<_> = answers.iter().flat_map(|answer| shown(args, answer)).map(json_row).collect();
-        return Ok(serde_json::to_string(&rows)?);
+        return output::json_text(&rows);
     }
     let kinds: BTreeSet<&str> = answers
         .iter()
@@ -217,34 +200,23 @@ fn meshed(row: &StatRow) -> String {
 }
 
 fn json_row(row: &StatRow) -> JsonRow<'_> {
-    let resource = row.resource.as_ref();
-    let text = |field: fn(&Resource) -> &String| resource.map_or("", |resource| field(resource).as_str());
-    let (http, tcp) = (row.http.as_ref(), row.tcp.as_ref());
+    let tcp = row.tcp.as_ref();
     JsonRow {
-        namespace: text(|resource| &resource.namespace),
-        kind: text(|resource| &resource.kind),
-        name: text(|resource| &resource.name),
+        resource: row.resource.as_ref().into(),
         meshed: meshed(row),
-        success: http.and_then(success_rate),
-        rps: http.map(rps),
-        latency_ms_p50: http.and_then(|http| http.p50_ms),
-        latency_ms_p95: http.and_then(|http| http.p95_ms),
-        latency_ms_p99: http.and_then(|http| http.p99_ms),
+        http: row.http.as_ref().into(),
         tcp_open_connections: tcp.map(|tcp| tcp.open_connections),
         tcp_read_bytes_rate: tcp.map(|tcp| rate(tcp.read_bytes, tcp.seconds)),
         tcp_write_bytes_rate: tcp.map(|tcp| rate(tcp.write_bytes, tcp.seconds)),
-        successes: http.map(|http| http.success),
-        failures: http.map(|http| http.failure),
-        window_seconds: http.map(|http| http.seconds),
     }
 }
 
 /// Prints a table or JSON, and says what is missing and, to who asks for more, who answered: the end of the verbs with one answer.
-pub(super) fn finish(
+pub(super) fn finish<'a>(
     (source, output): (&Source, Format),
     table: impl FnOnce() -> String,
     rows: &[impl Serialize],
-    coverage: Option<&weft_proto::viz::Coverage>,
+    coverages: impl IntoIterator<Item = &'a Coverage>,
     nothing: &str,
 ) -> Result<()> {
     match output {
@@ -252,7 +224,7 @@ pub(super) fn finish(
         _ if rows.is_empty() => note(nothing),
         _ => output::styled(&table())?,
     }
-    render::problems(coverage);
+    render::problems(coverages);
     if output == Format::Wide {
         note(source.name());
     }

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use futures::StreamExt as _;
 use weft_proto::viz::{TapEvent, TapRequest, tap_event};
 
-use super::scope::{ScopeArgs, WindowArgs, resource, resources};
+use super::scope::{ScopeArgs, ToArgs, WindowArgs, resources};
 use crate::output::{self, note};
 use format::{json, line};
 use kernel::Kernel;
@@ -56,12 +56,8 @@ pub(super) struct FilterArgs {
     /// Only pods with these labels, as for kubectl
     #[arg(short = 'l', long, default_value = "", hide_default_value = true)]
     selector: String,
-    /// Only requests to this resource, KIND or KIND/NAME
-    #[arg(long, value_name = "RESOURCE")]
-    to: Option<String>,
-    /// Namespace of --to [default: that of the resource]
-    #[arg(long, value_name = "NAMESPACE", requires = "to")]
-    to_namespace: Option<String>,
+    #[command(flatten)]
+    to: ToArgs,
     /// Only requests with this method
     #[arg(long, default_value = "", hide_default_value = true)]
     method: String,
@@ -95,14 +91,10 @@ impl FilterArgs {
         let (Some(wanted), true) = (found.pop(), found.is_empty()) else {
             return Err(anyhow!("name one resource: KIND/NAME, KIND NAME or KIND"));
         };
-        let to = match &self.to {
-            Some(to) => Some(resource(to, self.to_namespace.as_deref().unwrap_or(namespace))?),
-            None => None,
-        };
         Ok(TapRequest {
             resource: Some(wanted),
             selector: self.selector.clone(),
-            to,
+            to: self.to.resource(namespace)?,
             method: self.method.clone(),
             authority: self.authority.clone(),
             path: self.path.clone(),
