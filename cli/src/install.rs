@@ -115,17 +115,14 @@ pub(crate) struct PruneArgs {
     cluster: ClusterArgs,
 }
 
-/// Values of the chart: helm's options, and Linkerd's for the most common ones.
+/// Values of a chart, by helm's options.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Values")]
-struct ValueArgs {
-    /// Three replicas of everything, requests of resources, webhooks that fail closed
-    #[arg(long)]
-    ha: bool,
+struct HelmArgs {
     /// A file of values; may be repeated
     #[arg(short = 'f', long, value_name = "FILE")]
     values: Vec<String>,
-    /// A value, such as proxy.logLevel=info; may be repeated
+    /// A value, by its path in values.yaml; may be repeated
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
     /// A value that is text, whatever it looks like
@@ -134,6 +131,30 @@ struct ValueArgs {
     /// A value from a file
     #[arg(long, value_name = "PATH=FILE")]
     set_file: Vec<String>,
+}
+
+impl HelmArgs {
+    /// What is set on top of `base`.
+    fn settings(&self, base: Option<Value>) -> Settings {
+        Settings {
+            base,
+            files: self.values.clone(),
+            set: self.set.clone(),
+            set_string: self.set_string.clone(),
+            set_file: self.set_file.clone(),
+        }
+    }
+}
+
+/// Values of the chart: helm's options, and Linkerd's for the most common ones.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Values")]
+struct ValueArgs {
+    /// Three replicas of everything, requests of resources, webhooks that fail closed
+    #[arg(long)]
+    ha: bool,
+    #[command(flatten)]
+    helm: HelmArgs,
     /// Trust anchors of the mesh, PEM
     #[arg(long, value_name = "FILE")]
     identity_trust_anchors_file: Option<PathBuf>,
@@ -160,13 +181,7 @@ struct ValueArgs {
 impl ValueArgs {
     /// What is set on top of `base`.
     fn settings(&self, base: Option<Value>) -> Result<Settings> {
-        let mut settings = Settings {
-            base,
-            files: self.values.clone(),
-            set: self.set.clone(),
-            set_string: self.set_string.clone(),
-            set_file: self.set_file.clone(),
-        };
+        let mut settings = self.helm.settings(base);
         if self.ha {
             let ha = Chart::control_plane()?.high_availability()?;
             values::merge(settings.base.get_or_insert_with(|| json!({})), ha);
@@ -195,14 +210,15 @@ impl ValueArgs {
     fn gateway_api(&self) -> Result<bool> {
         let only = "--crds takes one value, --set installGatewayAPI=true";
         let mut wanted = false;
-        for value in self.set.iter().flat_map(|set| set.split(',')) {
+        for value in self.helm.set.iter().flat_map(|set| set.split(',')) {
             wanted = match value {
                 "installGatewayAPI=true" => true,
                 "installGatewayAPI=false" => false,
                 _ => bail!("{value}: {only}"),
             };
         }
-        let others = Self { set: Vec::new(), ha: false, ..self.clone() }.settings(None)?;
+        let others = Self { helm: HelmArgs { set: Vec::new(), ..self.helm.clone() }, ha: false, ..self.clone() }
+            .settings(None)?;
         if self.ha
             || !(others.files.is_empty() && others.set.is_empty())
             || !(others.set_string.is_empty() && others.set_file.is_empty())
@@ -438,7 +454,7 @@ mod tests {
         std::fs::write(&file, "PEM").unwrap();
         let args = ValueArgs {
             ha: true,
-            set: vec!["proxy.logLevel=debug".to_owned()],
+            helm: HelmArgs { set: vec!["proxy.logLevel=debug".to_owned()], ..HelmArgs::default() },
             identity_trust_anchors_file: Some(file),
             controller_replicas: Some(5),
             ..ValueArgs::default()
@@ -455,7 +471,7 @@ mod tests {
     #[test]
     fn the_definitions_take_one_value() {
         let set = |values: &[&str]| ValueArgs {
-            set: values.iter().map(|value| (*value).to_owned()).collect(),
+            helm: HelmArgs { set: values.iter().map(|value| (*value).to_owned()).collect(), ..HelmArgs::default() },
             ..ValueArgs::default()
         };
         assert!(set(&["installGatewayAPI=true"]).gateway_api().unwrap());

@@ -35,11 +35,11 @@ pub(super) enum Certificates {
     Forced,
 }
 
-/// A rendered mesh.
+/// The rendered manifests of an installation.
 #[derive(Debug)]
 pub(super) struct Rendered {
     /// Texts with their objects, in the order in which they should be created.
-    documents: Vec<(String, Object)>,
+    pub(super) documents: Vec<(String, Object)>,
 }
 
 impl Rendered {
@@ -69,6 +69,11 @@ impl Rendered {
         let mut texts = chart.manifests(namespace, &values)?;
         texts.push(yaml(&namespace_manifest(namespace))?);
         texts.push(yaml(&overrides_manifest(namespace, &overrides_of(values, &chart.defaults()?))?)?);
+        Self::of(texts)
+    }
+
+    /// Takes rendered manifests.
+    pub(super) fn of(texts: Vec<String>) -> Result<Self> {
         let mut documents = Vec::new();
         for text in texts {
             let object = object(&text)?;
@@ -103,7 +108,7 @@ fn object(text: &str) -> Result<Object> {
     Object::of(&value).with_context(|| format!("the chart rendered what is no object:\n{text}"))
 }
 
-fn yaml(value: &impl serde::Serialize) -> Result<String> {
+pub(super) fn yaml(value: &impl serde::Serialize) -> Result<String> {
     manifest::text(&serde_yaml_ng::to_value(value)?, ManifestFormat::Yaml)
 }
 

@@ -3,20 +3,22 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::{
-    cluster::{self, Installed, Object},
+    HelmArgs,
+    cluster::{self, Installed},
     print,
+    render::{Rendered, yaml},
 };
 use crate::{
     chart::{Chart, values::Settings},
     check::{self, VizCheckArgs},
     cluster::ClusterArgs,
     component::{NAMESPACE, SELECTOR},
-    manifest::{self, ManifestFormat, document},
+    manifest::ManifestFormat,
     output,
 };
 
@@ -63,18 +65,8 @@ struct InstallArgs {
     /// Namespace of the component
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     viz_namespace: String,
-    /// A file of values; may be repeated
-    #[arg(short = 'f', long, value_name = "FILE")]
-    values: Vec<String>,
-    /// A value, such as scrapeInterval=5s; may be repeated
-    #[arg(long, value_name = "PATH=VALUE")]
-    set: Vec<String>,
-    /// A value that is text, whatever it looks like
-    #[arg(long, value_name = "PATH=VALUE")]
-    set_string: Vec<String>,
-    /// A value from a file
-    #[arg(long, value_name = "PATH=FILE")]
-    set_file: Vec<String>,
+    #[command(flatten)]
+    helm: HelmArgs,
     /// Format of the manifests
     #[arg(short, long, value_enum, default_value_t)]
     output: ManifestFormat,
@@ -115,40 +107,15 @@ async fn install(args: InstallArgs) -> Result<ExitCode> {
             );
         }
     }
-    let InstallArgs { values: files, set, set_string, set_file, .. } = args;
-    let settings = Settings { base: None, files, set, set_string, set_file };
-    let mut text = String::new();
-    for (manifest, _) in rendered(&args.viz_namespace, &settings)? {
-        match args.output {
-            ManifestFormat::Yaml => manifest::push(&mut text, &manifest, args.output),
-            ManifestFormat::Json => {
-                manifest::push(
-                    &mut text,
-                    &manifest::text(&document::parse_yaml(&manifest)?, args.output)?,
-                    args.output,
-                );
-            }
-        }
-    }
-    output::raw(&text)?;
+    output::raw(&rendered(&args.viz_namespace, &args.helm.settings(None))?.text(args.output)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The manifests, in the order in which they should be created.
-fn rendered(namespace: &str, settings: &Settings) -> Result<Vec<(String, Object)>> {
+fn rendered(namespace: &str, settings: &Settings) -> Result<Rendered> {
     let chart = Chart::viz()?;
     let mut texts = chart.manifests(namespace, &chart.values(settings)?)?;
-    let own = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-    texts.push(manifest::text(&serde_yaml_ng::to_value(own)?, ManifestFormat::Yaml)?);
-    let mut documents = Vec::new();
-    for text in texts {
-        let value =
-            document::parse_yaml(&text).with_context(|| format!("the chart rendered what is not YAML:\n{text}"))?;
-        let object = Object::of(&value).with_context(|| format!("the chart rendered what is no object:\n{text}"))?;
-        documents.push((text, object));
-    }
-    documents.sort_by_key(|(_, object)| object.rank());
-    Ok(documents)
+    texts.push(yaml(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}))?);
+    Rendered::of(texts)
 }
 
 async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
@@ -164,13 +131,14 @@ async fn uninstall(args: UninstallArgs) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::document;
 
     #[test]
     fn every_object_is_found_again_but_the_namespace() {
         let everything =
             "podMonitor.enabled=true,podDisruptionBudget.enabled=true,clients[0].name=a,clients[0].namespace=b";
         let settings = Settings { set: vec![everything.to_owned()], ..Settings::default() };
-        let documents = rendered("viz", &settings).unwrap();
+        let documents = rendered("viz", &settings).unwrap().documents;
         assert_eq!(documents[0].1.kind, "Namespace");
         for (text, object) in &documents[1..] {
             let value = document::parse_yaml(text).unwrap();
@@ -186,7 +154,7 @@ mod tests {
 
     #[test]
     fn without_clients_nobody_may_connect_through_the_mesh() {
-        let documents = rendered("viz", &Settings::default()).unwrap();
+        let documents = rendered("viz", &Settings::default()).unwrap().documents;
         let kinds: Vec<&str> = documents.iter().map(|(_, object)| object.kind.as_str()).collect();
         assert!(kinds.contains(&"Server") && !kinds.contains(&"AuthorizationPolicy"), "{kinds:?}");
     }
