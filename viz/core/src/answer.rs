@@ -111,9 +111,8 @@ struct Requests {
     timeouts: u64,
     buckets: BTreeMap<u8, u64>,
     latency: Option<Family>,
-    length: Duration,
-    /// Whether a proxy was asked at both ends.
-    is_known: bool,
+    /// The longest time between two scrapes of a proxy; `None` if none was asked at both ends.
+    length: Option<Duration>,
 }
 
 /// Connections of a row.
@@ -122,15 +121,14 @@ struct Connections {
     open: u64,
     read: u64,
     written: u64,
-    length: Duration,
-    is_known: bool,
+    /// As of [`Requests`].
+    length: Option<Duration>,
 }
 
 impl Requests {
     /// A proxy was asked, whether or not it counted.
     fn asked(&mut self, span: Span) {
-        self.is_known = true;
-        self.length = self.length.max(span.length);
+        self.length = self.length.max(Some(span.length));
     }
 
     /// Adds a series of responses.
@@ -159,9 +157,7 @@ impl Requests {
     }
 
     fn golden(&self, interner: &Interner) -> Option<Golden> {
-        if !self.is_known {
-            return None;
-        }
+        let length = self.length?;
         let mut histogram = Histogram::default();
         for (bound, count) in &self.buckets {
             histogram.add(interner.bounds()[usize::from(*bound)], *count);
@@ -176,15 +172,14 @@ impl Requests {
             p50_ms: quantile(0.5),
             p95_ms: quantile(0.95),
             p99_ms: quantile(0.99),
-            seconds: self.length.as_secs_f64(),
+            seconds: length.as_secs_f64(),
         })
     }
 }
 
 impl Connections {
     fn asked(&mut self, span: Span) {
-        self.is_known = true;
-        self.length = self.length.max(span.length);
+        self.length = self.length.max(Some(span.length));
     }
 
     fn add(&mut self, series: &Series, counted: &Counted) {
@@ -201,11 +196,11 @@ impl Connections {
     }
 
     fn tcp(&self) -> Option<Tcp> {
-        self.is_known.then_some(Tcp {
+        self.length.map(|length| Tcp {
             open_connections: self.open,
             read_bytes: self.read,
             write_bytes: self.written,
-            seconds: self.length.as_secs_f64(),
+            seconds: length.as_secs_f64(),
         })
     }
 }
@@ -218,6 +213,13 @@ fn is_inbound(series: &Series) -> bool {
         }
         _ => series.is(Name::Direction, "inbound"),
     }
+}
+
+/// A route's name and kind. The kind is empty for a route that no resource made: `default`, `probe`.
+fn route(series: &Series) -> (String, String) {
+    let kind = series.label(Name::RouteKind);
+    let kind = if kind == "default" { "" } else { kind };
+    (series.label(Name::RouteName).to_owned(), kind.to_owned())
 }
 
 /// Whether a series is of requests or connections that a pod's application makes, at the server's side of its proxy.

@@ -8,7 +8,7 @@ use std::{
 
 use weft_proto::viz::{OutboundRow, StatOutboundResponse};
 
-use super::{Reading, Requests};
+use super::{Reading, Requests, route};
 use crate::{
     collect::{View, lock},
     family::{Family, Name, Series},
@@ -100,12 +100,6 @@ fn named(namespace: &str, name: &str, port: &str) -> String {
         text = format!("{text}:{port}");
     }
     text
-}
-
-fn route(series: &Series) -> (String, String) {
-    let kind = series.label(Name::RouteKind);
-    let kind = if kind == "default" { "" } else { kind };
-    (series.label(Name::RouteName).to_owned(), kind.to_owned())
 }
 
 fn is_to(series: &Series, to: &Target) -> bool {

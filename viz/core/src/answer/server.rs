@@ -8,7 +8,7 @@ use std::{
 
 use weft_proto::viz::{InboundRow, StatInboundResponse};
 
-use super::{Reading, Requests, is_inbound};
+use super::{Reading, Requests, is_inbound, route};
 use crate::{
     collect::{View, lock},
     family::{Family, Name, Series},
@@ -46,7 +46,8 @@ pub(crate) fn inbound(
                 if !is_ours {
                     return;
                 }
-                let row = found.entry((own.clone(), server(series), route(series), kind(series))).or_default();
+                let (route, kind) = route(series);
+                let row = found.entry((own.clone(), server(series), route, kind)).or_default();
                 row.http.asked(span);
                 match series.family {
                     Family::Responses => row.http.add(series, &counted),
@@ -78,14 +79,4 @@ pub(crate) fn inbound(
 fn server(series: &Series) -> String {
     let default = if series.is(Name::SrvKind, "default") { "default:" } else { "" };
     format!("{}:{default}{}", series.label(Name::SrvPort), series.label(Name::SrvName))
-}
-
-fn route(series: &Series) -> String {
-    series.label(Name::RouteName).to_owned()
-}
-
-/// Empty for a route that no resource made: `default`, `probe`.
-fn kind(series: &Series) -> String {
-    let kind = series.label(Name::RouteKind);
-    if kind == "default" { String::new() } else { kind.to_owned() }
 }
