@@ -66,16 +66,7 @@ pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{} ({})", status.message, status.code);
     }
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
+    weft_runtime::error::chain(error)
 }
 
 /// The error of a watch, on one line.

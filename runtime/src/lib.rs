@@ -12,6 +12,7 @@
 
 pub mod admin;
 pub mod drain;
+pub mod error;
 pub mod files;
 pub mod metrics;
 pub mod readiness;

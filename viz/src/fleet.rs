@@ -14,16 +14,17 @@ use hyper_util::{
 use tokio::time::timeout;
 use tonic::{Streaming, transport::Endpoint};
 use weft_proto::linkerd::tap::{ObserveRequest, TapEvent, tap_client::TapClient};
+use weft_runtime::error::chain;
 use weft_viz_core::fleet::{Fleet, Pod};
 
 use crate::{metrics::VizMetrics, pods::Pods};
 
 /// The largest scrape: a proxy with thousands of routes and destinations writes some megabytes.
 const MAX_SCRAPE_BYTES: usize = 16 * 1024 * 1024;
-/// Deadline of a scrape.
-const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Deadline of a connection, and of the beginning of a tap.
+/// Deadline of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Deadline of the beginning of a tap.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(7);
 /// How long a connection stays for the next scrape: longer than the time between two.
 const IDLE: Duration = Duration::from_secs(30);
 /// The largest event of a tap: a request's headers.
@@ -37,6 +38,18 @@ pub(crate) struct Mesh {
     pods: Pods,
     http: Client<HttpConnector, Empty<Bytes>>,
     metrics: VizMetrics,
+}
+
+/// A scrape, counted at its end; as a failure where the engine gives it up.
+struct Scrape<'a> {
+    metrics: &'a VizMetrics,
+    bytes: Option<usize>,
+}
+
+impl Drop for Scrape<'_> {
+    fn drop(&mut self) {
+        self.metrics.scraped(self.bytes);
+    }
 }
 
 impl Mesh {
@@ -54,12 +67,12 @@ impl Mesh {
 
     async fn scrape(&self, url: String) -> Result<Bytes, String> {
         let request = Request::get(url).body(Empty::new()).map_err(|error| error.to_string())?;
-        let response = self.http.request(request).await.map_err(|error| explain(&error))?;
+        let response = self.http.request(request).await.map_err(|error| chain(&error))?;
         if response.status() != StatusCode::OK {
             return Err(format!("its proxy answered {}", response.status()));
         }
         let body = Limited::new(response.into_body(), MAX_SCRAPE_BYTES).collect().await;
-        Ok(body.map_err(|error| explain(&*error))?.to_bytes())
+        Ok(body.map_err(|error| chain(&*error))?.to_bytes())
     }
 }
 
@@ -71,11 +84,10 @@ impl Fleet for Mesh {
     async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
         let ports = pod.proxy.ok_or("it has no proxy")?;
         let url = format!("http://{}/metrics", address(pod, ports.admin)?);
-        let scraped = timeout(SCRAPE_TIMEOUT, self.scrape(url)).await;
-        let scraped =
-            scraped.unwrap_or_else(|_| Err(format!("its proxy did not answer within {} s", SCRAPE_TIMEOUT.as_secs())));
-        self.metrics.scraped(scraped.as_ref().ok().map(Bytes::len));
-        scraped
+        let mut scrape = Scrape { metrics: &self.metrics, bytes: None };
+        let text = self.scrape(url).await?;
+        scrape.bytes = Some(text.len());
+        Ok(text)
     }
 
     async fn tap(&self, pod: &Pod, request: ObserveRequest) -> Result<Streaming<TapEvent>, String> {
@@ -87,11 +99,11 @@ impl Fleet for Mesh {
         let endpoint =
             endpoint.connect_timeout(CONNECT_TIMEOUT).http2_keep_alive_interval(PING).keep_alive_timeout(PING);
         let begin = async {
-            let channel = endpoint.connect().await.map_err(|error| explain(&error))?;
+            let channel = endpoint.connect().await.map_err(|error| chain(&error))?;
             let mut client = TapClient::new(channel).max_decoding_message_size(MAX_EVENT_BYTES);
             client.observe(request).await.map_err(|status| status.message().to_owned())
         };
-        let begun = timeout(CONNECT_TIMEOUT + SCRAPE_TIMEOUT, begin).await;
+        let begun = timeout(BEGIN_TIMEOUT, begin).await;
         Ok(begun.map_err(|_| "its proxy did not answer in time".to_owned())??.into_inner())
     }
 }
@@ -102,18 +114,4 @@ fn address(pod: &Pod, port: u16) -> Result<SocketAddr, String> {
         .first()
         .map(|address| SocketAddr::new(*address, port))
         .ok_or_else(|| "it has no address yet".to_owned())
-}
-
-/// The error and its causes on one line.
-fn explain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -58,7 +58,7 @@ pub trait Fleet: Send + Sync + 'static {
     /// The pods of a namespace, of all when it is empty, as they are now.
     fn pods(&self, namespace: &str) -> impl Future<Output = Result<Vec<Arc<Pod>>, String>> + Send;
 
-    /// The text of a proxy's `/metrics`. The implementation bounds its size and its time.
+    /// The text of a proxy's `/metrics`. The implementation bounds its size; the engine drops it after its deadline.
     fn metrics(&self, pod: &Pod) -> impl Future<Output = Result<Bytes, String>> + Send;
 
     /// Opens a tap at a proxy. It ends when the stream is dropped.

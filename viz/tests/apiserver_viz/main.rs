@@ -210,6 +210,7 @@ async fn a_thousand_proxies_are_read_at_once_and_one_that_hangs_is_named() {
     };
     assert!(value("process_resident_memory_bytes") < MEMORY as f64, "{metrics}");
     let scrapes = value("weft_viz_scrapes_total{result=\"success\"}");
+    assert!(value("weft_viz_scrapes_total{result=\"failure\"}") >= 1.0, "{metrics}");
     println!(
         "{scrapes} scrapes of {} bytes, {} s of CPU, {} bytes resident",
         value("weft_viz_scrape_bytes_total") / scrapes,
