@@ -182,11 +182,17 @@ fn what_a_cluster_prints_can_be_injected_and_applied() {
         format!("{WEB}---\n{service}\n").replace("  name: web\n", &format!("  name: web\n  namespace: {shop}\n"));
     let manifest = manifest.replace("\"name\":\"web\"", &format!("\"name\":\"web\",\"namespace\":\"{shop}\""));
     world.apply(&manifest);
-    let list = world.cluster.kubectl(&["-n", shop, "get", "deploy,service", "-o", "yaml"]).unwrap();
-    let injected = world.weft(&["inject", "--opaque-ports", "3306", "-"], &list);
-    let report = errors(&injected);
-    assert!(report.contains("deployment \"web\" injected") && report.contains("service \"web\" annotated"), "{report}");
-    world.apply(&succeeded(&injected));
+    // The list names the version it was read at: when the Deployment's controller writes its status meanwhile, the
+    // server refuses the answer, and the command is given again.
+    let given = world.cluster.until(Duration::from_secs(30), |cluster| {
+        let list = cluster.kubectl(&["-n", shop, "get", "deploy,service", "-o", "yaml"])?;
+        let injected = world.weft(&["inject", "--opaque-ports", "3306", "-"], &list);
+        let report = errors(&injected);
+        assert!(report.contains("deployment \"web\" injected"), "{report}");
+        assert!(report.contains("service \"web\" annotated"), "{report}");
+        cluster.apply(&succeeded(&injected))
+    });
+    given.unwrap();
     let stored = world.cluster.get(&["-n", shop, "deploy", "web"]).unwrap();
     let annotations = &stored["spec"]["template"]["metadata"]["annotations"];
     assert_eq!(annotations["linkerd.io/inject"], "enabled");
