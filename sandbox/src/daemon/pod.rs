@@ -42,7 +42,7 @@ use super::{
 use crate::{
     config::{Config, Interception, Layout, POD_CIDR_V4, POD_CIDR_V6},
     host::{HostError, cgroup, container, iptables, network},
-    state::{ContainerState, PodState},
+    state::{ContainerState, PodState, write_atomically},
 };
 
 /// How often a pod that is not ready is probed. A kubelet does it every second; here people wait for it.
@@ -313,7 +313,7 @@ impl PodLifecycle {
         let io = |source| StartError::Files { path: log_path.clone(), source };
         // Later commands in the container start from the same description.
         let description = serde_json::to_vec(&spec).map_err(|error| io(error.into()))?;
-        fs::write(container_spec_file(&self.dir, &container.name), description).map_err(io)?;
+        write_atomically(&container_spec_file(&self.dir, &container.name), &description).map_err(io)?;
         let log = OpenOptions::new().create(true).append(true).open(&log_path).map_err(io)?;
         let errors = log.try_clone().map_err(io)?;
         let weft = self.shared.config.bin_dir.join("weft");
