@@ -40,7 +40,7 @@ const WAITING: &str = "apiserver_control_plane";
 /// The number of those.
 const THREADS: (&str, &str) = ("RUST_TEST_THREADS", "16");
 /// Programs of other projects that tests against the kernel run in pods.
-const FOREIGN: [&str; 2] = ["h2spec", "grpc-interop"];
+const FOREIGN: [&str; 3] = ["h2spec", "grpc-interop", "otelcol"];
 /// What tests in a cluster are given, beside what every test has.
 const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG"];
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).

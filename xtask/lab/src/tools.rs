@@ -29,6 +29,10 @@ const STEP: &str = "v0.21.0";
 const H2SPEC: &str = "v2.2.1";
 const GRPC_GO: &str = "v1.84.0";
 const CRANE: &str = "v0.22.1";
+/// Of the collector's modules; `contrib` has the exporter to files.
+const OTELCOL: &str = "v0.165.0";
+/// The same release of its stable modules.
+const OTELCOL_STABLE: &str = "v1.71.0";
 const ETCD: &str = "3.6.15";
 /// The distribution's version.
 const PROMTOOL: &str = "deb";
@@ -88,6 +92,47 @@ static void reap(int signal) { while (waitpid(-1, 0, WNOHANG) > 0) {} }
 int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap); for (;;) pause(); }
 ";
 
+/// A collector with one receiver and one exporter, and its configuration in an argument.
+const OTELCOL_SOURCE: &str = r#"package main
+
+import (
+	"log"
+
+	"github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/confmap/provider/yamlprovider"
+	"go.opentelemetry.io/collector/exporter"
+	"go.opentelemetry.io/collector/otelcol"
+	"go.opentelemetry.io/collector/receiver"
+	"go.opentelemetry.io/collector/receiver/otlpreceiver"
+	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
+)
+
+func factories() (otelcol.Factories, error) {
+	otlp, file := otlpreceiver.NewFactory(), fileexporter.NewFactory()
+	return otelcol.Factories{
+		Receivers: map[component.Type]receiver.Factory{otlp.Type(): otlp},
+		Exporters: map[component.Type]exporter.Factory{file.Type(): file},
+		Telemetry: otelconftelemetry.NewFactory(),
+	}, nil
+}
+
+func main() {
+	command := otelcol.NewCommand(otelcol.CollectorSettings{
+		BuildInfo: component.BuildInfo{Command: "otelcol"},
+		Factories: factories,
+		ConfigProviderSettings: otelcol.ConfigProviderSettings{ResolverSettings: confmap.ResolverSettings{
+			DefaultScheme:     "yaml",
+			ProviderFactories: []confmap.ProviderFactory{yamlprovider.NewFactory()},
+		}},
+	})
+	if err := command.Execute(); err != nil {
+		log.Fatal(err)
+	}
+}
+"#;
+
 /// A tool to build: its directory's name, a hint about the duration, and how to fill the directory.
 struct Tool {
     name: &'static str,
@@ -96,7 +141,7 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 10] = [
+const TOOLS: [Tool; 11] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
@@ -107,6 +152,7 @@ const TOOLS: [Tool; 10] = [
     Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
     Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
     Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
+    Tool { name: "otelcol", version: OTELCOL, minutes: "2 minutes", build: otelcol },
 ];
 
 /// The directories of the tools.
@@ -119,8 +165,15 @@ impl Tools {
     /// All tools of a cluster and its tests.
     pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns"];
     /// All names of tools: also programs of other projects that tests send through the mesh.
-    pub(crate) const NAMES: &[&str] =
-        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns", "h2spec", "grpc-interop"];
+    pub(crate) const NAMES: [&str; TOOLS.len()] = {
+        let mut names = [""; TOOLS.len()];
+        let mut at = 0;
+        while at < names.len() {
+            names[at] = TOOLS[at].name;
+            at += 1;
+        }
+        names
+    };
 
     /// Builds those of these tools that are missing, with progress on standard error.
     ///
@@ -271,6 +324,24 @@ fn grpc_interop(into: &Path) -> Result<()> {
         fs::rename(into.join(role), into.join(format!("grpc-interop-{role}"))).context("name the program")?;
     }
     Ok(())
+}
+
+/// An OpenTelemetry collector that receives OTLP and writes files.
+fn otelcol(into: &Path) -> Result<()> {
+    let (core, contrib) =
+        ("go.opentelemetry.io/collector", "github.com/open-telemetry/opentelemetry-collector-contrib");
+    let required: String = [
+        format!("{core}/otelcol"),
+        format!("{core}/receiver/otlpreceiver"),
+        format!("{core}/service"),
+        format!("{contrib}/exporter/fileexporter"),
+    ]
+    .map(|module| format!("\t{module} {OTELCOL}\n"))
+    .concat();
+    let stable = format!("{core}/confmap/provider/yamlprovider {OTELCOL_STABLE}");
+    let module = format!("module weft.example/otelcol\n\ngo 1.26.0\n\nrequire (\n{required}\t{stable}\n)\n");
+    let files = [("go.mod", module), ("main.go", OTELCOL_SOURCE.to_owned())];
+    build_module(into, &files, "-s -w", "../otelcol", &[".".to_owned()])
 }
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
