@@ -5,6 +5,7 @@
 //! A request counts as failed unless the application itself answered with success: refused, reset, closed, timed out,
 //! or an HTTP or gRPC error status.
 
+mod phase;
 mod session;
 
 use std::{
@@ -26,6 +27,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::server::Seen;
+pub use phase::{Failed, Phase};
 use session::Session;
 
 /// Maximum number of distinct error texts in a report; others are counted under `other`.
@@ -86,6 +88,8 @@ pub struct Load {
     pub fresh: bool,
     /// Dial an IPv4 address through an IPv6 socket as `::ffff:a.b.c.d`.
     pub mapped: bool,
+    /// What happens around the load, for [`Report::failed`].
+    pub phase: Phase,
 }
 
 /// Results of a load.
@@ -101,6 +105,8 @@ pub struct Report {
     pub failures: u64,
     /// Failures by error text.
     pub errors: BTreeMap<String, u64>,
+    /// Failures by phase and error text, in the order of their first answers.
+    pub failed: Vec<Failed>,
     /// Answers by the pod that gave them.
     pub by_backend: BTreeMap<String, u64>,
     /// Answers by the client identity that the server's proxy reported (`l5d-client-id`); unmeshed: absent.
@@ -141,6 +147,7 @@ impl Report {
             let new: Vec<_> = theirs.iter().filter(|ip| !mine.contains(ip)).cloned().collect();
             mine.extend(new);
         }
+        self.failed.extend_from_slice(&other.failed);
         let (mine, theirs) = (&mut self.latency_ms, other.latency_ms);
         (mine.p50, mine.p99, mine.max) = (mine.p50.max(theirs.p50), mine.p99.max(theirs.p99), mine.max.max(theirs.max));
     }
@@ -217,7 +224,7 @@ async fn work(shared: Arc<Mutex<Shared>>) {
         if !shared.lock().await.take_ticket() {
             return;
         }
-        let started = Instant::now();
+        let (started, phase) = (Instant::now(), load.phase.now());
         let outcome = match timeout(load.timeout, request(&load, &mut session, &shared)).await {
             Ok(outcome) => outcome,
             Err(_) => Err("timed out".to_owned()),
@@ -225,7 +232,7 @@ async fn work(shared: Arc<Mutex<Shared>>) {
         if load.fresh || outcome.is_err() {
             session = None;
         }
-        shared.lock().await.record(outcome, started.elapsed());
+        shared.lock().await.record(outcome, started.elapsed(), phase);
         if !load.pause.is_zero() {
             tokio::time::sleep(load.pause).await;
         }
@@ -258,7 +265,7 @@ impl Shared {
         true
     }
 
-    fn record(&mut self, outcome: Result<Answer, String>, took: Duration) {
+    fn record(&mut self, outcome: Result<Answer, String>, took: Duration, phase: (String, u64)) {
         self.report.requests += 1;
         match outcome {
             Ok(answer) => {
@@ -275,6 +282,7 @@ impl Shared {
                 self.report.failures += 1;
                 let known = self.report.errors.len() < ERROR_KINDS || self.report.errors.contains_key(&error);
                 let kind = if known { error } else { "other".to_owned() };
+                phase::add(&mut self.report.failed, phase, &kind);
                 *self.report.errors.entry(kind).or_default() += 1;
             }
         }

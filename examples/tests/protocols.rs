@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use weft_examples::{
-    client::{self, Load, Protocol, Report},
+    client::{self, Load, Phase, Protocol, Report},
     server::{EchoApp, Seen, Upstream},
 };
 
@@ -30,6 +30,7 @@ fn load(protocol: Protocol, target: String) -> Load {
         timeout: Duration::from_secs(5),
         fresh: false,
         mapped: false,
+        phase: Phase::default(),
     }
 }
 
@@ -111,6 +112,20 @@ async fn a_server_that_says_no_is_counted_by_status() {
         assert_eq!(report.failures, 30, "{report:?}");
         assert!(report.errors.contains_key("status 403"), "{report:?}");
     }
+}
+
+#[tokio::test]
+async fn failures_are_reported_with_what_happened_when_they_were_sent() {
+    let phase = Phase::default();
+    phase.begin("nobody listens");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nobody = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let report = client::drive(Load { phase, ..load(Protocol::Http1, nobody) }).await;
+    let [failed] = &*report.failed else { panic!("{report:?}") };
+    assert_eq!((failed.phase.as_str(), failed.count), ("nobody listens", 30));
+    assert!(failed.error.starts_with("connect: ") && failed.first_ms <= failed.last_ms, "{failed:?}");
+    assert!(client::drive(load(Protocol::Http1, serve(false).await)).await.failed.is_empty());
 }
 
 #[tokio::test]

@@ -6,9 +6,10 @@
 use std::{
     env,
     ffi::OsStr,
-    io,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -19,6 +20,9 @@ use weft_test_kit::{binaries, wait};
 
 /// Time limit of a rollout on a small and busy machine.
 const ROLLOUT: &str = "180s";
+
+/// The pause between two looks at the cluster.
+const BETWEEN_POLLS: Duration = Duration::from_millis(250);
 
 /// A cluster to test.
 #[derive(Debug)]
@@ -89,7 +93,6 @@ impl Cluster {
     /// # Errors
     /// The API server's error, unchanged.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<String> {
-        use io::Write as _;
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(manifest.as_bytes())?;
         let path = file.path().to_string_lossy().into_owned();
@@ -170,7 +173,8 @@ impl Cluster {
     /// # Errors
     /// The function's last error.
     pub fn until<T>(&self, within: Duration, mut ask: impl FnMut(&Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        wait::blocking::until(within, || ask(self))
+        // Starting kubectl takes a tenth of a second of a processor.
+        wait::blocking::until(within, || ask(self).inspect_err(|_| thread::sleep(BETWEEN_POLLS)))
     }
 
     /// The repository's root, where tutorials are run, relative to the package, where cargo runs its tests.
@@ -180,6 +184,15 @@ impl Cluster {
 }
 
 impl Load {
+    /// Names what happens from now on; the report says of each failure in what phase it was. For loads with `--until-eof`.
+    ///
+    /// # Errors
+    /// When the client has ended.
+    pub fn begin(&mut self, phase: &str) -> anyhow::Result<()> {
+        let input = self.child.as_mut().and_then(|child| child.stdin.as_mut()).context("its input is closed")?;
+        writeln!(input, "{phase}").with_context(|| format!("tell the load that {phase:?} begins"))
+    }
+
     /// Ends the client's standard input, waits for the client and returns its report.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use weft_examples::{
-    client::{self, Load, Protocol, Report},
+    client::{self, Load, Phase, Protocol, Report},
     rawtcp::{self, Plan},
 };
 
@@ -60,7 +60,7 @@ struct LoadArgs {
     /// Send for this long, e.g. 5s
     #[arg(long, value_parser = humantime::parse_duration)]
     duration: Option<Duration>,
-    /// Send until standard input ends
+    /// Send until standard input ends; each of its lines names what happens from then on, for the report of failures
     #[arg(long)]
     until_eof: bool,
     /// Workers, each with a connection of its own
@@ -161,13 +161,13 @@ async fn main() -> anyhow::Result<ExitCode> {
 async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
     let until_told = args.duration.is_some() || args.until_eof;
     let count = if until_told { args.count } else { Some(args.count.unwrap_or(1)) };
-    let stop = CancellationToken::new();
+    let (stop, phase) = (CancellationToken::new(), Phase::default());
     if args.until_eof {
-        let stop = stop.clone();
+        let (stop, phase) = (stop.clone(), phase.clone());
         // A separate thread, because the process must be able to end while standard input is open.
         std::thread::spawn(move || {
             // A read error counts as the end of input.
-            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            io::stdin().lines().map_while(Result::ok).for_each(|line| phase.begin(&line));
             stop.cancel();
         });
     }
@@ -183,6 +183,7 @@ async fn load(protocol: Protocol, args: LoadArgs) -> anyhow::Result<ExitCode> {
         timeout: args.timeout,
         fresh: args.fresh,
         mapped: args.mapped,
+        phase,
     })
     .await;
     if args.json {
@@ -203,5 +204,9 @@ fn print(report: &Report) {
     }
     for (error, count) in &report.errors {
         println!("  {count:>6} failed: {error}");
+    }
+    // Without phases, this says what is said above.
+    for failed in report.failed.iter().filter(|failed| !failed.phase.is_empty()) {
+        println!("  {failed}");
     }
 }
