@@ -42,6 +42,7 @@ pub(super) fn rules(request: EnrolRequest) -> Result<Wanted, InvalidRule> {
     Ok(Wanted {
         pod: pod_name(request.pod)?,
         ips: request.ips.iter().map(ip).collect::<Result<_, _>>()?,
+        loopback_source: false,
         proxy: Proxy { uid: request.proxy_uid, gid: request.proxy_gid, cgroup: request.proxy_cgroup },
         bypass: request.bypass,
         outbound_port: port("outbound_port", request.outbound_port, OUTBOUND_PORT)?,

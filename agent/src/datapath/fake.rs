@@ -131,6 +131,7 @@ mod tests {
         let rules = Rules::new(Wanted {
             pod: PodName::new("shop".into(), name.into()).unwrap(),
             ips: vec!["10.244.0.5".parse().unwrap()],
+            loopback_source: false,
             proxy: Proxy::default(),
             bypass: false,
             outbound_port: 4140,

@@ -28,6 +28,8 @@ pub(crate) struct PodName {
 pub(crate) struct Rules {
     pub(crate) pod: PodName,
     ips: Vec<IpAddr>,
+    /// See [`Wanted::loopback_source`].
+    loopback_source: bool,
     proxy_uid: u32,
     /// Group that is exempt in addition to the user; 0 for none.
     proxy_gid: u32,
@@ -73,6 +75,11 @@ pub(crate) struct Wanted {
     pub(crate) pod: PodName,
     /// The pod's own addresses. The first of a family is the source of its redirected connections.
     pub(crate) ips: Vec<IpAddr>,
+    /// Redirected connections have a loopback source instead. For a pod in which iptables redirect, too: connection
+    /// tracking remembers for minutes what they redirected from the pod's address to the proxy, and would give a new
+    /// connection between the same addresses another source port where it chose one of those, by which the proxy's
+    /// end would not find its original destination.
+    pub(crate) loopback_source: bool,
     pub(crate) proxy: Proxy,
     pub(crate) bypass: bool,
     pub(crate) outbound_port: u16,
@@ -138,6 +145,7 @@ impl Rules {
         Ok(Self {
             pod: wanted.pod,
             ips,
+            loopback_source: wanted.loopback_source,
             proxy_uid: wanted.proxy.uid,
             proxy_gid: wanted.proxy.gid,
             proxy_cgroup: wanted.proxy.cgroup,
@@ -166,7 +174,7 @@ impl Rules {
         for (slot, ip) in addresses.iter_mut().zip(&self.ips) {
             *slot = Address::from(*ip);
         }
-        let dialled = || self.ips.iter().filter(|ip| !is_link_local(ip));
+        let dialled = || self.ips.iter().filter(|ip| !self.loopback_source && !is_link_local(ip));
         let source = |v4: bool| dialled().find(|ip| ip.is_ipv4() == v4).copied().map(Address::from);
         let mut flags = 0;
         for (present, flag) in [
@@ -233,6 +241,10 @@ impl Rules {
             feed(&Address::from(subnet.addr()).octets());
             feed(&[subnet.prefix_len(), u8::from(subnet.addr().is_ipv4())]);
         }
+        // Not fed otherwise, so that an agent recognises what one before it, without this rule, put in force.
+        if self.loopback_source {
+            feed(b"loopback source");
+        }
         let digest = hash.finalize();
         u64::from_le_bytes(std::array::from_fn(|at| digest[at]))
     }
@@ -274,6 +286,7 @@ mod tests {
         Wanted {
             pod: PodName { namespace: "shop".into(), name: "web-0".into() },
             ips: vec!["10.244.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
+            loopback_source: false,
             proxy: Proxy { uid: 2102, ..Proxy::default() },
             bypass: false,
             outbound_port: 4140,
@@ -306,6 +319,15 @@ mod tests {
         }
         assert_eq!(IpAddr::from(entry.source_v6).to_string(), "fd00::5");
         assert_eq!(entry.source_v4, Address::UNSPECIFIED);
+    }
+
+    #[test]
+    fn a_loopback_source_is_other_rules_and_takes_no_address_away() {
+        let [usual, loopback] =
+            [false, true].map(|loopback_source| Rules::new(Wanted { loopback_source, ..wanted() }).unwrap().entry(1));
+        assert_eq!((loopback.source_v4, loopback.source_v6), (Address::UNSPECIFIED, Address::UNSPECIFIED));
+        assert_eq!(loopback.addresses, usual.addresses);
+        assert_ne!(loopback.rules, usual.rules, "an agent would keep the entry of another one that knew no such pods");
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(crate) struct MeshedPod {
     pub(crate) ips: Vec<IpAddr>,
     /// Whether the pod's user ids differ from the host's.
     pub(crate) user_namespace: bool,
+    /// Whether `linkerd-init` made iptables rules in the pod.
+    pub(crate) has_iptables: bool,
     /// The runtime's id of the proxy's container, once it runs.
     pub(crate) proxy_container: Option<String>,
     /// The rules, or the annotation that cannot be read.
@@ -50,6 +52,7 @@ impl MeshedPod {
             uid: pod.metadata.uid.clone()?,
             ips: ips.iter().filter_map(|ip| ip.ip.parse().ok()).collect(),
             user_namespace: spec.host_users == Some(false),
+            has_iptables: spec.init_containers.iter().flatten().any(|init| init.name == labels::INIT_CONTAINER),
             // In the form containerd://0123abcd.
             proxy_container: proxy
                 .and_then(|status| status.container_id.as_deref())
@@ -72,6 +75,7 @@ pub(crate) fn wanted(pod: &MeshedPod, rules: &Redirection, namespace_ips: &[IpAd
     Wanted {
         pod: pod.name.clone(),
         ips,
+        loopback_source: pod.has_iptables,
         proxy,
         bypass: rules.bypass,
         outbound_port: rules.outbound_port,
@@ -160,6 +164,16 @@ pub(super) mod tests {
         assert_eq!(wanted.skip_outbound_ports, [25..=25, 8000..=8002]);
         assert!(wanted.skip_inbound_ports.contains(&(4191..=4191)), "{wanted:?}");
         assert_eq!(wanted.control_port, 4190);
+    }
+
+    #[test]
+    fn redirected_connections_have_a_loopback_source_where_iptables_redirect_too() {
+        for (first, has_iptables) in [("linkerd-init", true), ("linkerd-network-validator", false)] {
+            let change = json!({"spec": {"initContainers": [{"name": first}, {"name": "linkerd-proxy"}]}});
+            let pod = read(&change).unwrap();
+            let rules = pod.rules.clone().unwrap();
+            assert_eq!(wanted(&pod, &rules, &[], Proxy::default()).loopback_source, has_iptables, "{first}");
+        }
     }
 
     #[test]
