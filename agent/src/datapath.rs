@@ -365,14 +365,18 @@ impl Kernel for Datapath {
         let next = rules.entry(old.map_or(1, |old| old.generation.wrapping_add(1)));
         let unchanged = old.filter(|old| old.rules == next.rules);
         let mut entry = unchanged.unwrap_or(next);
+        // Nothing steers the pod's inbound connections yet, and what steers them refuses those without a listener: a
+        // proxy that listens already must not lose any.
+        let is_unknown = old.is_none();
         if unchanged.is_none() {
             // The listeners of the new proxy must be known before the rules that name it are in force.
-            if old.is_some_and(|old| old.has(pod::INBOUND) && old.proxy() != entry.proxy()) {
+            let is_replaced = old.is_some_and(|old| old.has(pod::INBOUND) && old.proxy() != entry.proxy());
+            if is_unknown || is_replaced {
                 match listeners {
                     Some(listeners) => self.adopt(cookie, &entry, listeners)?,
                     None => {
                         if let Some(search) = self.listeners.search(cookie, &entry)? {
-                            return Ok(Begun::Search(search));
+                            return Ok(Begun::Search { search, is_needed: is_replaced });
                         }
                     }
                 }
@@ -404,8 +408,8 @@ impl Kernel for Datapath {
             is_new: old.is_none_or(|old| old.has(pod::SELF_ENROLLED)),
         };
         // Every time: a proxy that binds before the programs are attached and listens after them is recorded by
-        // neither.
-        match listeners {
+        // neither, nor found by a search before.
+        match listeners.filter(|_| !is_unknown) {
             Some(listeners) => self.adopt(cookie, &entry, listeners)?,
             None => {
                 if let Some(search) = self.listeners.search(cookie, &entry)? {

@@ -109,9 +109,15 @@ pub(crate) struct Facts {
 #[derive(Debug)]
 pub(crate) enum Begun {
     Done(Enrolment),
-    /// The new rules name another process as the proxy of a pod whose inbound connections are redirected: nothing
-    /// changes until its listeners are found.
-    Search(Search),
+    /// The proxy's listeners have to be known before its pod's inbound connections are steered to them. Nothing has
+    /// changed yet.
+    Search {
+        search: Search,
+        /// The new rules name another process as the proxy of a pod whose inbound connections are redirected: nothing
+        /// changes until its listeners are found. Otherwise the pod is new, and its own connections do not wait for a
+        /// search that fails.
+        is_needed: bool,
+    },
     /// The proxy began to listen before the programs could record it, or does not listen yet.
     Pending(Pending),
 }
@@ -196,7 +202,11 @@ impl Handle {
             };
             match begun {
                 Begun::Done(enrolment) => return Ok(enrolment),
-                Begun::Search(search) => found = Some(self.find_listeners(&netns, search, false).await?),
+                Begun::Search { search, is_needed } => {
+                    let listeners = self.find_listeners(&netns, search, false).await;
+                    // The search that follows, with the pod's own connections redirected, reports the error.
+                    found = Some(if is_needed { listeners? } else { listeners.unwrap_or_default() });
+                }
                 Begun::Pending(pending) => {
                     let listeners = self.find_listeners(&netns, pending.search.clone(), true).await?;
                     return self.call(move |kernel| kernel.complete_enrolment(pending, &listeners)).await;

@@ -3,6 +3,7 @@
 use std::{
     net::{Ipv4Addr, TcpStream},
     os::fd::IntoRawFd as _,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
@@ -53,6 +54,42 @@ pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
     world.mesh("b");
     world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=3 "));
+}
+
+/// As iptables do, the client dials the proxy's port itself, before and after the enrolment.
+pub(crate) fn running_proxy_keeps_its_clients(world: &mut World) {
+    world.kill_agent();
+    world.unload();
+    let mut server = world.pod("b", APPLICATION_UID);
+    server.ok("serve 8080");
+    let mut proxy = world.pod("b", PROXY_UID);
+    // So that the search for its listeners takes a while.
+    proxy.ok("fill-descriptors");
+    proxy.ok("proxy");
+    world.start_agent(&[]);
+    let mut client = world.pod("c", APPLICATION_UID);
+    let (stop, connections) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let refused = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut refused = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                refused.extend(Some(client.say("connect 10.98.0.2:4143")).filter(|answer| answer.starts_with("error")));
+                connections.fetch_add(1, Ordering::Relaxed);
+            }
+            refused
+        });
+        let goes_on = || {
+            let enough = connections.load(Ordering::Relaxed) + 5;
+            world.eventually("connections", |_| (connections.load(Ordering::Relaxed) > enough).then_some(()));
+        };
+        goes_on();
+        world.mesh("b");
+        goes_on();
+        stop.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert_eq!(refused, [""; 0], "of {connections:?}");
+    world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
 }
 
 pub(crate) fn proxy_crash_loop(world: &mut World) {
