@@ -264,7 +264,7 @@ async fn leave(config: &Config, cluster: &Cluster, owner: &Owner) -> Result<()> 
         tracing::info!(?owner, "the datapath stays in force: Weft was not uninstalled");
         return Ok(());
     };
-    migrate::unload(&config.pin_dir).context("cannot unload the datapath")?;
+    migrate::leave(&config.pin_dir).await.context("cannot unload the datapath")?;
     // The parent directory of all layouts, if this was the last one. An empty directory is harmless.
     if let Some(parent) = config.pin_dir.parent() {
         let _ = std::fs::remove_dir(parent);

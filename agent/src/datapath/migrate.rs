@@ -32,7 +32,7 @@ use crate::{
         handle::Handle,
         lock::{Lock, LockError},
         pins::{Pins, PinsError},
-        programs::{self, ProgramsError},
+        programs::{self, ProgramsError, REDIRECTING},
     },
     error::chain,
 };
@@ -42,8 +42,6 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Time from the last connection that the older programs redirect to its proxy's last question about it: a handshake
 /// on loopback, with two retransmissions (1 s and 2 s) when the proxy's accept queue is full.
 const GRACE: Duration = Duration::from_secs(5);
-/// The redirecting programs, in the pin directories of all layouts.
-const REDIRECTING: [&str; 2] = ["connect4", "connect6"];
 
 /// Why a migration cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +130,21 @@ pub(crate) fn unload(pin_dir: &Path) -> Result<bool, MigrateError> {
         tracing::info!(pin_dir = %path.display(), "unloaded an older layout");
     }
     Ok(found)
+}
+
+/// Unloads in two steps, as a migration ends: a pod that iptables redirect, too, loses no connection.
+///
+/// # Errors
+/// As [`unload`].
+pub(crate) async fn leave(pin_dir: &Path) -> Result<bool, MigrateError> {
+    let mut has_pods = programs::stop(&Pins::new(pin_dir))?;
+    for path in older(pin_dir)? {
+        has_pods |= programs::stop(&Pins::new(&path))?;
+    }
+    if has_pods {
+        tokio::time::sleep(GRACE).await;
+    }
+    unload(pin_dir)
 }
 
 /// Retires older layouts, then waits forever. Failures are logged and retried.

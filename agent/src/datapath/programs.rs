@@ -67,6 +67,9 @@ const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
     CgroupProgram { name: "weft_connect6", pin: "connect6", hook: AttachType::Connect6 },
 ];
 
+/// The pins of those that redirect, in all layouts.
+pub(crate) const REDIRECTING: [&str; 2] = ["connect4", "connect6"];
+
 /// Why programs could not be put in force.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProgramsError {
@@ -277,17 +280,31 @@ impl Programs {
     }
 }
 
+/// Detaches the programs that redirect. Those that answer for redirected connections stay: a proxy may not have asked about
+/// the last ones yet. True if there were pods.
+pub(crate) fn stop(pins: &Pins) -> Result<bool, ProgramsError> {
+    if !pins.exists()? {
+        return Ok(false);
+    }
+    for program in CGROUP_PROGRAMS.iter().filter(|program| REDIRECTING.contains(&program.pin)) {
+        detach(&pins.link(program.pin), program.name)?;
+    }
+    let pods = pins.pods()?;
+    for (cookie, _) in &pods {
+        detach(&pins.pod_link(*cookie), SK_LOOKUP)?;
+    }
+    Ok(!pods.is_empty())
+}
+
 /// Detaches and removes everything: programs that redirect first, programs that answer for redirected connections last.
 /// Needs no agent and no programs. True if there was anything to remove.
 pub(crate) fn unload(pins: &Pins) -> Result<bool, ProgramsError> {
     if !pins.exists()? {
         return Ok(false);
     }
+    stop(pins)?;
     for program in CGROUP_PROGRAMS.iter().rev().chain([&SOCK_CREATE]) {
         detach(&pins.link(program.pin), program.name)?;
-    }
-    for (cookie, _) in pins.pods()? {
-        detach(&pins.pod_link(cookie), SK_LOOKUP)?;
     }
     pins.remove_all()?;
     Ok(true)
