@@ -9,6 +9,8 @@
 //! It implements the part of the `LINKERD2_PROXY_*` contract that sets the listeners, and refuses connections whose
 //! original destination is unknown or is its own listener, which would be an endless loop.
 
+#![expect(clippy::print_stderr, reason = "its log tells why a connection led nowhere")]
+
 use std::{
     collections::VecDeque,
     io,
@@ -24,7 +26,10 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 
 /// Number of recent connections in `/connections`.
 const REMEMBERED: usize = 1024;
@@ -67,10 +72,7 @@ impl Passthrough {
                 continue;
             };
             let proxy = self.clone();
-            tokio::spawn(async move {
-                // One side disconnected: closing both is all that is left to do.
-                let _ = proxy.forward(stream, direction).await;
-            });
+            tokio::spawn(async move { proxy.forward(stream, direction).await });
         }
     }
 
@@ -97,9 +99,18 @@ impl Passthrough {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    async fn forward(&self, mut accepted: TcpStream, direction: Direction) -> io::Result<()> {
+    async fn forward(&self, mut accepted: TcpStream, direction: Direction) {
+        match self.connect(&accepted, direction).await {
+            // One side disconnected: closing both is all that is left to do.
+            Ok(mut onward) => drop(tokio::io::copy_bidirectional(&mut accepted, &mut onward).await),
+            // The application sees no more than a connection that is closed.
+            Err(error) => eprintln!("{direction:?} connection from {:?} to nowhere: {error}", accepted.peer_addr()),
+        }
+    }
+
+    async fn connect(&self, accepted: &TcpStream, direction: Direction) -> io::Result<TcpStream> {
         let (peer, local) = (accepted.peer_addr()?, accepted.local_addr()?);
-        let original = original_destination(&accepted);
+        let original = original_destination(accepted);
         self.remember(Connection {
             direction,
             peer: peer.to_string(),
@@ -110,11 +121,10 @@ impl Passthrough {
         if is_own_listener(original, local, direction) {
             return Err(io::Error::other("the original destination is this proxy"));
         }
-        let mut onward = TcpStream::connect(original).await?;
+        let onward = TcpStream::connect(original).await?;
         accepted.set_nodelay(true)?;
         onward.set_nodelay(true)?;
-        tokio::io::copy_bidirectional(&mut accepted, &mut onward).await?;
-        Ok(())
+        Ok(onward)
     }
 
     fn remember(&self, connection: Connection) {
@@ -154,6 +164,25 @@ pub const INBOUND_PORT: u16 = 4143;
 /// The outbound port every mesh of the Linkerd family uses.
 pub const OUTBOUND_PORT: u16 = 4140;
 
+/// Connects to an address, and succeeds if the connection arrives at the listener.
+///
+/// # Errors
+/// When it arrives elsewhere or cannot be made.
+pub async fn validate(listener: TcpListener, target: SocketAddr) -> io::Result<()> {
+    let accepted = async {
+        let (mut stream, peer) = listener.accept().await?;
+        stream.write_all(peer.to_string().as_bytes()).await
+    };
+    let dialled = async {
+        let mut stream = TcpStream::connect(target).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let expected = stream.local_addr()?.to_string();
+        if answer == expected { Ok(()) } else { Err(io::Error::other("another program answers there")) }
+    };
+    tokio::try_join!(accepted, dialled).map(drop)
+}
+
 /// Gets the connection's destination before redirection from the kernel: with the IPv6 level on an IPv6 socket, unless
 /// its addresses are IPv4-mapped.
 ///
@@ -184,6 +213,19 @@ mod tests {
         assert!(!is_own_listener(address("10.96.0.1:80"), listener, Direction::Outbound));
         assert!(is_own_listener(address("10.244.0.5:4143"), address("10.244.0.5:4143"), Direction::Inbound));
         assert!(!is_own_listener(address("10.244.0.5:8080"), address("10.244.0.5:8080"), Direction::Inbound));
+    }
+
+    #[tokio::test]
+    async fn validation_succeeds_where_its_own_listener_answers() {
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own = listen().await;
+        let address = own.local_addr().unwrap();
+        validate(own, address).await.unwrap();
+        let other = listen().await;
+        let elsewhere = other.local_addr().unwrap();
+        let answers = tokio::spawn(async move { other.accept().await.map(drop) });
+        validate(listen().await, elsewhere).await.unwrap_err();
+        answers.await.unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -1,12 +1,15 @@
 //! `weft-passthrough`: a proxy that copies bytes, for measuring interception by itself. Runs until it is stopped.
 
-use std::net::SocketAddr;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use weft_examples::listen;
-use weft_passthrough::{Direction, Passthrough};
+use weft_passthrough::{Direction, Passthrough, validate};
 
 /// A proxy that copies bytes and decides nothing
 ///
@@ -28,11 +31,25 @@ struct Args {
     /// Where /ready, /live and /connections are served
     #[arg(long, env = "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", default_value = "0.0.0.0:4191")]
     admin: SocketAddr,
+    /// Serve nothing: exit with success if a connection to this address arrives at the port of --outbound within 10 s, as
+    /// Linkerd's network validator does
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    validate: Option<SocketAddr>,
 }
+
+/// As Linkerd's `--timeout`.
+const VALIDATE_WITHIN: Duration = Duration::from_secs(10);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if let Some(target) = args.validate {
+        let port = args.outbound.first().context("--outbound is empty")?.port();
+        let listener =
+            listen::listen((Ipv4Addr::UNSPECIFIED, port).into()).with_context(|| format!("listen on {port}"))?;
+        let validation = tokio::time::timeout(VALIDATE_WITHIN, validate(listener, target)).await;
+        return validation.context("no connection in time")?.with_context(|| format!("connect to {target}"));
+    }
     let proxy = Passthrough::default();
     let mut tasks = tokio::task::JoinSet::new();
     for address in args.outbound {

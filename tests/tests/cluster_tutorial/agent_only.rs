@@ -1,12 +1,12 @@
 //! The agent without Weft's control plane: a pod as Linkerd's injector makes it with `cniEnabled` gets past its network
-//! validator.
+//! validator, and an application of such pods comes and leaves under load.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::{migration::Migration, world::World};
 
 const CHART: &str = "charts/weft-agent";
 const NAMESPACE: &str = "linkerd-cni";
@@ -25,6 +25,10 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
             .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())
             .unwrap();
     }
+    let mut migration = Migration::start(world);
+    if let Some(migration) = &mut migration {
+        migration.begin("the agent is installed");
+    }
     let (installed, said) = world.helm(&["install", "weft-agent", CHART, "--namespace", NAMESPACE]);
     assert!(installed, "{said}");
     world.cluster.rolled_out(NAMESPACE, "ds/linkerd-cni").unwrap();
@@ -38,6 +42,10 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
     };
     assert_eq!(failures(world).unwrap(), 0);
 
+    if let Some(migration) = &mut migration {
+        migration.there_and_back(world);
+        migration.begin("the agent is removed");
+    }
     let (uninstalled, said) = world.helm(&["uninstall", "weft-agent", "--namespace", NAMESPACE, "--wait"]);
     assert!(uninstalled, "{said}");
     let unloaded = world.cluster.until(AGENT, |_| {
@@ -45,6 +53,9 @@ pub(super) fn network_validator_succeeds(world: &mut World) {
         Ok(())
     });
     unloaded.unwrap();
+    if let Some(migration) = migration {
+        migration.finish(world);
+    }
     world.cluster.kubectl(&["delete", "namespace", NAMESPACE, APPLICATIONS, "--wait=false"]).unwrap();
 }
 

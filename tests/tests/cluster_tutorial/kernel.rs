@@ -1,6 +1,6 @@
 //! What the kernel holds for agents that run in pods on this host: asked of the kernel itself, whatever is pinned.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, env, fs, path::PathBuf};
 
 use aya::{
     maps::{MapInfo, loaded_maps},
@@ -21,6 +21,18 @@ pub(super) fn maps_of(uids: &[&str]) -> BTreeSet<u32> {
         }
     }
     maps
+}
+
+/// The directory in /proc of the kubelet of the local cluster in the environment; none where its node is not on this host.
+pub(super) fn kubelet() -> Option<PathBuf> {
+    // The cluster's control groups are called after the directory of its kubeconfig.
+    let kubeconfig = PathBuf::from(env::var_os("KUBECONFIG")?);
+    let node = format!("/weft-kube-{}/node", kubeconfig.parent()?.file_name()?.to_str()?);
+    let mut processes = fs::read_dir("/proc").ok()?.flatten().map(|process| process.path());
+    processes.find(|process| {
+        let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
+        read("comm").trim_end() == "kubelet" && read("cgroup").lines().any(|line| line.ends_with(&node))
+    })
 }
 
 /// These of the loaded maps, and the programs that use one of them, by name. What goes away meanwhile is left out.

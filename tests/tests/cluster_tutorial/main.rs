@@ -13,6 +13,7 @@ mod bad_input;
 mod command_line;
 mod interception;
 mod kernel;
+mod migration;
 mod under_load;
 mod world;
 
@@ -44,7 +45,11 @@ type Check = (&'static str, Needs, fn(&mut World));
 const CHECKS: [Check; 33] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
-    ("the agent alone redirects pods of Linkerd", Needs::Cluster, agent_only::network_validator_succeeds),
+    (
+        "the agent alone redirects pods of Linkerd, which come and leave under load",
+        Needs::Cluster,
+        agent_only::network_validator_succeeds,
+    ),
     ("the tutorial, up to its end", Needs::Cluster, tutorial),
     ("one destination pod holds the lease and renews it", Needs::Mesh, lease_is_renewed),
     ("meshed pods have no init container but the sidecar, and no capability", Needs::Mesh, pods_have_no_privileges),
