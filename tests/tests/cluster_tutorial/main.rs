@@ -15,6 +15,8 @@ mod interception;
 mod kernel;
 mod migration;
 mod under_load;
+mod wire;
+mod workloads;
 mod world;
 
 use std::{
@@ -36,13 +38,15 @@ enum Needs {
     Cluster,
     /// The mesh of the tutorial.
     Mesh,
+    /// Workloads of other kinds in it.
+    Workloads,
     /// The state after the tutorial has removed the mesh.
     Removal,
 }
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 33] = [
+const CHECKS: [Check; 38] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -63,6 +67,13 @@ const CHECKS: [Check; 33] = [
     ("weft version shows the versions of the mesh", Needs::Mesh, command_line::versions),
     ("promtool objects to no metric whose name is not Linkerd's", Needs::Mesh, metrics_are_clean),
     ("the destination service watches and does not poll", Needs::Mesh, watches_and_does_not_poll),
+    ("each pod of a StatefulSet is reached by its own name", Needs::Workloads, workloads::stateful_set),
+    ("a port of the node leads to a proxy", Needs::Workloads, workloads::host_port),
+    (
+        "every start of a pod is meshed from its first byte, and Jobs end",
+        Needs::Workloads,
+        workloads::every_start_is_meshed,
+    ),
     ("an annotation that does not parse is told to the pod's owner", Needs::Mesh, bad_input::unreadable_annotation),
     (
         "an annotation that is broken later is told, and changes nothing",
@@ -83,6 +94,11 @@ const CHECKS: [Check; 33] = [
         Needs::Mesh,
         under_load::leader_deleted_by_force,
     ),
+    (
+        "identity and the injector are deleted by force, and no request fails",
+        Needs::Mesh,
+        under_load::identity_and_injector_deleted_by_force,
+    ),
     ("a released lease moves at once", Needs::Mesh, under_load::leader_deleted),
     ("a rollout of the application fails no request", Needs::Mesh, under_load::application_rolled_out),
     ("weft explain tells what the kernel does", Needs::Mesh, interception::explained),
@@ -93,6 +109,7 @@ const CHECKS: [Check; 33] = [
         Needs::Mesh,
         interception::waits_for_the_agent,
     ),
+    ("a CronJob ran in the meantime, and its pod ended", Needs::Workloads, workloads::scheduled),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),
@@ -124,6 +141,10 @@ fn trial(world: &Arc<Mutex<Option<World>>>, &(name, needs, check): &Check) -> Tr
         match needs {
             Needs::Cluster => {}
             Needs::Mesh => world.install()?,
+            Needs::Workloads => {
+                world.install()?;
+                world.start_workloads()?;
+            }
             Needs::Removal => {
                 world.install()?;
                 catch(|| world.remove())?;

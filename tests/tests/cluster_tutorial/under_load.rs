@@ -90,6 +90,21 @@ pub(super) fn leader_deleted_by_force(world: &mut World) {
     scale(world, 1);
 }
 
+pub(super) fn identity_and_injector_deleted_by_force(world: &mut World) {
+    under_load(world, |world| {
+        let components = ["identity", "proxy-injector"];
+        let pods = components.map(|component| {
+            let selector = format!("linkerd.io/control-plane-component={component}");
+            world.cluster.pod(MESH, &selector).unwrap()
+        });
+        let delete = ["-n", MESH, "delete", "pod", "--grace-period=0", "--force", &pods[0], &pods[1]];
+        world.cluster.kubectl(&delete).unwrap();
+        for component in components {
+            world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+        }
+    });
+}
+
 pub(super) fn leader_deleted(world: &mut World) {
     let before = world.lease_holder().unwrap();
     let mut logs = world.cluster.command("kubectl");

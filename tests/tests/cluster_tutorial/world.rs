@@ -15,7 +15,7 @@ use weft_tests::{
     tutorial::{self, Block, Shell},
 };
 
-use crate::kernel;
+use crate::{kernel, workloads};
 
 /// The control plane's namespace.
 pub(super) const MESH: &str = "linkerd";
@@ -34,6 +34,8 @@ pub(super) struct World {
     blocks: Vec<Block>,
     /// The time at which the mesh was installed, and the length of the audit log then.
     pub(super) quiet: Option<(Instant, usize)>,
+    /// Whether workloads of other kinds were started.
+    has_workloads: bool,
     /// Whether the tutorial ran up to its last section, or its error.
     installed: Option<Result<(), String>>,
     is_removed: bool,
@@ -53,7 +55,16 @@ impl World {
             bail!("{TUTORIAL} has no section {END:?} with a block to run");
         }
         let shell = Shell::start(Cluster::repository(), &[("PATH", cluster.path())])?;
-        Ok(Self { cluster, shell, blocks, quiet: None, installed: None, is_removed: false, maps: BTreeSet::new() })
+        Ok(Self {
+            cluster,
+            shell,
+            blocks,
+            quiet: None,
+            has_workloads: false,
+            installed: None,
+            is_removed: false,
+            maps: BTreeSet::new(),
+        })
     }
 
     fn is_end(section: &str) -> bool {
@@ -70,6 +81,15 @@ impl World {
             return outcome;
         }
         self.installed.clone().unwrap_or(Ok(()))
+    }
+
+    /// Starts the workloads of other kinds, once.
+    pub(super) fn start_workloads(&mut self) -> Result<(), String> {
+        if !self.has_workloads {
+            self.has_workloads = true;
+            catch(|| workloads::start(self))?;
+        }
+        Ok(())
     }
 
     /// Runs the last section of the tutorial, if there is a mesh.

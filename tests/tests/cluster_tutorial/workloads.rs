@@ -1,0 +1,210 @@
+//! Kinds of workloads beside Deployments, and many starts of pods: what they send travels by mutual TLS from the first byte.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use weft_examples::client::Report;
+
+use crate::{
+    wire::Wire,
+    world::{SHOP, World},
+};
+
+/// The workloads' namespace: meshed, and restricted by Pod Security.
+pub(super) const NAMESPACE: &str = "workloads";
+/// A meshed namespace whose Pod Security admits ports of the node.
+const EDGE: &str = "edge";
+const HOST_PORT: u16 = 17_070;
+/// A port that no other application has.
+const PORT: u16 = 7070;
+const SERVER: &str = "server.workloads:80";
+/// The identity of pods without an account of their own.
+const IDENTITY: &str = "default.workloads.serviceaccount.identity.linkerd.cluster.local";
+const STARTS: &str = "WEFT_TEST_POD_STARTS";
+/// Pods that are started when [`STARTS`] is not set: a pod takes about a second of a processor.
+const FEW_STARTS: usize = 20;
+/// Time limit for a pod to start and end, on a slow machine.
+const POD: Duration = Duration::from_secs(120);
+
+/// Starts what the checks have in common.
+pub(super) fn start(world: &World) {
+    for (name, level) in [(NAMESPACE, "restricted"), (EDGE, "privileged")] {
+        let metadata = json!({"name": name, "annotations": {"linkerd.io/inject": "enabled"},
+            "labels": {"pod-security.kubernetes.io/enforce": level}});
+        world
+            .cluster
+            .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).to_string())
+            .unwrap();
+    }
+    let service = |name: &str, headless: bool| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {"selector": {"app": name}, "clusterIP": headless.then_some("None"),
+                "ports": [{"name": "http", "port": if headless { PORT } else { 80 }, "targetPort": PORT}]}})
+    };
+    let replicated = |kind: &str, name: &str, replicas: u32| {
+        let mut object = json!({"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}},
+                "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [server()]}}}});
+        if kind == "StatefulSet" {
+            object["spec"]["serviceName"] = json!(name);
+            object["spec"]["podManagementPolicy"] = json!("Parallel");
+        }
+        restricted(&mut object["spec"]["template"]["spec"]);
+        object
+    };
+    let mut on_the_node = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "edge", "namespace": EDGE},
+        "spec": {"containers": [server()]}});
+    on_the_node["spec"]["containers"][0]["ports"] = json!([{"containerPort": PORT, "hostPort": HOST_PORT}]);
+    let scheduled = json!({"apiVersion": "batch/v1", "kind": "CronJob",
+        "metadata": {"name": "scheduled", "namespace": NAMESPACE},
+        "spec": {"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "jobTemplate": {"spec": job(1)}}});
+    let items = [
+        service("server", false),
+        replicated("Deployment", "server", 1),
+        service("database", true),
+        replicated("StatefulSet", "database", 2),
+        on_the_node,
+        scheduled,
+    ];
+    world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
+    world.cluster.rolled_out(NAMESPACE, "deploy/server").unwrap();
+    world.cluster.rolled_out(NAMESPACE, "sts/database").unwrap();
+}
+
+/// Each pod of a StatefulSet has a name, behind a Service without an address.
+pub(super) fn stateful_set(world: &mut World) {
+    let client = world.client(SHOP);
+    let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
+    let ask = |target: &str| {
+        let report = world.cluster.client(SHOP, &client, &["http1", "--target", target, "--count", "20", "--fresh"]);
+        let report = report.unwrap();
+        assert_eq!(report.failures, 0, "{target}: {report:?}");
+        assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity], "{target}");
+        report.by_backend.into_keys().collect::<BTreeSet<_>>()
+    };
+    for pod in ["database-0", "database-1"] {
+        assert_eq!(ask(&format!("{pod}.database.workloads:{PORT}")), [pod.to_owned()].into());
+    }
+    let all = ask(&format!("database.workloads:{PORT}"));
+    assert!(all.iter().all(|pod| pod.starts_with("database-")) && !all.is_empty(), "{all:?}");
+}
+
+/// A port of the node leads to a meshed pod, from outside the cluster.
+pub(super) fn host_port(world: &mut World) {
+    world.cluster.kubectl(&["-n", EDGE, "wait", "pod/edge", "--for=condition=Ready", "--timeout=90s"]).unwrap();
+    let pod = world.cluster.get(&["-n", EDGE, "pod", "edge"]).unwrap();
+    let node: IpAddr = pod["status"]["hostIP"].as_str().unwrap().parse().unwrap();
+    let answer = world.cluster.until(POD, |_| {
+        let mut stream = TcpStream::connect_timeout(&(node, HOST_PORT).into(), Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        Ok(answer)
+    });
+    let answer = answer.unwrap();
+    assert!(answer.contains(r#""pod":"edge""#), "{answer}");
+    // The proxy connects to the application, not the client.
+    let body = answer.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+    let seen: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+    let peer: SocketAddr = seen["peer"].as_str().unwrap().parse().unwrap();
+    let peer = peer.ip().to_canonical();
+    assert!(peer.is_loopback() || pod["status"]["podIP"] == peer.to_string(), "around the proxy: {seen:#}");
+    world.cluster.kubectl(&["delete", "namespace", EDGE, "--wait=false"]).unwrap();
+}
+
+/// Pods of a Job call a Service from an init container and then from their application, as early as they can, and end.
+pub(super) fn every_start_is_meshed(world: &mut World) {
+    let starts = env::var(STARTS).map_or(FEW_STARTS, |starts| starts.parse().unwrap());
+    let wire = Wire::to_port(&world.cluster, PORT);
+    let started = Instant::now();
+    let starting = json!({"apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": "starting", "namespace": NAMESPACE}, "spec": job(starts)});
+    world.cluster.apply(&starting.to_string()).unwrap();
+    let within = POD + Duration::from_secs(5) * u32::try_from(starts).unwrap();
+    let done = world.cluster.until(within, |cluster| {
+        let job = cluster.get(&["-n", NAMESPACE, "job", "starting"])?;
+        let count = |field: &str| job["status"][field].as_u64().unwrap_or(0);
+        assert_eq!(count("failed"), 0, "a pod failed: {:#}", job["status"]);
+        ensure!(count("succeeded") == starts as u64, "{:#}", job["status"]);
+        Ok(())
+    });
+    done.unwrap();
+    println!("    {starts} pods in {:?}", started.elapsed());
+    if let Some(wire) = wire {
+        assert_eq!(wire.packets(), 0, "packets of meshed pods to the server's own port");
+        // What is counted exists: a client without a proxy.
+        let client = world.client("outside");
+        let report = world.cluster.client("outside", &client, &["http1", "--target", SERVER]).unwrap();
+        assert!(report.failures == 0 && wire.packets() > 0, "{} packets: {report:?}", wire.packets());
+    }
+    for container in ["early", "client"] {
+        let reports = reports(world, "starting", container);
+        assert_eq!(reports.len(), starts, "{container}");
+        reports.iter().for_each(is_meshed);
+    }
+    world.cluster.kubectl(&["-n", NAMESPACE, "delete", "job", "starting", "--wait=false"]).unwrap();
+}
+
+/// A CronJob ran in its minute, and its pod ended.
+pub(super) fn scheduled(world: &mut World) {
+    let ran = world.cluster.until(POD, |cluster| {
+        let jobs = cluster.get(&["-n", NAMESPACE, "jobs"])?;
+        let of_cron = |job: &&Value| job["metadata"]["ownerReferences"][0]["kind"] == "CronJob";
+        let mut done = jobs["items"].as_array().into_iter().flatten().filter(of_cron);
+        let done = done.find(|job| job["status"]["succeeded"] == 1).context("no Job of it has ended")?;
+        done["metadata"]["name"].as_str().map(str::to_owned).context("a name")
+    });
+    reports(world, &ran.unwrap(), "client").iter().for_each(is_meshed);
+    world.cluster.kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"]).unwrap();
+}
+
+fn is_meshed(report: &Report) {
+    assert_eq!((report.requests, report.failures), (1, 0), "{report:?}");
+    assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [IDENTITY], "{report:?}");
+}
+
+/// What the clients of a Job's pods printed.
+fn reports(world: &World, job: &str, container: &str) -> Vec<Report> {
+    let selector = format!("batch.kubernetes.io/job-name={job}");
+    let logs = ["-n", NAMESPACE, "logs", "-l", &selector, "-c", container, "--tail=-1"];
+    let logs = world.cluster.kubectl(&[&logs[..], &["--max-log-requests=1000"]].concat()).unwrap();
+    logs.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+fn job(completions: usize) -> Value {
+    let client = |name: &str| {
+        json!({"name": name, "image": "localhost/weft-examples:0.1.0",
+            "command": ["/weft-client", "http1", "--target", SERVER, "--timeout", "20s", "--json"]})
+    };
+    let mut spec =
+        json!({"restartPolicy": "Never", "initContainers": [client("early")], "containers": [client("client")]});
+    restricted(&mut spec);
+    json!({"completions": completions, "parallelism": completions.min(8), "backoffLimit": 0,
+        "template": {"spec": spec}})
+}
+
+fn server() -> Value {
+    json!({"name": "server", "image": "localhost/weft-examples:0.1.0", "command": ["/weft-echo", "--http", PORT.to_string()],
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5}})
+}
+
+/// Complies with the Pod Security Standard of that name.
+fn restricted(spec: &mut Value) {
+    spec["securityContext"] = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    for kind in ["initContainers", "containers"] {
+        for container in spec[kind].as_array_mut().into_iter().flatten() {
+            container["securityContext"] =
+                json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+        }
+    }
+}
