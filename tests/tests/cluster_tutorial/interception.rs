@@ -6,13 +6,10 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 use weft_examples::client::Report;
 
-use crate::world::{MESH, SHOP, World};
+use crate::world::{SHOP, World};
 
 /// The client's identity, as the servers see it through its proxy.
 const CLIENT_ID: &str = "client.shop.serviceaccount.identity.linkerd.cluster.local";
-/// Prevents the agents from running on any node.
-const NOWHERE: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":"true"}}}}}"#;
-const BACK: &str = r#"{"spec":{"template":{"spec":{"nodeSelector":{"weft.io/none":null}}}}}"#;
 /// Time limit for a container to start and end, on a slow machine.
 const CONTAINER: Duration = Duration::from_secs(90);
 
@@ -84,12 +81,7 @@ pub(super) fn bypassed(world: &mut World) {
 /// With no agent on the node, a meshed pod's application is not started, other containers of the pod connect only
 /// through the proxy, and running pods are unaffected.
 pub(super) fn waits_for_the_agent(world: &mut World) {
-    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", NOWHERE]).unwrap();
-    let gone = world.cluster.until(Duration::from_secs(60), |cluster| {
-        let pods = cluster.pods(MESH, "linkerd.io/control-plane-component=agent")?;
-        if pods.is_empty() { Ok(()) } else { bail!("still there: {pods:?}") }
-    });
-    gone.unwrap();
+    world.stop_agents();
     let client = world.client(SHOP);
     world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "2"]).unwrap();
     let report = world
@@ -119,8 +111,7 @@ pub(super) fn waits_for_the_agent(world: &mut World) {
     let application = &pod["status"]["containerStatuses"][0]["state"];
     assert!(!application["waiting"].is_null(), "its application was started: {pod:#}");
 
-    world.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", BACK]).unwrap();
-    world.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    world.start_agents();
     world.cluster.rolled_out(SHOP, "deploy/store").unwrap();
     world.cluster.kubectl(&["-n", SHOP, "scale", "deploy/store", "--replicas", "1"]).unwrap();
     world.cluster.rolled_out(SHOP, "deploy/store").unwrap();

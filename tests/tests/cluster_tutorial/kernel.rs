@@ -1,13 +1,22 @@
 //! What the kernel holds for agents that run in pods on this host: asked of the kernel itself, whatever is pinned.
 
-use std::{collections::BTreeSet, env, fs, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use aya::{
     maps::{MapInfo, loaded_maps},
     programs::loaded_programs,
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
-/// Where an agent pins its map of pods, seen from its container.
+/// Where an agent pins everything, and its map of pods, below a root.
+const PINS: &str = "sys/fs/bpf/weft";
 const PODS: &str = "sys/fs/bpf/weft/v3/maps/PODS";
 
 /// The numbers of the maps of pods of the agents whose pods have these uids. None where they run elsewhere.
@@ -33,6 +42,24 @@ pub(super) fn kubelet() -> Option<PathBuf> {
         let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
         read("comm").trim_end() == "kubelet" && read("cgroup").lines().any(|line| line.ends_with(&node))
     })
+}
+
+/// Removes what agents pinned on a kubelet's node.
+pub(super) fn remove_pins(kubelet: &Path) {
+    fs::remove_dir_all(kubelet.join("root").join(PINS)).unwrap();
+}
+
+/// Kills all processes of a pod, also the one that holds its namespaces.
+pub(super) fn kill_processes_of(uid: &str) {
+    let mut killed = 0;
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let cgroup = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        if cgroup.contains(uid) && kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok() {
+            killed += 1;
+        }
+    }
+    assert!(killed > 2, "{killed} processes of pod {uid}");
 }
 
 /// These of the loaded maps, and the programs that use one of them, by name. What goes away meanwhile is left out.

@@ -46,7 +46,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 38] = [
+const CHECKS: [Check; 39] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -109,6 +109,7 @@ const CHECKS: [Check; 38] = [
         Needs::Mesh,
         interception::waits_for_the_agent,
     ),
+    ("after a reboot nothing goes around a proxy, however late the agent", Needs::Workloads, workloads::reboot),
     ("a CronJob ran in the meantime, and its pod ended", Needs::Workloads, workloads::scheduled),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),

@@ -1,9 +1,9 @@
-//! What the node forwards between pods, counted by its kernel: packets to an application's own port are those of connections
-//! that go around a proxy, if all of its clients are meshed.
+//! What the node forwards between pods, counted by its kernel: connections to an application's own port go around a proxy, if
+//! all of its clients are meshed. First packets count, because those of connections that ended come late.
 
 use std::{
     io::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -14,7 +14,7 @@ use crate::kernel;
 
 const TABLE: &str = "weft_test";
 
-/// Counts packets to a port until it is dropped.
+/// Counts first packets of connections to a port until it is dropped.
 pub(super) struct Wire<'a> {
     cluster: &'a Cluster,
     kubelet: PathBuf,
@@ -30,9 +30,14 @@ impl<'a> Wire<'a> {
         let wire = Self { cluster, kubelet };
         wire.nft(&format!(
             "table inet {TABLE} {{}}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\nchain forward {{\n\
-             type filter hook forward priority 0;\ntcp dport {port} counter\n}}\n}}\n"
+             type filter hook forward priority 0;\ntcp dport {port} tcp flags & (syn | ack) == syn counter\n}}\n}}\n"
         ));
         Some(wire)
+    }
+
+    /// The node's kubelet, as a directory in /proc.
+    pub(super) fn kubelet(&self) -> &Path {
+        &self.kubelet
     }
 
     /// The packets so far.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use weft_examples::client::Report;
 
 use crate::{
+    kernel,
     wire::Wire,
     world::{SHOP, World},
 };
@@ -207,4 +208,61 @@ fn restricted(spec: &mut Value) {
                 json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
         }
     }
+}
+
+/// The node starts anew: nothing is pinned, its pods are gone, and its agent comes last.
+pub(super) fn reboot(world: &mut World) {
+    let Some(wire) = Wire::to_port(&world.cluster, PORT) else { return };
+    let mut spec = json!({"containers": [{"name": "client", "image": "localhost/weft-examples:0.1.0", "command":
+        ["/weft-client", "http1", "--target", SERVER, "--duration", "1h", "--fresh", "--pause", "100ms"]}]});
+    restricted(&mut spec);
+    let talker = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "talker", "namespace": NAMESPACE},
+        "spec": {"selector": {"matchLabels": {"app": "talker"}},
+            "template": {"metadata": {"labels": {"app": "talker"}}, "spec": spec}}});
+    world.cluster.apply(&talker.to_string()).unwrap();
+    world.cluster.rolled_out(NAMESPACE, "deploy/talker").unwrap();
+    let pods = ["app=talker", "app=server"].map(|selector| world.cluster.pod(NAMESPACE, selector).unwrap());
+
+    world.stop_agents();
+    kernel::remove_pins(wire.kubelet());
+    // A pod that runs on is open now. In a reboot there is none.
+    let open = world.cluster.until(POD, |_| {
+        ensure!(wire.packets() > 0, "the programs are still in force");
+        Ok(())
+    });
+    open.unwrap();
+    let status = |pod: &str| world.cluster.get(&["-n", NAMESPACE, "pod", pod]).map(|pod| pod["status"].clone());
+    let start_of = |status: &Value| status["initContainerStatuses"][0]["state"]["running"]["startedAt"].clone();
+    let before = pods.each_ref().map(|pod| start_of(&status(pod).unwrap()));
+    for pod in &pods {
+        let pod = world.cluster.get(&["-n", NAMESPACE, "pod", pod]).unwrap();
+        kernel::kill_processes_of(pod["metadata"]["uid"].as_str().unwrap());
+    }
+    let from = wire.packets();
+    for (pod, before) in pods.iter().zip(&before) {
+        let waits = world.cluster.until(POD, |_| {
+            let status = status(pod)?;
+            let proxy = start_of(&status);
+            ensure!(!proxy.is_null() && proxy != *before, "its proxy was not started again: {status:#}");
+            ensure!(status["initContainerStatuses"][0]["ready"] == false, "its proxy is ready: {status:#}");
+            ensure!(status["containerStatuses"][0]["state"]["running"].is_null(), "it runs: {status:#}");
+            Ok(())
+        });
+        waits.unwrap();
+    }
+    world.start_agents();
+    for app in ["server", "talker"] {
+        world.cluster.rolled_out(NAMESPACE, &format!("deploy/{app}")).unwrap();
+    }
+    let asked = world.cluster.until(POD, |_| {
+        let metrics = world.proxy_metrics(NAMESPACE, &pods[0]);
+        let requests = metrics.sum("response_total", &[("direction", "outbound"), ("tls", "true")]);
+        ensure!(requests >= 20.0, "{requests} requests");
+        Ok(())
+    });
+    asked.unwrap();
+    assert_eq!(wire.packets() - from, 0, "packets to the server's own port after the start");
+    drop(wire);
+    world.cluster.kubectl(&["-n", NAMESPACE, "delete", "deploy", "talker", "--wait=false"]).unwrap();
 }

@@ -23,6 +23,8 @@ pub(super) const MESH: &str = "linkerd";
 pub(super) const SHOP: &str = "shop";
 /// The lease whose holder writes EndpointSlices.
 pub(super) const LEASE: &str = weft_k8s_api::labels::ENDPOINT_WRITE_LEASE;
+/// Selects the pods of agents.
+const AGENTS: &str = "linkerd.io/control-plane-component=agent";
 /// The tutorial.
 const TUTORIAL: &str = "docs/getting-started.md";
 /// The section in which the tutorial removes its installation.
@@ -188,9 +190,31 @@ impl World {
         found.unwrap();
     }
 
+    /// Ends the agents of all nodes; their programs stay.
+    pub(super) fn stop_agents(&self) {
+        self.select_nodes(r#""true""#);
+        let gone = self.cluster.until(Duration::from_secs(60), |cluster| {
+            let pods = cluster.pods(MESH, AGENTS)?;
+            if pods.is_empty() { Ok(()) } else { bail!("still there: {pods:?}") }
+        });
+        gone.unwrap();
+    }
+
+    /// Starts them again.
+    pub(super) fn start_agents(&self) {
+        self.select_nodes("null");
+        self.cluster.rolled_out(MESH, "ds/weft-agent").unwrap();
+    }
+
+    /// Sets a label that no node has and the agents' nodes must have.
+    fn select_nodes(&self, value: &str) {
+        let patch = format!(r#"{{"spec":{{"template":{{"spec":{{"nodeSelector":{{"weft.io/none":{value}}}}}}}}}}}"#);
+        self.cluster.kubectl(&["-n", MESH, "patch", "ds/weft-agent", "-p", &patch]).unwrap();
+    }
+
     /// Notes what the kernel holds for the agents, where they run on this host.
     fn remember_agents(&mut self) {
-        let agents = self.cluster.get(&["-n", MESH, "pods", "-l", "linkerd.io/control-plane-component=agent"]).unwrap();
+        let agents = self.cluster.get(&["-n", MESH, "pods", "-l", AGENTS]).unwrap();
         let uids = agents["items"].as_array().unwrap().iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
         self.maps = kernel::maps_of(&uids.collect::<Vec<_>>());
         // What is looked for in the end must be seen now, or finding nothing would mean nothing.
