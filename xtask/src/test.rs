@@ -24,7 +24,7 @@ use crate::{
     command::{self, step},
     ebpf,
     lab::Lab,
-    setup::{self, Scope},
+    setup::{self, Scope, packages},
     workspace::{Workspace, text},
 };
 
@@ -39,8 +39,10 @@ const BOTH_WAYS: [&str; 3] = ["datapath", "truth_table", "failures"];
 const WAITING: &str = "apiserver_control_plane";
 /// The number of those.
 const THREADS: (&str, &str) = ("RUST_TEST_THREADS", "16");
-/// Programs of other projects that tests against the kernel run in pods.
-const FOREIGN: [&str; 3] = ["h2spec", "grpc-interop", "otelcol"];
+/// Programs of other projects that tests against the kernel run in pods and beside them.
+const FOREIGN: [&str; 4] = ["h2spec", "grpc-interop", "otelcol", "promtool"];
+/// Tests with a browser, which not every distribution has as a package.
+const WITH_BROWSER: &str = "netns_dashboard";
 /// What tests in a cluster are given, beside what every test has.
 const CLUSTER_VARIABLES: [&str; 3] = ["KUBECONFIG", "PATH", "WEFT_KUBE_AUDIT_LOG"];
 /// Says for errors what `RUST_BACKTRACE` says for panics, where it is set ([`std::backtrace`]).
@@ -149,6 +151,8 @@ enum Output {
 #[derive(Debug, Default)]
 struct Levels {
     failed: Vec<String>,
+    /// What was not run, and why.
+    left_out: Vec<String>,
 }
 
 impl Levels {
@@ -168,7 +172,16 @@ impl Levels {
 
     fn netns(&mut self, workspace: &Workspace, args: &Args, environment: &[(&str, String)]) {
         step("tests against the kernel");
-        let selection = tests_on(workspace, Ground::Kernel);
+        let mut selection = tests_on(workspace, Ground::Kernel);
+        match packages::ensure_browser() {
+            Ok(true) => {}
+            Ok(false) => {
+                selection = selection.chunks(2).filter(|option| option[1] != WITH_BROWSER).flatten().cloned().collect();
+                self.left_out
+                    .push(format!("{WITH_BROWSER}: there is no chromium, and the distribution has no package of it"));
+            }
+            Err(error) => self.note("browser", Err(error)),
+        }
         self.note("netns", cargo_test(workspace, &selection, args, environment, Output::AtOnce));
         step(&format!("the agent's tests as on Linux {DEGRADED}"));
         let selection = BOTH_WAYS.iter().flat_map(|test| ["--test", test]).map(str::to_owned).collect::<Vec<_>>();
@@ -178,6 +191,9 @@ impl Levels {
 
     /// The errors once more at the end: the first level's words are thousands of lines above.
     fn result(self) -> Result<()> {
+        for left_out in &self.left_out {
+            step(&format!("NOT RUN: {left_out}"));
+        }
         if !self.failed.is_empty() {
             bail!("tests failed\n{}", self.failed.join("\n"));
         }

@@ -34,8 +34,8 @@ const OTELCOL: &str = "v0.165.0";
 /// The same release of its stable modules.
 const OTELCOL_STABLE: &str = "v1.71.0";
 const ETCD: &str = "3.6.15";
-/// The distribution's version.
-const PROMTOOL: &str = "deb";
+/// The distribution's version; the number counts what we take of it.
+const PROMTOOL: &str = "deb-2";
 /// Version of our own source below.
 const PAUSE: &str = "1";
 
@@ -348,12 +348,15 @@ fn install(go: &Go, into: &Path, package: &str) -> Result<()> {
     command::run(go.command().env("GOBIN", into).args(["install", "-trimpath", "-ldflags=-s -w", package]))
 }
 
-/// Prometheus' linter of metrics, from a package whose server must not be installed.
+/// Prometheus and its linter, from a package whose service must not be installed.
 fn promtool(into: &Path) -> Result<()> {
     let unpacked = into.join("package");
     fs::create_dir(&unpacked).context("create the package's directory")?;
     packages::unpack("prometheus", &unpacked)?;
-    fs::copy(unpacked.join("usr/bin/promtool"), into.join("promtool")).context("take promtool")?;
+    for program in ["promtool", "prometheus"] {
+        let found = unpacked.join("usr/bin").join(program);
+        fs::copy(found, into.join(program)).with_context(|| format!("take {program}"))?;
+    }
     fs::remove_dir_all(&unpacked).context("remove the package")
 }
 

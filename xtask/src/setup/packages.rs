@@ -70,6 +70,12 @@ const RUN: [Need; 5] = [
     need(Probe::Program("iptables-legacy-save"), "iptables", "shows that no pod has rules of the old kind either"),
 ];
 
+/// Requirements of the tests of the dashboard.
+const BROWSER: [Need; 2] = [
+    need(Probe::Program("chromium"), "chromium", "looks at the dashboard in its tests"),
+    need(Probe::File("/usr/share/fonts/opentype/inter"), "fonts-inter", "is the font of the dashboard's pictures"),
+];
+
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
 const KUBE: [Need; 9] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
@@ -182,6 +188,19 @@ fn is_there(probe: &Probe) -> bool {
 /// As [`install`].
 pub fn ensure(needs: &[Need]) -> Result<()> {
     install(&missing_among(needs.iter(), is_there))
+}
+
+/// Installs the browser of the dashboard's tests. `false` where there is none and the distribution has no package of it, as Ubuntu.
+///
+/// # Errors
+/// As [`install`].
+pub(crate) fn ensure_browser() -> Result<bool> {
+    let [browser, _] = &BROWSER;
+    if !is_there(&browser.probe) && !apt_knows(&[browser.package]) {
+        return Ok(false);
+    }
+    ensure(&BROWSER)?;
+    Ok(true)
 }
 
 /// Installs requirements.

@@ -78,6 +78,8 @@ holdButton.onclick = () => {
 };
 chosen.onchange = () => { clearTimeout(timer); refresh(current); };
 addEventListener("hashchange", () => { keepKey(); open().then(() => main.focus({ preventScroll: true })); });
+// What is drawn for a width is drawn again for the new one.
+addEventListener("resize", () => { if (current.state) current.redraw(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) { clearTimeout(timer); refresh(current); } });
 document.querySelector(".skip").onclick = (event) => { event.preventDefault(); main.focus(); };
 

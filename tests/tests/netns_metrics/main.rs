@@ -1,7 +1,9 @@
-//! What `weft stat` and its siblings say about a running mesh, compared with the clients' own counts. All tests of this file share
-//! one mesh; each counts between pods that no other test uses together.
+//! What `weft stat` and its siblings say about a running mesh, compared with the clients' own counts, and what a Prometheus has of it. All
+//! tests of this file share one mesh; each counts between pods that no other test uses together.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod prometheus;
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -14,6 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use prometheus::Prometheus;
 use serde_json::Value;
 use weft_test_kit::{
     binaries,
@@ -325,6 +328,31 @@ fn wrong_usage_says_what_is_right() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
             assert!(said.contains(expected), "{arguments:?}: {said}");
+        }
+    });
+}
+
+/// Every metric that Linkerd's dashboards select, as they narrow it and with the labels by which they sum it.
+#[test]
+fn linkerds_grafana_dashboards_have_series() {
+    MESH.test(async |mesh| {
+        let prometheus = Prometheus::of(&mesh.state().unwrap()).await.unwrap();
+        let sent = load(mesh, "client", "payments.shop:80", "/invoices", 200).await;
+        // The last of the load is scraped.
+        let seen = r#"sum(request_total{direction="outbound", deployment="client", dst_service="payments"})"#;
+        prometheus.until("the requests of the load", &format!("{seen} >= {sent}")).await.unwrap();
+        let mut without = Vec::new();
+        for (metric, narrowed, labels) in prometheus::LINKERD {
+            let selector = format!("{metric}{{{narrowed}}}");
+            let missing = prometheus::missing(&prometheus.ask(&selector).unwrap(), labels);
+            if !missing.is_empty() {
+                without.push(format!("{selector} has no {}", missing.join(", ")));
+            }
+        }
+        assert!(without.is_empty(), "{}", without.join("\n"));
+        // Ours is about agents, which this Prometheus does not scrape: it understands what is asked.
+        for expression in prometheus::of_our_dashboards().unwrap() {
+            prometheus.ask(&expression).unwrap();
         }
     });
 }
