@@ -3,8 +3,11 @@
 //! It is reached by port-forward, and knows the caller by a bearer token: that of the kubeconfig, or, where the kubeconfig has a
 //! certificate or another user is impersonated, a short one of a ServiceAccount of the component, which RBAC allows or not.
 
+use std::{io, time::Duration};
+
 use anyhow::{Result, anyhow, bail};
 use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
+use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::{Pod, ServiceAccount},
@@ -15,15 +18,16 @@ use kube::{
     client::{Body, ConfigExt as _},
 };
 use tonic::{
-    metadata::{Ascii, MetadataValue},
-    transport::Channel,
+    metadata::AsciiMetadataValue,
+    transport::{Channel, Endpoint},
 };
-use tower::{BoxError, Layer as _, ServiceExt as _};
+use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxService};
+use weft_viz_core::relay::Credentials;
 
 use crate::{
+    agent::root_cause,
     cluster::{ANSWER, Cluster, ClusterArgs, within},
     mesh::pods,
-    pod_network::PodNetwork,
 };
 
 /// Its namespace: that of Linkerd's extension, whose name proxies expect.
@@ -34,17 +38,28 @@ pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
 const PORT: u16 = 8085;
 /// Audience of tokens that are for the component alone.
 const AUDIENCE: &str = "viz.weft.io";
-/// Lifetime of such a token, in seconds: a dashboard stays open for hours, and the API server allows no less than ten minutes.
+/// Lifetime of such a token, in seconds: a tap stays open for hours, and ends with it. What asks again gets a new one.
 const TOKEN_SECONDS: i64 = 12 * 3600;
+/// How long a connection may be silent during a request before it is pinged, and how long that answer may take: a node that dies sends
+/// nothing.
+const PING: Duration = Duration::from_secs(15);
 /// The accounts that stand for callers without a token: the first may watch live requests, too.
 const ACCOUNTS: [&str; 2] = ["weft-viz-tapper", "weft-viz-viewer"];
 
 /// A component that can be asked.
-#[derive(Debug)]
 pub(crate) struct Component {
+    /// Connects again to a pod that is ready then, when its connection breaks.
     pub(crate) channel: Channel,
     /// The header `authorization` of every request.
-    pub(crate) authorization: MetadataValue<Ascii>,
+    pub(crate) authorization: AsciiMetadataValue,
+    /// Where another one comes from.
+    pub(crate) tokens: Tokens,
+}
+
+/// The tokens by which the component knows this user.
+pub(crate) struct Tokens {
+    args: ClusterArgs,
+    cluster: Cluster,
 }
 
 /// The component; `None` if this user sees none.
@@ -53,16 +68,49 @@ pub(crate) struct Component {
 /// It is there, and cannot be reached, or this user has no token for it; the error says what is missing.
 pub(crate) async fn find(args: &ClusterArgs) -> Result<Option<Component>> {
     let cluster = args.cluster().await?;
-    let Some(pod) = ready_pod(&cluster).await? else { return Ok(None) };
-    let authorization = match args.authorization().await? {
-        Some(header) => header,
-        None => token(&cluster).await?,
-    };
-    let authorization = MetadataValue::try_from(authorization.as_bytes())?;
-    let network = PodNetwork::Cluster(cluster);
-    let channel = network.grpc(NAMESPACE, &pod, PORT).await;
-    let channel = channel.map_err(|error| anyhow!("Pod {NAMESPACE}/{pod}, port {PORT}: {error}"))?;
-    Ok(Some(Component { channel, authorization }))
+    if ready_pod(&cluster).await?.is_none() {
+        return Ok(None);
+    }
+    let tokens = Tokens { args: args.clone(), cluster: cluster.clone() };
+    let authorization = tokens.header().await?;
+    let channel = channel(cluster).await.map_err(|error| anyhow!("{error}"))?;
+    Ok(Some(Component { channel, authorization, tokens }))
+}
+
+/// A channel to a pod that is ready. A dashboard outlives pods: at each connection the pod is looked for.
+async fn channel(cluster: Cluster) -> Result<Channel, String> {
+    // The address is not used: the connector finds the pod.
+    let endpoint = Endpoint::from_static("http://weft-viz").http2_keep_alive_interval(PING).keep_alive_timeout(PING);
+    let channel = endpoint.connect_with_connector(tower::service_fn(move |_| {
+        let cluster = cluster.clone();
+        async move {
+            let pod = ready_pod(&cluster).await.map_err(|error| io::Error::other(error.to_string()))?;
+            let pod = pod.ok_or_else(|| io::Error::other(format!("no pod of weft-viz is ready in {NAMESPACE}")))?;
+            let stream = cluster.forward(NAMESPACE, &pod, PORT).await;
+            let named = |error| io::Error::other(format!("Pod {NAMESPACE}/{pod}, port {PORT}: {error}"));
+            stream.map(TokioIo::new).map_err(named)
+        }
+    }));
+    channel.await.map_err(|error| root_cause(&error))
+}
+
+impl Tokens {
+    /// The token of the kubeconfig, or one of the component's accounts, as a header.
+    async fn header(&self) -> Result<AsciiMetadataValue> {
+        let header = match self.args.authorization().await? {
+            Some(header) => header,
+            None => token(&self.cluster).await?,
+        };
+        let mut header = AsciiMetadataValue::try_from(header.as_bytes())?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+}
+
+impl Credentials for Tokens {
+    async fn renew(&self) -> Result<AsciiMetadataValue, String> {
+        self.header().await.map_err(|error| format!("{error:#}"))
+    }
 }
 
 async fn ready_pod(cluster: &Cluster) -> Result<Option<String>> {
@@ -117,10 +165,10 @@ impl ClusterArgs {
         let failed = |error: &dyn std::fmt::Display| anyhow!("credentials of the kubeconfig: {error}");
         let Some(layer) = config.auth_layer().map_err(|error| failed(&error))? else { return Ok(None) };
         // The layer is what knows every kind of credentials: what it adds to a request that is sent nowhere is the header.
-        let seen = layer.layer(tower::service_fn(|request: Request<Body>| {
+        let seen = BoxService::new(layer.layer(tower::service_fn(|request: Request<Body>| {
             let header = request.headers().get(AUTHORIZATION).cloned();
             std::future::ready(Ok::<_, BoxError>(Response::new(header)))
-        }));
+        })));
         let seen = seen.oneshot(Request::new(Body::empty())).await.map_err(|error| failed(&error))?;
         Ok(seen.into_body().filter(|header| header.as_bytes().starts_with(b"Bearer ")))
     }

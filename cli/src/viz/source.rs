@@ -16,11 +16,16 @@ use weft_viz_core::{
     Config, Engine,
     fleet::{Fleet as _, Pod},
     page::{self, Body},
-    rpc::{Relay, TapStream},
+    relay::Relay,
+    rpc::TapStream,
 };
 
 use super::direct::Direct;
-use crate::{component, pod_network::PodNetwork, target::MeshArgs};
+use crate::{
+    component::{self, Tokens},
+    pod_network::PodNetwork,
+    target::MeshArgs,
+};
 
 /// How many proxies are asked at once: in a cluster each is a connection of the API server.
 const AT_ONCE: usize = 16;
@@ -43,7 +48,7 @@ pub(crate) enum Source {
     /// The engine in this process.
     Direct(Engine<Direct>),
     /// The component, and the pods as this person sees them.
-    Component(Box<Relay>, Box<Direct>),
+    Component(Box<Relay<Tokens>>, Box<Direct>),
 }
 
 /// How a command wants proxies to be asked.
@@ -66,7 +71,7 @@ impl SourceArgs {
         {
             let found = component::find(&self.mesh.cluster).await;
             if let Some(found) = found.context("weft-viz cannot be asked (--direct reads the proxies itself)")? {
-                let relay = Relay::new(found.channel, Some(found.authorization));
+                let relay = Relay::new(found.channel, found.authorization, found.tokens);
                 return Ok(Source::Component(Box::new(relay), Box::new(Direct::new(network))));
             }
         }

@@ -12,6 +12,7 @@ mod history;
 mod intern;
 pub mod page;
 mod quantile;
+pub mod relay;
 pub mod rpc;
 mod scrape;
 mod selector;

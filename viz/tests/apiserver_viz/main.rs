@@ -8,10 +8,17 @@
 mod proxies;
 mod world;
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use futures::future::join_all;
 use nix::sys::signal::Signal;
-use tonic::Code;
-use weft_proto::viz::TapRequest;
+use tonic::{Code, Request, metadata::AsciiMetadataValue};
+use weft_proto::viz::{StatRequest, TapRequest, viz_server::Viz as _};
 use weft_test_kit::wait::eventually;
+use weft_viz_core::relay::{Credentials, Relay};
 
 use proxies::{Proxies, REQUESTS};
 use world::{AUDIENCE, World, resource};
@@ -168,6 +175,51 @@ async fn both_transports_give_one_answer() {
     let refused = viz.stat(Some(&nobody), &world.namespace).await.unwrap_err();
     let (status, json) = viz.ask_as_page(&nobody, "stat", &question).await;
     assert_eq!((status, json["error"].as_str()), (403, Some(refused.message())), "{refused:?}");
+    world.done().await;
+}
+
+/// The tokens of an account, and how many there were.
+#[derive(Clone)]
+struct Tokens {
+    world: World,
+    issued: Arc<AtomicUsize>,
+}
+
+impl Credentials for Tokens {
+    async fn renew(&self) -> Result<AsciiMetadataValue, String> {
+        if self.issued.fetch_add(1, Ordering::Relaxed) > 0 {
+            return Err("one was enough".to_owned());
+        }
+        Ok(format!("Bearer {}", self.world.token("viewer", AUDIENCE).await).parse().unwrap())
+    }
+}
+
+#[tokio::test]
+async fn a_relay_goes_on_with_a_new_token_where_its_own_is_worth_nothing_any_more() {
+    let world = World::new("renewal").await;
+    world.account("viewer", &[("get", "stats")]).await;
+    let viz = world.start().await;
+    let old = format!("Bearer {}", world.token("viewer", AUDIENCE).await).parse().unwrap();
+    world.replace_account("viewer").await;
+
+    let tokens = Tokens { world: world.clone(), issued: Arc::default() };
+    let relay = Relay::new(viz.channel.clone(), old, tokens.clone());
+    let question = || StatRequest { resource: resource("pod", &world.namespace, ""), ..StatRequest::default() };
+    // As a page does: several questions at a time.
+    let answers = join_all((0..8).map(|_| relay.stat(Request::new(question())))).await;
+    for answer in answers {
+        answer.unwrap();
+    }
+    assert_eq!(tokens.issued.load(Ordering::Relaxed), 1);
+
+    // Where there is no other token, both reasons are told.
+    let old = "Bearer x".parse().unwrap();
+    let refused = Relay::new(viz.channel.clone(), old, tokens).stat(Request::new(question())).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
+    assert!(
+        refused.message().contains("audience viz.weft.io") && refused.message().contains("one was enough"),
+        "{refused:?}"
+    );
     world.done().await;
 }
 

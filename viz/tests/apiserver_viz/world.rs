@@ -19,10 +19,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tonic::{Request, Status, Streaming, transport::Channel};
+use tonic::{Request, Status, Streaming, metadata::AsciiMetadataValue, transport::Channel};
 use weft_proto::viz::{Resource, StatRequest, StatResponse, TapEvent, TapRequest, viz_client::VizClient};
 use weft_test_kit::{process, wait::eventually};
-use weft_viz_core::{page, rpc::Relay};
+use weft_viz_core::{
+    page,
+    relay::{Credentials, Relay},
+};
 
 /// Longest wait for something that should happen soon, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
@@ -33,6 +36,7 @@ pub(crate) const AUDIENCE: &str = "viz.weft.io";
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// One test's part of the cluster.
+#[derive(Clone)]
 pub(crate) struct World {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -41,8 +45,8 @@ pub(crate) struct World {
 /// The running component.
 pub(crate) struct Viz {
     pub(crate) process: process::Process,
+    pub(crate) channel: Channel,
     admin: SocketAddr,
-    channel: Channel,
     client: VizClient<Channel>,
 }
 
@@ -89,6 +93,13 @@ impl World {
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }));
         self.api().create(&params, &binding).await.unwrap();
+    }
+
+    /// Deletes it and creates another one of its name, with the same rights.
+    pub(crate) async fn replace_account(&self, name: &str) {
+        self.delete_account(name).await;
+        let account: ServiceAccount = object(json!({"metadata": {"name": name}}));
+        self.api().create(&PostParams::default(), &account).await.unwrap();
     }
 
     pub(crate) async fn delete_account(&self, name: &str) {
@@ -166,8 +177,7 @@ impl Viz {
 
     /// The JSON interface of the dashboard, which relays to the component: the HTTP status and the answer.
     pub(crate) async fn ask_as_page(&self, token: &str, question: &str, request: &Value) -> (u16, Value) {
-        let authorization = format!("Bearer {token}").parse().unwrap();
-        let relay = Relay::new(self.channel.clone(), Some(authorization));
+        let relay = Relay::new(self.channel.clone(), format!("Bearer {token}").parse().unwrap(), NoOther);
         let answer = page::question(&relay, question, request.to_string().as_bytes()).await.unwrap();
         let status = answer.status().as_u16();
         let content = answer.into_body().collect().await.unwrap().to_bytes();
@@ -176,6 +186,15 @@ impl Viz {
 
     pub(crate) async fn tap(&self, token: Option<&str>, request: TapRequest) -> Result<Streaming<TapEvent>, Status> {
         self.client.clone().tap(authorized(token, request)).await.map(tonic::Response::into_inner)
+    }
+}
+
+/// A caller with one token.
+struct NoOther;
+
+impl Credentials for NoOther {
+    async fn renew(&self) -> Result<AsciiMetadataValue, String> {
+        Err("there is one alone".to_owned())
     }
 }
 
