@@ -93,10 +93,22 @@ impl Cluster {
     /// # Errors
     /// The API server's error, unchanged.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<String> {
+        self.with_file("apply", manifest)
+    }
+
+    /// Deletes the objects of a manifest, and waits until they are gone.
+    ///
+    /// # Errors
+    /// The API server's error, unchanged.
+    pub fn delete(&self, manifest: &str) -> anyhow::Result<String> {
+        self.with_file("delete", manifest)
+    }
+
+    fn with_file(&self, verb: &str, manifest: &str) -> anyhow::Result<String> {
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(manifest.as_bytes())?;
         let path = file.path().to_string_lossy().into_owned();
-        self.kubectl(&["apply", "-f", &path])
+        self.kubectl(&[verb, "-f", &path])
     }
 
     /// Waits until a workload such as `deploy/web` is rolled out.

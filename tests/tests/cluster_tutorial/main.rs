@@ -11,6 +11,7 @@
 mod agent_only;
 mod bad_input;
 mod command_line;
+mod component;
 mod interception;
 mod kernel;
 mod migration;
@@ -46,7 +47,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 39] = [
+const CHECKS: [Check; 40] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -111,6 +112,11 @@ const CHECKS: [Check; 39] = [
     ),
     ("after a reboot nothing goes around a proxy, however late the agent", Needs::Workloads, workloads::reboot),
     ("a CronJob ran in the meantime, and its pod ended", Needs::Workloads, workloads::scheduled),
+    (
+        "weft-viz shows what happens, to those who may ask, also after a roll-out of itself",
+        Needs::Mesh,
+        component::shows_what_happens,
+    ),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),
