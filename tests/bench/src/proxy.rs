@@ -12,6 +12,7 @@ mod profile;
 mod report;
 pub mod rows;
 mod site;
+mod tap;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -51,7 +52,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, workers, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
+    /// bulk, round-trip, grpc-unary, grpc-stream, workers, tap, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
     /// [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
@@ -237,7 +238,7 @@ impl Bench {
                         report::started(started, certified)
                     }
                     Act::Idle { connections, .. } => idle(site, row, contender, connections).await?,
-                    Act::Load(_) | Act::Workers => anyhow::bail!("a load"),
+                    Act::Load(_) | Act::Workers | Act::Tap => anyhow::bail!("a load"),
                 };
                 say(repetition, repetitions, row, contender, &sample);
                 report.contenders.entry(contender).or_default().add(sample);

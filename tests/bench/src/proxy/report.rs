@@ -300,6 +300,11 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                 let times = one.iter().zip(&two).map(|(one, two)| two / one).collect();
                 at_most(format!("{name}, CPU with two over CPU with one"), "times", 2.0 / 1.8, times);
             }
+            Act::Tap => {
+                let (without, with) = (ours("cpu_us"), row.of(Contender::Tapped, "cpu_us"));
+                let more = without.iter().zip(&with).map(|(without, with)| (with / without - 1.0) * 100.0).collect();
+                at_most(format!("{name}, CPU that a tap adds"), "%", 3.0, more);
+            }
             Act::Start => {
                 at_most(format!("{name}, certificate to ready"), "ms", 6.0, ours("ready_after_certificate_ms"));
             }

@@ -23,6 +23,8 @@ pub(super) enum Act {
     Load(Shape),
     /// The load of `http1-64` on proxies with one and with two workers.
     Workers,
+    /// The load of `http1-64` while nobody looks, and while both pods are tapped.
+    Tap,
     /// Connections that do nothing.
     Idle {
         /// HTTP/1.1, or else opaque bytes.
@@ -48,6 +50,10 @@ pub enum Contender {
     #[value(name = "weft-2-workers")]
     #[serde(rename = "weft-2-workers")]
     Workers2,
+    /// The same proxies as weft, while `weft tap` watches all of their requests
+    #[value(name = "weft-tapped")]
+    #[serde(rename = "weft-tapped")]
+    Tapped,
     /// Two HAProxys that speak HTTP/1.1 over mutual TLS
     #[value(name = "haproxy-http1")]
     #[serde(rename = "haproxy-http1")]
@@ -74,7 +80,7 @@ pub(super) enum Protocol {
 }
 
 /// Every row, in the order of the table.
-pub const ROWS: [Row; 19] = [
+pub const ROWS: [Row; 20] = [
     load("http1-1", "HTTP/1.1, 1 kept connection, 1 KiB", Shape::Http1 { connections: 1 }),
     load("http1-16", "HTTP/1.1, 16 kept connections, 1 KiB", Shape::Http1 { connections: 16 }),
     load("http1-64", "HTTP/1.1, 64 kept connections, 1 KiB", Shape::Http1 { connections: 64 }),
@@ -93,6 +99,7 @@ pub const ROWS: [Row; 19] = [
         Shape::GrpcStream { connections: 1, streams: 64 },
     ),
     Row { name: "workers", what: "http1-64 with 1 and with 2 workers in each proxy", act: Act::Workers },
+    Row { name: "tap", what: "http1-64 without and with `weft tap` of both pods", act: Act::Tap },
     idle("idle-http-1000", "1,000 idle HTTP/1.1 connections", true, 1000),
     idle("idle-http-10000", "10,000 idle HTTP/1.1 connections", true, 10_000),
     idle("idle-opaque-1000", "1,000 idle opaque connections", false, 1000),
@@ -123,7 +130,7 @@ impl Row {
     pub(super) fn shape(&self) -> Option<Shape> {
         match self.act {
             Act::Load(shape) => Some(shape),
-            Act::Workers => Some(Shape::Http1 { connections: 64 }),
+            Act::Workers | Act::Tap => Some(Shape::Http1 { connections: 64 }),
             Act::Idle { .. } | Act::Start => None,
         }
     }
@@ -134,7 +141,7 @@ impl Row {
             Act::Load(Shape::Http1 { .. } | Shape::Http1New { .. } | Shape::Open { .. }) => Protocol::Http1,
             Act::Load(Shape::Http2 { .. } | Shape::GrpcUnary { .. } | Shape::GrpcStream { .. }) => Protocol::Http2,
             Act::Load(Shape::Bulk | Shape::RoundTrip) => Protocol::Tcp,
-            Act::Start | Act::Workers => Protocol::Http1,
+            Act::Start | Act::Workers | Act::Tap => Protocol::Http1,
             Act::Idle { http, .. } => {
                 if http {
                     Protocol::Http1
@@ -150,6 +157,7 @@ impl Row {
         match self.act {
             Act::Start => return matches!(contender, Contender::Weft | Contender::Baseline),
             Act::Workers => return matches!(contender, Contender::Weft | Contender::Workers2),
+            Act::Tap => return matches!(contender, Contender::Weft | Contender::Tapped),
             Act::Load(_) | Act::Idle { .. } => {}
         }
         let idle = matches!(self.act, Act::Idle { .. });
@@ -158,7 +166,7 @@ impl Row {
         match contender {
             Contender::Direct => !idle,
             Contender::Weft | Contender::Baseline => true,
-            Contender::Workers2 => false,
+            Contender::Workers2 | Contender::Tapped => false,
             // gRPC needs HTTP/2 all the way.
             Contender::HaproxyHttp1 => http && !grpc,
             Contender::HaproxyHttp2 => http,
@@ -178,6 +186,7 @@ impl Contender {
             Self::Weft => "weft",
             Self::Baseline => "baseline",
             Self::Workers2 => "weft-2-workers",
+            Self::Tapped => "weft-tapped",
             Self::HaproxyHttp1 => "haproxy-http1",
             Self::HaproxyHttp2 => "haproxy-http2",
             Self::HaproxyTcp => "haproxy-tcp",

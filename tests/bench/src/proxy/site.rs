@@ -21,6 +21,7 @@ use weft_test_kit::{
 use super::{
     haproxy::{Hop, Pair},
     rows::{Contender, Protocol},
+    tap::Tap,
 };
 use crate::{
     actor::{self, Actor},
@@ -80,7 +81,7 @@ impl Kind {
             Contender::Direct | Contender::HaproxyHttp1 | Contender::HaproxyHttp2 | Contender::HaproxyTcp => {
                 Self::Plain
             }
-            Contender::Weft | Contender::Opaque => Self::Present,
+            Contender::Weft | Contender::Tapped | Contender::Opaque => Self::Present,
             Contender::Workers2 => Self::Workers2,
             Contender::Baseline => Self::Former(baseline.context("no directory of a baseline")?.clone()),
         })
@@ -115,7 +116,7 @@ pub(super) async fn start(
 /// It was not started.
 pub(super) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
     let serves = |site: &&mut Site| match contender {
-        Contender::Weft | Contender::Opaque => site.kind == Kind::Present,
+        Contender::Weft | Contender::Tapped | Contender::Opaque => site.kind == Kind::Present,
         Contender::Workers2 => site.kind == Kind::Workers2,
         Contender::Baseline => matches!(site.kind, Kind::Former(_)),
         _ => site.kind == Kind::Plain,
@@ -174,9 +175,12 @@ impl Site {
             Contender::HaproxyHttp1 => Hop::Http1,
             Contender::HaproxyHttp2 => Hop::Http2,
             Contender::HaproxyTcp => Hop::Tcp,
-            Contender::Direct | Contender::Weft | Contender::Baseline | Contender::Workers2 | Contender::Opaque => {
-                return Ok(());
-            }
+            Contender::Direct
+            | Contender::Weft
+            | Contender::Baseline
+            | Contender::Workers2
+            | Contender::Tapped
+            | Contender::Opaque => return Ok(()),
         };
         let pair = Pair::start(&Sandbox::open(self.mesh.name())?, hop, &self.server_ip)?;
         self.pairs.insert(contender, pair);
@@ -224,7 +228,12 @@ impl Site {
         let mut processes = vec![self.server_pid];
         processes.extend(self.proxies(contender)?.iter().flat_map(|proxies| [proxies.outbound, proxies.inbound]));
         let load = Load { shape, target, warm_up, time, processes };
-        match self.client.tell(&actor::Order::Load(Order::Load(load))).await? {
+        let tap = if contender == Contender::Tapped { Some(Tap::start(self.mesh.name(), NAMESPACE)?) } else { None };
+        let reply = self.client.tell(&actor::Order::Load(Order::Load(load))).await?;
+        if let Some(tap) = tap {
+            tap.finish().await?;
+        }
+        match reply {
             actor::Reply::Loaded(Reply::Measured(measured)) => Ok(measured),
             other => bail!("unexpected {other:?}"),
         }
