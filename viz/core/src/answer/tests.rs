@@ -104,6 +104,10 @@ fn to_web(pod: &str) -> String {
 
 /// Two replicas of web, of which a client knows both, and a stranger that one of them denied.
 fn shop() -> Engine<Texts> {
+    texts_of_shop().engine()
+}
+
+fn texts_of_shop() -> Texts {
     let served = |count: u64| {
         let tls = format!(
             "tls=\"true\",client_id=\"{CLIENT_ID}\",srv_kind=\"server\",srv_name=\"web-http\",srv_port=\"8080\",route_kind=\"default\",route_name=\"default\""
@@ -133,7 +137,33 @@ fn shop() -> Engine<Texts> {
         .with("shop", "web", "web-0", &first)
         .with("shop", "web", "web-1", &served(20))
         .with("shop", "client", "client-0", &client)
-        .engine()
+}
+
+/// Nodes whose clocks are years apart: times are the collector's, and a proxy's clock is compared with itself alone.
+#[tokio::test]
+async fn clocks_that_differ_change_no_number() {
+    let mut texts = texts_of_shop();
+    for (name, started) in [("web-0", "1"), ("web-1", "4102444800"), ("client-0", "1700000000")] {
+        for text in texts.texts.get_mut(name).unwrap() {
+            text.insert_str(0, &format!("process_start_time_seconds {started}\n"));
+        }
+    }
+    let rows = async |engine: Engine<Texts>| {
+        let request = StatRequest { resource: resource("shop", "pod", ""), ..StatRequest::default() };
+        let stat = engine.stat(request).await.unwrap();
+        let edges = EdgesRequest { resource: resource("shop", "pod", ""), ..EdgesRequest::default() };
+        let edges = engine.edges(edges).await.unwrap().edges;
+        let http = stat.rows.into_iter().map(|row| (row.resource.unwrap().name, row.http));
+        let edges = edges.into_iter().map(|edge| (edge.source.map(|it| it.name).unwrap_or_default(), edge.http));
+        let counted = http.chain(edges).map(|(name, http)| (name, http.map(|it| (it.success, it.failure, it.p99_ms))));
+        counted.collect::<Vec<_>>()
+    };
+    let (skewed, right) = (rows(texts.engine()).await, rows(shop()).await);
+    assert_eq!(skewed, right);
+    assert!(
+        right.iter().any(|(name, http)| name == "web-1" && http.is_some_and(|(success, ..)| success == 20)),
+        "{right:?}"
+    );
 }
 
 #[tokio::test]
