@@ -11,9 +11,10 @@
 
 use std::{
     io,
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -29,7 +30,8 @@ use super::{Applied, Cluster, Event, Index, PendingStatuses};
 const QUESTIONS: usize = 1024;
 /// How long questions are answered before the next look at updates.
 const ANSWERING: Duration = Duration::from_millis(5);
-/// How long an answer may take. Clients then try again, at another replica if there is one.
+/// How long nobody may be answered while somebody waits. Clients then try again, at another replica if there is one. As
+/// long as others are answered, who waits stays in line: a client that asked again would make the line longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The index, shared by the gRPC services. The thread ends with the last handle.
@@ -39,13 +41,15 @@ pub struct SharedIndex {
     batches: mpsc::Sender<Batch>,
     questions: mpsc::Sender<Question>,
     ineffective: Arc<AtomicUsize>,
+    /// Number of questions that were answered.
+    answered: Arc<AtomicU64>,
     statuses: PendingStatuses,
 }
 
 /// Why a question was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
-    /// Too many others ask.
+    /// Nobody is answered.
     #[error("too many requests, try again")]
     Busy,
     /// The index has stopped.
@@ -69,11 +73,11 @@ impl SharedIndex {
         let (batches, batch_rx) = mpsc::channel(1);
         let (questions, question_rx) = mpsc::channel(QUESTIONS);
         let index = Index::new(cluster);
-        let (cluster, ineffective) = (index.cluster().clone(), Arc::new(AtomicUsize::new(0)));
+        let (cluster, ineffective, answered) = (index.cluster().clone(), Arc::default(), Arc::default());
         let statuses = index.statuses();
-        let shared = Self { cluster, batches, questions, ineffective: ineffective.clone(), statuses };
+        let serving = Serving { index, ineffective: Arc::clone(&ineffective), answered: Arc::clone(&answered) };
+        let shared = Self { cluster, batches, questions, ineffective, answered, statuses };
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let serving = Serving { index, ineffective };
         let thread = std::thread::Builder::new().name("index".to_owned());
         thread.spawn(move || runtime.block_on(serving.serve(batch_rx, question_rx)))?;
         Ok(shared)
@@ -97,7 +101,7 @@ impl SharedIndex {
     /// Asks the index. The question must be quick: everybody else waits for it.
     ///
     /// # Errors
-    /// When the answer takes too long, or the index has stopped.
+    /// When nobody is answered for long, or the index has stopped.
     pub fn ask<R: Send + 'static, Q: FnOnce(&mut Index) -> R + Send + 'static>(
         &self,
         question: Q,
@@ -111,13 +115,20 @@ impl SharedIndex {
                 let _ = answer.send(question(index));
             }
         });
-        let questions = self.questions.clone();
+        let (questions, others) = (self.questions.clone(), Arc::clone(&self.answered));
         async move {
-            let asking = async move {
+            let mut asking = pin!(async move {
                 questions.send(question).await.map_err(|_| Unanswered::Stopped)?;
                 answered.await.map_err(|_| Unanswered::Stopped)
-            };
-            timeout(PATIENCE, asking).await.unwrap_or(Err(Unanswered::Busy))
+            });
+            loop {
+                let before = others.load(Ordering::Relaxed);
+                match timeout(PATIENCE, asking.as_mut()).await {
+                    Ok(answer) => return answer,
+                    Err(_) if others.load(Ordering::Relaxed) == before => return Err(Unanswered::Busy),
+                    Err(_) => {}
+                }
+            }
         }
     }
 
@@ -141,6 +152,7 @@ impl SharedIndex {
 struct Serving {
     index: Index,
     ineffective: Arc<AtomicUsize>,
+    answered: Arc<AtomicU64>,
 }
 
 impl Serving {
@@ -159,6 +171,7 @@ impl Serving {
             let mut next = question.or_else(|| questions.try_recv().ok());
             while let Some(question) = next {
                 question(&mut self.index);
+                self.answered.fetch_add(1, Ordering::Relaxed);
                 next = if Instant::now() < until { questions.try_recv().ok() } else { None };
             }
         }
@@ -222,6 +235,47 @@ mod tests {
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_waits_as_long_as_others_are_answered() {
+        let index = index();
+        // A question that takes as long as the test says.
+        let ask = || {
+            let (go, wait) = std::sync::mpsc::channel();
+            (go, tokio::spawn(index.ask(move |_| wait.recv().unwrap())))
+        };
+        let most = PATIENCE * 9 / 10;
+        let ((first_go, first), (second_go, mut second)) = (ask(), ask());
+        tokio::task::yield_now().await;
+        tokio::time::advance(most).await;
+        first_go.send(()).unwrap();
+        // The clock would go on if this task waited.
+        while !first.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(first.await.unwrap(), Ok(()));
+        for _ in 0..2 {
+            tokio::time::advance(most / 2).await;
+            tokio::task::yield_now().await;
+        }
+        let early = tokio::select! {
+            biased;
+            early = &mut second => Some(early),
+            () = tokio::task::yield_now() => None,
+        };
+        assert!(early.is_none(), "it has waited for too long: {early:?}");
+        second_go.send(()).unwrap();
+        while !second.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(second.await.unwrap(), Ok(()));
+        // The opposite: nobody is answered.
+        let ((third_go, third), (_fourth_go, fourth)) = (ask(), ask());
+        tokio::task::yield_now().await;
+        tokio::time::advance(PATIENCE).await;
+        assert_eq!((third.await.unwrap(), fourth.await.unwrap()), (Err(Unanswered::Busy), Err(Unanswered::Busy)));
+        third_go.send(()).unwrap();
     }
 
     #[tokio::test]
