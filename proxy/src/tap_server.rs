@@ -38,6 +38,7 @@ const LIMITS: Limits = Limits {
     streams: 32,
     source_streams: 64,
     local_streams: 32,
+    waiting: 1024,
     begin: Duration::from_secs(10),
     receive: Duration::from_secs(10),
     exchange: None,

@@ -4,13 +4,19 @@
 //! deadlines ([`Limits`]), bounds on connections, in all and of one address, where a new one replaces the least useful one
 //! ([`connections`]), bounds on the requests of an address and on the bytes of requests being received, HTTP/2 pings and TCP keep-alive. It refuses to know what is served.
 //!
+//! When more comes than can be answered, connections are read from in turns ([`gate`]), and deadlines count only the time for
+//! which this process waits for its peer ([`clock`]).
+//!
 //! ```text
-//! accept ─> admit (evicts when full) ─> handshake ─> hyper ─> service
+//! accept ─> admit (evicts when full) ─> handshake ─> paced reads ─> hyper ─> service
 //!                │ deadlines: begin, receive, exchange, idle ──┘
 //! ```
 
 mod body;
+mod clock;
 mod connections;
+mod gate;
+mod paced;
 
 use std::{convert::Infallible, future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
@@ -32,6 +38,7 @@ pub use body::{RequestBody, ResponseBody};
 
 use crate::drain::Watch;
 use connections::{Connection, Connections, Exchange, Overdue, Source};
+use paced::Paced;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -65,9 +72,14 @@ pub struct Limits {
     /// The most HTTP/2 streams at a time on a connection from the listener's own address: the sidecar, which carries the
     /// streams of many clients.
     pub local_streams: u32,
-    /// From accept to the end of the first request's head, the TLS handshake included.
+    /// The most requests that wait for this process, from their arrival until their answers begin, over all connections; an
+    /// address may have a sixteenth of them. Beyond, connections are read from in turns, so that what they send waits
+    /// with their clients.
+    pub waiting: usize,
+    /// From accept to the end of the first request's head, the TLS handshake included. Only the time counts for which this
+    /// process waits for its peer.
     pub begin: Duration,
-    /// From the head of a request to the end of its body.
+    /// From the head of a request to the end of its body. Only the time counts for which this process waits for its peer.
     pub receive: Duration,
     /// From the head of a request to the end of its response; no bound for streams.
     pub exchange: Option<Duration>,
@@ -89,6 +101,7 @@ impl Limits {
         streams: 32,
         source_streams: 128 * 32,
         local_streams: 256,
+        waiting: 1024,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(10),
         exchange: Some(Duration::from_secs(30)),
@@ -105,6 +118,7 @@ impl Limits {
         streams: 128,
         source_streams: 512 * 128,
         local_streams: 128,
+        waiting: 4096,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(30),
         exchange: Some(Duration::from_secs(60)),
@@ -123,6 +137,7 @@ impl Limits {
         streams: 4096,
         source_streams: 16 * 1024,
         local_streams: 1024 * 1024,
+        waiting: 8 * 1024,
         begin: Duration::from_secs(10),
         receive: Duration::from_secs(10),
         exchange: None,
@@ -242,6 +257,7 @@ impl Server {
         F: Future<Output = Response<B>> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
+        connection.handle().clock().start();
         // What has arrived counts before a deadline that has passed: it is the process that was late, not the client.
         let (io, extensions) = tokio::select! {
             biased;
@@ -250,6 +266,7 @@ impl Server {
             () = self.ended() => return Ok(()),
         };
         let handle = connection.handle();
+        let io = Paced::new(io, handle.clone());
         let draining = self.watch.clone();
         let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().extend(extensions.clone());
@@ -352,7 +369,7 @@ where
             return refused;
         };
         let mut response = answering.await;
-        exchange.release();
+        exchange.answered();
         if http1 && draining.is_signaled() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

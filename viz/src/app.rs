@@ -41,6 +41,7 @@ const LIMITS: Limits = Limits {
     streams: 64,
     source_streams: 512,
     local_streams: 512,
+    waiting: 1024,
     begin: Duration::from_secs(10),
     receive: Duration::from_secs(10),
     // Taps are open until their callers go; the service bounds its other answers.

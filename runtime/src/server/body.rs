@@ -4,13 +4,13 @@ use std::{
     error::Error,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::connections::Exchange;
+use super::{clock::BodyArrival, connections::Exchange};
 
 /// The body of a request, whose bytes count against the listener's limit until the request is answered.
 #[derive(Debug)]
@@ -36,7 +36,18 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        let Self { incoming, exchange } = &mut *self;
+        let mut frame = Pin::new(&mut *incoming).poll_frame(cx);
+        if frame.is_pending() {
+            // Before the next look: what arrives after it counts as arrived at once, whenever this body is polled again.
+            exchange.owed();
+            let arrival = BodyArrival { exchange: Arc::downgrade(exchange), reader: cx.waker().clone() };
+            frame = Pin::new(incoming).poll_frame(&mut Context::from_waker(&Waker::from(Arc::new(arrival))));
+            if frame.is_ready() {
+                exchange.arrived();
+            }
+        }
+        let frame = ready!(frame);
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
             && !self.exchange.receive(data.len())

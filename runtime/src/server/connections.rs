@@ -17,21 +17,31 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Limits;
+use super::{
+    Limits,
+    clock::PeerClock,
+    gate::{Gate, Member},
+};
+
+/// The shortest wait for a deadline: the clock of a connection may stand until then.
+const TICK: Duration = Duration::from_millis(10);
 
 /// The open connections of a listener.
 #[derive(Debug)]
 pub(super) struct Connections {
     limits: Limits,
     table: Mutex<Table>,
+    gate: parking_lot::Mutex<Gate>,
 }
 
 #[derive(Debug, Default)]
@@ -66,12 +76,20 @@ struct Entry {
     since: Instant,
     /// Whether a request has ended.
     served: bool,
-    /// Requests whose bodies have not ended, and when they began.
-    receiving: BTreeMap<u64, Instant>,
+    /// Requests whose bodies have not ended.
+    receiving: BTreeMap<u64, Begun>,
     /// Requests that are being answered, and when they began.
     answering: BTreeMap<u64, Instant>,
     held: usize,
     signals: Arc<Signals>,
+}
+
+/// When a request began.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    at: Instant,
+    /// What the connection's clock had counted.
+    counted: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +124,8 @@ pub(super) struct Handle {
     connections: Arc<Connections>,
     id: u64,
     signals: Arc<Signals>,
+    member: Member,
+    clock: Arc<PeerClock>,
 }
 
 /// A request and its response, until it is dropped.
@@ -116,11 +136,25 @@ pub(super) struct Exchange {
     held: AtomicUsize,
     /// Whether the source had too many requests already.
     excess: bool,
+    stage: parking_lot::Mutex<Stage>,
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// This process has not looked at what has arrived.
+    Untaken,
+    /// Its client owes the rest of it.
+    Owed,
+    /// This process has all of it, and has not begun to answer.
+    Received,
+    /// Nothing; the response may go on.
+    Answered,
 }
 
 impl Connections {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, table: Mutex::default() }
+        Self { limits, table: Mutex::default(), gate: parking_lot::Mutex::new(Gate::new(limits.waiting)) }
     }
 
     /// Admits a connection, in another's place if there are too many; `None` if all others are being answered.
@@ -148,7 +182,8 @@ impl Connections {
             signals: signals.clone(),
         };
         table.open.insert(id, entry);
-        Some(Connection(Arc::new(Handle { connections: self.clone(), id, signals })))
+        let member = if source.local { Member::Sidecar(id) } else { Member::Address(source.addr) };
+        Some(Connection(Arc::new(Handle { connections: self.clone(), id, signals, member, clock: Arc::default() })))
     }
 
     /// Closes the least useful connection, if there is one: the process is out of file descriptors.
@@ -219,18 +254,22 @@ impl Entry {
         (self.is_spare(), !self.served, Reverse(self.since), Reverse(id))
     }
 
-    /// When the connection has to close unless something happens, and why.
-    fn due(&self, limits: &Limits) -> Option<(Instant, Overdue)> {
-        let first = |requests: &BTreeMap<u64, Instant>| requests.first_key_value().map(|(_, since)| *since);
-        let (receiving, answering) = (first(&self.receiving), first(&self.answering));
-        if receiving.is_none() && answering.is_none() {
-            let (limit, why) = if self.served { (limits.idle, Overdue::Idle) } else { (limits.begin, Overdue::Begin) };
-            return Some((self.since + limit, why));
+    /// How long the connection may stay unless something happens, and why not longer. What a peer has to do in time counts
+    /// by the connection's clock.
+    fn due(&self, limits: &Limits, counted: Duration) -> Option<(Duration, Overdue)> {
+        let begun = self.receiving.first_key_value().map(|(_, begun)| *begun);
+        let answering = self.answering.first_key_value().map(|(_, since)| *since);
+        if begun.is_none() && answering.is_none() {
+            return Some(if self.served {
+                (limits.idle.saturating_sub(self.since.elapsed()), Overdue::Idle)
+            } else {
+                (limits.begin.saturating_sub(counted), Overdue::Begin)
+            });
         }
-        let receive = receiving.map(|since| (since + limits.receive, Overdue::Receive));
-        let exchange = receiving.into_iter().chain(answering).min().zip(limits.exchange);
-        let exchange = exchange.map(|(since, limit)| (since + limit, Overdue::Exchange));
-        receive.into_iter().chain(exchange).min_by_key(|(at, _)| *at)
+        let receive = begun.map(|begun| ((begun.counted + limits.receive).saturating_sub(counted), Overdue::Receive));
+        let exchange = begun.map(|begun| begun.at).into_iter().chain(answering).min().zip(limits.exchange);
+        let exchange = exchange.map(|(since, limit)| (limit.saturating_sub(since.elapsed()), Overdue::Exchange));
+        receive.into_iter().chain(exchange).min_by_key(|(left, _)| *left)
     }
 }
 
@@ -254,33 +293,33 @@ impl Connection {
 
     /// Waits until the connection has to close, and returns the reason. Cancel safe.
     pub(super) async fn overdue(&self) -> Overdue {
-        let Handle { connections, id, signals } = &*self.0;
+        let Handle { connections, id, signals, clock, .. } = &*self.0;
         loop {
             let due = match connections.table().open.get(id) {
-                Some(entry) => entry.due(&connections.limits),
+                Some(entry) => entry.due(&connections.limits, clock.elapsed()),
                 None => return Overdue::Evicted,
             };
-            let overdue = async {
+            let passed = async {
                 match due {
-                    Some((at, why)) => {
-                        sleep_until(at).await;
-                        why
-                    }
+                    Some((left, _)) => sleep(left.max(TICK)).await,
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
-                biased;
-                () = signals.evicted.cancelled() => return Overdue::Evicted,
-                () = signals.changed.notified() => {}
-                why = overdue => return why,
+            match due {
+                Some((Duration::ZERO, why)) => return why,
+                _ => tokio::select! {
+                    biased;
+                    () = signals.evicted.cancelled() => return Overdue::Evicted,
+                    () = signals.changed.notified() => {}
+                    () = passed => {}
+                },
             }
         }
     }
 
     /// Waits until no request is in progress. Cancel safe.
     pub(super) async fn without_requests(&self) {
-        let Handle { connections, id, signals } = &*self.0;
+        let Handle { connections, id, signals, .. } = &*self.0;
         loop {
             let quiet = connections
                 .table()
@@ -297,11 +336,31 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.0.connections.table().remove(self.0.id);
+        let Handle { connections, id, member, .. } = &*self.0;
+        connections.table().remove(*id);
+        let granted = connections.gate.lock().ended(*member, *id);
+        granted.wake();
     }
 }
 
 impl Handle {
+    /// What the connection's deadlines for its peer count.
+    pub(super) fn clock(&self) -> &Arc<PeerClock> {
+        &self.clock
+    }
+
+    /// Waits until there is room for what a read brings.
+    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+        let may_read = self.connections.gate.lock().may_read(self.member, self.id, cx.waker());
+        if may_read { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Records that the connection was read from.
+    pub(super) fn has_read(&self) {
+        let granted = self.connections.gate.lock().has_read(self.id);
+        granted.wake();
+    }
+
     /// Starts a request.
     pub(super) fn begin(self: &Arc<Self>) -> Exchange {
         let mut guard = self.connections.table();
@@ -310,7 +369,7 @@ impl Handle {
         let id = table.next;
         let mut excess = false;
         if let Some(entry) = table.open.get_mut(&self.id) {
-            entry.receiving.insert(id, Instant::now());
+            entry.receiving.insert(id, Begun { at: Instant::now(), counted: self.clock.elapsed() });
             if let Some(source) = table.sources.get_mut(&entry.source.addr) {
                 excess = !entry.source.local && source.requests >= self.connections.limits.source_streams;
                 source.requests += 1;
@@ -318,7 +377,10 @@ impl Handle {
         }
         drop(guard);
         self.signals.changed.notify_one();
-        Exchange { handle: self.clone(), id, held: AtomicUsize::new(0), excess }
+        self.clock.request_arrived();
+        self.connections.gate.lock().waits(self.member);
+        let stage = parking_lot::Mutex::new(Stage::Untaken);
+        Exchange { handle: self.clone(), id, held: AtomicUsize::new(0), excess, stage }
     }
 }
 
@@ -345,19 +407,63 @@ impl Exchange {
         table.open.contains_key(id)
     }
 
+    /// Records that the client owes the rest of the body.
+    pub(super) fn owed(&self) {
+        self.enter(Stage::Owed);
+    }
+
+    /// Records that more of the body has arrived.
+    pub(super) fn arrived(&self) {
+        self.enter(Stage::Untaken);
+    }
+
+    /// Records that the answer begins, and releases the body's bytes.
+    pub(super) fn answered(&self) {
+        self.enter(Stage::Answered);
+        self.release();
+    }
+
+    fn enter(&self, next: Stage) {
+        let Handle { connections, member, clock, .. } = &*self.handle;
+        let mut stage = self.stage.lock();
+        let last = *stage;
+        // What was received owes nothing, and what was answered waits for nothing.
+        if last == next || last == Stage::Answered || last == Stage::Received && next != Stage::Answered {
+            return;
+        }
+        *stage = next;
+        if next == Stage::Untaken {
+            clock.request_arrived();
+        } else if last == Stage::Untaken {
+            clock.request_taken();
+        }
+        let waits = |stage| matches!(stage, Stage::Untaken | Stage::Received);
+        let granted = match (waits(last), waits(next)) {
+            (true, false) => connections.gate.lock().waits_no_longer(*member),
+            (false, true) => {
+                connections.gate.lock().waits(*member);
+                return;
+            }
+            _ => return,
+        };
+        drop(stage);
+        granted.wake();
+    }
+
     /// Records that the body has ended.
     pub(super) fn received(&self) {
+        self.enter(Stage::Received);
         let mut table = self.handle.connections.table();
         let Some(entry) = table.open.get_mut(&self.handle.id) else { return };
-        if let Some(since) = entry.receiving.remove(&self.id) {
-            entry.answering.insert(self.id, since);
+        if let Some(begun) = entry.receiving.remove(&self.id) {
+            entry.answering.insert(self.id, begun.at);
             drop(table);
             self.handle.signals.changed.notify_one();
         }
     }
 
     /// Releases the body's bytes.
-    pub(super) fn release(&self) {
+    fn release(&self) {
         let bytes = self.held.swap(0, Ordering::Relaxed);
         let mut table = self.handle.connections.table();
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
@@ -369,7 +475,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.release();
+        self.answered();
         let mut guard = self.handle.connections.table();
         let table = &mut *guard;
         if let Some(entry) = table.open.get_mut(&self.handle.id) {
@@ -377,7 +483,7 @@ impl Drop for Exchange {
             entry.served = true;
             entry.since = Instant::now();
             if let Some(source) = table.sources.get_mut(&entry.source.addr)
-                && received.or(answered).is_some()
+                && (received.is_some() || answered.is_some())
             {
                 source.requests = source.requests.saturating_sub(1);
             }
@@ -388,155 +494,4 @@ impl Drop for Exchange {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    const ATTACKER: Source = remote(6);
-    const API_SERVER: Source = remote(1);
-
-    const fn remote(host: u8) -> Source {
-        Source { addr: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, host)), local: false }
-    }
-
-    fn full_at(connections: usize) -> Arc<Connections> {
-        Arc::new(Connections::new(Limits { connections, held_bytes: 100, ..Limits::WEBHOOK }))
-    }
-
-    fn is_open(connection: &Connection) -> bool {
-        connection.0.connections.table().open.contains_key(&connection.0.id)
-    }
-
-    fn served(connection: &Connection) {
-        connection.handle().begin().received();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_newcomer_replaces_the_connection_that_is_missed_least() {
-        let connections = full_at(3);
-        let admit = |source| {
-            let connections = connections.clone();
-            async move {
-                tokio::time::advance(Duration::from_secs(1)).await;
-                connections.admit(source)
-            }
-        };
-        let asked_before = admit(ATTACKER).await.unwrap();
-        served(&asked_before);
-        let older = admit(ATTACKER).await.unwrap();
-        let younger = admit(ATTACKER).await.unwrap();
-        let newcomer = admit(ATTACKER).await.unwrap();
-        assert!(is_open(&asked_before) && is_open(&younger) && is_open(&newcomer), "the oldest silent one goes");
-        assert_eq!(older.overdue().await, Overdue::Evicted);
-        let being_answered = newcomer.handle().begin();
-        being_answered.received();
-        let still_arriving = younger.handle().begin();
-        let last = admit(ATTACKER).await.unwrap();
-        assert!(!is_open(&younger) && is_open(&newcomer), "a request that has not arrived keeps no place");
-        drop(still_arriving);
-        served(&last);
-        let next = admit(ATTACKER).await.unwrap();
-        assert!(!is_open(&asked_before) && is_open(&last) && is_open(&next), "the longest idle goes");
-    }
-
-    #[tokio::test]
-    async fn the_source_with_most_connections_loses_one() {
-        let connections = full_at(4);
-        let api_server = connections.admit(API_SERVER).unwrap();
-        let flood: Vec<_> = (0..3).map(|_| connections.admit(ATTACKER).unwrap()).collect();
-        for connection in &flood {
-            served(connection);
-        }
-        let other = connections.admit(API_SERVER).unwrap();
-        assert!(is_open(&api_server) && is_open(&other));
-        assert_eq!(flood.iter().filter(|connection| is_open(connection)).count(), 2);
-    }
-
-    #[tokio::test]
-    async fn a_source_has_as_many_connections_as_one_may_and_displaces_only_its_own() {
-        let limits = Limits { connections: 9, source_connections: 2, ..Limits::GRPC };
-        let connections = Arc::new(Connections::new(limits));
-        let (other, silent) = (connections.admit(API_SERVER).unwrap(), connections.admit(ATTACKER).unwrap());
-        let busy = connections.admit(ATTACKER).unwrap();
-        let exchange = busy.handle().begin();
-        exchange.received();
-        let next = connections.admit(ATTACKER).unwrap();
-        assert!(is_open(&other) && is_open(&busy) && is_open(&next) && !is_open(&silent));
-        let another = next.handle().begin();
-        another.received();
-        assert!(connections.admit(ATTACKER).is_none(), "both are being answered");
-        let sidecar = Source { local: true, ..ATTACKER };
-        assert!(connections.admit(sidecar).is_some(), "many clients are behind it");
-    }
-
-    #[tokio::test]
-    async fn requests_of_a_source_are_bounded_over_its_connections_and_free_when_they_end() {
-        let connections = Arc::new(Connections::new(Limits { source_streams: 2, ..Limits::GRPC }));
-        let (one, two) = (connections.admit(ATTACKER).unwrap(), connections.admit(ATTACKER).unwrap());
-        let (first, second) = (one.handle().begin(), two.handle().begin());
-        first.received();
-        assert!(!first.is_excess() && !second.is_excess());
-        let third = two.handle().begin();
-        assert!(third.is_excess());
-        assert!(!connections.admit(API_SERVER).unwrap().handle().begin().is_excess(), "another source");
-        drop((first, third));
-        let fourth = one.handle().begin();
-        assert!(!fourth.is_excess(), "one has ended");
-        // A connection takes its requests with it.
-        drop(two);
-        assert!(!one.handle().begin().is_excess());
-        drop((second, fourth, one));
-        assert!(connections.table().sources.is_empty());
-        let sidecar = connections.admit(Source { local: true, ..ATTACKER }).unwrap();
-        let many: Vec<_> = (0..9).map(|_| sidecar.handle().begin()).collect();
-        assert!(many.iter().all(|exchange| !exchange.is_excess()));
-    }
-
-    #[tokio::test]
-    async fn connections_in_use_go_only_when_their_source_has_more_than_its_share() {
-        let connections = full_at(4);
-        let flood: Vec<_> = (0..4).map(|_| connections.admit(ATTACKER).unwrap()).collect();
-        let exchanges: Vec<_> = flood.iter().map(|connection| connection.handle().begin()).collect();
-        exchanges.iter().for_each(Exchange::received);
-        assert!(connections.admit(ATTACKER).is_none(), "more than its share");
-        let newcomer = connections.admit(API_SERVER).unwrap();
-        assert!(is_open(&newcomer) && connections.table().open.len() == 4);
-        drop((newcomer, exchanges, flood));
-        assert!(connections.table().open.is_empty() && connections.table().sources.is_empty());
-    }
-
-    #[tokio::test]
-    async fn the_connection_that_holds_most_bytes_goes() {
-        let connections = full_at(9);
-        let (greedy, modest) = (connections.admit(ATTACKER).unwrap(), connections.admit(ATTACKER).unwrap());
-        let (large, small) = (greedy.handle().begin(), modest.handle().begin());
-        assert!(large.receive(60) && small.receive(40));
-        assert!(small.receive(1), "the other one held more");
-        assert!(!is_open(&greedy) && !large.receive(1));
-        small.release();
-        assert_eq!(connections.table().held, 0);
-        assert!(!small.receive(101), "no other connection holds bytes");
-        assert!(connections.table().open.is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn deadlines_follow_the_requests() {
-        let connections = full_at(9);
-        let overdue = async |connection: &Connection| {
-            let since = Instant::now();
-            let why = connection.overdue().await;
-            (why, since.elapsed().as_secs())
-        };
-        let silent = connections.admit(ATTACKER).unwrap();
-        assert_eq!(overdue(&silent).await, (Overdue::Begin, 10));
-        let idle = connections.admit(ATTACKER).unwrap();
-        served(&idle);
-        assert_eq!(overdue(&idle).await, (Overdue::Idle, 180));
-        let slow = connections.admit(ATTACKER).unwrap();
-        let exchange = slow.handle().begin();
-        assert_eq!(overdue(&slow).await, (Overdue::Receive, 30));
-        exchange.received();
-        assert_eq!(overdue(&slow).await, (Overdue::Exchange, 30));
-    }
-}
+mod tests;

@@ -1,7 +1,14 @@
 //! The server on real sockets, with clients that are silent, slow, or gone.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use http_body_util::{BodyExt, Full};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use hyper::client::conn::http2::SendRequest;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::Semaphore,
+    task::{JoinHandle, JoinSet},
+};
 
 use super::*;
 use crate::drain::Drain;
@@ -260,4 +267,130 @@ async fn a_request_that_has_arrived_is_served_however_late_the_process_is() {
         let closed = server.serve_connection(&connection, handshake, 1, peer, service).await;
         assert_eq!(closed.unwrap_err(), Overdue::Begin.reason());
     }
+}
+
+/// A server whose turn to work comes when a test says so.
+#[derive(Clone)]
+struct Busy {
+    server: Server,
+    connections: Arc<Connections>,
+    turns: Arc<Semaphore>,
+    /// Whether a request takes its turn before it is read, and not before it is answered.
+    reads_late: bool,
+    /// Requests that were read and are not answered: now, and the most of them at a time.
+    read: Arc<[AtomicUsize; 2]>,
+}
+
+/// What the server says of a connection when it has ended.
+type Served = JoinHandle<Result<(), String>>;
+
+impl Busy {
+    fn new(limits: Limits, reads_late: bool) -> Self {
+        let server = Server::new("test", limits, Drain::new().1);
+        let connections = Arc::new(Connections::new(limits));
+        Self { server, connections, turns: Arc::new(Semaphore::new(0)), reads_late, read: Arc::default() }
+    }
+
+    async fn answer(self, request: Request<RequestBody>) -> Response<Full<Bytes>> {
+        if self.reads_late {
+            self.turns.acquire().await.unwrap().forget();
+        }
+        let length = request.into_body().collect().await.unwrap().to_bytes().len();
+        let [now, most] = &*self.read;
+        most.fetch_max(now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if !self.reads_late {
+            self.turns.acquire().await.unwrap().forget();
+        }
+        now.fetch_sub(1, Ordering::Relaxed);
+        Response::new(Full::new(Bytes::from(format!("{length} bytes"))))
+    }
+
+    /// Serves a client of this address.
+    fn serve(&self, host: u8) -> (tokio::io::DuplexStream, Served) {
+        let peer = SocketAddr::from(([10, 0, 0, host], 1));
+        let connection = self.connections.admit(Source { addr: peer.ip(), local: false }).unwrap();
+        let (client, io) = tokio::io::duplex(64 * 1024);
+        let busy = self.clone();
+        let served = tokio::spawn(async move {
+            let handshake = std::future::ready(Ok((io, Extensions::new())));
+            let (streams, service) = (busy.server.limits.streams, busy.clone());
+            let service = move |request, _| service.clone().answer(request);
+            busy.server.serve_connection(&connection, handshake, streams, peer, service).await
+        });
+        (client, served)
+    }
+
+    async fn http2(&self, host: u8) -> (SendRequest<Full<Bytes>>, Served) {
+        let (client, served) = self.serve(host);
+        let connecting = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
+        let (requests, connection) = connecting.await.unwrap();
+        tokio::spawn(connection);
+        (requests, served)
+    }
+}
+
+/// Asks with a body of 100 bytes.
+async fn ask(mut requests: SendRequest<Full<Bytes>>) -> Result<Bytes, hyper::Error> {
+    requests.ready().await?;
+    let request = Request::post("http://x/").body(Full::new(Bytes::from_static(&[b'x'; 100]))).unwrap();
+    Ok(requests.send_request(request).await?.into_body().collect().await?.to_bytes())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_client_asks_at_once_is_answered_however_slow_the_process_is() {
+    for reads_late in [true, false] {
+        // All bodies together are three times as large as may be held.
+        let limits = Limits { waiting: 256, held_bytes: 32 * 1024, ..Limits::GRPC };
+        let busy = Busy::new(limits, reads_late);
+        let (requests, served) = busy.http2(1).await;
+        let mut asking: JoinSet<_> = (0..1000).map(|_| ask(requests.clone())).collect();
+        // Ten a second, so that the last one waits for ten times the deadline of a request's body.
+        for _ in 0..100 {
+            sleep(Duration::from_secs(1)).await;
+            busy.turns.add_permits(10);
+        }
+        while let Some(answer) = asking.join_next().await {
+            assert_eq!(answer.unwrap().expect("an answer"), "100 bytes");
+        }
+        assert!(!served.is_finished(), "the connection is open");
+        let most = busy.read[1].load(Ordering::Relaxed);
+        assert!(most < 300, "{most} of 1000 requests were kept at a time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_waits_for_a_share_of_the_requests_of_another() {
+    let busy = Busy::new(Limits { waiting: 64, ..Limits::GRPC }, false);
+    let (flood, _served) = busy.http2(6).await;
+    let mut asking: JoinSet<_> = (0..1000).map(|_| ask(flood.clone())).collect();
+    sleep(Duration::from_secs(1)).await;
+    let (other, _other_served) = busy.http2(1).await;
+    let other = tokio::spawn(ask(other));
+    let mut turns = 0;
+    while !other.is_finished() {
+        busy.turns.add_permits(1);
+        turns += 1;
+        sleep(Duration::from_millis(1)).await;
+        assert!(turns < 300, "the other client waits for all of them");
+    }
+    other.await.unwrap().expect("an answer");
+    busy.turns.add_permits(1000);
+    while let Some(answer) = asking.join_next().await {
+        answer.unwrap().expect("an answer");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_arrives_little_by_little_is_late_all_the_same() {
+    let busy = Busy::new(Limits::GRPC, false);
+    let (mut client, served) = busy.serve(1);
+    client.write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n").await.unwrap();
+    let since = tokio::time::Instant::now();
+    let trickle = async {
+        while client.write_all(b"x").await.is_ok() {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    tokio::join!(trickle, async { assert_eq!(served.await.unwrap().unwrap_err(), Overdue::Receive.reason()) });
+    assert!(since.elapsed() < 2 * Limits::GRPC.receive);
 }
