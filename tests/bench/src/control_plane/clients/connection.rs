@@ -26,6 +26,10 @@ use crate::control_plane::wire::{self, Frames, Method};
 const CONNECTS_WITHIN: Duration = Duration::from_secs(30);
 /// Pause before a lost connection or stream is opened again.
 const BACKOFF: Duration = Duration::from_millis(200);
+/// Windows of hyper's client, which proxies have. h2 derives from that of the connection how many small messages may wait for
+/// their readers; with its own default, a connection of 250 clients that is behind for a moment is closed by its client.
+const STREAM_WINDOW: u32 = 2 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 5 * 1024 * 1024;
 
 /// One stream.
 #[derive(Debug)]
@@ -68,7 +72,9 @@ impl Connection {
             let stream = TcpStream::connect(self.address).await.context("connect")?;
             stream.set_nodelay(true)?;
             let link = Link::new(stream, self.pace.clone());
-            h2::client::handshake(link).await.context("begin HTTP/2")
+            let mut http2 = h2::client::Builder::new();
+            http2.initial_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+            http2.handshake(link).await.context("begin HTTP/2")
         };
         let (requests, mut connection) =
             timeout(CONNECTS_WITHIN, connecting).await.context("no connection in time")??;
