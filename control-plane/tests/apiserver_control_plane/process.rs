@@ -1,6 +1,6 @@
 //! A process of the control plane.
 
-use std::{net::SocketAddr, ops::Deref, process::Command, time::Duration};
+use std::{net::SocketAddr, ops::Deref, path::PathBuf, process::Command, time::Duration};
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,6 +8,14 @@ use weft_test_kit::{process, wait::eventually};
 
 /// Longest wait for something that should happen soon, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A wall clock that processes have in place of the machine's.
+pub(crate) struct Clock {
+    /// The file from which they read by how much it is off.
+    pub(crate) offset: PathBuf,
+    /// libfaketime.
+    pub(crate) library: PathBuf,
+}
 
 /// See above; killed when dropped.
 pub(crate) struct Process(process::Process);
@@ -23,7 +31,17 @@ impl Deref for Process {
 impl Process {
     /// Starts a subcommand on ports that the system chooses.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_at(arguments, None)
+    }
+
+    /// The same with a wall clock of its own.
+    pub(crate) fn start_at(arguments: &[&str], clock: Option<&Clock>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weft-control-plane"));
+        if let Some(Clock { offset, library }) = clock {
+            command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", offset);
+            // The file is read at each look at the clock; monotonic clocks and the times of files stay the machine's.
+            command.envs([("FAKETIME_NO_CACHE", "1"), ("DONT_FAKE_MONOTONIC", "1"), ("NO_FAKE_STAT", "1")]);
+        }
         command.args(arguments).args(["--admin-addr", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug"]);
         Self(process::Process::start(&mut command, PATIENCE))
     }

@@ -32,7 +32,7 @@ use weft_tls::{ca::Root, keys::IdentityKey};
 
 use crate::{
     link::Link,
-    process::{PATIENCE, Process},
+    process::{Clock, PATIENCE, Process},
     turn::{Turn, Uses},
 };
 
@@ -106,6 +106,13 @@ impl World {
         namespaces.delete(&self.namespace, &DeleteParams::background()).await.unwrap();
     }
 
+    /// A replica with a wall clock of its own.
+    pub(crate) async fn destination_at(&self, identity: &str, clock: &Clock) -> Process {
+        let arguments = ["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
+        let arguments = [&arguments[..], &["--controller-namespace", &self.namespace]].concat();
+        Process::start_at(&arguments, Some(clock))
+    }
+
     pub(crate) async fn destination(&self, identity: &str, link: Option<&Link>) -> Process {
         let mut arguments = vec!["destination", "--destination-addr", "127.0.0.1:0", "--lease-identity", identity];
         arguments.extend(["--controller-namespace", &self.namespace]);
@@ -147,22 +154,27 @@ impl World {
 
     pub(crate) async fn identity_as(&self, kubeconfig: Option<&str>, certificates: &tempfile::TempDir) -> Process {
         let flags = kubeconfig.map(|path| ["--kubeconfig", path]);
-        self.identity_with(flags.as_ref().map_or(&[], |flags| &flags[..]), certificates)
+        self.identity_with(flags.as_ref().map_or(&[], |flags| &flags[..]), certificates, None)
     }
 
     /// An identity service that accepts tokens of the API server's audience too.
     pub(crate) async fn identity_of_any_audience(&self, certificates: &tempfile::TempDir) -> Process {
-        self.identity_with(&["--identity-accept-any-audience", "true"], certificates)
+        self.identity_with(&["--identity-accept-any-audience", "true"], certificates, None)
     }
 
-    fn identity_with(&self, flags: &[&str], certificates: &tempfile::TempDir) -> Process {
+    /// An identity service with a wall clock of its own.
+    pub(crate) fn identity_at(&self, certificates: &tempfile::TempDir, clock: &Clock) -> Process {
+        self.identity_with(&[], certificates, Some(clock))
+    }
+
+    fn identity_with(&self, flags: &[&str], certificates: &tempfile::TempDir, clock: Option<&Clock>) -> Process {
         let (issuer, anchors) = (certificates.path().join("issuer"), certificates.path().join("ca.pem"));
         let mut arguments = vec!["identity", "--identity-addr", "127.0.0.1:0"];
         arguments.extend(["--controller-namespace", &self.namespace]);
         arguments.extend(["--identity-issuer-dir", issuer.to_str().unwrap()]);
         arguments.extend(["--identity-trust-anchors", anchors.to_str().unwrap()]);
         arguments.extend(flags);
-        Process::start(&arguments)
+        Process::start_at(&arguments, clock)
     }
 
     /// A root and an issuer, as files.

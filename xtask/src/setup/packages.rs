@@ -77,7 +77,7 @@ const BROWSER: [Need; 2] = [
 ];
 
 /// Requirements of a Kubernetes node, besides the programs that `kube` builds.
-const KUBE: [Need; 9] = [
+const KUBE: [Need; 10] = [
     need(Probe::Program("containerd"), "containerd", "runs the containers of the test cluster"),
     need(Probe::Program("runc"), "runc", "starts them"),
     need(Probe::OneOf(&PTP), "containernetworking-plugins", "gives the pods of the test cluster their network"),
@@ -86,6 +86,7 @@ const KUBE: [Need; 9] = [
     need(Probe::Program("mount"), "mount", "makes the file systems of the test cluster's node"),
     need(Probe::Program("curl"), "curl", "gets a release in the test of the script that installs it"),
     need(Probe::Program("ssh-keygen"), "openssh-client", "signs releases"),
+    need(Probe::Program("faketime"), "faketime", "sets the clocks of processes of the control plane in its tests"),
     need(Probe::Program("kill"), "procps", "ends processes of the control plane in its tests"),
 ];
 
