@@ -34,9 +34,11 @@ const ANSWERING: Duration = Duration::from_millis(5);
 /// long as others are answered, who waits stays in line: a client that asked again would make the line longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The index, shared by the gRPC services. The thread ends with the last handle.
+/// The index, shared by the gRPC services. The thread ends with the last handle. Every stream has one, so it is one pointer.
 #[derive(Clone)]
-pub struct SharedIndex {
+pub struct SharedIndex(Arc<Shared>);
+
+struct Shared {
     cluster: Arc<Cluster>,
     batches: mpsc::Sender<Batch>,
     questions: mpsc::Sender<Question>,
@@ -76,16 +78,16 @@ impl SharedIndex {
         let (cluster, ineffective, answered) = (index.cluster().clone(), Arc::default(), Arc::default());
         let statuses = index.statuses();
         let serving = Serving { index, ineffective: Arc::clone(&ineffective), answered: Arc::clone(&answered) };
-        let shared = Self { cluster, batches, questions, ineffective, answered, statuses };
+        let shared = Shared { cluster, batches, questions, ineffective, answered, statuses };
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let thread = std::thread::Builder::new().name("index".to_owned());
         thread.spawn(move || runtime.block_on(serving.serve(batch_rx, question_rx)))?;
-        Ok(shared)
+        Ok(Self(Arc::new(shared)))
     }
 
     /// Settings of the mesh, which never change.
     pub fn cluster(&self) -> &Cluster {
-        &self.cluster
+        &self.0.cluster
     }
 
     /// Applies a batch and publishes what it changed.
@@ -94,7 +96,7 @@ impl SharedIndex {
     /// When the index has stopped.
     pub async fn apply(&self, events: Vec<Event>) -> Result<Applied, Unanswered> {
         let (applied, answer) = oneshot::channel();
-        self.batches.send(Batch { events, applied }).await.map_err(|_| Unanswered::Stopped)?;
+        self.0.batches.send(Batch { events, applied }).await.map_err(|_| Unanswered::Stopped)?;
         answer.await.map_err(|_| Unanswered::Stopped)
     }
 
@@ -115,7 +117,7 @@ impl SharedIndex {
                 let _ = answer.send(question(index));
             }
         });
-        let (questions, others) = (self.questions.clone(), Arc::clone(&self.answered));
+        let (questions, others) = (self.0.questions.clone(), Arc::clone(&self.0.answered));
         async move {
             let mut asking = pin!(async move {
                 questions.send(question).await.map_err(|_| Unanswered::Stopped)?;
@@ -134,17 +136,17 @@ impl SharedIndex {
 
     /// Number of questions that wait for the index.
     pub fn waiting_questions(&self) -> usize {
-        self.questions.max_capacity() - self.questions.capacity()
+        self.0.questions.max_capacity() - self.0.questions.capacity()
     }
 
     /// Statuses that are to be written.
     pub fn statuses(&self) -> PendingStatuses {
-        self.statuses.clone()
+        self.0.statuses.clone()
     }
 
     /// Number of AuthorizationPolicies that grant nothing.
     pub fn ineffective_policies(&self) -> usize {
-        self.ineffective.load(Ordering::Relaxed)
+        self.0.ineffective.load(Ordering::Relaxed)
     }
 }
 
@@ -224,13 +226,13 @@ mod tests {
                 .await
         };
         let waiting: Vec<_> = (0..40).map(|_| tokio::spawn(slow(index.clone()))).collect();
-        while index.questions.capacity() > QUESTIONS - 40 {
+        while index.0.questions.capacity() > QUESTIONS - 40 {
             tokio::task::yield_now().await;
         }
         go.send(()).unwrap();
         held.await.unwrap().unwrap();
         index.apply(vec![Event::Synced]).await.unwrap();
-        let left = QUESTIONS - index.questions.capacity();
+        let left = QUESTIONS - index.0.questions.capacity();
         assert!(left > 20, "{left} of 40 questions were answered after the update");
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
