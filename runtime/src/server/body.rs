@@ -3,14 +3,14 @@
 use std::{
     error::Error,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    sync::{Arc, Weak},
+    task::{Context, Poll, Wake, Waker, ready},
 };
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::{clock::BodyArrival, connections::Exchange};
+use super::connections::Exchange;
 
 /// The body of a request, whose bytes count against the listener's limit until the request is answered.
 #[derive(Debug)]
@@ -73,6 +73,27 @@ impl Body for RequestBody {
 impl Drop for RequestBody {
     fn drop(&mut self) {
         self.exchange.received();
+    }
+}
+
+/// Wakes a request whose body goes on, and stops the clock of its connection.
+#[derive(Debug)]
+struct BodyArrival {
+    /// HTTP/2 keeps wakers for longer than a request lives.
+    exchange: Weak<Exchange>,
+    reader: Waker,
+}
+
+impl Wake for BodyArrival {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(exchange) = self.exchange.upgrade() {
+            exchange.arrived();
+        }
+        self.reader.wake_by_ref();
     }
 }
 

@@ -6,15 +6,13 @@
 //! by little gains nothing, because what was counted stays.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-
-use super::connections::Exchange;
 
 /// Requests of a connection that have not had their turn, above which nothing more is read from it: HTTP/2 keeps the place of
 /// every frame that it ever had to keep at a time.
@@ -143,27 +141,6 @@ impl Wake for SocketArrival {
         if let Some(reader) = reader {
             reader.wake();
         }
-    }
-}
-
-/// Wakes a request whose body goes on, and stops the clock of its connection.
-#[derive(Debug)]
-pub(super) struct BodyArrival {
-    /// HTTP/2 keeps wakers for longer than a request lives.
-    pub(super) exchange: Weak<Exchange>,
-    pub(super) reader: Waker,
-}
-
-impl Wake for BodyArrival {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(exchange) = self.exchange.upgrade() {
-            exchange.arrived();
-        }
-        self.reader.wake_by_ref();
     }
 }
 
