@@ -376,7 +376,7 @@ mod tests {
             transport.closed(Some(&std::io::ErrorKind::ConnectionReset.into()));
             let http = metrics.http(Direction::Outbound, &labels);
             http.request();
-            http.response(Outcome { grpc_status: Some(0), ..Outcome::success(200) }, Duration::from_millis(3));
+            http.failure(Outcome { grpc_status: Some(0), ..Outcome::success(200) }, Duration::from_millis(3));
             let route = metrics.tcp_route(false, labels.clone());
             route.opened();
             route.closed("unexpected");
@@ -467,8 +467,10 @@ mod tests {
         transport.closed(None);
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
-        http.response(Outcome::success(200), Duration::from_millis(3));
-        http.response(Outcome::failure(Some(200), "h2(CANCEL)"), Duration::from_millis(3));
+        for outcome in [Outcome::success(200), Outcome::failure(Some(200), "h2(CANCEL)")] {
+            http.latency(200, Duration::from_millis(3));
+            http.response(outcome);
+        }
         metrics.inbound_http_deny.get_or_create(&vec![label("tls", "true")]).inc();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -30,6 +30,8 @@ pub(super) struct Exchange {
     http_status: u16,
     grpc_status: Option<Code>,
     has_failed: bool,
+    /// Whether the latency needs no more observation.
+    is_timed: bool,
 }
 
 impl Exchange {
@@ -48,13 +50,21 @@ impl Exchange {
         } else {
             picked.replica.succeeded();
         }
-        Self { picked, metrics, since, http_status, grpc_status, has_failed }
+        Self { picked, metrics, since, http_status, grpc_status, has_failed, is_timed: false }
+    }
+
+    /// The body has begun. One that begins with an error has no latency.
+    fn first_frame(&mut self, is_error: bool) {
+        if !std::mem::replace(&mut self.is_timed, true) && !is_error {
+            self.metrics.latency(self.http_status, self.since.elapsed());
+        }
     }
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.metrics.responded(self.http_status, self.grpc_status, self.has_failed, self.since.elapsed());
+        self.first_frame(false);
+        self.metrics.responded(self.http_status, self.grpc_status, self.has_failed);
     }
 }
 
@@ -70,6 +80,9 @@ impl Body for ResponseBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(frame) = &polled {
+            self.exchange.first_frame(matches!(frame, Some(Err(_))));
+        }
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Some(trailers) = frame.trailers_ref() {

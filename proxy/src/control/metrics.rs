@@ -87,7 +87,7 @@ impl ControlMetrics {
         let metrics = Self::default();
         registry.register("control_request", "Requests to the control plane", metrics.requests.clone());
         registry.register("control_response", "Responses of the control plane", metrics.responses.clone());
-        let help = "Milliseconds from a request to the control plane to its response's end";
+        let help = "Milliseconds from a request to the control plane to the first frame of its response's body";
         registry.register("control_response_latency_ms", help, metrics.latency.clone());
         for service in [Service::Identity, Service::Destination, Service::Policy, Service::Collector] {
             let Balancer { endpoints, p2c_endpoints, p2c_updates } = metrics.balancer(service).clone();
@@ -144,16 +144,25 @@ impl ControlMetrics {
 
 impl ServiceMetrics {
     /// Counts the end of a response. A stream that this side ended has no status, and is a success.
-    pub(super) fn responded(&self, http_status: u16, grpc_status: Option<Code>, has_failed: bool, elapsed: Duration) {
-        let mut labels = self.labels.clone();
-        labels.push(label("status_code", http_status.to_string()));
-        self.latency.get_or_create(&labels).observe(elapsed);
+    pub(super) fn responded(&self, http_status: u16, grpc_status: Option<Code>, has_failed: bool) {
+        let mut labels = self.with_status(http_status);
         let is_success = !has_failed && grpc_status.is_none_or(|code| !is_failure(code));
         labels.push(label("classification", if is_success { "success" } else { "failure" }));
         if let Some(code) = grpc_status {
             labels.push(label("grpc_status", (code as i32).to_string()));
         }
         self.responses.get_or_create(&labels).inc();
+    }
+
+    /// Observes the time until the first frame of a response's body.
+    pub(super) fn latency(&self, http_status: u16, latency: Duration) {
+        self.latency.get_or_create(&self.with_status(http_status)).observe(latency);
+    }
+
+    fn with_status(&self, http_status: u16) -> Labels {
+        let mut labels = self.labels.clone();
+        labels.push(label("status_code", http_status.to_string()));
+        labels
     }
 }
 

@@ -3,28 +3,22 @@
 pub(crate) mod counted;
 pub(crate) mod error;
 pub(crate) mod replay;
+pub(crate) mod response;
 pub(crate) mod timed;
 
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
-use tokio::time::Instant;
 
 use super::shared_connections::StreamPermit;
-use crate::{
-    metrics::{HttpMetrics, Outcome},
-    request::classify::{Answer, Classes},
-};
 
 use counted::Counted;
 use error::BodyError;
@@ -271,8 +265,8 @@ pub(crate) struct Observed<O: Observer> {
 
 /// Is notified of a response's progress, once for each step.
 pub(crate) trait Observer {
-    /// The first frame has arrived.
-    fn first_frame(&mut self);
+    /// The first frame of the body has arrived, or its end, or an error instead.
+    fn first_frame(&mut self, is_error: bool);
     /// A frame of this many bytes of data passes.
     fn data(&mut self, bytes: usize);
     /// The response has ended.
@@ -294,7 +288,7 @@ impl<O: Observer> Observed<O> {
     /// Observes `body` for `observer`. An empty body ends at once.
     pub(crate) fn new(body: Body, mut observer: O, is_grpc: bool) -> Self {
         if body.is_end_stream() {
-            observer.first_frame();
+            observer.first_frame(false);
             observer.ended(End::Whole(None));
             return Self { body, observer: None, started: true, is_grpc };
         }
@@ -328,7 +322,7 @@ impl<O: Observer + Unpin> HttpBody for Observed<O> {
         if !this.started {
             this.started = true;
             if let Some(observer) = &mut this.observer {
-                observer.first_frame();
+                observer.first_frame(matches!(frame, Some(Err(_))));
             }
         }
         match frame {
@@ -373,53 +367,9 @@ impl<O: Observer> Drop for Observed<O> {
     }
 }
 
-/// Counts a response when it ends, as its route classifies it.
-#[derive(Clone, Debug)]
-pub(crate) struct CountResponse {
-    /// The metrics.
-    pub(crate) metrics: Arc<HttpMetrics>,
-    /// When the request arrived.
-    pub(crate) arrived: Instant,
-    /// The response, as far as its head tells.
-    pub(crate) answer: Answer,
-    /// Which responses are failures.
-    pub(crate) classes: Classes,
-}
-
-impl CountResponse {
-    /// Takes over the information in the response's head.
-    pub(crate) fn new(
-        metrics: Arc<HttpMetrics>,
-        arrived: Instant,
-        status: StatusCode,
-        headers: &HeaderMap,
-        classes: Classes,
-    ) -> Self {
-        Self { metrics, arrived, answer: Answer::of_head(status, headers), classes }
-    }
-
-    /// Counts the response as it ended; returns what is known of it, and whether it is a failure. One that the client did not read
-    /// counts by what was known.
-    pub(crate) fn count(self, end: End<'_>) -> (Answer, bool) {
-        let answer = match end {
-            End::Whole(trailers) => self.answer.with_trailers(trailers),
-            End::Failed(_) | End::Dropped => self.answer,
-        };
-        let is_failure = matches!(end, End::Failed(_)) || self.classes.is_failure(&answer);
-        let latency: Duration = self.arrived.elapsed();
-        let error = match end {
-            End::Failed(error) => error.response_label(),
-            End::Whole(_) | End::Dropped => "",
-        };
-        let status = Some(answer.status.as_u16());
-        self.metrics.response(Outcome { status, success: !is_failure, grpc_status: answer.grpc, error }, latency);
-        (answer, is_failure)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use http_body_util::BodyExt;
 
@@ -436,7 +386,7 @@ mod tests {
     }
 
     impl Observer for Recorder {
-        fn first_frame(&mut self) {
+        fn first_frame(&mut self, _is_error: bool) {
             self.0.lock().unwrap().push("first".into());
         }
         fn data(&mut self, bytes: usize) {

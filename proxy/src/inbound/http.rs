@@ -29,9 +29,10 @@ use crate::{
     access_log::Entry,
     http::{
         body::{
-            Body, CountResponse, End, Observed, Observer,
+            Body, End, Observed, Observer,
             counted::{Counted, RequestEnd},
             error::response_reset_label,
+            response::CountResponse,
         },
         form,
         headers::{CLIENT_ID, ORIG_PROTO, log_request, log_response, strip_hop_by_hop, wants_upgrade},
@@ -62,8 +63,9 @@ pub(super) type ResponseBody = Observed<Finish>;
 pub(super) struct Finish {
     count: CountResponse,
     /// What is counted of the ServiceProfile's route.
-    profile: Option<Arc<HttpMetrics>>,
+    profile: Option<CountResponse>,
     route: Arc<InboundRouteMetrics>,
+    arrived: Instant,
     /// When the request's body ended.
     sent: RequestEnd,
     /// Whether the application answered.
@@ -373,7 +375,7 @@ struct Held {
 /// Counts a request whose stream was reset instead of answered.
 fn count_reset(metrics: &HttpMetrics, reset: &Reset, arrived: Instant) {
     let outcome = Outcome::failure(None, response_reset_label(&reset.0));
-    metrics.response(outcome, arrived.elapsed());
+    metrics.failure(outcome, arrived.elapsed());
 }
 
 fn observe(
@@ -389,9 +391,18 @@ fn observe(
     let (profile, classes) = profile.map(|route| (route.metrics, route.classes)).unzip();
     let classes = classes.unwrap_or_default();
     let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, classes);
-    let route = Arc::clone(&handles.route);
-    let finish =
-        Finish { count, profile, route, sent, is_answered, checked_out, _permit: permit, tapped, access: None };
+    let finish = Finish {
+        profile: profile.map(|metrics| count.under(metrics, arrived)),
+        count,
+        route: Arc::clone(&handles.route),
+        arrived,
+        sent,
+        is_answered,
+        checked_out,
+        _permit: permit,
+        tapped,
+        access: None,
+    };
     Response::from_parts(parts, Observed::new(body, finish, kind.grpc))
 }
 
@@ -404,7 +415,11 @@ fn inbound_failure(failure: Failure) -> Failure {
 }
 
 impl Observer for Finish {
-    fn first_frame(&mut self) {}
+    fn first_frame(&mut self, is_error: bool) {
+        for count in self.profile.iter_mut().chain([&mut self.count]) {
+            count.first_frame(is_error);
+        }
+    }
 
     fn data(&mut self, bytes: usize) {
         self.tapped.data(bytes);
@@ -419,16 +434,15 @@ impl Observer for Finish {
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }
-        let arrived = self.count.arrived;
-        if let Some(metrics) = self.profile {
-            CountResponse { metrics, ..self.count.clone() }.count(end);
+        if let Some(profile) = self.profile {
+            profile.count(end);
         }
         let (answer, _) = self.count.count(end);
         let end = match self.is_answered {
             true => StreamEnd { status: Some(answer.status.as_u16()), grpc: answer.grpc.map(u16::from), error: "" },
             false => StreamEnd::default(),
         };
-        self.route.ended(end, arrived.elapsed(), self.sent.elapsed(arrived));
+        self.route.ended(end, self.arrived.elapsed(), self.sent.elapsed(self.arrived));
     }
 }
 

@@ -57,7 +57,7 @@ impl HttpFamilies {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(self.names.requests, "HTTP requests", self.requests.clone());
         registry.register(self.names.responses, "HTTP responses", self.responses.clone());
-        let help = "Milliseconds from a request's arrival to its response's end";
+        let help = "Milliseconds from a request to the first frame of its response's body";
         registry.register(self.names.latency, help, self.latency.clone());
     }
 }
@@ -83,7 +83,9 @@ pub(crate) struct HttpMetrics {
     labels: Labels,
     in_use: InUse,
     /// One entry per outcome; there are few, so a scan is fastest.
-    seen: Mutex<Vec<(Outcome, Counter, Option<LatencyMs>)>>,
+    seen: Mutex<Vec<(Outcome, Counter)>>,
+    /// One entry per HTTP status.
+    latencies: Mutex<Vec<(u16, LatencyMs)>>,
 }
 
 /// How a response ended, as the labels of `response_total` say it.
@@ -123,7 +125,8 @@ impl HttpMetrics {
             in_use,
             families: families.clone(),
             labels,
-            seen: Mutex::new(Vec::new()),
+            seen: Mutex::default(),
+            latencies: Mutex::default(),
         }
     }
 
@@ -138,29 +141,46 @@ impl HttpMetrics {
     }
 
     /// Counts a response at its end.
-    pub(crate) fn response(&self, outcome: Outcome, latency: Duration) {
+    pub(crate) fn response(&self, outcome: Outcome) {
         let mut seen = self.seen.lock();
-        let entry = match seen.iter().position(|(known, ..)| *known == outcome) {
-            Some(index) => &seen[index],
-            None => {
-                let (counter, histogram) = self.look_up(outcome);
-                seen.push((outcome, counter, histogram));
-                &seen[seen.len() - 1]
-            }
-        };
-        entry.1.inc();
-        if let Some(histogram) = &entry.2 {
-            histogram.observe(latency);
-        }
+        let known = seen.iter().position(|(known, _)| *known == outcome);
+        let index = known.unwrap_or_else(|| {
+            seen.push((outcome, self.response_counter(outcome)));
+            seen.len() - 1
+        });
+        seen[index].1.inc();
     }
 
-    fn look_up(&self, outcome: Outcome) -> (Counter, Option<LatencyMs>) {
-        let mut labels = self.labels.clone();
-        let HttpFamilies { names, responses, latency, .. } = &self.families;
-        let latency = outcome.status.map(|status| {
-            labels.push(label("status_code", status.to_string()));
-            self.in_use.series(names.latency, latency, &labels)
+    /// Observes the time until the first frame of a response's body, as Linkerd does.
+    pub(crate) fn latency(&self, status: u16, latency: Duration) {
+        let mut latencies = self.latencies.lock();
+        let known = latencies.iter().position(|(known, _)| *known == status);
+        let index = known.unwrap_or_else(|| {
+            latencies.push((status, self.latency_histogram(status)));
+            latencies.len() - 1
         });
+        latencies[index].1.observe(latency);
+    }
+
+    /// Counts a request whose server did not answer.
+    pub(crate) fn failure(&self, outcome: Outcome, latency: Duration) {
+        if let Some(status) = outcome.status {
+            self.latency(status, latency);
+        }
+        self.response(outcome);
+    }
+
+    fn latency_histogram(&self, status: u16) -> LatencyMs {
+        let mut labels = self.labels.clone();
+        labels.push(label("status_code", status.to_string()));
+        self.in_use.series(self.families.names.latency, &self.families.latency, &labels)
+    }
+
+    fn response_counter(&self, outcome: Outcome) -> Counter {
+        let mut labels = self.labels.clone();
+        if let Some(status) = outcome.status {
+            labels.push(label("status_code", status.to_string()));
+        }
         labels.push(label("classification", if outcome.success { "success" } else { "failure" }));
         if let Some(status) = outcome.grpc_status {
             labels.push(label("grpc_status", status.to_string()));
@@ -168,6 +188,6 @@ impl HttpMetrics {
         if !outcome.error.is_empty() {
             labels.push(label("error", outcome.error));
         }
-        (self.in_use.series(names.responses, responses, &labels), latency)
+        self.in_use.series(self.families.names.responses, &self.families.responses, &labels)
     }
 }

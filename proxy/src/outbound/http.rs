@@ -128,7 +128,7 @@ impl Connection {
             metrics.ended(error.stream_end(), arrived.elapsed());
         }
         let (mut response, mut observer) = exchanged?;
-        observer.count_request(&metrics);
+        observer.count_request(&metrics, arrived);
         if let Some(client) = client_upgrade.filter(|_| upgrade::is_tunnel(&method, response.status())) {
             if method == Method::CONNECT {
                 upgrade::strip_connect_response(&mut response);

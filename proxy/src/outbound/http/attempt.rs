@@ -66,8 +66,8 @@ impl Routed<'_> {
         profile.route.request();
         let mut exchanged = self.repeat(request, Some(profile)).await;
         match &mut exchanged {
-            Ok((_, observer)) => observer.count_under(&profile.route),
-            Err(error) => profile.route.response(error.outcome(UNCLASSIFIED), self.arrived.elapsed()),
+            Ok((_, observer)) => observer.count_under(&profile.route, self.arrived),
+            Err(error) => profile.route.failure(error.outcome(UNCLASSIFIED), self.arrived.elapsed()),
         }
         exchanged
     }
@@ -178,13 +178,13 @@ impl Routed<'_> {
                 traced.responded(error.status());
                 counted.ended(error.stream_end());
                 if let Some(profile) = profile {
-                    profile.actual.response(error.outcome(UNCLASSIFIED), self.arrived.elapsed());
+                    profile.actual.failure(error.outcome(UNCLASSIFIED), counted.begun.elapsed());
                 }
                 return Err(error);
             }
         };
         if let Some(profile) = profile {
-            observer.count_under(&profile.actual);
+            observer.count_under(&profile.actual, counted.begun);
         }
         observer.count_backend(counted);
         apply_to_response(&backend.filters, response.headers_mut());

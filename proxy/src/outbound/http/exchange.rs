@@ -14,8 +14,9 @@ use crate::{
     discover::route::Action,
     http::{
         body::{
-            Body, CountResponse, End,
+            Body, End,
             error::{TIMEOUT, is_own_reset, reset_label, response_reset_label},
+            response::CountResponse,
         },
         headers::{
             DST_CANONICAL, ORIG_PROTO, PROXY_CONNECTION_L5D, PROXY_ERROR, has_mesh_headers, log_request, log_response,
@@ -61,6 +62,8 @@ pub(super) struct Exchange<'a> {
 pub(super) struct Current {
     endpoint: Arc<Endpoint>,
     in_flight: Option<InFlight>,
+    /// When it got the request.
+    since: Instant,
 }
 
 /// Why there is no response.
@@ -159,7 +162,9 @@ impl Exchange<'_> {
             self.check_identity(&endpoint)?;
             let taps = &self.connection.worker.shared.taps;
             let mut tapped = taps.begin(&request, || subject(self.connection.peer, &endpoint, self.action));
-            *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight });
+            // As in Linkerd, what an endpoint takes begins when it was chosen.
+            let since = Instant::now();
+            *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight, since });
             let attempt = self.attempt(&endpoint, request).await;
             let in_flight = self.current.lock().take().and_then(|current| current.in_flight);
             let (again, reason) = match attempt {
@@ -170,14 +175,14 @@ impl Exchange<'_> {
                     let metrics = Arc::clone(&endpoint.http);
                     metrics.request();
                     let (status, headers) = (response.status(), response.headers());
-                    let count = CountResponse::new(metrics, self.arrived, status, headers, self.classes.clone());
+                    let count = CountResponse::new(metrics, since, status, headers, self.classes.clone());
                     tapped.responded(&response);
                     return Ok((response, ResponseObserver::new(count, in_flight, checked_out, tapped)));
                 }
                 Err(AttemptError::Final(error)) => {
                     error.report(tapped);
                     endpoint.http.request();
-                    endpoint.http.response(error.outcome(""), self.arrived.elapsed());
+                    endpoint.http.failure(error.outcome(""), since.elapsed());
                     if let Some(in_flight) = in_flight {
                         in_flight.report(Report::Failed);
                     }
@@ -210,10 +215,10 @@ impl Exchange<'_> {
 
     /// The request's time is over: the endpoint that has it did not answer.
     pub(super) fn expired(&self) {
-        let Some(Current { endpoint, in_flight }) = self.current.lock().take() else { return };
+        let Some(Current { endpoint, in_flight, since }) = self.current.lock().take() else { return };
         endpoint.http.request();
         let outcome = Outcome::failure(None, TIMEOUT);
-        endpoint.http.response(outcome, self.arrived.elapsed());
+        endpoint.http.failure(outcome, since.elapsed());
         if let Some(in_flight) = in_flight {
             in_flight.report(Report::Failed);
         }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     http::{
-        body::{CountResponse, End, Observer, counted::RequestEnd},
+        body::{End, Observer, counted::RequestEnd, response::CountResponse},
         in_flight::Permit,
     },
     metrics::{BackendMetrics, HttpMetrics, RequestMetrics, StreamEnd},
@@ -22,9 +22,10 @@ use crate::{
 pub(in crate::outbound) struct ResponseObserver {
     count: CountResponse,
     /// The route's, if it is a ServiceProfile's: of this attempt, and of the request.
-    routes: Vec<Arc<HttpMetrics>>,
+    routes: Vec<CountResponse>,
     backend: Option<BackendStream>,
-    request: Option<Arc<RequestMetrics>>,
+    /// The request's metrics, and when it arrived.
+    request: Option<(Arc<RequestMetrics>, Instant)>,
     /// Whether the request is sent again instead of delivering this response.
     is_discarded: bool,
     in_flight: Option<InFlight>,
@@ -69,9 +70,9 @@ impl ResponseObserver {
         }
     }
 
-    /// Counts the response under a route too.
-    pub(super) fn count_under(&mut self, route: &Arc<HttpMetrics>) {
-        self.routes.push(Arc::clone(route));
+    /// Counts the response under a route too, for which the request began then.
+    pub(super) fn count_under(&mut self, route: &Arc<HttpMetrics>, since: Instant) {
+        self.routes.push(self.count.under(Arc::clone(route), since));
     }
 
     /// Counts the response as a backend's.
@@ -79,9 +80,9 @@ impl ResponseObserver {
         self.backend = Some(backend);
     }
 
-    /// Counts the response as the answer to a request.
-    pub(super) fn count_request(&mut self, request: &Arc<RequestMetrics>) {
-        self.request = Some(Arc::clone(request));
+    /// Counts the response as the answer to a request that arrived then.
+    pub(super) fn count_request(&mut self, request: &Arc<RequestMetrics>, arrived: Instant) {
+        self.request = Some((Arc::clone(request), arrived));
     }
 
     /// Keeps the request's permit until the response ends.
@@ -92,16 +93,22 @@ impl ResponseObserver {
     /// The response is not delivered, because the request is sent again.
     pub(super) fn discard(mut self, answer: Answer) {
         self.count.answer = answer;
+        for route in &mut self.routes {
+            route.answer = answer;
+        }
         self.is_discarded = true;
-        self.first_frame();
+        self.first_frame(false);
         self.ended(End::Dropped);
     }
 }
 
 impl Observer for ResponseObserver {
-    fn first_frame(&mut self) {
+    fn first_frame(&mut self, is_error: bool) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.finish();
+        }
+        for count in self.routes.iter_mut().chain([&mut self.count]) {
+            count.first_frame(is_error);
         }
     }
 
@@ -120,10 +127,9 @@ impl Observer for ResponseObserver {
         if let (End::Whole(_), Some(checked_out)) = (end, self.checked_out) {
             checked_out.give_back();
         }
-        for metrics in self.routes {
-            CountResponse { metrics, ..self.count.clone() }.count(end);
+        for count in self.routes {
+            count.count(end);
         }
-        let arrived = self.count.arrived;
         let (answer, is_failure) = self.count.count(end);
         let error = match end {
             End::Whole(_) => "",
@@ -135,7 +141,7 @@ impl Observer for ResponseObserver {
         if let Some(backend) = self.backend {
             backend.ended(stream_end);
         }
-        if let Some(request) = self.request {
+        if let Some((request, arrived)) = self.request {
             request.ended(stream_end, arrived.elapsed());
         }
         if let Some(in_flight) = self.in_flight {

@@ -464,6 +464,36 @@ async fn counts_bytes() -> SocketAddr {
 }
 
 #[tokio::test]
+async fn a_response_has_its_latency_when_its_body_begins() {
+    let proxy = proxy(policy(SERVICE, vec![]), &[&Script::new([Act::Stall])], |_| {}).await;
+    let mut response = proxy.get("/").await;
+    response.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(metric(&proxy, "response_latency_ms_count"), 1);
+    assert_eq!(metric(&proxy, "response_total"), 0, "it goes on");
+    drop(response);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while metric(&proxy, "response_total") == 0 {
+        assert!(Instant::now() < deadline, "the end of the response is not counted");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(metric(&proxy, "response_latency_ms_count"), 1);
+}
+
+#[tokio::test]
+async fn an_attempt_does_not_count_the_time_of_those_before_it() {
+    let script = Script::new([Act::Late(Duration::from_millis(300), 503), Act::Answer(200)]);
+    let proxy = proxy(resilience::changed(|rule| rule.retry = Some(retry(1))), &[&script], |_| {}).await;
+    assert_eq!(read(proxy.get("/").await).await, 200);
+    let milliseconds = |status: &str| {
+        let text = proxy.scrape();
+        let is_sum = |line: &&str| line.starts_with("response_latency_ms_sum{") && line.contains(status);
+        text.lines().find(is_sum).unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let (first, second) = (milliseconds(r#"status_code="503""#), milliseconds(r#"status_code="200""#));
+    assert!(second < first, "{second} ms include the first attempt's {first} ms");
+}
+
+#[tokio::test]
 async fn connections_are_counted_by_route_and_bytes_by_zone() {
     let route = |kind: &str, name: &str| {
         format!(
