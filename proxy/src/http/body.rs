@@ -76,6 +76,11 @@ impl H2Body {
 }
 
 impl Body {
+    /// Takes the body out and leaves none.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Empty)
+    }
+
     /// Reads a response's first frames where they may be its trailers already: the first frame, and the second if it is there.
     /// Returns the body, whole, and the trailers.
     pub(crate) async fn peek_trailers(mut self) -> (Self, Option<HeaderMap>) {
@@ -286,13 +291,13 @@ pub(crate) enum End<'a> {
 
 impl<O: Observer> Observed<O> {
     /// Observes `body` for `observer`. An empty body ends at once.
-    pub(crate) fn new(body: Body, mut observer: O, is_grpc: bool) -> Self {
+    pub(crate) fn new(body: Body, mut observer: Box<O>, is_grpc: bool) -> Self {
         if body.is_end_stream() {
             observer.first_frame(false);
             observer.ended(End::Whole(None));
             return Self { body, observer: None, started: true, is_grpc };
         }
-        Self { body, observer: Some(Box::new(observer)), started: false, is_grpc }
+        Self { body, observer: Some(observer), started: false, is_grpc }
     }
 
     /// A body without an observer.
@@ -412,7 +417,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_is_reported_once() {
         let recorder = Recorder::default();
-        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone(), false);
+        let body = Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), false);
         body.collect().await.unwrap();
         assert_eq!(recorder.seen(), ["first", "1 bytes", "Whole(None)"]);
     }
@@ -420,8 +425,8 @@ mod tests {
     #[test]
     fn a_dropped_body_was_interrupted_and_an_empty_one_was_not() {
         let recorder = Recorder::default();
-        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), recorder.clone(), false));
-        drop(Observed::new(Body::Empty, recorder.clone(), false));
+        drop(Observed::new(Body::Full(Bytes::from_static(b"x")), Box::new(recorder.clone()), false));
+        drop(Observed::new(Body::Empty, Box::new(recorder.clone()), false));
         assert_eq!(recorder.seen(), ["Dropped", "first", "Whole(None)"]);
     }
 
@@ -436,7 +441,7 @@ mod tests {
             sender.send(Ok(data("message"))).unwrap();
             sender.send(Err(error)).unwrap();
             let recorder = Recorder::default();
-            let collected = Observed::new(body, recorder.clone(), true).collect().await;
+            let collected = Observed::new(body, Box::new(recorder.clone()), true).collect().await;
             match code {
                 Some(code) => assert_eq!(collected.unwrap().trailers().unwrap()["grpc-status"], code),
                 None => assert!(matches!(collected, Err(BodyError::H2(_))), "a reset stays a reset"),
@@ -445,7 +450,10 @@ mod tests {
         }
         let (sender, body) = Body::channel();
         sender.send(Err(BodyError::Expired(Expired::Idle))).unwrap();
-        assert!(Observed::new(body, Recorder::default(), false).collect().await.is_err(), "HTTP has no such trailers");
+        assert!(
+            Observed::new(body, Box::<Recorder>::default(), false).collect().await.is_err(),
+            "HTTP has no such trailers"
+        );
     }
 
     #[tokio::test]

@@ -21,35 +21,44 @@ struct Idle {
     since: Instant,
 }
 
-/// A copy of a request on a kept connection, which the server may close just when the request comes.
+/// A request on a kept connection, which the server may close just when the request comes.
 pub(crate) struct Repetition {
-    head: Request<()>,
+    /// The request without its body.
+    request: Box<Request<Body>>,
     body: Again,
 }
 
 impl Repetition {
-    /// The copy of a request that may reach the server twice (RFC 9110 section 9.2.2) and whose body is kept.
-    pub(crate) fn of(request: &Request<Body>) -> Option<Self> {
-        let body = request.method().is_idempotent().then(|| request.body().again()).flatten()?;
-        let mut head = Request::new(());
-        *head.method_mut() = request.method().clone();
-        *head.uri_mut() = request.uri().clone();
-        *head.version_mut() = request.version();
-        *head.headers_mut() = request.headers().clone();
-        Some(Self { head, body })
+    /// The request to send, and if it may reach the server twice (RFC 9110 section 9.2.2) and its body is kept, what sends it
+    /// again.
+    pub(crate) fn of(mut request: Box<Request<Body>>) -> (Request<Body>, Option<Self>) {
+        let again = request.method().is_idempotent().then(|| request.body().again()).flatten();
+        let Some(again) = again else { return (*request, None) };
+        let body = request.body_mut().take();
+        (copy_of_head(&request).map(|()| body), Some(Self { request, body: again }))
     }
 
     /// The request, if its connection ended without a whole head of a response.
-    pub(crate) fn after(self, error: &hyper::Error) -> Option<Request<Body>> {
+    pub(crate) fn after(mut self, error: &hyper::Error) -> Option<Box<Request<Body>>> {
         let lost = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::NotConnected];
         let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
         let has_ended = error.is_incomplete_message() || source.is_some_and(|source| lost.contains(&source.kind()));
         if !has_ended {
             return None;
         }
-        let body = self.body.body()?;
-        Some(self.head.map(|()| body))
+        *self.request.body_mut() = self.body.body()?;
+        Some(self.request)
     }
+}
+
+/// A request's head, without its extensions.
+pub(crate) fn copy_of_head(request: &Request<Body>) -> Request<()> {
+    let mut head = Request::new(());
+    *head.method_mut() = request.method().clone();
+    *head.uri_mut() = request.uri().clone();
+    *head.version_mut() = request.version();
+    *head.headers_mut() = request.headers().clone();
+    head
 }
 
 impl Pool {

@@ -95,7 +95,7 @@ pub(super) struct HttpConnection {
 
 /// A request in progress, and the parts needed to answer it.
 struct Admitted {
-    request: Request<Incoming>,
+    request: Box<Request<Body>>,
     kind: RequestKind,
     handles: Arc<Handles>,
     /// The route of the ServiceProfile.
@@ -112,7 +112,8 @@ impl HttpConnection {
     pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
         let access_log = self.inbound.shared.access_log.as_ref();
         let mut access = access_log.map(|log| log.begin(&request, self.client.addr, self.client.identity()));
-        let mut answered = pin!(self.answer(request));
+        // Boxed: each asynchronous function on the request's way would keep it twice.
+        let mut answered = pin!(self.answer(Box::new(request.map(Body::Incoming))));
         let mut response = poll_fn(|cx| match &mut access {
             None => answered.as_mut().poll(cx),
             Some(access) => access.poll(answered.as_mut(), cx),
@@ -127,10 +128,10 @@ impl HttpConnection {
         Ok(response)
     }
 
-    async fn answer(&self, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, Reset> {
+    async fn answer(&self, mut request: Box<Request<Body>>) -> Result<Response<ResponseBody>, Reset> {
         let arrived = Instant::now();
-        let traced = self.inbound.shared.tracing.begin(&mut request, Kind::Server, Direction::Inbound);
-        let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut request).is_some();
+        let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Server, Direction::Inbound);
+        let is_carried = request.version() == Version::HTTP_2 && downgrade_request(&mut *request).is_some();
         // For HTTP/1 the header has no meaning; it never reaches the application.
         request.headers_mut().remove(ORIG_PROTO);
         let kind = RequestKind::inbound(request.version(), request.headers(), is_carried, self.client.is_meshed());
@@ -142,11 +143,15 @@ impl HttpConnection {
                 handles.route.requests.inc();
                 let labels = handles.http.labels();
                 let subject = || subject::subject(&self.client, self.target.addr, labels);
-                let tapped = self.inbound.shared.taps.begin(&request, subject);
-                let profile = match &self.inbound.profiles {
-                    Some(profiles) if self.gateway.is_none() => profiles.route(&self.last_named, &request).await,
-                    _ => None,
-                };
+                let tapped = self.inbound.shared.taps.begin(&*request, subject);
+                let profiles = self.inbound.profiles.as_ref().filter(|_| self.gateway.is_none());
+                let mut profile = None;
+                if let Some((profiles, named)) =
+                    profiles.and_then(|profiles| Some((profiles, profiles.named_by(&self.last_named, &request)?)))
+                {
+                    named.answered().await;
+                    profile = profiles.route(&named, &request);
+                }
                 if let Some(profile) = &profile {
                     profile.metrics.request();
                 }
@@ -163,7 +168,7 @@ impl HttpConnection {
     }
 
     /// Applies policy to a request before it is sent: checks that may refuse it, and changes to it.
-    fn admit(&self, request: &mut Request<Incoming>) -> Result<Arc<Handles>, Failure> {
+    fn admit(&self, request: &mut Request<Body>) -> Result<Arc<Handles>, Failure> {
         form::normalize(request)?;
         // The client's claim does not count, only its certificate.
         request.headers_mut().remove(CLIENT_ID);
@@ -228,17 +233,15 @@ impl HttpConnection {
     }
 
     async fn forward(&self, admitted: Admitted) -> Result<Response<ResponseBody>, Reset> {
-        let Admitted { request, kind, handles, profile, arrived, tapped } = admitted;
-        let (head, body) = request.into_parts();
-        let (body, sent) = Counted::wrap(Body::Incoming(body), &handles.route.request_frames);
-        let mut request = Request::from_parts(head, body);
+        let Admitted { mut request, kind, handles, profile, arrived, tapped } = admitted;
+        let sent = Counted::wrap(request.body_mut(), &handles.route.request_frames);
         let Some(permit) = self.inbound.limit.admit() else {
             let refused = Refused { handles: &handles, profile, tapped };
             return Ok(self.refuse(&Failure::LoadShed, kind, Some(refused), arrived));
         };
         if let Some(gateway) = &self.gateway {
             // Boxed: a request of any other port would be as large as one that goes through the outbound side.
-            return match Box::pin(gateway.send(request, kind, self.client.addr)).await {
+            return match Box::pin(gateway.send(*request, kind, self.client.addr)).await {
                 Ok(response) => {
                     let permit = Some(permit);
                     let held = Held { checked_out: None, permit, tapped, sent, is_answered: true, profile };
@@ -255,8 +258,8 @@ impl HttpConnection {
                 }
             };
         }
-        let traced = self.inbound.shared.tracing.begin(&mut request, Kind::Client, Direction::Inbound);
-        log_request(self.inbound.shared.config.log_headers, self.target.addr, &request);
+        let traced = self.inbound.shared.tracing.begin(&mut *request, Kind::Client, Direction::Inbound);
+        log_request(self.inbound.shared.config.log_headers, self.target.addr, &*request);
         let answered = if kind.version == Version::HTTP_2 {
             self.send_http2(request).await.map(|response| (response, None))
         } else {
@@ -292,10 +295,10 @@ impl HttpConnection {
         }
     }
 
-    async fn send_http2(&self, mut request: Request<Body>) -> Result<Response<Body>, SendError> {
+    async fn send_http2(&self, mut request: Box<Request<Body>>) -> Result<Response<Body>, SendError> {
         if request.uri().authority().is_none() {
             let fallback = self.target.addr.to_string().parse().ok();
-            to_absolute_form(&mut request, fallback.as_ref());
+            to_absolute_form(&mut *request, fallback.as_ref());
         }
         let response = self.target.send_http2(request).await?;
         Ok(response.map(Body::H2))
@@ -303,11 +306,11 @@ impl HttpConnection {
 
     async fn send_http1(
         &self,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
         kind: RequestKind,
     ) -> Result<(Response<Body>, Option<CheckedOut>), SendError> {
         let method = request.method().clone();
-        let client_side = (!kind.orig_proto && wants_upgrade(&request)).then(|| hyper::upgrade::on(&mut request));
+        let client_side = (!kind.orig_proto && wants_upgrade(&*request)).then(|| hyper::upgrade::on(&mut *request));
         if client_side.is_none() {
             strip_hop_by_hop(request.headers_mut());
         }
@@ -403,7 +406,7 @@ fn observe(
         tapped,
         access: None,
     };
-    Response::from_parts(parts, Observed::new(body, finish, kind.grpc))
+    Response::from_parts(parts, Observed::new(body, Box::new(finish), kind.grpc))
 }
 
 /// Linkerd's inbound side answers every injected failure alike, regardless of the policy's status or code.
@@ -458,6 +461,6 @@ mod tests {
     #[test]
     fn a_request_takes_little_room_while_it_waits() {
         let bytes = size(HttpConnection::handle);
-        assert!(bytes <= 4096, "{bytes} bytes: each request copies them");
+        assert!(bytes <= 1536, "{bytes} bytes: each request copies them");
     }
 }

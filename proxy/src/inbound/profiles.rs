@@ -52,7 +52,7 @@ struct Cached {
 }
 
 /// The profile of one name.
-struct NamedProfile {
+pub(super) struct NamedProfile {
     lookup: Arc<ProfileLookup>,
     port: u16,
     /// Until when requests wait for the first answer.
@@ -84,19 +84,13 @@ impl Profiles {
         Self { shared, discover, names: Mutex::default() }
     }
 
-    /// The route of a request; waits for the first answer about its name, as long as the settings say.
-    pub(super) async fn route<B>(&self, last: &LastNamed, request: &Request<B>) -> Option<ProfileRoute> {
-        let named = self.named_by(last, request)?;
-        if matches!(&*named.lookup.profile.borrow(), ProfileState::Pending) && Instant::now() < named.answered_by {
-            let mut state = named.lookup.profile.clone();
-            let answered = async move { state.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok() };
-            // Boxed, because nearly no request waits. What the answer is, is read below.
-            let _answered = Box::pin(timeout_at(named.answered_by, answered)).await;
-        }
+    /// The route of a request to this name.
+    pub(super) fn route<B>(&self, named: &NamedProfile, request: &Request<B>) -> Option<ProfileRoute> {
         named.routes()?.route(&self.shared, request)
     }
 
-    fn named_by<B>(&self, last: &LastNamed, request: &Request<B>) -> Option<Arc<NamedProfile>> {
+    /// The profile of the name in a request, which may not be known yet.
+    pub(super) fn named_by<B>(&self, last: &LastNamed, request: &Request<B>) -> Option<Arc<NamedProfile>> {
         let authority;
         let value = match request.headers().get(DST_CANONICAL) {
             Some(value) => value,
@@ -167,6 +161,16 @@ impl Profiles {
 }
 
 impl NamedProfile {
+    /// Waits for the first answer about the name, as long as the settings say.
+    pub(super) async fn answered(&self) {
+        if matches!(&*self.lookup.profile.borrow(), ProfileState::Pending) && Instant::now() < self.answered_by {
+            let mut state = self.lookup.profile.clone();
+            let answered = async move { state.wait_for(|state| !matches!(state, ProfileState::Pending)).await.is_ok() };
+            // Boxed, because nearly no request waits. What the answer is, is read afterwards.
+            let _answered = Box::pin(timeout_at(self.answered_by, answered)).await;
+        }
+    }
+
     /// The routes of the last answer, if it is about a service.
     fn routes(&self) -> Option<Arc<CountedRoutes>> {
         let state = self.lookup.profile.borrow();

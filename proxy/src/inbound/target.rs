@@ -189,7 +189,7 @@ impl ApplicationPort {
     /// connection may carry other requests, before and after.
     pub(super) async fn send_http1(
         self: &Arc<Self>,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
         reuse: bool,
     ) -> Result<(Response<Incoming>, Option<CheckedOut>), SendError> {
         let mut stale = 0;
@@ -197,20 +197,22 @@ impl ApplicationPort {
             let timeout = self.shared.config.inbound.http1_idle_timeout;
             let kept = if reuse && stale < STALE_ATTEMPTS { self.idle.take(timeout) } else { None };
             let is_new = kept.is_none();
-            let again = kept.as_ref().and_then(|_| Repetition::of(&request));
-            let mut sender = match kept {
-                Some(sender) => sender,
+            let (mut sender, sent, again) = match kept {
+                Some(sender) => {
+                    let (sent, again) = Repetition::of(request);
+                    (sender, sent, again)
+                }
                 // Boxed: a request on a kept connection needs no room for what opens one.
-                None => Box::pin(self.connect_http1()).await?,
+                None => (Box::pin(self.connect_http1()).await?, *request, None),
             };
-            match sender.try_send_request(request).await {
+            match sender.try_send_request(sent).await {
                 Ok(response) => {
                     let checked_out = reuse.then(|| CheckedOut { target: Arc::clone(self), sender });
                     return Ok((response, checked_out));
                 }
                 Err(mut error) => match error.take_message() {
                     // The application had closed the connection, and nothing of the request was sent.
-                    Some(unsent) if !is_new => request = unsent,
+                    Some(unsent) if !is_new => request = Box::new(unsent),
                     // It closed the connection when the request came, and the request may be repeated.
                     _ => match again.and_then(|again| again.after(error.error())) {
                         Some(again) => request = again,
@@ -225,14 +227,14 @@ impl ApplicationPort {
     /// Sends a request over one of the HTTP/2 connections.
     pub(super) async fn send_http2(
         self: &Arc<Self>,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
     ) -> Result<Response<H2Body>, SendError> {
         for _ in 0..STALE_ATTEMPTS {
             let (sender, permit) = self.http2_sender().await?;
             match h2::send_over(sender, permit, request).await {
                 Ok(response) => return Ok(response),
                 Err(h2::SendError::Failed(error)) => return Err(SendError::Http2(error)),
-                Err(h2::SendError::Unsent(unsent, _)) => request = *unsent,
+                Err(h2::SendError::Unsent(unsent, _)) => request = unsent,
             }
         }
         Err(SendError::Refused)

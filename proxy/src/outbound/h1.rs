@@ -40,18 +40,20 @@ pub(crate) enum SendError {
 /// the request, or while it was sent and repeating it does no harm.
 pub(crate) async fn send(
     endpoint: &Arc<Endpoint>,
-    request: Request<Body>,
+    request: Box<Request<Body>>,
     reuse: bool,
 ) -> Result<(Response<Incoming>, CheckedOut), SendError> {
     let idle_timeout = endpoint.shared.config.outbound.http1_idle_timeout;
     let pooled = if reuse { endpoint.h1.take(idle_timeout) } else { None };
-    let again = pooled.as_ref().and_then(|_| Repetition::of(&request));
-    let mut sender = match pooled {
-        Some(sender) => sender,
+    let (mut sender, request, again) = match pooled {
+        Some(sender) => {
+            let (request, again) = Repetition::of(request);
+            (sender, request, again)
+        }
         // Boxed: a request on a kept connection needs no room for what opens one.
         None => match Box::pin(connect(endpoint)).await {
-            Ok(sender) => sender,
-            Err(error) => return Err(SendError::Unsent(Box::new(request), Some(error))),
+            Ok(sender) => (sender, *request, None),
+            Err(error) => return Err(SendError::Unsent(request, Some(error))),
         },
     };
     match sender.try_send_request(request).await {
@@ -62,7 +64,7 @@ pub(crate) async fn send(
         Err(mut error) => Err(match error.take_message() {
             Some(request) => SendError::Unsent(Box::new(request), None),
             None => match again.and_then(|again| again.after(error.error())) {
-                Some(request) => SendError::Unsent(Box::new(request), None),
+                Some(request) => SendError::Unsent(request, None),
                 None => SendError::Failed(error.into_error()),
             },
         }),

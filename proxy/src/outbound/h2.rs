@@ -9,7 +9,7 @@ use std::{future::poll_fn, io, sync::Arc};
 
 use ::h2::{
     Ping, PingPong, Reason,
-    client::{self, SendRequest},
+    client::{self, ResponseFuture, SendRequest},
 };
 use bytes::Bytes;
 use http::{Request, Response, Version};
@@ -20,7 +20,8 @@ use super::endpoint::{ConnectError, Endpoint};
 use crate::{
     config::{Http2Config, Keepalive},
     http::{
-        body::{Body, H2Body},
+        body::{Again, Body, H2Body},
+        pool::copy_of_head,
         serve::MAX_HEADER_LIST_BYTES,
         shared_connections::{GetError, StreamPermit},
     },
@@ -47,10 +48,10 @@ pub(crate) enum SendError {
 ///
 /// # Errors
 /// See [`SendError`].
-pub(crate) async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Result<Response<H2Body>, SendError> {
+pub(crate) async fn send(endpoint: &Arc<Endpoint>, request: Box<Request<Body>>) -> Result<Response<H2Body>, SendError> {
     match sender(endpoint).await {
         Ok((sender, permit)) => send_over(sender, permit, request).await,
-        Err(error) => Err(SendError::Unsent(Box::new(request), Some(error))),
+        Err(error) => Err(SendError::Unsent(request, Some(error))),
     }
 }
 
@@ -62,33 +63,13 @@ pub(crate) async fn send(endpoint: &Arc<Endpoint>, request: Request<Body>) -> Re
 pub(crate) async fn send_over(
     mut sender: SendRequest<Bytes>,
     permit: StreamPermit,
-    mut request: Request<Body>,
+    request: Box<Request<Body>>,
 ) -> Result<Response<H2Body>, SendError> {
-    // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
-    // refusal.
-    *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
-    let (parts, body) = request.into_parts();
-    // The copy is sent again if the endpoint refuses the request before processing it.
-    let again = body.again().map(|body| (parts.clone(), body));
-    let failed = |error: ::h2::Error| {
-        let again = again.filter(|_| was_not_processed(&error));
-        match again.and_then(|(parts, body)| Some(Request::from_parts(parts, body.body()?))) {
-            Some(request) => SendError::Unsent(Box::new(request), None),
-            None => SendError::Failed(error),
-        }
+    let (begun, again) = begin(&mut sender, request);
+    let (mut response, mut pump) = match begun {
+        Ok(begun) => begun,
+        Err(error) => return Err(failed(again, error)),
     };
-    if body.is_end_stream() {
-        let response = match sender.send_request(Request::from_parts(parts, ()), true) {
-            Ok((response, _)) => response.await,
-            Err(error) => Err(error),
-        };
-        return response.map(|response| response.map(|body| H2Body::new(body, permit))).map_err(failed);
-    }
-    let (mut response, stream) = match sender.send_request(Request::from_parts(parts, ()), false) {
-        Ok(sent) => sent,
-        Err(error) => return Err(failed(error)),
-    };
-    let mut pump = Some(Pump::new(body, stream));
     let response = poll_fn(|cx| {
         if pump.as_mut().is_some_and(|pump| pump.poll_send(cx).is_ready()) {
             pump = None;
@@ -96,13 +77,46 @@ pub(crate) async fn send_over(
         std::pin::Pin::new(&mut response).poll(cx)
     })
     .await
-    .map_err(failed)?;
+    .map_err(|error| failed(again, error))?;
     if let Some(mut pump) = pump {
         // The answer began before the request ended. Both continue independently, because either may wait for the
         // other.
         tokio::spawn(async move { poll_fn(|cx| pump.poll_send(cx)).await });
     }
     Ok(response.map(|body| H2Body::new(body, permit)))
+}
+
+/// A request to be sent again if the endpoint refuses it before processing it.
+type Repeatable = Option<(Box<Request<Body>>, Again)>;
+
+/// Sends the head, and what is needed to send the body and to repeat the request.
+fn begin(
+    sender: &mut SendRequest<Bytes>,
+    mut request: Box<Request<Body>>,
+) -> (Result<(ResponseFuture, Option<Pump>), ::h2::Error>, Repeatable) {
+    // h2 expects HTTP/2 requests in absolute form. Without an authority there is none, and this version avoids its
+    // refusal.
+    *request.version_mut() = if request.uri().authority().is_some() { Version::HTTP_2 } else { Version::HTTP_11 };
+    let body = request.body_mut().take();
+    let is_end = body.is_end_stream();
+    let (head, again) = match body.again() {
+        Some(again) => (copy_of_head(&request), Some((request, again))),
+        None => (request.map(|_| ()), None),
+    };
+    let sent = sender.send_request(head, is_end);
+    (sent.map(|(response, stream)| (response, (!is_end).then(|| Pump::new(body, stream)))), again)
+}
+
+/// The error, or the request if it may be sent again.
+fn failed(again: Repeatable, error: ::h2::Error) -> SendError {
+    let again = again.filter(|_| was_not_processed(&error)).and_then(|(mut request, again)| {
+        *request.body_mut() = again.body()?;
+        Some(request)
+    });
+    match again {
+        Some(request) => SendError::Unsent(request, None),
+        None => SendError::Failed(error),
+    }
 }
 
 /// Whether the peer declares that it did not process the request (RFC 9113 sections 6.8 and 8.7).

@@ -57,7 +57,7 @@ impl Named {
             }));
         }
         let version = request.version();
-        match connection.route(request, is_grpc).await {
+        match connection.route(Box::new(request), is_grpc).await {
             Ok(response) => Ok(response.map(|body| Body::Boxed(body.boxed_unsync()))),
             Err(ExchangeError::Reset(error)) if version == Version::HTTP_2 => Err(RelayError::Reset(Reset(error))),
             Err(ExchangeError::Reset(error)) => Err(RelayError::Failure(Failure::BadGateway(error.to_string()))),

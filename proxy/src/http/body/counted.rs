@@ -36,13 +36,14 @@ struct Ended {
 
 impl Counted {
     /// Counts the frames of `body` as they are read. A request without a body costs nothing.
-    pub(crate) fn wrap(body: Body, frames: &Histogram<FrameBytes>) -> (Body, RequestEnd) {
+    pub(crate) fn wrap(body: &mut Body, frames: &Histogram<FrameBytes>) -> RequestEnd {
         if body.is_end_stream() {
-            return (body, RequestEnd(None));
+            return RequestEnd(None);
         }
         let ended = Arc::<Ended>::default();
         let end = RequestEnd(Some(Arc::clone(&ended)));
-        (Body::Counted(Self { body: Box::new(body), frames: frames.clone(), ended }), end)
+        *body = Body::Counted(Self { body: Box::new(body.take()), frames: frames.clone(), ended });
+        end
     }
 
     pub(super) fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {

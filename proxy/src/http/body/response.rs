@@ -97,13 +97,15 @@ mod tests {
         }
     }
 
+    type Frames = UnboundedSender<Result<Frame<Bytes>, BodyError>>;
+
     /// The metrics, and a response to a request of this instant, with what gives it frames.
-    fn response() -> (Registry, UnboundedSender<Result<Frame<Bytes>, BodyError>>, Observed<Counting>) {
+    fn response() -> (Registry, Frames, Observed<Counting>) {
         let mut registry = Registry::default();
         let http = Arc::new(ProxyMetrics::register(&mut registry).http(Direction::Outbound, &Vec::new()));
         let count = CountResponse::new(http, Instant::now(), StatusCode::OK, &HeaderMap::new(), Classes::default());
         let (sender, body) = Body::channel();
-        (registry, sender, Observed::new(body, Counting(count), false))
+        (registry, sender, Observed::new(body, Box::new(Counting(count)), false))
     }
 
     /// Responses with a latency, the sum of their milliseconds, and responses that have ended.

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// A response, and what has to happen when it ends.
-type Exchanged = Result<(Response<Body>, ResponseObserver), ExchangeError>;
+type Exchanged = Result<(Response<Body>, Box<ResponseObserver>), ExchangeError>;
 
 /// A request's route and what was found out about the request before it was sent.
 pub(super) struct Routed<'a> {
@@ -61,7 +61,7 @@ pub(super) struct Routed<'a> {
 
 impl Routed<'_> {
     /// Sends the request until its outcome is one that the application gets, and counts it under a ServiceProfile's route.
-    pub(super) async fn send(&self, request: Request<Body>) -> Exchanged {
+    pub(super) async fn send(&self, request: Box<Request<Body>>) -> Exchanged {
         let Some(profile) = &self.rule.profile else { return self.repeat(request, None).await };
         profile.route.request();
         let mut exchanged = self.repeat(request, Some(profile)).await;
@@ -72,26 +72,46 @@ impl Routed<'_> {
         exchanged
     }
 
-    async fn repeat(&self, mut request: Request<Body>, profile: Option<&ProfileMetrics>) -> Exchanged {
+    async fn repeat(&self, mut request: Box<Request<Body>>, profile: Option<&ProfileMetrics>) -> Exchanged {
         let terms = match &self.action.terms {
             terms if terms.allow_headers => Cow::Owned(overrides::apply(terms.clone(), request.headers_mut())),
             terms => Cow::Borrowed(terms),
         };
-        let (head, body) = request.into_parts();
+        let body = request.body_mut().take();
         let limit = terms.retry.as_ref().map_or(MAX_REPLAY_BYTES, |retry| retry.max_bytes);
         let body = match replayable(body, limit, &self.connection.worker.replay_room) {
             Ok(body) => body,
             // Too large to be kept: one attempt.
-            Err(body) => return self.attempt(Request::from_parts(head, body), &terms, None, profile).await,
+            Err(body) => {
+                *request.body_mut() = body;
+                return self.attempt(request, &terms, None, profile).await;
+            }
         };
-        let Some(retry) = &terms.retry else {
-            let request = Request::from_parts(head, reading(body.as_ref())?);
-            return self.attempt(request, &terms, None, profile).await;
-        };
-        let mut attempts = Attempts::new(retry.clone());
+        match &terms.retry {
+            // Boxed: requests that are sent once need no room for what repeats them.
+            Some(retry) => {
+                let attempts = Attempts::new(retry.clone());
+                Box::pin(self.retry(request, body, attempts, &terms, profile)).await
+            }
+            None => {
+                *request.body_mut() = reading(body.as_ref())?;
+                self.attempt(request, &terms, None, profile).await
+            }
+        }
+    }
+
+    async fn retry(
+        &self,
+        request: Box<Request<Body>>,
+        body: Option<Replay>,
+        mut attempts: Attempts,
+        terms: &Terms,
+        profile: Option<&ProfileMetrics>,
+    ) -> Exchanged {
+        let (head, _) = request.into_parts();
         loop {
-            let request = Request::from_parts(head.clone(), reading(body.as_ref())?);
-            let exchanged = self.attempt(request, &terms, attempts.timeout(), profile).await;
+            let request = Box::new(Request::from_parts(head.clone(), reading(body.as_ref())?));
+            let exchanged = self.attempt(request, terms, attempts.timeout(), profile).await;
             let (exchanged, outcome) = peek(exchanged, &attempts).await;
             let is_replayable = body.as_ref().is_none_or(Replay::is_replayable);
             let chance = rand::rng().random();
@@ -132,16 +152,16 @@ impl Routed<'_> {
     /// Sends the request to one of the route's backends.
     async fn attempt(
         &self,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
         terms: &Terms,
         head: Option<Duration>,
         profile: Option<&ProfileMetrics>,
     ) -> Exchanged {
         let action = self.action;
-        apply_to_request(&action.filters, self.prefix, &mut request)?;
+        apply_to_request(&action.filters, self.prefix, &mut *request)?;
         let picked = self.plan.pick(&action.backends, BalancerKind::Http);
         let (backend, resolved) = picked.ok_or(Failure::Internal("the route has no backend"))?;
-        apply_to_request(&backend.filters, self.prefix, &mut request)?;
+        apply_to_request(&backend.filters, self.prefix, &mut *request)?;
         if let Some(profile) = &action.profile
             && let Ok(canonical) = HeaderValue::from_str(&profile.dst)
         {
@@ -167,7 +187,7 @@ impl Routed<'_> {
             profile.actual.request();
         }
         let tracing = &self.connection.worker.shared.tracing;
-        let traced = tracing.begin(&mut request, Kind::Client, Direction::Outbound);
+        let traced = tracing.begin(&mut *request, Kind::Client, Direction::Outbound);
         let exchanged = self.exchange(&exchange, request, terms.timeouts, head).await;
         let (mut response, mut observer) = match exchanged {
             Ok((response, observer)) => {
@@ -196,7 +216,7 @@ impl Routed<'_> {
     async fn exchange(
         &self,
         exchange: &Exchange<'_>,
-        request: Request<Body>,
+        mut request: Box<Request<Body>>,
         timeouts: Timeouts,
         head: Option<Duration>,
     ) -> Exchanged {
@@ -204,7 +224,8 @@ impl Routed<'_> {
             return exchange.run(request).await;
         }
         let clock = Clock::new(Deadlines::new(timeouts, head, self.arrived, Instant::now()));
-        let request = request.map(|body| clock.watch_request(body));
+        let body = request.body_mut().take();
+        *request.body_mut() = clock.watch_request(body);
         // Boxed, because it would be kept twice in the future.
         match clock.until_head(Box::pin(exchange.run(request))).await {
             Ok(exchanged) => {

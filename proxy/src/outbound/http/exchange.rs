@@ -152,8 +152,8 @@ impl Exchange<'_> {
     /// Sends the request, to another endpoint if one cannot be reached.
     pub(super) async fn run(
         &self,
-        mut request: Request<Body>,
-    ) -> Result<(Response<Body>, ResponseObserver), ExchangeError> {
+        mut request: Box<Request<Body>>,
+    ) -> Result<(Response<Body>, Box<ResponseObserver>), ExchangeError> {
         let deadline = self.arrived + self.connection.worker.shared.config.outbound.http_queue.failfast_timeout;
         let mut stale = 0;
         loop {
@@ -161,7 +161,7 @@ impl Exchange<'_> {
             let balanced = in_flight.as_ref().and_then(InFlight::balanced).cloned();
             self.check_identity(&endpoint)?;
             let taps = &self.connection.worker.shared.taps;
-            let mut tapped = taps.begin(&request, || subject(self.connection.peer, &endpoint, self.action));
+            let mut tapped = taps.begin(&*request, || subject(self.connection.peer, &endpoint, self.action));
             // As in Linkerd, what an endpoint takes begins when it was chosen.
             let since = Instant::now();
             *self.current.lock() = Some(Current { endpoint: Arc::clone(&endpoint), in_flight, since });
@@ -200,7 +200,7 @@ impl Exchange<'_> {
                 }
             };
             drop(in_flight);
-            request = *again;
+            request = again;
             match (reason, &balanced) {
                 (Some(error), Some(balanced)) if !error.is_local() && Instant::now() < deadline => {
                     tracing::debug!(%error, "endpoint is passed over");
@@ -252,7 +252,7 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         endpoint: &Arc<Endpoint>,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
         let Some(authority) = &endpoint.info.authority_override else {
             return self.attempt_as_it_is(endpoint, request).await;
@@ -268,11 +268,11 @@ impl Exchange<'_> {
     async fn attempt_as_it_is(
         &self,
         endpoint: &Arc<Endpoint>,
-        mut request: Request<Body>,
+        mut request: Box<Request<Body>>,
     ) -> Result<(Response<Body>, Option<h1::CheckedOut>), AttemptError> {
-        log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &request);
+        log_request(self.connection.worker.shared.config.log_headers, endpoint.info.addr, &*request);
         if request.version() == Version::HTTP_2 {
-            to_absolute_form(&mut request, None);
+            to_absolute_form(&mut *request, None);
             return match h2::send(endpoint, request).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), false), None)),
                 Err(h2::SendError::Failed(error)) => {
@@ -286,8 +286,8 @@ impl Exchange<'_> {
             };
         }
         if endpoint.upgrades_http1() && !self.upgrades {
-            upgrade_request(&mut request);
-            to_absolute_form(&mut request, None);
+            upgrade_request(&mut *request);
+            to_absolute_form(&mut *request, None);
             return match h2::send(endpoint, request).await {
                 Ok(response) => Ok((self.restore(endpoint, response.map(Body::H2), true), None)),
                 Err(h2::SendError::Failed(error)) => {
@@ -295,7 +295,7 @@ impl Exchange<'_> {
                     Err(AttemptError::failed(failure, is_own_reset(&error)))
                 }
                 Err(h2::SendError::Unsent(mut request, reason)) => {
-                    downgrade_request(&mut request);
+                    downgrade_request(&mut *request);
                     Err(AttemptError::Unsent(request, reason))
                 }
             };

@@ -56,8 +56,9 @@ impl ResponseObserver {
         in_flight: Option<InFlight>,
         checked_out: Option<CheckedOut>,
         tapped: Tapped,
-    ) -> Self {
-        Self {
+    ) -> Box<Self> {
+        // Boxed: every function on the response's way back would move it.
+        Box::new(Self {
             count,
             routes: Vec::new(),
             backend: None,
@@ -67,7 +68,7 @@ impl ResponseObserver {
             checked_out,
             permit: None,
             tapped,
-        }
+        })
     }
 
     /// Counts the response under a route too, for which the request began then.
