@@ -7,6 +7,7 @@
 //! proxy is read from the kernel. Idle connections are held in sandboxes of their own, because memory that other rows
 //! left behind would hide what they take.
 
+mod endpoints;
 mod haproxy;
 mod profile;
 mod report;
@@ -20,6 +21,7 @@ use anyhow::Context as _;
 use clap::value_parser;
 use rustix::process::{Resource, getrlimit};
 
+use endpoints::ManyEndpoints;
 use profile::Recording;
 pub use profile::{Group, Profile, Shares};
 pub use report::{Numbers, Report, RowReport, Sample};
@@ -36,6 +38,8 @@ const SETTLES: Duration = Duration::from_secs(2);
 const OTHER_DESCRIPTORS: u64 = 200;
 /// Time of a load before it counts: hundreds of TLS handshakes take a part of it.
 const WARM_UP: Duration = Duration::from_millis(700);
+/// More of it for each endpoint, to which there has to be a connection.
+const HANDSHAKE: Duration = Duration::from_millis(1);
 
 /// Options of `weft-bench proxy`.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,7 +56,8 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What to measure: http1-1, http1-16, http1-64, http1-256, http2-1x64, http2-16x4, connection, open-1000, open-5000,
-    /// bulk, round-trip, grpc-unary, grpc-stream, workers, tap, idle-http-1000, idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
+    /// bulk, round-trip, grpc-unary, grpc-stream, endpoints-1000, endpoints-10000, workers, tap, idle-http-1000,
+    /// idle-http-10000, idle-opaque-1000, idle-opaque-10000, start
     /// [default: all]
     #[arg(long, value_delimiter = ',', value_name = "ROW", value_parser = Row::named, hide_possible_values = true)]
     pub rows: Vec<&'static Row>,
@@ -130,6 +135,11 @@ impl Bench {
             self.start(&loads).await?;
         }
         for row in loads {
+            if let Some(reason) = too_many(row.act) {
+                println!("{} is skipped: {reason}", row.name);
+                report.skipped.push(format!("{}: {reason}", row.name));
+                continue;
+            }
             let mut measured = self.load(row).await.context(row.name)?;
             self.profile(row, &mut measured).await.with_context(|| format!("profile {}", row.name))?;
             println!("\n{}\n", measured.table());
@@ -204,8 +214,16 @@ impl Bench {
         let shape = row.shape().context("not a load")?;
         let time = Duration::from_secs(self.args.seconds.into());
         let site = site::find(&mut self.sites, contender)?;
-        let target = site.target(contender, row.protocol())?;
-        site.measure(contender, target, shape, WARM_UP, time).await
+        let Act::Endpoints { number } = row.act else {
+            let target = site.target(contender, row.protocol())?;
+            return site.measure(contender, target, shape, WARM_UP, time).await;
+        };
+        let churn = site.publish_endpoints(contender, number).await?.churn();
+        let warm_up = WARM_UP + HANDSHAKE * number;
+        let measured = site.measure(contender, ManyEndpoints::target(), shape, warm_up, time).await;
+        let changes = churn.end().await?;
+        anyhow::ensure!(changes > 0, "no endpoint changed");
+        measured
     }
 
     /// Samples each contender's proxies during one more load of a row.
@@ -238,7 +256,7 @@ impl Bench {
                         report::started(started, certified)
                     }
                     Act::Idle { connections, .. } => idle(site, row, contender, connections).await?,
-                    Act::Load(_) | Act::Workers | Act::Tap => anyhow::bail!("a load"),
+                    Act::Load(_) | Act::Endpoints { .. } | Act::Workers | Act::Tap => anyhow::bail!("a load"),
                 };
                 say(repetition, repetitions, row, contender, &sample);
                 report.contenders.entry(contender).or_default().add(sample);
@@ -285,10 +303,14 @@ fn footprints(proxies: Proxies) -> anyhow::Result<[Footprint; 2]> {
 
 /// Why this machine cannot hold the connections of a row.
 fn too_many(act: Act) -> Option<String> {
-    let Act::Idle { http, connections } = act else { return None };
-    // Bytes have a connection to either side; HTTP connections share the one to the other proxy.
-    let sides = if http { 1 } else { 2 };
-    let needed = u64::from(connections) * sides + OTHER_DESCRIPTORS;
+    let connections = match act {
+        // The server's proxy has a connection from the other proxy and one to the application for each.
+        Act::Endpoints { number } => 2 * u64::from(number),
+        // Bytes have a connection to either side; HTTP connections share the one to the other proxy.
+        Act::Idle { http, connections } => u64::from(connections) * if http { 1 } else { 2 },
+        Act::Load(_) | Act::Workers | Act::Tap | Act::Start => return None,
+    };
+    let needed = connections + OTHER_DESCRIPTORS;
     let limit = getrlimit(Resource::Nofile).maximum?;
     (limit < needed).then(|| format!("a process needs {needed} open files, and the limit here is {limit}"))
 }

@@ -305,6 +305,8 @@ pub(super) fn targets(rows: &[RowReport]) -> Vec<Target> {
                 let more = without.iter().zip(&with).map(|(without, with)| (with / without - 1.0) * 100.0).collect();
                 at_most(format!("{name}, CPU that a tap adds"), "%", 3.0, more);
             }
+            // HAProxy takes no part.
+            Act::Endpoints { .. } => {}
             Act::Start => {
                 at_most(format!("{name}, certificate to ready"), "ms", 6.0, ours("ready_after_certificate_ms"));
             }

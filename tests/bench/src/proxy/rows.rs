@@ -21,6 +21,11 @@ pub struct Row {
 pub(super) enum Act {
     /// Load for some seconds.
     Load(Shape),
+    /// The load of `http1-64` on a Service with so many endpoints, of which some are removed and added meanwhile.
+    Endpoints {
+        /// How many.
+        number: u32,
+    },
     /// The load of `http1-64` on proxies with one and with two workers.
     Workers,
     /// The load of `http1-64` while nobody looks, and while both pods are tapped.
@@ -80,7 +85,7 @@ pub(super) enum Protocol {
 }
 
 /// Every row, in the order of the table.
-pub const ROWS: [Row; 20] = [
+pub const ROWS: [Row; 22] = [
     load("http1-1", "HTTP/1.1, 1 kept connection, 1 KiB", Shape::Http1 { connections: 1 }),
     load("http1-16", "HTTP/1.1, 16 kept connections, 1 KiB", Shape::Http1 { connections: 16 }),
     load("http1-64", "HTTP/1.1, 64 kept connections, 1 KiB", Shape::Http1 { connections: 64 }),
@@ -98,6 +103,16 @@ pub const ROWS: [Row; 20] = [
         "gRPC, 1 connection of 64 streams, 128 B messages back and forth",
         Shape::GrpcStream { connections: 1, streams: 64 },
     ),
+    Row {
+        name: "endpoints-1000",
+        what: "http1-64 over 1,000 endpoints, 20 changes per second",
+        act: Act::Endpoints { number: 1000 },
+    },
+    Row {
+        name: "endpoints-10000",
+        what: "http1-64 over 10,000 endpoints, 20 changes per second",
+        act: Act::Endpoints { number: 10_000 },
+    },
     Row { name: "workers", what: "http1-64 with 1 and with 2 workers in each proxy", act: Act::Workers },
     Row { name: "tap", what: "http1-64 without and with `weft tap` of both pods", act: Act::Tap },
     idle("idle-http-1000", "1,000 idle HTTP/1.1 connections", true, 1000),
@@ -130,7 +145,7 @@ impl Row {
     pub(super) fn shape(&self) -> Option<Shape> {
         match self.act {
             Act::Load(shape) => Some(shape),
-            Act::Workers | Act::Tap => Some(Shape::Http1 { connections: 64 }),
+            Act::Endpoints { .. } | Act::Workers | Act::Tap => Some(Shape::Http1 { connections: 64 }),
             Act::Idle { .. } | Act::Start => None,
         }
     }
@@ -141,7 +156,7 @@ impl Row {
             Act::Load(Shape::Http1 { .. } | Shape::Http1New { .. } | Shape::Open { .. }) => Protocol::Http1,
             Act::Load(Shape::Http2 { .. } | Shape::GrpcUnary { .. } | Shape::GrpcStream { .. }) => Protocol::Http2,
             Act::Load(Shape::Bulk | Shape::RoundTrip) => Protocol::Tcp,
-            Act::Start | Act::Workers | Act::Tap => Protocol::Http1,
+            Act::Start | Act::Endpoints { .. } | Act::Workers | Act::Tap => Protocol::Http1,
             Act::Idle { http, .. } => {
                 if http {
                     Protocol::Http1
@@ -155,7 +170,8 @@ impl Row {
     /// Whether a contender takes part.
     pub(super) fn has(&self, contender: Contender) -> bool {
         match self.act {
-            Act::Start => return matches!(contender, Contender::Weft | Contender::Baseline),
+            // HAProxy would read its configuration again for each change.
+            Act::Start | Act::Endpoints { .. } => return matches!(contender, Contender::Weft | Contender::Baseline),
             Act::Workers => return matches!(contender, Contender::Weft | Contender::Workers2),
             Act::Tap => return matches!(contender, Contender::Weft | Contender::Tapped),
             Act::Load(_) | Act::Idle { .. } => {}

@@ -19,6 +19,7 @@ use weft_test_kit::{
 };
 
 use super::{
+    endpoints::{ManyEndpoints, Surroundings},
     haproxy::{Hop, Pair},
     rows::{Contender, Protocol},
     tap::Tap,
@@ -38,6 +39,10 @@ const SERVES_WITHIN: Duration = Duration::from_secs(20);
 const CERTIFIED: &str = "certified identity";
 /// Time for a line of the log to be in its file.
 const LOGS_WITHIN: Duration = Duration::from_secs(5);
+/// Time for the control plane to read ten thousand pods.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(120);
+/// Time in which a proxy forgets an address that is not used: `LINKERD2_PROXY_OUTBOUND_DISCOVERY_IDLE_TIMEOUT`, 5 s, and its sweep.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(8);
 /// A measurement that only shows that there is a way.
 const TRIAL: Duration = Duration::from_millis(100);
 
@@ -294,6 +299,38 @@ impl Site {
             proxy.and_then(|proxy| proxy.pid).with_context(|| format!("the {name}'s proxy does not run"))
         };
         Ok(Some(Proxies { outbound: proxy("client")?, inbound: proxy("server")? }))
+    }
+
+    /// Publishes a Service with so many endpoints, and waits until requests to it are answered.
+    ///
+    /// # Errors
+    /// They are not answered in time.
+    pub(super) async fn publish_endpoints(
+        &mut self,
+        contender: Contender,
+        number: u32,
+    ) -> anyhow::Result<ManyEndpoints> {
+        let surroundings = {
+            let state = self.mesh.state()?;
+            let server = pod(&state.pods, "server")?.netns.clone();
+            let published = Sandbox::open(self.mesh.name())?.layout().published_dir();
+            let server_ip = self.server_ip.parse().context("the server's address")?;
+            Surroundings { published, node: state.node_netns.clone(), server, server_ip }
+        };
+        let endpoints = ManyEndpoints::publish(&surroundings, number).await?;
+        let answers = until(PUBLISHED_WITHIN, async || {
+            let shape = Shape::Http1 { connections: 1 };
+            let target = ManyEndpoints::target();
+            let measured = self.measure(contender, target, shape, Duration::ZERO, TRIAL).await?;
+            if measured.count == 0 || measured.failures > 0 {
+                // While an address without a policy is in use, the proxy does not ask for one again.
+                tokio::time::sleep(FORGOTTEN_AFTER).await;
+                bail!("no answer: {}", measured.problem.unwrap_or_default());
+            }
+            Ok(())
+        });
+        answers.await.context("the Service with many endpoints does not answer")?;
+        Ok(endpoints)
     }
 
     /// Where the client dials.
