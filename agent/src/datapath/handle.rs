@@ -194,7 +194,7 @@ impl Handle {
     pub(crate) async fn enrol(&self, netns: Netns, rules: Rules) -> Result<Enrolment, DatapathError> {
         let netns = Arc::new(netns);
         let rules = Arc::new(rules);
-        let mut found = None;
+        let (mut found, mut failed) = (None, None);
         loop {
             let begun = {
                 let (netns, rules) = (Arc::clone(&netns), Arc::clone(&rules));
@@ -203,11 +203,20 @@ impl Handle {
             match begun {
                 Begun::Done(enrolment) => return Ok(enrolment),
                 Begun::Search { search, is_needed } => {
-                    let listeners = self.find_listeners(&netns, search, false).await;
-                    // The search that follows, with the pod's own connections redirected, reports the error.
-                    found = Some(if is_needed { listeners? } else { listeners.unwrap_or_default() });
+                    found = Some(match self.find_listeners(&netns, search, false).await {
+                        Ok(listeners) => listeners,
+                        Err(error) if is_needed => return Err(error),
+                        Err(error) => {
+                            failed = Some(error);
+                            Vec::new()
+                        }
+                    });
                 }
                 Begun::Pending(pending) => {
+                    // The pod's own connections are redirected by now; another search would end like the first.
+                    if let Some(error) = failed {
+                        return Err(error);
+                    }
                     let listeners = self.find_listeners(&netns, pending.search.clone(), true).await?;
                     return self.call(move |kernel| kernel.complete_enrolment(pending, &listeners)).await;
                 }

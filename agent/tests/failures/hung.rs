@@ -99,8 +99,9 @@ pub(crate) fn delays_nobody_else(world: &mut World) {
     let mut server = world.pod("b", APPLICATION_UID);
     server.ok("serve 8080");
     let path = std::env::temp_dir().join(format!("weft-hung-{}", std::process::id()));
-    let file = HungFile::mount(path.clone());
+    // Before the file: if this check fails, the file has to go first, for a process that hangs in it does not end.
     let mut proxy = world.pod("b", PROXY_UID);
+    let file = HungFile::mount(path.clone());
     // Opened before its listeners, so that the search finds it first.
     proxy.ok(&format!("open-hung {}", path.display()));
     proxy.ok("proxy");
