@@ -9,7 +9,7 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::{
-    authentication::v1::{TokenRequest, TokenRequestSpec},
+    authentication::v1::{TokenRequest, TokenRequestSpec, TokenReview, TokenReviewSpec},
     core::v1::{Namespace, ServiceAccount},
     rbac::v1::{Role, RoleBinding},
 };
@@ -102,8 +102,20 @@ impl World {
         self.api().create(&PostParams::default(), &account).await.unwrap();
     }
 
+    /// Deletes a ServiceAccount, and waits until the API server, which learns of it by a watch, takes its tokens no longer.
     pub(crate) async fn delete_account(&self, name: &str) {
+        let token = self.token(name, "").await;
         self.api::<ServiceAccount>().delete(name, &DeleteParams::default()).await.unwrap();
+        let spec = TokenReviewSpec { token, ..TokenReviewSpec::default() };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        eventually("the API server knows that the account is gone", PATIENCE, async || {
+            let asked = Api::all(self.client.clone()).create(&PostParams::default(), &review).await.unwrap();
+            match asked.status {
+                Some(status) if status.authenticated == Some(true) => Err(format!("{status:?}")),
+                _ => Ok(()),
+            }
+        })
+        .await;
     }
 
     /// A token of a ServiceAccount; an empty audience is the API server's.
