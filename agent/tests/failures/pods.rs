@@ -9,7 +9,7 @@ use std::{
 
 use nix::sys::resource::{Resource, setrlimit};
 use weft_test_kit::{
-    pod::{APPLICATION_UID, PROXY_UID},
+    pod::{APPLICATION_UID, PROXY_UID, Pod},
     world::{Mesh, World},
 };
 
@@ -41,7 +41,9 @@ pub(crate) fn follow(words: &[&str]) -> Option<String> {
     }
 }
 
-pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
+/// A server and its proxy, which has thousands of descriptors and listened before there was an agent: no program could
+/// record it, so its sockets have to be duplicated, and finding them takes a while.
+fn listening_before_the_agent(world: &mut World) -> [Pod; 2] {
     world.kill_agent();
     world.unload();
     let mut server = world.pod("b", APPLICATION_UID);
@@ -49,8 +51,12 @@ pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
     let mut proxy = world.pod("b", PROXY_UID);
     proxy.ok("fill-descriptors");
     proxy.ok("proxy");
-    // It listened before any program could record it, so its sockets have to be duplicated.
     world.start_agent(&[]);
+    [server, proxy]
+}
+
+pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
+    let _running = listening_before_the_agent(world);
     world.mesh("b");
     world.pod("c", APPLICATION_UID).connect("10.98.0.2:8080").reached(4143);
     assert!(world.pod("b", APPLICATION_UID).say("attest").starts_with("flags=3 "));
@@ -58,15 +64,7 @@ pub(crate) fn proxy_with_many_descriptors(world: &mut World) {
 
 /// As iptables do, the client dials the proxy's port itself, before and after the enrolment.
 pub(crate) fn running_proxy_keeps_its_clients(world: &mut World) {
-    world.kill_agent();
-    world.unload();
-    let mut server = world.pod("b", APPLICATION_UID);
-    server.ok("serve 8080");
-    let mut proxy = world.pod("b", PROXY_UID);
-    // So that the search for its listeners takes a while.
-    proxy.ok("fill-descriptors");
-    proxy.ok("proxy");
-    world.start_agent(&[]);
+    let _running = listening_before_the_agent(world);
     let mut client = world.pod("c", APPLICATION_UID);
     let (stop, connections) = (AtomicBool::new(false), AtomicUsize::new(0));
     let refused = thread::scope(|scope| {
