@@ -15,6 +15,10 @@ use crate::{
 /// Deadline of detection before a connection fails anyway.
 const INVALID_DETECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The first and the longest pause between requests for an address that is in use and that the controller does not know: its
+/// Service, its pod or an EgressNetwork may come later. Most such addresses are outside the cluster and stay unknown.
+const UNKNOWN_ADDRESS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
 /// State of a destination's policy.
 #[derive(Clone, Debug)]
 pub(crate) enum PolicyState {
@@ -42,6 +46,11 @@ pub(super) async fn watch(
     let request = TrafficSpec { source_workload, target: Some(target) };
     let mut asking = OutboundPoliciesClient::new(client.clone());
     let mut backoff = Backoff::new();
+    let mut unknown = match destination {
+        // Requests for a name fail until there is a Service.
+        Destination::Name(_) => Backoff::new(),
+        Destination::Addr(_) => Backoff::between(UNKNOWN_ADDRESS.0, UNKNOWN_ADDRESS.1),
+    };
     loop {
         let status = match client.open(asking.watch(request.clone())).await {
             Err(status) => status,
@@ -49,6 +58,7 @@ pub(super) async fn watch(
                 match stream.next().await {
                     Ok(Some(message)) => {
                         backoff.reset();
+                        unknown.reset();
                         state.send_replace(match Policy::read(message) {
                             Ok(policy) => PolicyState::Known(Arc::new(policy)),
                             Err(error) => {
@@ -64,13 +74,17 @@ pub(super) async fn watch(
             },
         };
         let ended = match status.code() {
-            // Requests for a name fail until there is a Service, so it is asked for again.
-            Code::NotFound if matches!(destination, Destination::Name(_)) => {
-                state.send_replace(PolicyState::Absent);
-                client.pause(&mut backoff).await;
+            Code::NotFound => {
+                state.send_if_modified(|state| {
+                    let is_news = !matches!(state, PolicyState::Absent);
+                    *state = PolicyState::Absent;
+                    is_news
+                });
+                tracing::debug!(orig_dst.addr = %destination, error = status.message(), "no policy for the destination, asking again");
+                client.pause(&mut unknown).await;
                 continue;
             }
-            Code::NotFound | Code::Unimplemented => PolicyState::Absent,
+            Code::Unimplemented => PolicyState::Absent,
             Code::InvalidArgument | Code::FailedPrecondition => PolicyState::Refused,
             code => {
                 tracing::debug!(orig_dst.addr = %destination, ?code, error = status.message(), "policy stream ended, asking again");

@@ -5,6 +5,8 @@ use weft_proto::linkerd::destination::{
     request_match, response_match,
 };
 
+use crate::{destination::Destination, discover::policy::PolicyState};
+
 use super::{
     resilience::{Act, Script, duration, metric},
     *,
@@ -197,4 +199,20 @@ async fn a_server_does_not_wait_longer_for_a_profile_than_the_settings_say_and_f
     }
     assert!(lines(&shared, "route_request_total").is_empty());
     assert_eq!(names(), 64);
+}
+
+#[tokio::test]
+async fn an_address_without_a_policy_is_asked_about_again_while_it_is_used() {
+    let control = Control::default();
+    let service = "10.1.2.3:80".parse().unwrap();
+    let proxy = Proxy::start(service, control.clone()).await;
+    let lookup = testing::discover(&proxy.shared).look_up(&Destination::Addr(service));
+    let mut state = lookup.policy.clone();
+    let patience = Duration::from_secs(20);
+    let absent = state.wait_for(|state| matches!(state, PolicyState::Absent));
+    drop(tokio::time::timeout(patience, absent).await.expect("no answer").unwrap());
+    // The Service comes.
+    control.policies.lock().insert(service, policy(SERVICE, vec![]));
+    let known = state.wait_for(|state| matches!(state, PolicyState::Known(_)));
+    drop(tokio::time::timeout(patience, known).await.expect("it was not asked about again").unwrap());
 }
