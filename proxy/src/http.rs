@@ -4,6 +4,8 @@
 
 pub(crate) mod body;
 pub(crate) mod form;
+#[cfg(test)]
+pub(crate) mod frames;
 pub(crate) mod headers;
 pub(crate) mod in_flight;
 pub(crate) mod orig_proto;

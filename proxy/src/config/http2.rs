@@ -48,8 +48,10 @@ pub(crate) struct Http2ServerConfig {
     pub(crate) max_header_list_size: Option<u32>,
     /// The age at which a connection takes no more requests; `None` is no limit.
     pub(crate) max_connection_age: Option<Duration>,
-    /// Streams that a client has reset before the proxy has seen them, beyond which the connection ends; `None` is the library's 20.
-    pub(crate) max_pending_resets: Option<usize>,
+    /// Streams that a client has reset before the proxy has looked at them, beyond which the connection ends. h2's default of 20 is
+    /// too few for a client that cancels its requests at once while the proxy is busy: its other requests would fail too, and on a
+    /// connection from another proxy those of other clients. 200 is as many as the outbound side lets a client have open.
+    pub(crate) max_pending_resets: usize,
     /// The most bytes of a response that one stream buffers; `None` is the library's 400 KiB.
     pub(crate) max_send_buffer: Option<u32>,
 }
@@ -82,7 +84,7 @@ impl Http2ServerConfig {
             max_frame_size: env.number_in(&name("_MAX_FRAME_SIZE"), 16_384..=16_777_215, frame_size)?,
             max_header_list_size: env.number(&name("_MAX_HEADER_LIST_SIZE"))?,
             max_connection_age: env.duration(&name("_MAX_CONNECTION_AGE"))?.filter(|age| !age.is_zero()),
-            max_pending_resets: env.number(&name("_MAX_PENDING_ACCEPT_RESET_STREAMS"))?,
+            max_pending_resets: env.number(&name("_MAX_PENDING_ACCEPT_RESET_STREAMS"))?.unwrap_or(200),
             max_send_buffer: env.number(&name("_MAX_SEND_BUF_SIZE"))?,
         })
     }

@@ -338,7 +338,7 @@ fn accepted_http2_connections_are_set_for_each_side_within_the_protocols_bounds(
         max_frame_size: Some(16_777_215),
         max_header_list_size: Some(5),
         max_connection_age: Some(Duration::from_secs(900)),
-        max_pending_resets: Some(6),
+        max_pending_resets: 6,
         max_send_buffer: Some(7),
     };
     for side in ["INBOUND", "OUTBOUND"] {

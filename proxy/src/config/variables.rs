@@ -240,7 +240,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "INBOUND_SERVER_HTTP2_MAX_PENDING_ACCEPT_RESET_STREAMS",
-                "20",
+                "200",
                 "streams that a client has reset before they are looked at; more end the connection",
             ),
             Variable::new(
@@ -322,7 +322,7 @@ pub(super) const GROUPS: &[Group] = &[
             ),
             Variable::new(
                 "OUTBOUND_SERVER_HTTP2_MAX_PENDING_ACCEPT_RESET_STREAMS",
-                "20",
+                "200",
                 "streams that a client has reset before they are looked at; more end the connection",
             ),
             Variable::new(

@@ -111,6 +111,7 @@ where
                 .auto_date_header(false)
                 .timer(TokioTimer::new())
                 .max_concurrent_streams(http2.max_streams)
+                .max_pending_accept_reset_streams(http2.max_pending_resets)
                 .max_frame_size(http2.max_frame_size)
                 .max_header_list_size(http2.max_header_list_size.unwrap_or(MAX_HEADER_LIST_BYTES));
             if http2.adaptive_window {
@@ -122,9 +123,6 @@ where
             }
             if let Some(keepalive) = http2.keepalive {
                 builder.keep_alive_interval(keepalive.interval).keep_alive_timeout(keepalive.timeout);
-            }
-            if let Some(streams) = http2.max_pending_resets {
-                builder.max_pending_accept_reset_streams(streams);
             }
             if let Some(bytes) = http2.max_send_buffer {
                 builder.max_send_buf_size(usize::try_from(bytes).unwrap_or(usize::MAX));

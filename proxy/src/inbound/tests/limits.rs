@@ -1,6 +1,7 @@
-//! Limits of clients: the time for a request's head.
+//! Limits of clients: the time for a request's head, streams, and what they may cancel.
 
 use super::*;
+use crate::http::frames::{canceled, frame, head, preface, stream};
 
 #[tokio::test]
 async fn a_client_that_does_not_finish_a_head_is_closed() {
@@ -81,4 +82,31 @@ async fn an_http2_connection_ends_at_its_age_when_its_requests_are_answered() {
     assert_eq!(sender.send_request(request).await.unwrap().status(), StatusCode::OK);
     let ended = tokio::time::timeout(Duration::from_secs(10), connection).await;
     assert!(ended.expect("it goes on").unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_client_may_cancel_all_its_requests_at_once_and_keep_one() {
+    const HEADERS: u8 = 1;
+    const GOAWAY: u8 = 7;
+    const CANCELED: u32 = 200;
+    let get = |stream| frame(HEADERS, 5, stream, &head(0x82, "/"));
+    // The request that is kept is not answered before the last one is there.
+    let world = World::new(gathering_app(2, 10_000).await).await;
+    let mut client = world.connect(Via::Plain, Some(ELSEWHERE)).await;
+    let canceled = (0..CANCELED).flat_map(|n| canceled(n, "/first")).collect();
+    client.write_all(&[preface(), get(1), canceled, get(stream(CANCELED))].concat()).await.unwrap();
+    let mut expected = vec![1, stream(CANCELED)];
+    let answers = async {
+        while !expected.is_empty() {
+            let mut head = [0; 9];
+            client.read_exact(&mut head).await.unwrap();
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            client.read_exact(&mut payload).await.unwrap();
+            assert_ne!(head[3], GOAWAY, "{}", payload.escape_ascii());
+            let answered = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            expected.retain(|id| head[3] != HEADERS || *id != answered);
+        }
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(20), answers).await;
+    assert!(answered.is_ok(), "no answer on {expected:?}");
 }

@@ -8,6 +8,7 @@ use nix::sys::resource::Resource;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::http::frames::{canceled, frame, head, preface, preface_with, stream};
 
 /// Names the flood for the process that has it: `INDEX SIDE`.
 const FLOOD: &str = "WEFT_TEST_FLOOD";
@@ -45,18 +46,18 @@ struct Flood {
 }
 
 const FLOODS: [Flood; 16] = [
-    http2("rapid reset", post_head, reset_request, 100_000, true, Outcome::Closed, 24),
+    http2("rapid reset", post_head, |n| canceled(n, "/"), 100_000, true, Outcome::Closed, 24),
     http2("CONTINUATION", open_head, continuation, 10_000, true, Outcome::Closed, 24),
-    http2("SETTINGS", nothing, |_| frame(4, 0, 0, &[0, 4, 0, 1, 0, 0]), 200_000, true, Outcome::Read, 24),
-    http2("SETTINGS, answers unread", nothing, |_| frame(4, 0, 0, &[]), 4_000_000, false, Outcome::HeldUp, 24),
-    http2("PING", nothing, |_| frame(6, 0, 0, &[7; 8]), 200_000, true, Outcome::Read, 24),
-    http2("PING, answers unread", nothing, |_| frame(6, 0, 0, &[7; 8]), 4_000_000, false, Outcome::HeldUp, 24),
+    http2("SETTINGS", preface, |_| frame(4, 0, 0, &[0, 4, 0, 1, 0, 0]), 200_000, true, Outcome::Read, 24),
+    http2("SETTINGS, answers unread", preface, |_| frame(4, 0, 0, &[]), 4_000_000, false, Outcome::HeldUp, 24),
+    http2("PING", preface, |_| frame(6, 0, 0, &[7; 8]), 200_000, true, Outcome::Read, 24),
+    http2("PING, answers unread", preface, |_| frame(6, 0, 0, &[7; 8]), 4_000_000, false, Outcome::HeldUp, 24),
     http2("empty DATA", post_head, |_| frame(0, 0, 1, &[]), 200_000, true, Outcome::Closed, 24),
-    http2("heads from the table", nothing, bomb, 4_000, true, Outcome::Closed, 24),
+    http2("heads from the table", preface, bomb, 4_000, true, Outcome::Closed, 24),
     // The outbound side refuses more than 200, and then the client.
     Flood {
         outcomes: [Outcome::Closed, Outcome::Read],
-        ..http2("streams without an end", nothing, never, 9_000, true, Outcome::Read, 128)
+        ..http2("streams without an end", preface, never, 9_000, true, Outcome::Read, 128)
     },
     http2("windows of nothing", closed_window, large, 150, true, Outcome::Read, 48),
     http1("an endless head", 1, || request("/"), |_| [b'x'; 4096].to_vec(), 10_000, Outcome::Closed, 24),
@@ -102,50 +103,26 @@ fn request(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: server.demo\r\n").into_bytes()
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
 fn half_hello() -> Vec<u8> {
     [&b"\x16\x03\x01\x07\x00\x01\x00\x06\xfc\x03\x03"[..], &[7; 400]].concat()
 }
 
-/// The preface and the client's settings.
-fn nothing() -> Vec<u8> {
-    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[])].concat()
-}
-
 fn closed_window() -> Vec<u8> {
-    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])].concat()
-}
-
-/// A head of HPACK: method, scheme, path, authority.
-fn head(method: u8, path: &str) -> Vec<u8> {
-    let path_length = u8::try_from(path.len()).unwrap();
-    [&[method, 0x86, 0x04, path_length], path.as_bytes(), b"\x41\x0bserver.demo"].concat()
-}
-
-fn stream(n: u32) -> u32 {
-    2 * n + 3
+    preface_with(&[0, 4, 0, 0, 0, 0])
 }
 
 fn post_head() -> Vec<u8> {
-    [nothing(), frame(1, 4, 1, &head(0x83, "/never"))].concat()
+    [preface(), frame(1, 4, 1, &head(0x83, "/never"))].concat()
 }
 
 /// A head that goes on.
 fn open_head() -> Vec<u8> {
-    [nothing(), frame(1, 1, 1, &head(0x82, "/"))].concat()
+    [preface(), frame(1, 1, 1, &head(0x82, "/"))].concat()
 }
 
 fn continuation(_n: u32) -> Vec<u8> {
     // A literal field, never indexed: `x: ...`.
     frame(9, 0, 1, &[&[0x10, 1, b'x', 0x7f, 0x81, 0x3f][..], &[b'y'; 8192]].concat())
-}
-
-fn reset_request(n: u32) -> Vec<u8> {
-    [frame(1, 5, stream(n), &head(0x82, "/")), frame(3, 0, stream(n), &[0, 0, 0, 8])].concat()
 }
 
 /// The first head puts 3 KiB into the table, and each head names it 2,000 times.

@@ -10,7 +10,7 @@ use weft_proto::linkerd::{
 };
 
 use super::{
-    resilience::{Act, Script, backoff, duration, metric, retry},
+    resilience::{Act, Script, backoff, duration, idle_timeout, metric, request_timeout, response_timeout, retry},
     *,
 };
 
@@ -87,7 +87,7 @@ fn lines(proxy: &Proxy, name: &str) -> BTreeSet<String> {
 /// Waits until the metrics have these lines of a name and no others.
 async fn expect(proxy: &Proxy, name: &str, expected: &[(&str, u64)]) {
     let expected: BTreeSet<_> = expected.iter().map(|(labels, value)| format!("{name}{{{labels}}} {value}")).collect();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while lines(proxy, name) != expected {
         assert!(Instant::now() < deadline, "{name} has\n{:#?}\ninstead of\n{expected:#?}", lines(proxy, name));
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -212,32 +212,30 @@ async fn grpc_routes_count_the_status_in_trailers() {
 
 #[tokio::test]
 async fn what_ends_a_request_early_is_named_as_by_linkerd() {
-    let within = |request| Timeouts { request: duration(Duration::from_millis(request)), ..Timeouts::default() };
     let late = Act::Late(Duration::from_secs(3600), 200);
     for (timeouts, act, labels) in [
-        (within(50), Some(late), r#"http_status="",error="REQUEST_TIMEOUT""#),
-        (within(50), Some(Act::Stall), r#"http_status="200",error="REQUEST_TIMEOUT""#),
-        (
-            Timeouts { idle: duration(Duration::from_millis(50)), ..Timeouts::default() },
-            Some(Act::Stall),
-            r#"http_status="200",error="IDLE_TIMEOUT""#,
-        ),
-        (
-            Timeouts { response: duration(Duration::from_millis(50)), ..Timeouts::default() },
-            Some(Act::Stall),
-            r#"http_status="200",error="RESPONSE_STREAM_TIMEOUT""#,
-        ),
-        (Timeouts::default(), None, r#"http_status="",error="FAIL_FAST""#),
+        (request_timeout as fn(_) -> _, Some(late), r#"http_status="",error="REQUEST_TIMEOUT""#),
+        (request_timeout, Some(Act::Stall), r#"http_status="200",error="REQUEST_TIMEOUT""#),
+        (idle_timeout, Some(Act::Stall), r#"http_status="200",error="IDLE_TIMEOUT""#),
+        (response_timeout, Some(Act::Stall), r#"http_status="200",error="RESPONSE_STREAM_TIMEOUT""#),
+        (|_| Timeouts::default(), None, r#"http_status="",error="FAIL_FAST""#),
     ] {
-        let script = Script::new(act);
-        let scripts: &[&Script] = if act.is_some() { &[&script] } else { &[] };
-        let policy = named(resilience::changed(|rule| rule.timeouts = Some(timeouts)));
-        let proxy = proxy(policy, scripts, |_| {}).await;
-        read(proxy.get("/").await).await;
-        let route = format!(r#"{PARENT},{ROUTE},hostname="",{labels}"#);
-        expect(&proxy, "outbound_http_route_request_statuses_total", &[(&route, 1)]).await;
-        let backend = format!("{PARENT},{ROUTE},{BACKEND},{labels}");
-        expect(&proxy, "outbound_http_route_backend_response_statuses_total", &[(&backend, 1)]).await;
+        for limit in resilience::LIMITS {
+            let script = Script::new(act);
+            let scripts: &[&Script] = if act.is_some() { &[&script] } else { &[] };
+            let policy = named(resilience::changed(|rule| rule.timeouts = Some(timeouts(limit))));
+            let proxy = proxy(policy, scripts, |_| {}).await;
+            let status = read(proxy.get("/").await).await;
+            // The head was late on a busy machine.
+            if labels.contains("200") && status != StatusCode::OK && limit < resilience::LIMITS[3] {
+                continue;
+            }
+            let route = format!(r#"{PARENT},{ROUTE},hostname="",{labels}"#);
+            expect(&proxy, "outbound_http_route_request_statuses_total", &[(&route, 1)]).await;
+            let backend = format!("{PARENT},{ROUTE},{BACKEND},{labels}");
+            expect(&proxy, "outbound_http_route_backend_response_statuses_total", &[(&backend, 1)]).await;
+            break;
+        }
     }
 }
 
@@ -303,7 +301,7 @@ async fn timeouts_of_attempts_resets_and_answers_of_policy_are_told_apart() {
             assert!(response.frame().await.unwrap().is_err());
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while metric(&reset, "outbound_http_route_request_statuses_total") < 4 {
         assert!(Instant::now() < deadline, "{}", reset.scrape());
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -414,7 +412,7 @@ async fn a_balancer_that_fails_fast_has_its_gate_shut() {
     expect(&proxy, &gate("open"), &[(&labels, 1)]).await;
     let script = Script::default();
     proxy.control.update(SERVICE, add(vec![endpoint(script.listen().await, None)]));
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while read(proxy.get("/").await).await != 200 {
         assert!(Instant::now() < deadline, "the endpoint is not used");
     }
@@ -471,7 +469,7 @@ async fn a_response_has_its_latency_when_its_body_begins() {
     assert_eq!(metric(&proxy, "response_latency_ms_count"), 1);
     assert_eq!(metric(&proxy, "response_total"), 0, "it goes on");
     drop(response);
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while metric(&proxy, "response_total") == 0 {
         assert!(Instant::now() < deadline, "the end of the response is not counted");
         tokio::time::sleep(Duration::from_millis(5)).await;

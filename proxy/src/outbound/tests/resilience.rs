@@ -26,6 +26,8 @@ pub(super) enum Act {
     Stall,
     /// Ends the stream with a gRPC status in trailers.
     Grpc(&'static str),
+    /// Answers with so many bytes in its head.
+    Head(usize),
 }
 
 /// An application that follows a script, over HTTP/1 or HTTP/2; after its end it answers 200. It keeps what it received.
@@ -83,6 +85,10 @@ impl Script {
                 Ok(Response::new(http_body_util::BodyExt::boxed(StreamBody::new(
                     first.chain(futures::stream::pending()),
                 ))))
+            }
+            Some(Act::Head(bytes)) => {
+                let response = Response::builder().header("x-large", "x".repeat(bytes));
+                Ok(response.body(Full::default().boxed()).unwrap())
             }
             Some(Act::Grpc(status)) => {
                 let mut trailers = HeaderMap::new();
@@ -231,37 +237,46 @@ async fn grpc_is_sent_again_for_a_status_in_its_trailers() {
     assert_eq!(script.received(), ["/echo.Echo/Say message"; 2]);
 }
 
+/// Timeouts that must expire after a response's head has arrived, to be tried in turn: on a busy machine a short one expires before it.
+pub(super) const LIMITS: [Duration; 4] =
+    [Duration::from_millis(80), Duration::from_millis(800), Duration::from_secs(8), Duration::from_secs(80)];
+
+pub(super) fn request_timeout(limit: Duration) -> Timeouts {
+    Timeouts { request: duration(limit), ..Timeouts::default() }
+}
+
+pub(super) fn idle_timeout(limit: Duration) -> Timeouts {
+    Timeouts { idle: duration(limit), ..Timeouts::default() }
+}
+
+pub(super) fn response_timeout(limit: Duration) -> Timeouts {
+    Timeouts { response: duration(limit), ..Timeouts::default() }
+}
+
 #[tokio::test]
 async fn a_request_has_its_time_for_the_whole_response() {
-    for (timeouts, act, error) in [
-        (Timeouts { request: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
-        (Timeouts { idle: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
-        (Timeouts { response: duration(Duration::from_millis(80)), ..Timeouts::default() }, Act::Stall, None),
-        (
-            Timeouts { request: duration(Duration::from_millis(80)), ..Timeouts::default() },
-            Act::Late(Duration::from_secs(3600), 200),
-            Some("request timed out"),
-        ),
-        (
-            Timeouts { response: duration(Duration::from_millis(80)), ..Timeouts::default() },
-            Act::Late(Duration::from_secs(3600), 200),
-            Some("response timed out"),
-        ),
-    ] {
+    let ask = async |timeouts: Timeouts, act| {
         let script = Script::new([act]);
         let proxy = proxy(changed(|rule| rule.timeouts = Some(timeouts)), &[&script]).await;
-        let response = proxy.http1().await.send_request(get("/")).await.unwrap();
-        match error {
-            Some(error) => {
-                assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
-                assert_eq!(response.headers()["l5d-proxy-error"], error);
+        proxy.http1().await.send_request(get("/")).await.unwrap()
+    };
+    for timeouts in [request_timeout as fn(_) -> _, idle_timeout, response_timeout] {
+        for limit in LIMITS {
+            let response = ask(timeouts(limit), Act::Stall).await;
+            if response.status() == StatusCode::OK {
+                let read = tokio::time::timeout(limit + Duration::from_secs(60), response.into_body().collect()).await;
+                assert!(read.expect("the body hangs").is_err(), "{:?}", timeouts(limit));
+                break;
             }
-            None => {
-                assert_eq!(response.status(), StatusCode::OK);
-                let read = tokio::time::timeout(Duration::from_secs(5), response.into_body().collect()).await;
-                assert!(read.expect("the body hangs").is_err(), "{timeouts:?}");
-            }
+            assert!(limit < LIMITS[3], "{}: {:?}", response.status(), timeouts(limit));
         }
+    }
+    let late = Act::Late(Duration::from_secs(3600), 200);
+    let timeouts = [request_timeout(LIMITS[0]), response_timeout(LIMITS[0])];
+    for (timeouts, error) in timeouts.into_iter().zip(["request timed out", "response timed out"]) {
+        let response = ask(timeouts, late).await;
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(response.headers()["l5d-proxy-error"], error);
     }
 }
 
@@ -424,4 +439,21 @@ async fn a_backend_that_does_not_exist_fails_its_share_of_requests() {
     let response = proxy.get("/").await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(response.headers()["l5d-proxy-error"], "the route's backend does not exist");
+}
+
+/// A server's head is bounded as a client's is. Over HTTP/2 its stream alone is reset.
+#[tokio::test]
+async fn a_response_whose_head_is_too_large_fails_and_the_next_one_does_not() {
+    let script = Script::new([Act::Head(200 * 1024), Act::Head(32 * 1024), Act::Head(500 * 1024)]);
+    let proxy = proxy(changed(|_| {}), &[&script]).await;
+    let stream = TokioIo::new(proxy.connect().await);
+    let handshake = conn::http2::Builder::new(TokioExecutor::new()).max_header_list_size(1 << 20).handshake(stream);
+    let (mut http2, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let request = || Request::builder().uri("http://server.demo/").body(Full::<Bytes>::default()).unwrap();
+    http2.send_request(request()).await.unwrap_err();
+    let response = http2.send_request(request()).await.unwrap();
+    assert_eq!((response.status(), response.headers()["x-large"].len()), (StatusCode::OK, 32 * 1024));
+    assert_eq!(proxy.get("/").await.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(proxy.get("/").await.status(), StatusCode::OK);
 }
