@@ -38,7 +38,7 @@ pub enum Order {
     Serve,
     /// Send load.
     Load(Load),
-    /// Open connections, use each once, and keep them.
+    /// Open connections, use each once, and keep them in place of those that were kept before.
     Hold {
         /// Where to.
         target: SocketAddr,
@@ -148,6 +148,8 @@ impl Process {
             Order::Restart { pid, cgroup } => return Ok(Reply::Started(start::restart(pid, &cgroup)?)),
             Order::Load(load) => return Ok(Reply::Measured(on_this_thread(measure(load))?)),
             Order::Hold { target, http, connections } => {
+                // Both sets together may be more than the limit of open files.
+                self.held.clear();
                 self.held = on_this_thread(hold(target, http, connections))?;
             }
         }

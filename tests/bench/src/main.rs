@@ -205,7 +205,7 @@ async fn compare_proxies(args: proxy::Args) -> anyhow::Result<ExitCode> {
     if json {
         println!("{}", serde_json::to_string(&report)?);
     }
-    removed.map(|()| ExitCode::SUCCESS)
+    removed.map(|()| if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {

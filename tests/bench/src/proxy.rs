@@ -107,10 +107,11 @@ impl Bench {
         Ok(Self { args, sites: Vec::new() })
     }
 
-    /// Measures every row and prints it.
+    /// Measures every row and prints it. A row whose contender does not answer, or whose connections take another path,
+    /// is in the report as failed.
     ///
     /// # Errors
-    /// A sandbox does not start, a contender does not answer, or its connections take another path.
+    /// The sandboxes that rows share do not start.
     pub async fn run(&mut self) -> anyhow::Result<Report> {
         let mut report = Report {
             machine: Machine::here(),
@@ -120,6 +121,7 @@ impl Bench {
             note: report::NOTE,
             rows: Vec::new(),
             skipped: Vec::new(),
+            failed: Vec::new(),
             targets: Vec::new(),
         };
         if let Some(directory) = &self.args.profile {
@@ -134,27 +136,24 @@ impl Bench {
         if !loads.is_empty() {
             self.start(&loads).await?;
         }
-        for row in loads {
+        for row in loads.into_iter().chain(fresh) {
             if let Some(reason) = too_many(row.act) {
                 println!("{} is skipped: {reason}", row.name);
                 report.skipped.push(format!("{}: {reason}", row.name));
                 continue;
             }
-            let mut measured = self.load(row).await.context(row.name)?;
-            self.profile(row, &mut measured).await.with_context(|| format!("profile {}", row.name))?;
-            println!("\n{}\n", measured.table());
-            measured.profile_tables().iter().for_each(|table| println!("{table}\n"));
-            report.rows.push(measured);
-        }
-        for row in fresh {
-            if let Some(reason) = too_many(row.act) {
-                println!("{} is skipped: {reason}", row.name);
-                report.skipped.push(format!("{}: {reason}", row.name));
-                continue;
+            match self.row(row).await.context(row.name) {
+                Ok(measured) => {
+                    println!("\n{}\n", measured.table());
+                    measured.profile_tables().iter().for_each(|table| println!("{table}\n"));
+                    report.rows.push(measured);
+                }
+                // A row that fails near the end does not cost what the others measured before it.
+                Err(error) => {
+                    println!("{error:#}");
+                    report.failed.push(format!("{error:#}"));
+                }
             }
-            let measured = self.fresh(row).await.context(row.name)?;
-            println!("\n{}\n", measured.table());
-            report.rows.push(measured);
         }
         report.targets = report::targets(&report.rows);
         if !report.targets.is_empty() {
@@ -182,6 +181,15 @@ impl Bench {
         let names: Vec<_> = contenders.iter().map(|contender| contender.label()).collect();
         println!("starting {}", names.join(", "));
         site::start(&mut self.sites, &contenders, self.args.baseline.as_ref()).await
+    }
+
+    async fn row(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {
+        if row.shape().is_none() {
+            return self.fresh(row).await;
+        }
+        let mut measured = self.load(row).await?;
+        self.profile(row, &mut measured).await.context("profile")?;
+        Ok(measured)
     }
 
     async fn load(&mut self, row: &'static Row) -> anyhow::Result<RowReport> {

@@ -66,6 +66,8 @@ pub struct Report {
     pub rows: Vec<RowReport>,
     /// Rows that this machine cannot measure, with the reason.
     pub skipped: Vec<String>,
+    /// Rows that ended with an error, with the error.
+    pub failed: Vec<String>,
     /// Whether the goals are met; those of rows that were measured.
     pub targets: Vec<Target>,
 }

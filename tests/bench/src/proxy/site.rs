@@ -244,7 +244,7 @@ impl Site {
         }
     }
 
-    /// Opens connections by way of a contender, and keeps them until the site ends.
+    /// Opens connections by way of a contender, and keeps them until the next are to be opened or the site ends.
     ///
     /// # Errors
     /// A connection failed.
