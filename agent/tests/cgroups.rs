@@ -15,7 +15,7 @@ use weft_sandbox::host::cgroup;
 use weft_test_kit::wait::blocking::eventually;
 
 const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cgroup that is the root for its processes, and a directory for other files. Both are removed on drop.
 struct Node {

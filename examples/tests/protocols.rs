@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::oneshot,
     time::timeout,
 };
@@ -16,6 +16,9 @@ use weft_examples::{
     client::{self, Load, Phase, Protocol, Report},
     server::{EchoApp, Seen, Upstream},
 };
+
+/// Longest wait for something that should happen soon, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn load(protocol: Protocol, target: String) -> Load {
     Load {
@@ -27,7 +30,7 @@ fn load(protocol: Protocol, target: String) -> Load {
         stop: CancellationToken::new(),
         concurrency: 3,
         pause: Duration::ZERO,
-        timeout: Duration::from_secs(5),
+        timeout: PATIENCE,
         fresh: false,
         mapped: false,
         phase: Phase::default(),
@@ -44,6 +47,38 @@ async fn serve(banner: bool) -> String {
         tokio::spawn(app.serve_http(listener, std::future::pending()));
     }
     target
+}
+
+/// A port that refuses connections. The socket reserves it: no other process can listen there until it is dropped.
+fn refusing() -> (TcpSocket, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    (socket, address)
+}
+
+/// The address of a relay to the target, and a receiver that gets a message after the first answer.
+async fn through(target: String) -> (String, oneshot::Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (answered_tx, answered) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut answered_tx = Some(answered_tx);
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&target).await.unwrap();
+            let answered_tx = answered_tx.take();
+            tokio::spawn(async move {
+                let mut bytes = [0; 1024];
+                let read = client.read(&mut bytes).await.unwrap();
+                server.write_all(&bytes[..read]).await.unwrap();
+                let read = server.read(&mut bytes).await.unwrap();
+                client.write_all(&bytes[..read]).await.unwrap();
+                answered_tx.map(|answered| answered.send(()));
+                tokio::io::copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    (address, answered)
 }
 
 fn assert_all_answered(report: &Report) {
@@ -87,9 +122,7 @@ async fn mapped_dials_ipv4_through_an_ipv6_socket() {
 
 #[tokio::test]
 async fn a_refused_connection_is_a_failure_in_every_protocol() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let target = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let (_reserved, target) = refusing();
     for protocol in [Protocol::Http1, Protocol::Http2, Protocol::Grpc, Protocol::WebSocket, Protocol::Banner] {
         let report = client::drive(load(protocol, target.clone())).await;
         assert_eq!((report.requests, report.failures), (30, 30), "{protocol:?}");
@@ -118,9 +151,7 @@ async fn a_server_that_says_no_is_counted_by_status() {
 async fn failures_are_reported_with_what_happened_when_they_were_sent() {
     let phase = Phase::default();
     phase.begin("nobody listens");
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nobody = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let (_reserved, nobody) = refusing();
     let report = client::drive(Load { phase, ..load(Protocol::Http1, nobody) }).await;
     let [failed] = &*report.failed else { panic!("{report:?}") };
     assert_eq!((failed.phase.as_str(), failed.count), ("nobody listens", 30));
@@ -131,7 +162,8 @@ async fn failures_are_reported_with_what_happened_when_they_were_sent() {
 #[tokio::test]
 async fn a_duration_ends_the_load() {
     let http = serve(false).await;
-    let load = Load { count: None, duration: Some(Duration::from_millis(50)), ..load(Protocol::Http1, http) };
+    // Long enough for one request, however busy the machine is.
+    let load = Load { count: None, duration: Some(Duration::from_secs(1)), ..load(Protocol::Http1, http) };
     let report = client::drive(load).await;
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
 }
@@ -139,12 +171,13 @@ async fn a_duration_ends_the_load() {
 #[tokio::test]
 async fn a_load_ends_when_it_is_told() {
     let stop = CancellationToken::new();
-    let endless = Load { count: None, stop: stop.clone(), ..load(Protocol::Http1, serve(false).await) };
+    let (target, answered) = through(serve(false).await).await;
+    let endless = Load { count: None, stop: stop.clone(), ..load(Protocol::Http1, target) };
     let sent = tokio::spawn(client::drive(endless));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    timeout(PATIENCE, answered).await.unwrap().unwrap();
     assert!(!sent.is_finished());
     stop.cancel();
-    let report = timeout(Duration::from_secs(5), sent).await.unwrap().unwrap();
+    let report = timeout(PATIENCE, sent).await.unwrap().unwrap();
     assert!(report.requests > 0 && report.failures == 0, "{report:?}");
 }
 
@@ -180,9 +213,7 @@ async fn an_answer_has_the_upstreams_answer_in_it() {
 
 #[tokio::test]
 async fn a_missing_upstream_fails_requests_but_not_probes() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nobody = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let (_reserved, nobody) = refusing();
     let front = serve_in_front_of(&nobody).await;
     let report = client::drive(load(Protocol::Http1, front.clone())).await;
     assert_eq!(report.errors.get("status 502"), Some(&30), "{report:?}");
@@ -201,7 +232,7 @@ async fn a_stopped_server_closes_idle_connections_and_takes_no_new_ones() {
     kept.write_all(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n").await.unwrap();
     assert!(kept.read(&mut [0; 1024]).await.unwrap() > 0);
     drop(stop);
-    timeout(Duration::from_secs(5), server).await.unwrap().unwrap();
+    timeout(PATIENCE, server).await.unwrap().unwrap();
     assert_eq!(kept.read(&mut [0; 1024]).await.unwrap(), 0);
     assert!(TcpStream::connect(target).await.is_err());
 }

@@ -9,19 +9,24 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use weft_examples::client::Report;
-use weft_test_kit::{binaries, wait};
+use weft_test_kit::{
+    binaries,
+    wait::{self, Polling},
+};
 
 /// Time limit of a rollout on a small and busy machine.
 const ROLLOUT: &str = "180s";
 
-/// The pause between two looks at the cluster.
+/// Time limit for a new kind to be served, on a busy machine.
+const SERVED: Duration = Duration::from_secs(60);
+
+/// The pause between two looks at the cluster: starting kubectl takes a tenth of a second of a processor.
 const BETWEEN_POLLS: Duration = Duration::from_millis(250);
 
 /// A cluster to test.
@@ -180,13 +185,20 @@ impl Cluster {
         Ok(Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
     }
 
+    /// Waits until the API server serves a kind, which it does some time after its definition is established.
+    ///
+    /// # Errors
+    /// The last answer of kubectl.
+    pub fn serves(&self, kind: &str) -> anyhow::Result<()> {
+        self.until(SERVED, |cluster| cluster.kubectl(&["get", kind, "-A"]).map(drop))
+    }
+
     /// Waits until the function succeeds.
     ///
     /// # Errors
     /// The function's last error.
     pub fn until<T>(&self, within: Duration, mut ask: impl FnMut(&Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        // Starting kubectl takes a tenth of a second of a processor.
-        wait::blocking::until(within, || ask(self).inspect_err(|_| thread::sleep(BETWEEN_POLLS)))
+        wait::blocking::until(Polling::every(BETWEEN_POLLS, within), || ask(self))
     }
 
     /// The repository's root, where tutorials are run, relative to the package, where cargo runs its tests.
@@ -203,6 +215,14 @@ impl Load {
     pub fn begin(&mut self, phase: &str) -> anyhow::Result<()> {
         let input = self.child.as_mut().and_then(|child| child.stdin.as_mut()).context("its input is closed")?;
         writeln!(input, "{phase}").with_context(|| format!("tell the load that {phase:?} begins"))
+    }
+
+    /// Whether the client still runs.
+    ///
+    /// # Errors
+    /// The state of its process cannot be read, or [`Self::report`] has taken the process.
+    pub fn is_running(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.as_mut().context("its process is gone")?.try_wait()?.is_none())
     }
 
     /// Ends the client's standard input, waits for the client and returns its report.

@@ -184,7 +184,7 @@ fn what_a_cluster_prints_can_be_injected_and_applied() {
     world.apply(&manifest);
     // The list names the version it was read at: when the Deployment's controller writes its status meanwhile, the
     // server refuses the answer, and the command is given again.
-    let given = world.cluster.until(Duration::from_secs(30), |cluster| {
+    let given = world.cluster.until(Duration::from_secs(60), |cluster| {
         let list = cluster.kubectl(&["-n", shop, "get", "deploy,service", "-o", "yaml"])?;
         let injected = world.weft(&["inject", "--opaque-ports", "3306", "-"], &list);
         let report = errors(&injected);
@@ -256,6 +256,7 @@ fn profiles_are_accepted() {
     ] {
         let printed = succeeded(&world.weft(&[&["profile", "web", "-n", &world.shop], arguments].concat(), input));
         let name = format!("web.{}.svc.mesh.example", world.shop);
+        world.cluster.serves("serviceprofiles.linkerd.io").unwrap();
         assert!(world.accepted(&printed).contains(&name), "{printed}");
         world.apply(&printed);
         let stored = world.cluster.get(&["-n", &world.shop, "serviceprofile.linkerd.io", &name]).unwrap();
@@ -277,7 +278,7 @@ fn a_shell_completes_the_names_that_the_cluster_has() {
     world.cluster.kubectl(&["-n", shop, "create", "service", "clusterip", "books", "--tcp=80"]).unwrap();
     let run = ["-n", shop, "run", "db-0", "--image=db:1", "--restart=Never"];
     // The namespace's account takes a moment.
-    world.cluster.until(Duration::from_secs(30), |cluster| cluster.kubectl(&run)).unwrap();
+    world.cluster.until(Duration::from_secs(60), |cluster| cluster.kubectl(&run)).unwrap();
     let complete = |line: &[&str]| {
         let words: Vec<_> = line.iter().map(|word| format!("'{word}'")).collect();
         let script = format!(

@@ -269,7 +269,7 @@ fn an_installation_is_upgraded_pruned_and_removed() {
     // A kind that the cluster has only now.
     let definition = pod_monitors().to_string();
     kubectl(&["apply"], &definition);
-    cluster.kubectl(&["wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com"]).unwrap();
+    cluster.serves("podmonitors.monitoring.coreos.com").unwrap();
     kubectl(&["apply"], &succeeded(&run(&["upgrade", "--set", "podMonitor.enabled=true"])));
     assert_eq!(succeeded(&run(&["prune"])), "");
     kubectl(&["apply"], &succeeded(&run(&["upgrade", "--set", "podMonitor.enabled=false"])));

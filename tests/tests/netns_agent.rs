@@ -23,14 +23,14 @@ async fn a_killed_agent_costs_no_request_and_no_redirection() {
         ["http1", "--target", "web.shop:80", "--duration", "6s", "--concurrency", "4", "--pause", "2ms", "--fresh"];
     let kill = async {
         // The load has started once the kernel redirects.
-        eventually("load", Duration::from_secs(10), async || {
+        eventually("load", Duration::from_secs(60), async || {
             let status = mesh.agent().await.map_err(|error| error.to_string())?.status().await;
             let status = status.map_err(|error| error.to_string())?;
             if redirected(&status) > redirected(&before) + 20 { Ok(()) } else { Err("no load yet".to_owned()) }
         })
         .await;
         let old = mesh.kill_agent().await.unwrap();
-        let new = until(Duration::from_secs(20), async || mesh.agent_after(old).await).await.unwrap();
+        let new = until(Duration::from_secs(60), async || mesh.agent_after(old).await).await.unwrap();
         assert_ne!(old, new);
     };
     let (report, ()) = tokio::join!(mesh.load("shop", &client, &arguments), kill);

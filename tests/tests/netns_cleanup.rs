@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    collections::BTreeSet,
     fs,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -19,7 +18,7 @@ use weft_test_kit::{
 };
 
 /// The janitor reacts at once; processes get their grace period.
-const CLEAN_WITHIN: Duration = Duration::from_secs(30);
+const CLEAN_WITHIN: Duration = Duration::from_secs(90);
 
 async fn eventually_clean(name: &str, temporary: Option<&TempDir>) {
     eventually("nothing left behind", CLEAN_WITHIN, async || {
@@ -53,7 +52,10 @@ async fn a_stopped_sandbox_leaves_nothing() {
         assert!(left.iter().any(|thing| thing.starts_with(kind)), "a running sandbox has a {kind}: {left:?}");
     }
     mesh.stop().await.unwrap();
-    assert_eq!(leftovers(&name).unwrap(), BTreeSet::new());
+    // The daemon removes its files last, and then ends: only its process may still be there.
+    let left = leftovers(&name).unwrap();
+    assert!(left.iter().all(|thing| thing.starts_with("process ")), "left behind: {left:?}");
+    eventually_clean(&name, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

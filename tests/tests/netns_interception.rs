@@ -16,7 +16,7 @@ use weft_test_kit::{
 };
 
 /// Time limit for a started application to listen.
-const SERVES_WITHIN: Duration = Duration::from_secs(10);
+const SERVES_WITHIN: Duration = Duration::from_secs(60);
 
 static EBPF: Shared = Shared::with(|| passthrough("t-ebpf", Interception::Ebpf));
 static IPTABLES: Shared = Shared::with(|| passthrough("t-iptables", Interception::Iptables));

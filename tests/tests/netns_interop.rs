@@ -135,7 +135,7 @@ async fn interop(mesh: &Mesh, case: &str) -> Result<(), String> {
 #[test]
 fn grpc_interoperability_cases_pass_between_foreign_programs() {
     MESH.test(async |mesh| {
-        eventually("the server answers", Duration::from_secs(20), async || interop(mesh, CASES[0]).await).await;
+        eventually("the server answers", Duration::from_secs(60), async || interop(mesh, CASES[0]).await).await;
         for case in CASES {
             let passed = interop(mesh, case).await;
             assert_eq!(passed, Ok(()), "{case}");
@@ -209,7 +209,7 @@ fn a_collector_gets_one_trace_of_both_proxies() {
             assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
         }
         for (trace, header) in traces {
-            let spans = eventually("the collector has four spans", Duration::from_secs(30), async || {
+            let spans = eventually("the collector has four spans", Duration::from_secs(60), async || {
                 let spans = spans(mesh, trace).await;
                 if spans.len() < 4 { Err(format!("{spans:?}")) } else { Ok(spans) }
             });

@@ -4,7 +4,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{collections::BTreeSet, process::Command, time::Duration};
+use std::{
+    collections::BTreeSet,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use nix::libc;
 use serde_json::Value;
@@ -45,6 +49,22 @@ async fn answered_by_all(mesh: &Mesh, arguments: &[&str], replicas: usize) -> Re
     assert_eq!(report.by_backend.len(), replicas, "{report:?}");
     assert!(report.peer_addr_ok, "{report:?}");
     report
+}
+
+/// Sends requests from the client until something else has happened. A stream of events is open once the agent has answered; the
+/// kernel's switch follows at once, so a single request may come before it.
+async fn until_seen<T>(mesh: &Mesh, seen: impl Future<Output = T>) -> T {
+    let requests = async {
+        eventually("an event", Duration::from_secs(60), async || {
+            answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "3", "--fresh"]).await;
+            Err::<(), _>("requests were answered")
+        })
+        .await;
+    };
+    tokio::select! {
+        seen = seen => seen,
+        () = requests => unreachable!("requests go on until an event came"),
+    }
 }
 
 /// Sends requests that must all be refused, and returns the errors.
@@ -221,27 +241,15 @@ fn the_trace_tells_who_was_redirected_from_where_to_where() {
             WatchRequest { namespace: "shop".to_owned(), pod: client.clone(), port: 80, ..WatchRequest::default() };
         let mut events = mesh.agent().await.unwrap().watch(request).await.unwrap();
         let services = mesh.service_ips().await.unwrap();
-        // A stream is open once the agent has answered; the kernel's switch follows at once, so requests go on until
-        // then.
-        let requests = async {
-            eventually("an answer", Duration::from_secs(10), async || {
-                answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "3", "--fresh"]).await;
-                Err::<(), _>("go on")
-            })
-            .await;
-        };
-        let event = async {
+        let event = until_seen(mesh, async {
             loop {
                 let event = events.message().await.unwrap().expect("the trace goes on");
                 if event.direction() == Direction::Outbound && event.verdict == REDIRECT {
                     return event;
                 }
             }
-        };
-        let event = tokio::select! {
-            event = event => event,
-            () = requests => unreachable!("requests go on until an event came"),
-        };
+        })
+        .await;
         let pod = event.pod.unwrap();
         assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("shop", client.as_str()));
         assert_eq!(event.command, "weft-client");
@@ -311,6 +319,7 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
             .watch(WatchRequest { direction: Direction::Outbound.into(), ..WatchRequest::default() })
             .await
             .unwrap();
+        until_seen(mesh, events.message()).await.unwrap().expect("the trace goes on");
 
         let target = format!("{}:8080", web.ip);
         let output = mesh.exec("legacy", "legacy", &["weft-client", "probe", "--target", &target]).await.unwrap();
@@ -328,15 +337,19 @@ fn a_pod_that_is_not_meshed_notices_nothing() {
         assert!(known.iter().all(|pod| pod.namespace != "legacy"), "{known:?}");
         // Whatever the kernel decided in between, it decided nothing about this pod: a connection of a meshed pod
         // afterwards ends the search.
-        answered(mesh, "shop", "client", &["http1", "--target", WEB, "--count", "1"]).await;
-        loop {
-            let event = events.message().await.unwrap().expect("the trace goes on");
-            let pod = event.pod.unwrap_or_default();
-            assert_ne!(pod.namespace, "legacy", "a verdict about an unmeshed pod");
-            if pod.name.starts_with("client") {
-                break;
+        let probed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        until_seen(mesh, async {
+            loop {
+                let event = events.message().await.unwrap().expect("the trace goes on");
+                let is_later = u128::from(event.time_unix_ns) > probed;
+                let pod = event.pod.unwrap_or_default();
+                assert_ne!(pod.namespace, "legacy", "a verdict about an unmeshed pod");
+                if is_later && pod.name.starts_with("client") {
+                    break;
+                }
             }
-        }
+        })
+        .await;
         let status = mesh.agent().await.unwrap().status().await.unwrap();
         assert!(agent::verdicts(&status, Direction::Outbound, REDIRECT) > 0, "the meshed pod's were counted");
     });

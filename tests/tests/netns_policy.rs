@@ -12,7 +12,7 @@ use weft_test_kit::{
 };
 
 /// Time limit for a file's change to reach the proxies: the watcher's delay, the index, the stream.
-const FOLLOWS_WITHIN: Duration = Duration::from_secs(15);
+const FOLLOWS_WITHIN: Duration = Duration::from_secs(60);
 const PAYMENTS: &str = "payments.shop:80";
 
 async fn start(name: &str) -> Mesh {

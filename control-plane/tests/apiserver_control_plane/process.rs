@@ -71,6 +71,15 @@ impl Process {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
+    /// Waits until the metrics have a line.
+    pub(crate) async fn counts(&self, line: &str) {
+        eventually(line, PATIENCE, async || match self.get("/metrics").await {
+            (200, metrics) if metrics.lines().any(|found| found == line) => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        })
+        .await;
+    }
+
     /// Waits for `/ready`.
     pub(crate) async fn ready(&self) {
         eventually("ready", PATIENCE, async || match self.get("/ready").await {

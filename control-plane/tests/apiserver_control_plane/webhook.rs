@@ -151,6 +151,29 @@ async fn installed(installation: Installation, test: impl AsyncFnOnce(&Installat
     }
 }
 
+/// Waits until the API server calls the webhook: it learns of the configuration by a watch.
+async fn called(what: &str, is_called: impl AsyncFn() -> Result<bool, kube::Error>) {
+    eventually(what, PATIENCE, async || match is_called().await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("it is not called".to_owned()),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
+}
+
+/// Whether a webhook denied a request.
+fn denied<T>(answer: Result<T, kube::Error>) -> Result<bool, kube::Error> {
+    match answer {
+        Ok(_) => Ok(false),
+        Err(kube::Error::Api(status)) if status.message.contains("denied the request") => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+fn dry_run() -> PostParams {
+    PostParams { dry_run: true, ..PostParams::default() }
+}
+
 fn restricted_spec() -> Value {
     json!({"securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [{"name": "app", "image": "app:1", "ports": [{"containerPort": 3306}],
@@ -200,6 +223,11 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
         let app = format!("{}-app", installation.namespace);
         installation.create_namespace(&app, json!({"linkerd.io/inject": "enabled"})).await;
         let pods: Api<Pod> = Api::namespaced(installation.client.clone(), &app);
+        called("a proxy is added", async || {
+            let created = pods.create(&dry_run(), &pod("first", json!({}))).await?;
+            Ok(created.spec.and_then(|spec| spec.init_containers).is_some())
+        })
+        .await;
         let created = pods.create(&PostParams::default(), &pod("web", json!({}))).await.unwrap();
         let spec = created.spec.as_ref().unwrap();
         let sidecar = &spec.init_containers.as_ref().unwrap()[0];
@@ -243,7 +271,7 @@ async fn pods_get_their_proxy_and_bad_annotations_are_refused() {
         assert_eq!(service.annotations()["config.linkerd.io/opaque-ports"], "3306");
 
         owners_are_told(installation, &app, bad).await;
-        new_values_are_used(&values, &pods).await;
+        new_values_are_used(&process, &values, &pods).await;
         an_overwritten_bundle_is_repaired(installation, &pods).await;
     })
     .await;
@@ -282,10 +310,9 @@ async fn owners_are_told(installation: &Installation, namespace: &str, bad: Valu
     }
 }
 
-async fn new_values_are_used(values: &Path, pods: &Api<Pod>) {
+async fn new_values_are_used(process: &Process, values: &Path, pods: &Api<Pod>) {
     let image = async || {
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        let created = pods.create(&dry_run, &pod("again", json!({}))).await.unwrap();
+        let created = pods.create(&dry_run(), &pod("again", json!({}))).await.unwrap();
         created.spec.unwrap().init_containers.unwrap()[0].image.clone().unwrap()
     };
     std::fs::write(values, "proxy: {image: {name: weft-proxy, version: '2'}}").unwrap();
@@ -296,7 +323,7 @@ async fn new_values_are_used(values: &Path, pods: &Api<Pod>) {
     .await;
     // An unreadable file changes nothing.
     std::fs::write(values, "proxy: [").unwrap();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    process.says("the old settings stay in force").await;
     assert_eq!(image().await, "weft-proxy:2");
 }
 
@@ -313,8 +340,7 @@ async fn an_overwritten_bundle_is_repaired(installation: &Installation, pods: &A
     })
     .await;
     eventually("pods are injected again", PATIENCE, async || {
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-        pods.create(&dry_run, &pod("after", json!({}))).await.map(|_| ()).map_err(|error| error.to_string())
+        pods.create(&dry_run(), &pod("after", json!({}))).await.map(|_| ()).map_err(|error| error.to_string())
     })
     .await;
 }
@@ -335,14 +361,13 @@ async fn certificates_are_renewed_under_requests_without_a_failure() {
         profiles_are_checked(installation).await;
 
         let profiles = profiles(installation);
-        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         let first = installation.certificate().await;
         let (mut requests, mut certificates) = (0, vec![first]);
         let deadline = Instant::now() + Duration::from_secs(120);
         // Three generations: two change-overs, the second of which drops the first authority.
         while certificates.len() < 3 || replicas.iter().any(|one| one.lines("serving certificate").len() < 3) {
             assert!(Instant::now() < deadline, "no rotation in time");
-            if let Err(error) = profiles.create(&dry_run, &profile(json!({}))).await {
+            if let Err(error) = profiles.create(&dry_run(), &profile(json!({}))).await {
                 panic!("request {requests} failed after {} certificates: {error}", certificates.len());
             }
             requests += 1;
@@ -372,6 +397,7 @@ fn profile(spec: Value) -> DynamicObject {
 async fn profiles_are_checked(installation: &Installation) {
     let api = profiles(installation);
     let route = |condition: Value| json!({"routes": [{"name": "r", "condition": condition}]});
+    called("a bad profile is denied", async || denied(api.create(&dry_run(), &profile(route(json!({})))).await)).await;
     for (spec, expected) in [
         (route(json!({"all": [{"mthod": "GET"}]})), "spec.routes[0].condition.all[0].mthod: unknown field `mthod`"),
         (route(json!({})), "spec.routes[0].condition: matches nothing in particular"),
@@ -436,6 +462,12 @@ async fn policy_resources_that_nobody_could_act_upon_are_refused() {
             let object = serde_json::from_value(object).unwrap();
             api.create(&PostParams::default(), &object).await.map_err(|error| error.to_string())
         };
+        called("a bad object is denied", async || {
+            let spec = json!({"podSelector": {}, "port": 80, "accessPolicy": "everybody"});
+            let refused = create("v1beta3", "Server", spec).await;
+            Ok(refused.is_err_and(|error| error.contains("denied the request")))
+        })
+        .await;
         let server = json!({"podSelector": {}, "port": 80});
         create("v1beta1", "Server", server.clone()).await.unwrap();
         create("v1beta3", "Server", server).await.unwrap();

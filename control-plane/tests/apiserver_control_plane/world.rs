@@ -467,6 +467,17 @@ pub(crate) async fn define(client: &Client, name: &str) {
         if served { Ok(()) } else { Err(format!("{conditions:?}")) }
     })
     .await;
+    // The server's handlers learn of it later than the object says so.
+    let text = |field: &serde_json::Value| field.as_str().unwrap().to_owned();
+    let spec = &definition.data["spec"];
+    let versions = spec["versions"].as_array().unwrap().iter().filter(|version| version["served"] == true);
+    for version in versions.map(|version| text(&version["name"])) {
+        let kind = GroupVersionKind::gvk(&text(&spec["group"]), &version, &text(&spec["names"]["kind"]));
+        let resource = ApiResource::from_gvk_with_plural(&kind, &text(&spec["names"]["plural"]));
+        let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        let listed = async || objects.list(&ListParams::default().limit(1)).await;
+        eventually("its objects can be listed", PATIENCE, listed).await;
+    }
 }
 
 /// `HOST:PORT` of the API server.
@@ -486,6 +497,16 @@ impl Updates {
     pub(crate) async fn end(&mut self) {
         let waiting = tokio::time::timeout(Duration::from_secs(90), self.stream.message());
         assert_eq!(waiting.await.expect("an end in time").unwrap(), None);
+    }
+
+    /// Waits until the stream has brought exactly these, in any order: changes that come together are one update or several.
+    pub(crate) async fn bring(&mut self, expected: &[&str]) {
+        let mut seen = Vec::new();
+        while seen.len() < expected.len() {
+            seen.extend(self.next().await.split(' ').map(str::to_owned));
+        }
+        seen.sort();
+        assert_eq!(seen, expected);
     }
 
     /// The next update: `+` and `-` with addresses.

@@ -133,9 +133,17 @@ fn accounts_are_limited(cluster: &Cluster) {
         let asked = cluster.command("kubectl").args(["auth", "can-i", &user]).args(question).output().unwrap();
         asked.status.success()
     };
+    // The API server learns of roles by a watch.
+    let check = |account: &str, question: &[&str], expected: bool| {
+        let answer = cluster.until(Duration::from_secs(30), |_| {
+            anyhow::ensure!(may(account, question) == expected, "not {expected}");
+            Ok(())
+        });
+        answer.unwrap_or_else(|error| panic!("{account}: {question:?}: {error}"));
+    };
     let every = ["services", "pods", "endpointslices.discovery.k8s.io", "servers.policy.linkerd.io"];
     for resource in every {
-        assert!(may("linkerd-destination", &["watch", resource, "-A"]), "{resource}");
+        check("linkerd-destination", &["watch", resource, "-A"], true);
     }
     for (account, question, expected) in [
         ("linkerd-destination", &["update", "leases/linkerd-destination-endpoint-write", "-n", MESH][..], true),
@@ -181,6 +189,6 @@ fn accounts_are_limited(cluster: &Cluster) {
         ("weft-agent", &["get", "daemonsets/weft-agent", "-n", MESH], true),
         ("weft-agent", &["get", "daemonsets/another", "-n", MESH], false),
     ] {
-        assert_eq!(may(account, question), expected, "{account}: {question:?}");
+        check(account, question, expected);
     }
 }

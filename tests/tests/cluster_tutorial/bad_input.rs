@@ -15,6 +15,11 @@ use crate::world::{MESH, SHOP, World};
 /// The chart under test, from the repository's root.
 const CHART: &str = "charts/weft-control-plane";
 
+/// A pod that the application's namespace admits.
+const RESTRICTED: &str = r#"{"spec": {"securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [{"name": "probe", "image": "probe",
+        "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}}"#;
+
 pub(super) fn missing_crds(world: &mut World) {
     let root = Root::generate("root.linkerd.cluster.local").unwrap();
     let values = Values::new(root.certificate_pem(), &root.issue_issuer("identity.linkerd.cluster.local").unwrap());
@@ -186,7 +191,15 @@ pub(super) fn lost_webhook_certificate(world: &mut World) {
         Ok(())
     });
     back.unwrap();
-    // And it works: a new pod is injected.
+    // And it works: a new pod is injected. The API server learns of the bundle by a watch, and leaves pods as they are until then.
+    let trusted = world.cluster.until(Duration::from_secs(60), |cluster| {
+        let dry = ["-n", SHOP, "run", "probe", "--image", "probe", "--dry-run=server", "-o", "json"];
+        let dry = [&dry[..], &["--overrides", RESTRICTED]].concat();
+        let pod: Value = serde_json::from_str(&cluster.kubectl(&dry)?)?;
+        anyhow::ensure!(!pod["spec"]["initContainers"].is_null(), "it has no proxy");
+        Ok(())
+    });
+    trusted.unwrap();
     world.cluster.kubectl(&["-n", SHOP, "rollout", "restart", "deploy/client"]).unwrap();
     world.cluster.rolled_out(SHOP, "deploy/client").unwrap();
     let injected = world.cluster.until(Duration::from_secs(60), |cluster| cluster.pod(SHOP, "app=client")).unwrap();

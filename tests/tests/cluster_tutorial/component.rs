@@ -123,9 +123,16 @@ fn refuses(world: &World) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(config.to_string().as_bytes()).unwrap();
     let path = file.path().to_str().unwrap();
-    let refused = world.weft(&["stat", "deploy", "-n", SHOP, "--kubeconfig", path]).unwrap_err().to_string();
     let right = format!("system:serviceaccount:{VIZ}:nobody may not get stats.viz.weft.io in namespace {SHOP}");
-    assert!(refused.contains(&right) && refused.contains("--direct"), "{refused}");
+    // The API server learns of the account's rights to reach the component by a watch.
+    let refused =
+        world.cluster.until(PATIENCE, |_| match world.weft(&["stat", "deploy", "-n", SHOP, "--kubeconfig", path]) {
+            Err(refused) if refused.to_string().contains(&right) => Ok(refused.to_string()),
+            Err(refused) => Err(refused),
+            Ok(answered) => panic!("it is answered: {answered}"),
+        });
+    let refused = refused.unwrap();
+    assert!(refused.contains("--direct"), "{refused}");
     world.cluster.delete(NOBODY).unwrap();
 }
 

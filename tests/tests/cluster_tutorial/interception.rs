@@ -53,8 +53,7 @@ pub(super) fn strict(world: &mut World) {
     world.cluster.apply(&client_with_the_proxys_user("Deployment", name, "cgroup")).unwrap();
     world.cluster.rolled_out(SHOP, &format!("deploy/{name}")).unwrap();
     let pod = world.cluster.pod(SHOP, &format!("app={name}")).unwrap();
-    let row = status_of(world, &pod);
-    assert_eq!((&row["state"], &row["strict"]), (&"enrolled".into(), &true.into()), "{row:#}");
+    status_has(world, &pod, &[("state", "enrolled".into()), ("strict", true.into())]);
     let report = requests(world, &pod).unwrap();
     assert_eq!(report.failures, 0, "{report:?}");
     assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [CLIENT_ID]);
@@ -71,7 +70,7 @@ pub(super) fn bypassed(world: &mut World) {
     ] {
         world.cluster.kubectl(&["-n", SHOP, "annotate", "pod", &client, annotation]).unwrap();
         world.event(SHOP, &object, &[reason]);
-        assert_eq!(status_of(world, &client)["bypassed"], expected.is_empty());
+        status_has(world, &client, &[("bypassed", expected.is_empty().into())]);
         let report = requests(world, &client).unwrap();
         assert_eq!(report.failures, 0, "{reason}: {report:?}");
         assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), expected, "{reason}");
@@ -141,10 +140,16 @@ fn requests(world: &World, pod: &str) -> anyhow::Result<Report> {
     world.cluster.client(SHOP, pod, &["http1", "--target", "web.shop:80", "--count", "10", "--fresh"])
 }
 
-fn status_of(world: &World, pod: &str) -> Value {
-    let status: Value = serde_json::from_str(&world.weft(&["status", "-o", "json"]).unwrap()).unwrap();
-    let row = status["pods"].as_array().into_iter().flatten().find(|row| row["name"] == pod);
-    row.cloned().unwrap_or_else(|| panic!("status knows no {pod}: {status:#}"))
+/// Waits until the status of a pod has these fields: it follows the kernel, on which readiness and connections depend.
+fn status_has(world: &World, pod: &str, expected: &[(&str, Value)]) {
+    let found = world.cluster.until(CONTAINER, |_| {
+        let status: Value = serde_json::from_str(&world.weft(&["status", "-o", "json"])?)?;
+        let row = status["pods"].as_array().into_iter().flatten().find(|row| row["name"] == pod);
+        let row = row.with_context(|| format!("status knows no {pod}: {status:#}"))?;
+        anyhow::ensure!(expected.iter().all(|(field, value)| row[*field] == *value), "not {expected:?}: {row:#}");
+        Ok(())
+    });
+    found.unwrap();
 }
 
 fn client_with_the_proxys_user(kind: &str, name: &str, exemption: &str) -> String {

@@ -71,7 +71,7 @@ impl Migration {
         let mut migration = Self { loads: vec![start_loads(world, "client")] };
         migration.begin("before there is an agent");
         thread::sleep(AROUND);
-        assert_eq!(listeners(world, "web"), ["4143"], "REDIRECT changes the destination");
+        arrive_at(world, "4143", "REDIRECT changes the destination");
         Some(migration)
     }
 
@@ -89,7 +89,7 @@ impl Migration {
         self.loads.push(start_loads(world, "moved"));
         self.begin("all but one client have moved");
         thread::sleep(AROUND);
-        assert_eq!(listeners(world, "web"), ["8080"], "only the agent redirects");
+        arrive_at(world, "8080", "only the agent redirects");
         self.begin("the application moves back");
         apply(world, "web", 2, Redirected::ByIptables);
         rolled_out(world, &["web"]);
@@ -104,7 +104,7 @@ impl Migration {
         self.begin("the agent is gone");
         thread::sleep(AROUND);
         self.loads.into_iter().for_each(finish);
-        assert_eq!(listeners(world, "web"), ["4143"], "iptables redirect");
+        arrive_at(world, "4143", "iptables redirect");
         world.cluster.kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"]).unwrap();
     }
 }
@@ -139,6 +139,17 @@ fn finish(loads: [Load; 2]) {
         let around = report.seen_peer_ips.iter().any(|seen| report.local_ips.contains(seen));
         assert!(!around, "around a proxy: {:?} saw {:?}", report.seen_peer_ips, report.local_ips);
     }
+}
+
+/// Waits for inbound connections of `web`, all of which must have arrived at this port. On a busy machine a load starts seconds later
+/// than its command.
+fn arrive_at(world: &World, port: &str, why: &str) {
+    let arrived = world.cluster.until(Duration::from_secs(60), |_| {
+        let ports = listeners(world, "web");
+        ensure!(!ports.is_empty(), "no connection yet");
+        Ok(ports)
+    });
+    assert_eq!(arrived.unwrap(), [port], "{why}");
 }
 
 /// The ports at which inbound connections arrived, according to the proxies of an application.

@@ -84,8 +84,16 @@ pub(super) fn stateful_set(world: &mut World) {
     let client = world.client(SHOP);
     let identity = "client.shop.serviceaccount.identity.linkerd.cluster.local";
     let ask = |target: &str| {
-        let report = world.cluster.client(SHOP, &client, &["http1", "--target", target, "--count", "20", "--fresh"]);
-        let report = report.unwrap();
+        let requests =
+            |count| world.cluster.client(SHOP, &client, &["http1", "--target", target, "--count", count, "--fresh"]);
+        // A pod is ready before DNS knows its name.
+        let known = world.cluster.until(POD, |_| {
+            let report = requests("1")?;
+            ensure!(report.failures == 0, "{target}: {report:?}");
+            Ok(())
+        });
+        known.unwrap();
+        let report = requests("20").unwrap();
         assert_eq!(report.failures, 0, "{target}: {report:?}");
         assert_eq!(report.by_client_id.keys().collect::<Vec<_>>(), [identity], "{target}");
         report.by_backend.into_keys().collect::<BTreeSet<_>>()

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     path::Path,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::Message};
-use weft_test_kit::wait::patience;
+use weft_test_kit::wait::{Polling, patience, until};
 
 /// How long a browser may take to start, or a page to show something, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -94,22 +94,16 @@ impl Browser {
 
     /// Waits until an expression is true; the error shows the page's text.
     pub(crate) async fn until(&mut self, expression: &str) -> Result<()> {
-        let end = Instant::now() + WITHIN.max(patience());
-        loop {
-            // While a page is replaced there is nothing to evaluate in.
-            let seen = self.value(&format!("!!({expression})")).await;
-            if seen.as_ref().is_ok_and(|value| *value == true) {
-                return Ok(());
+        // While a page is replaced there is nothing to evaluate in.
+        let seen = until(Polling::every(LOOK_EVERY, WITHIN.max(patience())), async || {
+            match self.value(&format!("!!({expression})")).await {
+                Ok(Value::Bool(true)) => Ok(()),
+                other => Err(format!("{other:?}")),
             }
-            if Instant::now() > end {
-                let text = self.value("document.body.innerText").await.unwrap_or_default();
-                bail!(
-                    "not seen ({seen:?}): {expression}; the page shows: {text}; it complained: {:?}",
-                    self.complaints
-                );
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
+        });
+        let Err(seen) = seen.await else { return Ok(()) };
+        let text = self.value("document.body.innerText").await.unwrap_or_default();
+        bail!("not seen ({seen}): {expression}; the page shows: {text}; it complained: {:?}", self.complaints)
     }
 
     /// Presses a key as a person does.
@@ -197,16 +191,10 @@ fn complaint(event: &Value) -> Option<String> {
 
 /// Where the browser listens: it writes the port and the path into its profile.
 async fn address(profile: &Path) -> Result<String> {
-    let end = Instant::now() + WITHIN;
-    loop {
-        if let Ok(text) = std::fs::read_to_string(profile.join("DevToolsActivePort"))
-            && let Some((port, path)) = text.trim().split_once('\n')
-        {
-            return Ok(format!("ws://127.0.0.1:{port}{path}"));
-        }
-        if Instant::now() > end {
-            bail!("chromium did not say where it listens");
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+    until(Polling::every(LOOK_EVERY, WITHIN.max(patience())), async || {
+        let text = std::fs::read_to_string(profile.join("DevToolsActivePort")).unwrap_or_default();
+        let (port, path) = text.trim().split_once('\n').context("chromium did not say where it listens")?;
+        Ok(format!("ws://127.0.0.1:{port}{path}"))
+    })
+    .await
 }

@@ -7,6 +7,7 @@ mod prometheus;
 
 use std::{
     io::{BufRead as _, BufReader},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     process::{Child, Command, Stdio},
     sync::mpsc,
     time::Duration,
@@ -46,7 +47,7 @@ static MESH: Shared = Shared::with(|| {
     (manifests, Options { name: unique_name("t-metrics"), ..Options::default() })
 });
 
-const WITHIN: Duration = Duration::from_secs(30);
+const WITHIN: Duration = Duration::from_secs(60);
 
 fn command(mesh: &Mesh, arguments: &[&str]) -> Command {
     let mut weft = Command::new(binaries::directory().unwrap().join("weft"));
@@ -304,8 +305,10 @@ fn a_proxy_that_does_not_answer_is_named_and_the_others_are_shown() {
         let proxy = pod.containers.iter().find(|container| container.name == "linkerd-proxy").unwrap();
         let proxy = Pid::from_raw(i32::try_from(proxy.pid.unwrap()).unwrap());
         kill(proxy, Signal::SIGSTOP).unwrap();
-        let (rows, said) = rows(mesh, &["stat", "po", "-n", "shop", "-l", "app=banner"]);
+        // All tests share the mesh, so the proxy is resumed even if the command panics.
+        let answer = catch_unwind(AssertUnwindSafe(|| rows(mesh, &["stat", "po", "-n", "shop", "-l", "app=banner"])));
         kill(proxy, Signal::SIGCONT).unwrap();
+        let (rows, said) = answer.unwrap_or_else(|panic| resume_unwind(panic));
         assert_eq!(rows.len(), 2, "{rows:#?}");
         let silent = rows.iter().find(|row| row["name"] == pod.name.as_str()).unwrap();
         let other = rows.iter().find(|row| row["name"] != pod.name.as_str()).unwrap();
@@ -341,15 +344,19 @@ fn linkerds_grafana_dashboards_have_series() {
         // The last of the load is scraped.
         let seen = r#"sum(request_total{direction="outbound", deployment="client", dst_service="payments"})"#;
         prometheus.until("the requests of the load", &format!("{seen} >= {sent}")).await.unwrap();
-        let mut without = Vec::new();
-        for (metric, narrowed, labels) in prometheus::LINKERD {
-            let selector = format!("{metric}{{{narrowed}}}");
-            let missing = prometheus::missing(&prometheus.ask(&selector).unwrap(), labels);
-            if !missing.is_empty() {
-                without.push(format!("{selector} has no {}", missing.join(", ")));
+        // Each proxy is scraped at its own time.
+        eventually("series of every metric", WITHIN, async || {
+            let mut without = Vec::new();
+            for (metric, narrowed, labels) in prometheus::LINKERD {
+                let selector = format!("{metric}{{{narrowed}}}");
+                let missing = prometheus::missing(&prometheus.ask(&selector).unwrap(), labels);
+                if !missing.is_empty() {
+                    without.push(format!("{selector} has no {}", missing.join(", ")));
+                }
             }
-        }
-        assert!(without.is_empty(), "{}", without.join("\n"));
+            if without.is_empty() { Ok(()) } else { Err(without.join("\n")) }
+        })
+        .await;
         // Ours is about agents, which this Prometheus does not scrape: it understands what is asked.
         for expression in prometheus::of_our_dashboards().unwrap() {
             prometheus.ask(&expression).unwrap();

@@ -89,12 +89,11 @@ async fn callers_get_what_kubernetes_allows_them() {
     world.delete_account("viewer").await;
     assert_eq!(viz.stat(Some(&token), own).await.unwrap_err().code(), Code::Unauthenticated);
 
-    let metrics = viz.metrics().await;
     for line in [
         "weft_viz_requests_total{method=\"Stat\",code=\"PermissionDenied\"}",
         "weft_viz_reviews_total{kind=\"access\",",
     ] {
-        assert!(metrics.contains(line), "{line}: {metrics}");
+        viz.counts(line).await;
     }
     viz.process.end(Signal::SIGTERM).await;
     world.done().await;
@@ -109,10 +108,8 @@ async fn what_kubernetes_said_is_asked_again_only_later() {
     for _ in 0..20 {
         viz.stat(Some(&token), &world.namespace).await.unwrap();
     }
-    let metrics = viz.metrics().await;
     for kind in ["token", "access"] {
-        let line = format!("weft_viz_reviews_total{{kind=\"{kind}\",result=\"answered\"}} 1\n");
-        assert!(metrics.contains(&line), "{line}: {metrics}");
+        viz.counts(&format!("weft_viz_reviews_total{{kind=\"{kind}\",result=\"answered\"}} 1\n")).await;
     }
     world.done().await;
 }
@@ -135,7 +132,7 @@ async fn one_caller_cannot_have_all_taps() {
     };
     assert_eq!((refused.code(), open.len()), (Code::ResourceExhausted, 4), "{refused:?}");
     open.push(viz.tap(Some(&other), request()).await.unwrap());
-    assert!(viz.metrics().await.contains("weft_viz_taps 5\n"));
+    viz.counts("weft_viz_taps 5\n").await;
     // At its end, the component ends them and does not wait for their callers.
     viz.process.signal(Signal::SIGTERM);
     for stream in &mut open {
@@ -237,7 +234,15 @@ async fn a_thousand_proxies_are_read_at_once_and_one_that_hangs_is_named() {
     let viz = world.start().await;
     let token = world.token("viewer", "").await;
 
-    let answer = viz.stat(Some(&token), &world.namespace).await.unwrap();
+    // On a busy machine some proxies do not answer the first scrape in time: they are in this process.
+    let answer = eventually("the answers of all but one", world::PATIENCE, async || {
+        let answer = viz.stat(Some(&token), &world.namespace).await.unwrap();
+        match &answer.coverage {
+            Some(coverage) if coverage.answered as usize == PODS => Ok(answer),
+            coverage => Err(format!("{coverage:?}")),
+        }
+    })
+    .await;
     let coverage = answer.coverage.unwrap();
     assert_eq!((coverage.proxies as usize, coverage.answered as usize), (PODS + 1, PODS), "{coverage:?}");
     let [problem] = coverage.problems.as_slice() else { panic!("{coverage:?}") };

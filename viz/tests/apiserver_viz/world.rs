@@ -10,6 +10,7 @@ use std::{
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec, TokenReview, TokenReviewSpec},
+    authorization::v1::SubjectAccessReview,
     core::v1::{Namespace, ServiceAccount},
     rbac::v1::{Role, RoleBinding},
 };
@@ -84,8 +85,8 @@ impl World {
         let account: ServiceAccount = object(json!({"metadata": {"name": name}}));
         self.api().create(&params, &account).await.unwrap();
         let rule = |(verb, resource): &(&str, &str)| json!({"apiGroups": ["viz.weft.io"], "verbs": [verb], "resources": [resource]});
-        let rules: Vec<Value> = rules.iter().map(rule).collect();
-        let role: Role = object(json!({"metadata": {"name": name}, "rules": rules}));
+        let granted: Vec<Value> = rules.iter().map(rule).collect();
+        let role: Role = object(json!({"metadata": {"name": name}, "rules": granted}));
         self.api().create(&params, &role).await.unwrap();
         let binding: RoleBinding = object(json!({
             "metadata": {"name": name},
@@ -93,6 +94,21 @@ impl World {
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }));
         self.api().create(&params, &binding).await.unwrap();
+        // The API server learns of rights by a watch, and the component keeps its answers.
+        for (verb, resource) in rules {
+            let review: SubjectAccessReview = object(json!({"metadata": {}, "spec": {
+                "user": format!("system:serviceaccount:{namespace}:{name}"),
+                "resourceAttributes": {"namespace": namespace, "group": "viz.weft.io", "verb": verb, "resource": resource},
+            }}));
+            eventually("the API server knows the right", PATIENCE, async || {
+                let asked = Api::all(self.client.clone()).create(&params, &review).await.unwrap();
+                match asked.status {
+                    Some(status) if status.allowed => Ok(()),
+                    status => Err(format!("{status:?}")),
+                }
+            })
+            .await;
+        }
     }
 
     /// Deletes it and creates another one of its name, with the same rights.
@@ -179,6 +195,15 @@ impl Viz {
     /// Its own metrics.
     pub(crate) async fn metrics(&self) -> String {
         self.get("/metrics").await
+    }
+
+    /// Waits until its metrics contain this: an answer is there before it is counted.
+    pub(crate) async fn counts(&self, part: &str) {
+        eventually(part, PATIENCE, async || {
+            let metrics = self.metrics().await;
+            if metrics.contains(part) { Ok(()) } else { Err(metrics) }
+        })
+        .await;
     }
 
     /// Golden metrics of a namespace's deployments.

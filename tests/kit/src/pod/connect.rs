@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 use weft_ebpf_abi::socket::attest;
 
 /// Timeout for the other side.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 sockopt_impl!(
     /// The private option with which a proxy queries what is in force: flags, generation, and the netns cookie in two
