@@ -6,7 +6,7 @@ use std::{
     ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
-    process::{ExitStatus, Output, Stdio},
+    process::{Output, Stdio},
     time::Duration,
 };
 
@@ -210,20 +210,6 @@ impl Sandbox {
     ) -> Result<Output, ClientError> {
         let child = self.spawn(pod, container, argv, Stdio::null(), Stdio::piped(), Stdio::piped())?;
         child.wait_with_output().await.map_err(|source| ClientError::Exec { pod: pod.to_owned(), source })
-    }
-
-    /// Runs a command in a pod on this process's own terminal.
-    ///
-    /// # Errors
-    /// As [`Self::exec`].
-    pub async fn exec_inherited<S: AsRef<OsStr>>(
-        &self,
-        pod: &str,
-        container: Option<&str>,
-        argv: &[S],
-    ) -> Result<ExitStatus, ClientError> {
-        let mut child = self.spawn(pod, container, argv, Stdio::inherit(), Stdio::inherit(), Stdio::inherit())?;
-        child.wait().await.map_err(|source| ClientError::Exec { pod: pod.to_owned(), source })
     }
 
     /// Starts a command in a pod.

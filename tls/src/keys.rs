@@ -34,7 +34,7 @@ pub enum KeyError {
     /// The bytes are not a PKCS#8 ECDSA P-256 key.
     #[error("{} is not a PKCS#8 DER private key (ECDSA P-256): {source}", path.display())]
     Parse {
-        /// Path of the file; empty if the bytes came from elsewhere.
+        /// Path of the file.
         path: PathBuf,
         /// The error of rcgen.
         source: rcgen::Error,
@@ -61,14 +61,6 @@ impl IdentityKey {
     /// When the system provides no randomness.
     pub fn generate() -> Result<Self, KeyError> {
         KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(KeyError::Generate)
-    }
-
-    /// Parses a key from PKCS#8 DER.
-    ///
-    /// # Errors
-    /// When the bytes are anything else than an ECDSA P-256 key.
-    pub fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
-        parse(der, Path::new(""))
     }
 
     /// The key in PKCS#8 DER.
