@@ -103,8 +103,9 @@ impl Pod {
         let end = black_box(ADDRESSES);
         while at < ADDRESSES && at < end {
             let ([a, b, c, d], [e, f, g, h]) = (self.addresses[at].words, address.words);
-            // One branch each: the verifier follows both ways of every branch, in every round.
-            if (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0 {
+            // One branch: LLVM would compare word by word, and the verifier follows both ways of every branch, in every
+            // round.
+            if black_box((a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)) == 0 {
                 return true;
             }
             if a | b | c | d == 0 {
@@ -253,12 +254,12 @@ impl PortBlock {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subnet {
-    /// The pod, as bytes because longest-prefix keys are packed.
+    /// The pod, as bytes because longest-prefix keys have no padding.
     pub netns_cookie: [u8; 8],
     /// The generation of the pod's rules.
     pub generation: [u8; 4],
-    /// [`Address::octets`].
-    pub address: [u8; 16],
+    /// The address.
+    pub address: Address,
 }
 
 impl Subnet {
@@ -269,11 +270,7 @@ impl Subnet {
     #[inline(always)]
     #[must_use]
     pub const fn new(netns_cookie: u64, generation: u32, address: &Address) -> Self {
-        Self {
-            netns_cookie: netns_cookie.to_ne_bytes(),
-            generation: generation.to_ne_bytes(),
-            address: address.octets(),
-        }
+        Self { netns_cookie: netns_cookie.to_ne_bytes(), generation: generation.to_ne_bytes(), address: *address }
     }
 }
 

@@ -60,6 +60,18 @@ pub fn build(workspace: &Workspace, toolchain: &Toolchain) -> Result<PathBuf> {
     Ok(object)
 }
 
+/// Flags of the compiler and of bpf-linker for the kernel programs.
+const FLAGS: [&str; 4] = [
+    // Line information becomes BTF, which the kernel prints with verifier errors and needs for typed maps.
+    "-Cdebuginfo=2",
+    "-Clink-arg=--btf",
+    // Otherwise bpf-linker has memory cleared by a function of one byte at a time, which is a program of its own in the
+    // kernel.
+    "-Clink-arg=--disable-expand-memcpy-in-order",
+    // Instructions on 32 bits, which every kernel since 5.1 has.
+    "-Ctarget-cpu=v3",
+];
+
 /// A cargo command (`build`, `check`, `clippy`) for the kernel programs, ready for more arguments.
 ///
 /// # Errors
@@ -89,8 +101,7 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         .arg(subcommand)
         .args(["--release", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
         .arg(directory.join("target"))
-        // Line information becomes BTF, which the kernel prints with verifier errors and needs for typed maps.
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Cdebuginfo=2\u{1f}-Clink-arg=--btf")
+        .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"))
         .env("PATH", command::path_with(&toolchain.linker_directory)?);
     Ok(cargo)
 }

@@ -6,6 +6,11 @@ use std::{
     thread,
 };
 
+use aya::{
+    maps::MapInfo,
+    programs::{ProgramInfo, loaded_programs},
+};
+use weft_ebpf_abi::map;
 use weft_proto::agent::{StatusResponse, WatchRequest};
 use weft_test_kit::{
     pod::{APPLICATION_UID, Pod},
@@ -98,6 +103,28 @@ pub(crate) fn programs_are_replaced(world: &mut World) {
     assert_eq!(world.status().programs, before.programs);
     app.connect("10.99.0.2:8080").reached(4140);
     client.connect("10.98.0.2:8080").reached(4143);
+}
+
+/// Every pod has an instance of it, and pods that start at once wait for one another's: docs/adr/0022.
+pub(crate) fn pods_program_is_cheap(world: &mut World) {
+    const INSTRUCTIONS: u32 = 5_000;
+    const BYTES: u32 = 8 * 1024;
+    let _mesh = Mesh::new(world);
+    let pods = MapInfo::from_pin(world.pins().join("maps").join(map::PODS)).unwrap().id();
+    // Programs of other agents on this machine come and go.
+    let ours = loaded_programs().filter_map(Result::ok).filter(|program| {
+        let maps = program.map_ids().ok().flatten().unwrap_or_default();
+        program.name_as_str() == Some("weft_sk_lookup") && maps.contains(&pods)
+    });
+    let ours: Vec<ProgramInfo> = ours.collect();
+    assert!(ours.len() >= 2, "one for each pod: {}", ours.len());
+    for program in ours {
+        // Since Linux 5.16 the kernel tells.
+        let verified = program.verified_instruction_count().unwrap_or_default();
+        assert!(verified <= INSTRUCTIONS, "the verifier followed {verified} instructions");
+        let bytes = program.memory_locked().unwrap();
+        assert!(bytes <= BYTES, "{bytes} bytes");
+    }
 }
 
 pub(crate) fn nothing_is_lost_under_load(world: &mut World) {

@@ -20,7 +20,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_weft-agent");
 
 type Check = (&'static str, fn(&mut World));
 
-const CHECKS: [Check; 29] = [
+const CHECKS: [Check; 30] = [
     ("an unenrolled namespace notices nothing", enrolment::unenrolled_notices_nothing),
     ("a request that cannot be used names its field", enrolment::bad_requests_are_refused),
     ("enrolment is attested and idempotent", enrolment::enrolment_is_attested_and_idempotent),
@@ -40,6 +40,7 @@ const CHECKS: [Check; 29] = [
     ("without its proxy a pod is refused, never open", lifecycle::refuses_without_proxy),
     ("a killed agent is not missed, and the next one takes over", lifecycle::agent_restarts),
     ("other programs replace those in force in place", lifecycle::programs_are_replaced),
+    ("a pod's program is small, and cheap to verify", lifecycle::pods_program_is_cheap),
     ("no connection is lost while agents come and go", lifecycle::nothing_is_lost_under_load),
     ("unloading leaves nothing", lifecycle::unload_leaves_nothing),
     ("proxies that listened before the programs did are found", lifecycle::running_proxies_are_found),
