@@ -108,6 +108,10 @@ pub(crate) struct Options<'a> {
 /// How long a namespace that the kernel enrolled is kept before the first check that it still exists.
 const SELF_ENROLLED_GRACE: Duration = Duration::from_secs(60);
 
+/// How long a connection may wait in a proxy's accept queue before the agent forgets its original destination: longer than
+/// clients wait for an answer.
+const ABANDONED: Duration = Duration::from_secs(300);
+
 /// The reason why a call of the datapath failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DatapathError {
@@ -486,6 +490,9 @@ impl Kernel for Datapath {
         if std::mem::take(&mut self.flows_may_be_stale) {
             self.maps.remove_stale_flows()?;
         }
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = Duration::try_from(now).unwrap_or_default();
+        self.maps.remove_abandoned(now, ABANDONED)?;
         Ok(removed)
     }
 

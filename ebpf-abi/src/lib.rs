@@ -36,7 +36,9 @@ pub mod map {
     /// Socket storage: the cookie of the socket's network namespace (u64), for programs that cannot get it (before
     /// Linux 5.15). Accepted sockets inherit their listener's.
     pub const NAMESPACES: &str = "NAMESPACES";
-    /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`].
+    /// Hash: [`crate::socket::FlowKey`] to [`crate::socket::Waiting`].
+    pub const WAITING: &str = "WAITING";
+    /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`], for connections without room in [`WAITING`].
     pub const FLOWS: &str = "FLOWS";
     /// Socket hash: [`crate::socket::ListenerKey`] to a listening socket.
     pub const LISTENERS: &str = "LISTENERS";
@@ -54,7 +56,8 @@ pub mod map {
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 13] = [
-        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, FLOWS, LISTENERS, PROXIES, ADMISSIONS, EVENTS, STATS, SWITCHES, LOGS,
+    pub const ALL: [&str; 14] = [
+        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, WAITING, FLOWS, LISTENERS, PROXIES, ADMISSIONS, EVENTS, STATS,
+        SWITCHES, LOGS,
     ];
 }

@@ -1,5 +1,6 @@
 //! State of a socket in the kernel, and the hand-over from a client's socket to the proxy's. State does not outlive its
-//! socket: only the hand-over has an entry of its own, and it lives from the SYN to the end of the handshake.
+//! socket: only the hand-over has an entry of its own, and it lives from the SYN until the proxy asks about the connection
+//! or, where there is no room for so long, until the end of the handshake.
 
 use crate::{address::Address, event::COMMAND_BYTES, pod::Owner};
 
@@ -13,7 +14,7 @@ pub const DEFAULT_CONTROL_PORT: u16 = 4190;
 pub mod kind {
     /// A client whose connection was redirected; the original destination is the one that it dialled.
     pub const CLIENT: u8 = 1;
-    /// Accepted by the proxy; the original destination was announced by the client's socket.
+    /// Accepted by a proxy; the original destination was announced by the client's socket.
     pub const ACCEPTED: u8 = 2;
     /// Bound to one of a proxy's ports by the proxy `owner`, about to listen.
     pub const BOUND: u8 = 3;
@@ -43,7 +44,16 @@ pub struct SocketState {
     pub command: [u8; COMMAND_BYTES],
 }
 
-/// A redirected connection between its SYN and its handshake's end: the client's end of it.
+impl SocketState {
+    /// Of a socket that a proxy accepts.
+    #[inline(always)]
+    #[must_use]
+    pub fn accepted(destination: Address, port: u16) -> Self {
+        Self { destination, port, kind: kind::ACCEPTED, ..Self::default() }
+    }
+}
+
+/// A redirected connection between its SYN and its proxy's question: the client's end of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
@@ -67,12 +77,31 @@ pub struct Flow {
     pub port: u32,
 }
 
-/// Connections between SYN and accept at a time, for each processor of the node; each takes a few microseconds, and one
-/// that takes longer is announced again. The kernel keeps up to half of the entries in per-processor lists.
+/// A redirected connection that waits for its proxy: nothing evicts it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The original destination.
+    pub destination: Address,
+    /// Its port.
+    pub port: u32,
+    /// Unused.
+    pub pad: u32,
+    /// When its SYN was sent, nanoseconds of CLOCK_MONOTONIC.
+    pub since_ns: u64,
+}
+
+/// Connections of one node that wait for their proxies at a time. A proxy asks about a connection when it accepts it, so
+/// that few wait unless a proxy is slow; those beyond use the map of flows.
+pub const MAX_WAITING: u32 = 1024;
+
+/// Connections between SYN and handshake at a time that find no room in the map of those that wait, for each processor of
+/// the node; each takes a few microseconds, and one that takes longer is announced again. The kernel keeps up to half of
+/// the entries in per-processor lists.
 pub const FLOWS_PER_CPU: u32 = 256;
 
 /// The same for a node of few processors.
-pub const MIN_FLOWS: u32 = 2048;
+pub const MIN_FLOWS: u32 = 1024;
 
 /// How many sockets of one SO_REUSEPORT group are recorded. In a pod that trusts its proxy's user, the kernel spreads
 /// connections over the whole group, whichever member is assigned, so recording some is enough as long as members close

@@ -3,11 +3,16 @@
 
 use core::ptr::{read_volatile, write_volatile};
 
-use aya_ebpf::{EbpfContext as _, bindings::bpf_sockopt, macros::cgroup_sockopt, programs::SockoptContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{bpf_sock, bpf_sockopt},
+    macros::cgroup_sockopt,
+    programs::SockoptContext,
+};
 use weft_ebpf_abi::{
     address::Address,
     pod::{INBOUND, OUTBOUND, Pod},
-    socket::{attest, kind},
+    socket::{FlowKey, SocketState, attest, kind},
 };
 
 use crate::{
@@ -55,18 +60,22 @@ fn pod(ctx: &SockoptContext) -> Option<(u64, &'static Pod)> {
 #[inline(always)]
 fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
     let context = ctx.sockopt;
-    if pod(ctx).is_none() {
-        return false;
-    }
+    let Some((netns_cookie, pod)) = pod(ctx) else { return false };
     // SAFETY: as above. All fields are read before any branch: a branch between two of them becomes arithmetic on the
     // pointer, which the verifier refuses.
-    let (sk, retval, family, protocol, v4, v6, local_port, remote_port) = unsafe {
+    let (sk, retval, family, protocol, v4, v6, remote_v4, remote_v6, local_port, remote_port) = unsafe {
         let sk = read_volatile(&raw const (*context).__bindgen_anon_1.sk);
         let words = [
             read_volatile(&raw const (*sk).src_ip6[0]),
             read_volatile(&raw const (*sk).src_ip6[1]),
             read_volatile(&raw const (*sk).src_ip6[2]),
             read_volatile(&raw const (*sk).src_ip6[3]),
+        ];
+        let remote_words = [
+            read_volatile(&raw const (*sk).dst_ip6[0]),
+            read_volatile(&raw const (*sk).dst_ip6[1]),
+            read_volatile(&raw const (*sk).dst_ip6[2]),
+            read_volatile(&raw const (*sk).dst_ip6[3]),
         ];
         (
             sk,
@@ -75,24 +84,37 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
             read_volatile(&raw const (*sk).protocol),
             read_volatile(&raw const (*sk).src_ip4),
             Address { words },
-            read_volatile(&raw const (*sk).src_port),
-            read_volatile(&raw const (*sk).dst_port),
+            read_volatile(&raw const (*sk).dst_ip4),
+            Address { words: remote_words },
+            read_volatile(&raw const (*sk).src_port) as u16,
+            u16::from_be(read_volatile(&raw const (*sk).dst_port)),
         )
     };
     // Connection tracking supports no other protocol here, and no unconnected socket.
     if (protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP) || remote_port == 0 {
         return false;
     }
-    let (address, port) = match maps::socket(sk) {
+    let local = if family == AF_INET { Address::v4(v4) } else { v6 };
+    let known = match maps::socket(sk) {
+        Some(state) if state.kind != kind::BOUND => Some((state.destination, state.port, state.kind)),
+        // A connection through the proxy's outbound port waits for this question.
+        _ if protocol == IPPROTO_TCP && local_port == pod.outbound_port && local.is_loopback() => {
+            let remote = if family == AF_INET { Address::v4(remote_v4) } else { remote_v6 };
+            let key = FlowKey { netns_cookie, address: remote, port: u32::from(remote_port), pad: 0 };
+            take(sk, &key).map(|(destination, port)| (destination, port, kind::ACCEPTED))
+        }
+        _ => None,
+    };
+    let (address, port) = match known {
         // Dialled directly: an existing answer, from connection tracking or from programs of another layout, is better.
-        Some(state) if state.kind == kind::ACCEPTED && state.destination.is_loopback() && retval == 0 => return false,
-        Some(state) if state.kind != kind::BOUND => (state.destination, state.port),
+        Some((destination, _, kind::ACCEPTED)) if destination.is_loopback() && retval == 0 => return false,
+        Some((destination, port, _)) => (destination, port),
         // Connection tracking has the right answer when the connection came through iptables.
-        _ if retval == 0 => return false,
+        None if retval == 0 => return false,
         // The storage is on the first subflow, not on this socket, so nothing is known about it.
-        _ if protocol == IPPROTO_MPTCP => return false,
+        None if protocol == IPPROTO_MPTCP => return false,
         // The local address of a steered socket is the address that the client dialled.
-        _ => (if family == AF_INET { Address::v4(v4) } else { v6 }, local_port as u16),
+        None => (local, local_port),
     };
     // The level decides the family, not the socket: a dual-stack listener uses SOL_IP for its IPv4 connections.
     match (level, address.as_v4()) {
@@ -100,6 +122,19 @@ fn original_destination(ctx: &SockoptContext, level: i32) -> bool {
         (SOL_IPV6, None) => answer_v6(context, &address, port),
         _ => false,
     }
+}
+
+/// Moves the original destination of a connection that waits for its proxy to the socket that the proxy accepted: it may
+/// ask again.
+#[inline(always)]
+fn take(sk: *mut bpf_sock, key: &FlowKey) -> Option<(Address, u16)> {
+    let waiting = maps::waiting(key)?;
+    let port = waiting.port as u16;
+    // Without memory it goes on waiting.
+    if maps::remember(sk, &SocketState::accepted(waiting.destination, port)) {
+        maps::stop_waiting(key);
+    }
+    Some((waiting.destination, port))
 }
 
 /// Writes a `sockaddr_in`.

@@ -18,7 +18,9 @@ use weft_ebpf_abi::{
     pod::{
         self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey, SHARED_CGROUP, Subnet,
     },
-    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MIN_FLOWS, ProxyKey, Slots, SocketState},
+    socket::{
+        Flow, FlowKey, ListenerKey, MAX_LISTENERS, MAX_WAITING, MIN_FLOWS, ProxyKey, Slots, SocketState, Waiting,
+    },
     switch,
     verdict::{Direction, Verdict},
 };
@@ -33,6 +35,9 @@ static SUBNETS: LpmTrie<Subnet, u8> = LpmTrie::with_max_entries(pod::MAX_PODS * 
 static SOCKETS: SkStorage<SocketState> = SkStorage::new();
 #[btf_map]
 static NAMESPACES: InheritedStorage<u64> = InheritedStorage::new();
+#[map]
+// Preallocated: a connection must not wait for memory.
+static WAITING: HashMap<FlowKey, Waiting> = HashMap::with_max_entries(MAX_WAITING, 0);
 #[map]
 // The loader enlarges it on nodes with many processors.
 pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
@@ -199,6 +204,26 @@ pub(crate) fn set_listens(netns_cookie: u64, owner: Owner, port: u16, slot: u8) 
 #[inline(always)]
 fn proxy_key(netns_cookie: u64, owner: Owner, port: u16) -> ProxyKey {
     ProxyKey { netns_cookie, owner, port: u32::from(port), pad: 0 }
+}
+
+/// Has a connection wait for its proxy; false without room.
+#[inline(always)]
+pub(crate) fn wait(key: &FlowKey, connection: &Waiting) -> bool {
+    WAITING.insert(key, connection, 0).is_ok()
+}
+
+/// A connection that waits for its proxy.
+#[inline(always)]
+pub(crate) fn waiting(key: &FlowKey) -> Option<Waiting> {
+    // SAFETY: a preallocated entry may be reused while it is read. Only the proxy's question and the agent, for entries of
+    // a minute ago, remove one, and neither happens twice.
+    WAITING.get_ptr(key).map(|connection| unsafe { *connection })
+}
+
+/// Ends the wait of a connection.
+#[inline(always)]
+pub(crate) fn stop_waiting(key: &FlowKey) {
+    let _ = WAITING.remove(key);
 }
 
 /// The recorded state of a socket.

@@ -1,13 +1,20 @@
 //! sock_ops: hands over the original destination from the client's socket to the proxy's, and records listeners. On
 //! failure the proxy gets no original destination and drops the connection, or there is no inbound listener and the
 //! connection is refused.
+//!
+//! ```text
+//! SYN:       destination ─> WAITING ─────────────────> the proxy asks: socket's storage (getsockopt)
+//!                       └─> FLOWS, if there is no room ─> handshake: socket's storage
+//! ```
+//!
+//! Socket storage costs more than all the rest of a redirect, so it is not made while the application connects.
 
 use core::ptr::read_volatile;
 
 use aya_ebpf::{
     EbpfContext as _,
     bindings::bpf_sock,
-    helpers::generated::{bpf_sock_hash_update, bpf_sock_ops_cb_flags_set},
+    helpers::generated::{bpf_ktime_get_ns, bpf_sock_hash_update, bpf_sock_ops_cb_flags_set},
     macros::sock_ops,
     programs::SockOpsContext,
 };
@@ -15,7 +22,7 @@ use aya_log_ebpf::debug;
 use weft_ebpf_abi::{
     counter,
     pod::Owner,
-    socket::{Flow, FlowKey, LISTENER_SLOTS, ListenerKey, SocketState, kind},
+    socket::{Flow, FlowKey, LISTENER_SLOTS, ListenerKey, SocketState, Waiting, kind},
     verdict::{Direction, Verdict},
 };
 
@@ -65,9 +72,11 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         Some(client) if client.kind == kind::CLIENT => {
             let (local, remote) = ends(ctx.ops);
             let original = End { address: client.destination, port: client.port };
-            let netns_cookie = hand_over(ctx, sk, local, original);
+            let key = flow_key(ctx, sk, local);
+            hand_over(&key, original);
             call_again(ctx);
             if maps::watched() {
+                let netns_cookie = key.netns_cookie;
                 let process = Process { pid: client.pid, uid: client.uid, command: client.command };
                 let generation = maps::pod(netns_cookie).map_or(0, |pod| pod.generation);
                 let (direction, verdict) = (Direction::Outbound, Verdict::Redirect);
@@ -79,9 +88,9 @@ fn announce(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         _ => {
             let (local, remote) = ends(ctx.ops);
             if remote.address.is_loopback() {
-                let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
-                if maps::pod(netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
-                    hand_over(ctx, sk, local, remote);
+                let key = flow_key(ctx, sk, local);
+                if maps::pod(key.netns_cookie).is_some_and(|pod| pod.outbound_port == remote.port) {
+                    hand_over(&key, remote);
                 }
             }
         }
@@ -103,23 +112,42 @@ fn call_again(ctx: &SockOpsContext) {
 fn announce_again(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, _) = ends(ctx.ops);
     if let Some(client) = maps::socket(sk).filter(|state| state.kind == kind::CLIENT) {
-        hand_over(ctx, sk, local, End { address: client.destination, port: client.port });
+        let key = flow_key(ctx, sk, local);
+        // What waits cannot have been evicted; and the proxy may have asked by now.
+        if maps::waiting(&key).is_none() {
+            announce_flow(&key, End { address: client.destination, port: client.port });
+        }
     }
 }
 
-/// Announces the original destination to the proxy's end of the connection. Returns the namespace's cookie.
+/// The key of a connection, by its client's end.
 #[inline(always)]
-fn hand_over(ctx: &SockOpsContext, sk: *mut bpf_sock, local: End, original: End) -> u64 {
+fn flow_key(ctx: &SockOpsContext, sk: *mut bpf_sock, client: End) -> FlowKey {
     let netns_cookie = namespace::cookie(ctx.as_ptr(), sk);
-    let key = FlowKey { netns_cookie, address: local.address, port: u32::from(local.port), pad: 0 };
+    FlowKey { netns_cookie, address: client.address, port: u32::from(client.port), pad: 0 }
+}
+
+/// Announces the original destination to the proxy's end of the connection.
+#[inline(always)]
+fn hand_over(key: &FlowKey, original: End) {
+    // SAFETY: reads a clock.
+    let since_ns = unsafe { bpf_ktime_get_ns() };
+    let waiting = Waiting { destination: original.address, port: u32::from(original.port), pad: 0, since_ns };
+    if !maps::wait(key, &waiting) {
+        announce_flow(key, original);
+    }
+}
+
+/// The same, until the end of the handshake.
+#[inline(always)]
+fn announce_flow(key: &FlowKey, original: End) {
     let flow = Flow { destination: original.address, port: u32::from(original.port) };
     // The map evicts the oldest entry; without an entry the proxy gets its own address and refuses to call itself.
     let _ = maps::FLOWS.insert(key, flow, 0);
-    netns_cookie
 }
 
-/// A connection was established in a pod. At the proxy's outbound port, the client's announcement becomes the state of
-/// the accepted socket.
+/// A connection was established in a pod. At the proxy's outbound port, a client's announcement that others may evict
+/// becomes the state of the accepted socket.
 #[inline(always)]
 fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
     let (local, remote) = ends(ctx.ops);
@@ -141,23 +169,30 @@ fn take_over(ctx: &SockOpsContext, sk: *mut bpf_sock) {
         return;
     }
     let key = FlowKey { netns_cookie, address: remote.address, port: u32::from(remote.port), pad: 0 };
-    let Some(flow) = maps::FLOWS.get_ptr(key) else {
-        maps::count_at(counter::FLOW_MISSES);
-        debug!(ctx, "flow miss netns {} port {}", netns_cookie, remote.port);
-        return;
+    let original = match maps::waiting(&key) {
+        Some(waiting) => End { address: waiting.destination, port: waiting.port as u16 },
+        None => match keep_flow(sk, &key) {
+            Some(original) => original,
+            None => {
+                maps::count_at(counter::FLOW_MISSES);
+                debug!(ctx, "flow miss netns {} port {}", netns_cookie, remote.port);
+                return;
+            }
+        },
     };
-    // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of thousands.
-    let flow = unsafe { *flow };
-    let port = flow.port as u16;
-    maps::remember(
-        sk,
-        &SocketState { destination: flow.destination, port, kind: kind::ACCEPTED, ..SocketState::default() },
-    );
-    let _ = maps::FLOWS.remove(key);
     if maps::watched() {
-        let original = End { address: flow.destination, port };
         trace::accepted(netns_cookie, pod.generation, Direction::Outbound, remote, original, local);
     }
+}
+
+/// Moves an announcement that others may evict to the accepted socket.
+#[inline(always)]
+fn keep_flow(sk: *mut bpf_sock, key: &FlowKey) -> Option<End> {
+    // SAFETY: an LRU entry may be reused while it is read; it lives for microseconds in a map of a thousand.
+    let flow = maps::FLOWS.get_ptr(key).map(|flow| unsafe { *flow })?;
+    maps::remember(sk, &SocketState::accepted(flow.destination, flow.port as u16));
+    let _ = maps::FLOWS.remove(key);
+    Some(End { address: flow.destination, port: flow.port as u16 })
 }
 
 /// A socket that a proxy bound to one of its ports begins to listen. Every member of an SO_REUSEPORT group takes its

@@ -1,7 +1,10 @@
 //! Typed access to the pinned maps that describe pods: entries, skipped ports and subnets, flows, counters,
 //! admissions, switches. Refuses to decide what is written, and in which order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use aya::maps::{
     Array, HashMap, Map, MapData, MapError, PerCpuArray,
@@ -11,7 +14,7 @@ use weft_ebpf_abi::{
     address::Address,
     map,
     pod::{self, AdmissionKey, Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey},
+    socket::{Flow, FlowKey, Waiting},
     switch,
     verdict::Direction,
 };
@@ -25,6 +28,7 @@ pub(crate) struct Maps {
     subnets: LpmTrie<MapData, Subnet, u8>,
     stats: PerCpuArray<MapData, u64>,
     switches: Array<MapData, u32>,
+    waiting: HashMap<MapData, FlowKey, Waiting>,
     flows: HashMap<MapData, FlowKey, Flow>,
     admissions: HashMap<MapData, AdmissionKey, u64>,
     /// The keys of rules in the kernel by cookie and generation. Looking for them there takes a system call for each
@@ -109,6 +113,7 @@ impl Maps {
             subnets: open_map(pins, map::SUBNETS, |data| LpmTrie::try_from(Map::LpmTrie(data)))?,
             stats: open_map(pins, map::STATS, |data| PerCpuArray::try_from(Map::PerCpuArray(data)))?,
             switches: open_map(pins, map::SWITCHES, |data| Array::try_from(Map::Array(data)))?,
+            waiting: open_map(pins, map::WAITING, |data| HashMap::try_from(Map::HashMap(data)))?,
             flows: open_map(pins, map::FLOWS, |data| HashMap::try_from(Map::LruHashMap(data)))?,
             admissions: open_map(pins, map::ADMISSIONS, |data| HashMap::try_from(Map::HashMap(data)))?,
             written: BTreeMap::new(),
@@ -269,10 +274,26 @@ impl Maps {
         // Flows first: a pod's entry exists before its flows do. Entries that are added or removed concurrently do not
         // matter.
         let flows: Vec<FlowKey> = self.flows.keys().filter_map(Result::ok).collect();
+        let waiting: Vec<FlowKey> = self.waiting.keys().filter_map(Result::ok).collect();
         let pods: Result<BTreeSet<u64>, MapError> = self.entries.keys().collect();
         let pods = pods.map_err(reading(map::PODS))?;
-        for key in flows.into_iter().filter(|key| !pods.contains(&key.netns_cookie)) {
+        let is_stale = |key: &FlowKey| !pods.contains(&key.netns_cookie);
+        for key in flows.into_iter().filter(is_stale) {
             absent_is_fine(self.flows.remove(&key)).map_err(writing(map::FLOWS))?;
+        }
+        for key in waiting.into_iter().filter(is_stale) {
+            absent_is_fine(self.waiting.remove(&key)).map_err(writing(map::WAITING))?;
+        }
+        Ok(())
+    }
+
+    /// Removes connections that have waited for their proxies for longer than this: they were aborted before the proxy
+    /// accepted them, or it never asked. `now` is the time of CLOCK_MONOTONIC.
+    pub(crate) fn remove_abandoned(&mut self, now: Duration, patience: Duration) -> Result<(), DatapathError> {
+        let since = u64::try_from(now.saturating_sub(patience).as_nanos()).unwrap_or(u64::MAX);
+        let waiting: Vec<(FlowKey, Waiting)> = self.waiting.iter().filter_map(Result::ok).collect();
+        for (key, _) in waiting.into_iter().filter(|(_, waiting)| waiting.since_ns < since) {
+            absent_is_fine(self.waiting.remove(&key)).map_err(writing(map::WAITING))?;
         }
         Ok(())
     }

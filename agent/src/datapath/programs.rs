@@ -55,12 +55,13 @@ struct CgroupProgram {
 const SOCK_CREATE: CgroupProgram =
     CgroupProgram { name: "weft_sock_create", pin: "sock_create", hook: AttachType::SockCreate };
 
-/// In the order of attachment: programs that answer for redirected connections are attached before those that redirect.
+/// In the order of attachment and of replacement: programs that answer for redirected connections come before those that
+/// hand them over, and these before those that redirect.
 const CGROUP_PROGRAMS: [CgroupProgram; 8] = [
     CgroupProgram { name: "weft_post_bind4", pin: "post_bind4", hook: AttachType::PostBind4 },
     CgroupProgram { name: "weft_post_bind6", pin: "post_bind6", hook: AttachType::PostBind6 },
-    CgroupProgram { name: "weft_sock_ops", pin: "sock_ops", hook: AttachType::SockOps },
     CgroupProgram { name: "weft_getsockopt", pin: "getsockopt", hook: AttachType::GetSockopt },
+    CgroupProgram { name: "weft_sock_ops", pin: "sock_ops", hook: AttachType::SockOps },
     CgroupProgram { name: "weft_getpeername4", pin: "getpeername4", hook: AttachType::GetPeerName4 },
     CgroupProgram { name: "weft_getpeername6", pin: "getpeername6", hook: AttachType::GetPeerName6 },
     CgroupProgram { name: "weft_connect4", pin: "connect4", hook: AttachType::Connect4 },

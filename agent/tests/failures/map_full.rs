@@ -15,7 +15,7 @@ use tonic::Code;
 use weft_ebpf_abi::{
     map,
     pod::{ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, MAX_PODS, PortBlock, PortBlockKey},
-    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, ProxyKey},
+    socket::{Flow, FlowKey, ListenerKey, MAX_LISTENERS, MAX_WAITING, ProxyKey, Waiting},
 };
 use weft_proto::agent::{PortRange, WatchRequest};
 use weft_test_kit::{
@@ -28,8 +28,9 @@ use crate::{kernel, load::Load};
 /// Cookies that no namespace has: the kernel counts up from 1.
 const NOBODY: u64 = 1 << 60;
 
-/// The map of hand-overs, whose entries are otherwise written by programs only.
+/// The maps of hand-overs, whose entries are otherwise written by programs only.
 type Flows = HashMap<MapData, [u8; size_of::<FlowKey>()], [u8; size_of::<Flow>()]>;
+type Waits = HashMap<MapData, [u8; size_of::<FlowKey>()], [u8; size_of::<Waiting>()]>;
 
 type Listeners = SockHash<MapData, [u8; size_of::<ListenerKey>()]>;
 type Admissions = HashMap<MapData, [u8; size_of::<AdmissionKey>()], u64>;
@@ -103,15 +104,58 @@ pub(crate) fn ports(world: &mut World) {
     mesh.is_meshed(world);
 }
 
+/// The key of a connection that does not exist.
+fn nobodys(number: u32) -> [u8; size_of::<FlowKey>()] {
+    let mut key = [0; size_of::<FlowKey>()];
+    key[..8].copy_from_slice(&NOBODY.to_ne_bytes());
+    key[offset_of!(FlowKey, port)..][..4].copy_from_slice(&number.to_ne_bytes());
+    key
+}
+
+/// A connection that waits since then.
+fn since(since_ns: u64) -> [u8; size_of::<Waiting>()] {
+    let mut value = [0; size_of::<Waiting>()];
+    value[offset_of!(Waiting, since_ns)..].copy_from_slice(&since_ns.to_ne_bytes());
+    value
+}
+
+/// Fills the map of connections that wait for their proxies with some that never end, and returns it.
+fn fill_waits(world: &World) -> Waits {
+    let mut waits: Waits = HashMap::try_from(Map::HashMap(kernel::data(&world.pins(), map::WAITING))).unwrap();
+    let full =
+        (0..=MAX_WAITING).take_while(|number| waits.insert(nobodys(*number), since(u64::MAX), 0).is_ok()).count();
+    assert_eq!(full, MAX_WAITING as usize);
+    waits
+}
+
+pub(crate) fn waiting(world: &mut World) {
+    let mesh = Mesh::new(world);
+    let mut waits = fill_waits(world);
+    let load = Load::start(world);
+    (0..20).for_each(|_| load.goes_on(world));
+    load.all_well();
+    assert_eq!(world.status().flow_misses, 0);
+    let is_nobodys = |key: &[u8]| key.starts_with(&NOBODY.to_ne_bytes());
+    let of_pods = |waits: &Waits| waits.keys().map(Result::unwrap).filter(|key| !is_nobodys(key)).count();
+    assert_eq!(of_pods(&waits), 0, "there was no room");
+    (0..MAX_WAITING).for_each(|number| waits.remove(&nobodys(number)).unwrap());
+    mesh.is_meshed(world);
+    // A proxy's question ends the wait; what no proxy asks about is forgotten.
+    waits.insert(nobodys(1), since(1), 0).unwrap();
+    waits.insert(nobodys(2), since(u64::MAX), 0).unwrap();
+    world.eventually("no connection that waits, but the one of now", |_| {
+        let left: Vec<_> = waits.keys().map(Result::unwrap).collect();
+        (left == [nobodys(2)]).then_some(())
+    });
+}
+
 pub(crate) fn flows(world: &mut World) {
     let mesh = Mesh::new(world);
+    let _waits = fill_waits(world);
     let mut flows: Flows = HashMap::try_from(Map::LruHashMap(kernel::data(&world.pins(), map::FLOWS))).unwrap();
     let mut others = 0u32;
     let mut add = |flows: &mut Flows| {
-        let mut key = [0; size_of::<FlowKey>()];
-        key[..8].copy_from_slice(&NOBODY.to_ne_bytes());
-        key[offset_of!(FlowKey, port)..][..4].copy_from_slice(&others.to_ne_bytes());
-        flows.insert(key, [0; size_of::<Flow>()], 0).unwrap();
+        flows.insert(nobodys(others), [0; size_of::<Flow>()], 0).unwrap();
         others += 1;
     };
     let room = kernel::data(&world.pins(), map::FLOWS).info().unwrap().max_entries();
@@ -138,6 +182,7 @@ pub(crate) fn flows(world: &mut World) {
 /// pods' connections have evicted it from the map meanwhile.
 pub(crate) fn flows_while_waiting(world: &mut World) {
     let _mesh = Mesh::new(world);
+    let _waits = fill_waits(world);
     let mut flows: Flows = HashMap::try_from(Map::LruHashMap(kernel::data(&world.pins(), map::FLOWS))).unwrap();
     let mut proxy = world.pod("c", PROXY_UID);
     // Room for one connection in the queue: the kernel counts from zero.
@@ -147,10 +192,7 @@ pub(crate) fn flows_while_waiting(world: &mut World) {
     (0..3).for_each(|_| app.ok("start 192.0.2.7:80"));
     app.ok("start 192.0.2.8:80");
     for other in 0..4 * kernel::data(&world.pins(), map::FLOWS).info().unwrap().max_entries() {
-        let mut key = [0; size_of::<FlowKey>()];
-        key[..8].copy_from_slice(&NOBODY.to_ne_bytes());
-        key[offset_of!(FlowKey, port)..][..4].copy_from_slice(&other.to_ne_bytes());
-        flows.insert(key, [0; size_of::<Flow>()], 0).unwrap();
+        flows.insert(nobodys(other), [0; size_of::<Flow>()], 0).unwrap();
     }
     proxy.ok("resume");
     for expected in ["192.0.2.7:80", "192.0.2.7:80", "192.0.2.7:80", "192.0.2.8:80"] {

@@ -21,7 +21,7 @@ use serde::Serialize;
 use weft_ebpf_abi::{
     map,
     pod::{Pod, PortBlock, PortBlockKey, Subnet},
-    socket::{Flow, FlowKey, ListenerKey, ProxyKey},
+    socket::{Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
 };
 
 /// The common name of all pods' steering programs.
@@ -215,6 +215,11 @@ fn entries(pin: &Path, name: &str) -> Result<Option<u64>, MapError> {
         }
         map::SUBNETS => {
             let map: LpmTrie<MapData, [u8; size::<Subnet>()], u8> = Map::LpmTrie(data()?).try_into()?;
+            Some(count(map.keys()))
+        }
+        map::WAITING => {
+            let map: HashMap<MapData, [u8; size::<FlowKey>()], [u8; size::<Waiting>()]> =
+                Map::HashMap(data()?).try_into()?;
             Some(count(map.keys()))
         }
         map::FLOWS => {
