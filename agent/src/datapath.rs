@@ -173,7 +173,7 @@ impl Datapath {
         let pins = Pins::new(pin_dir);
         pins.prepare()?;
         let programs = Programs::new(pins.clone(), debug_log, cookies);
-        let mut ebpf = programs.open(0)?;
+        let mut ebpf = programs.open()?;
         let mut datapath = Self {
             cgroup: cgroup.to_path_buf(),
             maps: Maps::open(&pins)?,

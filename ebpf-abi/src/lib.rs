@@ -40,6 +40,10 @@ pub mod map {
     pub const WAITING: &str = "WAITING";
     /// LRU hash: [`crate::socket::FlowKey`] to [`crate::socket::Flow`], for connections without room in [`WAITING`].
     pub const FLOWS: &str = "FLOWS";
+    /// Array of one [`crate::socket::Lookup`] for each processor.
+    pub const LOOKUPS: &str = "LOOKUPS";
+    /// Program array of one: what pods' stubs call.
+    pub const STEERING: &str = "STEERING";
     /// Socket hash: [`crate::socket::ListenerKey`] to a listening socket.
     pub const LISTENERS: &str = "LISTENERS";
     /// Ring buffer of [`crate::event::Event`].
@@ -56,8 +60,8 @@ pub mod map {
     pub const LOGS: &str = "AYA_LOGS";
 
     /// All maps that outlive an agent.
-    pub const ALL: [&str; 14] = [
-        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, WAITING, FLOWS, LISTENERS, PROXIES, ADMISSIONS, EVENTS, STATS,
-        SWITCHES, LOGS,
+    pub const ALL: [&str; 16] = [
+        PODS, PORTS, SUBNETS, SOCKETS, NAMESPACES, WAITING, FLOWS, LOOKUPS, STEERING, LISTENERS, PROXIES, ADMISSIONS,
+        EVENTS, STATS, SWITCHES, LOGS,
     ];
 }

@@ -112,6 +112,28 @@ pub const LISTENER_SLOTS: u8 = 8;
 /// and if two begin to listen at the same instant, one bit may be lost.
 pub type Slots = u8;
 
+/// The pod for which a listener is being looked up on a processor: what a pod's stub leaves for the program that all pods
+/// share.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lookup {
+    /// Held for reading and for writing, so that both fields are of one look-up.
+    pub lock: bpf_spin_lock,
+    /// Unused.
+    pub pad: u32,
+    /// The address of the context of this look-up, which no other has while it lasts.
+    pub context: u64,
+    /// The pod.
+    pub netns_cookie: u64,
+}
+
+/// The kernel knows its locks in the values of maps by the name of this type.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct bpf_spin_lock {
+    val: u32,
+}
+
 /// Listening sockets on one node.
 pub const MAX_LISTENERS: u32 = 8192;
 

@@ -1,15 +1,21 @@
 //! The maps, and the operations of the programs on them. Refuses decisions.
 
-use core::{convert::Infallible, ptr};
+use core::{
+    convert::Infallible,
+    ptr::{self, read_volatile},
+};
 
 use aya_ebpf::{
     bindings::{
-        BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, bpf_sock,
+        BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type::BPF_MAP_TYPE_SK_STORAGE,
+        bpf_sk_lookup, bpf_sock,
     },
-    btf_maps::SkStorage,
-    helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get},
+    btf_maps::{self, SkStorage},
+    helpers::generated::{
+        bpf_get_smp_processor_id, bpf_sk_storage_delete, bpf_sk_storage_get, bpf_spin_lock, bpf_spin_unlock,
+    },
     macros::{btf_map, map},
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SockHash, lpm_trie::Key},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SockHash, lpm_trie::Key},
 };
 use weft_ebpf_abi::{
     address::Address,
@@ -19,7 +25,8 @@ use weft_ebpf_abi::{
         self, ADMISSION_SLOTS, AdmissionKey, MAX_ADMISSIONS, Owner, Pod, PortBlock, PortBlockKey, SHARED_CGROUP, Subnet,
     },
     socket::{
-        Flow, FlowKey, ListenerKey, MAX_LISTENERS, MAX_WAITING, MIN_FLOWS, ProxyKey, Slots, SocketState, Waiting,
+        Flow, FlowKey, ListenerKey, Lookup, MAX_LISTENERS, MAX_WAITING, MIN_FLOWS, ProxyKey, Slots, SocketState,
+        Waiting,
     },
     switch,
     verdict::{Direction, Verdict},
@@ -41,6 +48,12 @@ static WAITING: HashMap<FlowKey, Waiting> = HashMap::with_max_entries(MAX_WAITIN
 #[map]
 // The loader enlarges it on nodes with many processors.
 pub(crate) static FLOWS: LruHashMap<FlowKey, Flow> = LruHashMap::with_max_entries(MIN_FLOWS, 0);
+// The loader gives each processor one. An array of its own kind for that may not have a lock.
+#[btf_map]
+static LOOKUPS: btf_maps::Array<Lookup, 1> = btf_maps::Array::new();
+// Used by the pods' stubs, which the agent makes.
+#[map]
+static STEERING: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static LISTENERS: SockHash<ListenerKey> = SockHash::with_max_entries(MAX_LISTENERS, 0);
 #[map]
@@ -88,6 +101,23 @@ impl<T> InheritedStorage<T> {
 pub(crate) fn pod(netns_cookie: u64) -> Option<&'static Pod> {
     // SAFETY: the map is not preallocated, so an entry that is replaced meanwhile stays intact until the program ends.
     unsafe { PODS.get_ptr(netns_cookie).map(|pod| &*pod) }
+}
+
+/// The cookie that a pod's stub left for this look-up; 0, which no namespace has, if another look-up came between them on
+/// this processor, which takes a preempted process that asks sock_diag, or a PREEMPT_RT kernel.
+#[inline(always)]
+pub(crate) fn lookup(context: *mut bpf_sk_lookup) -> u64 {
+    // SAFETY: the helper takes no context. The kernel keeps a look-up on its processor.
+    let Some(lookup) = LOOKUPS.get_ptr_mut(unsafe { bpf_get_smp_processor_id() }) else { return 0 };
+    // SAFETY: under the lock. It also keeps interrupts away, and with them all other look-ups on this processor.
+    let (owner, netns_cookie) = unsafe {
+        let lock = (&raw mut (*lookup).lock).cast();
+        bpf_spin_lock(lock);
+        let left = (read_volatile(&raw const (*lookup).context), read_volatile(&raw const (*lookup).netns_cookie));
+        bpf_spin_unlock(lock);
+        left
+    };
+    if owner == context as u64 { netns_cookie } else { 0 }
 }
 
 /// Whether the pod's rules skip a port.

@@ -1,9 +1,10 @@
-//! sk_lookup: steers new connections of one pod to its proxy. One instance per pod, because the program cannot get the
-//! namespace in which it runs. Without a listener, and without the pod's entry, connections are refused.
+//! sk_lookup: steers new connections of pods to their proxies. The program cannot get the namespace in which it runs: so
+//! every pod has a stub of a few instructions, attached to its namespace, that leaves the pod's cookie and calls this one
+//! (the agent's `steering`). Without a listener, and without the pod's entry, connections are refused.
 
-use core::{hint::black_box, ptr::read_volatile};
+use core::hint::black_box;
 
-use aya_ebpf::{Global, bindings::sk_action, macros::sk_lookup, programs::SkLookupContext};
+use aya_ebpf::{bindings::sk_action, macros::sk_lookup, programs::SkLookupContext};
 use weft_ebpf_abi::{
     decision::{Arrival, decide_inbound},
     pod::{EXEMPTS_CGROUP, Pod},
@@ -13,7 +14,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    context::{self, End, IPPROTO_TCP},
+    context::{self, End},
     maps,
     trace::{self, Process},
 };
@@ -23,18 +24,10 @@ const BPF_SK_LOOKUP_F_REPLACE: u64 = 1 << 0;
 /// Selects the assigned listener itself, not another socket of its SO_REUSEPORT group.
 const BPF_SK_LOOKUP_F_NO_REUSEPORT: u64 = 1 << 1;
 
-/// The pod of this instance; the loader sets it.
-#[unsafe(no_mangle)]
-static NETNS_COOKIE: Global<u64> = Global::new(0);
-
 #[sk_lookup]
 pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
     let context = ctx.lookup;
-    // SAFETY: the verifier checks every access to the context, here and below.
-    if unsafe { read_volatile(&raw const (*context).protocol) } != IPPROTO_TCP {
-        return sk_action::SK_PASS;
-    }
-    let netns_cookie = NETNS_COOKIE.load();
+    let netns_cookie = maps::lookup(context);
     let (client, local) = context::arrival(context);
     let pod = maps::pod(netns_cookie);
     let arrival = Arrival { client: &client.address, local: &local.address, port: local.port };
@@ -103,7 +96,7 @@ fn assign(ctx: &SkLookupContext, key: &mut ListenerKey, first: u8, flags: u64) -
     let slots = u64::from(LISTENER_SLOTS);
     // Computed without a branch, as each one would double what the verifier follows: 0 for IPv4, 8 for IPv6.
     let mut step = u64::from(context::family(ctx.lookup)) & slots;
-    // Every pod has an instance of this program, so the loop is not unrolled, to keep it small.
+    // Not unrolled, which keeps the program small.
     let end = black_box(2 * slots);
     while step < end {
         key.family = (4 + step / slots * 2) as u8;

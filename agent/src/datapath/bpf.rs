@@ -19,6 +19,7 @@ use std::{
 use aya_obj::generated::bpf_insn;
 use tokio::io::{Interest, unix::AsyncFd};
 
+const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
@@ -108,6 +109,16 @@ struct LinkDetachAttr {
 
 #[repr(C)]
 #[derive(Default)]
+struct MapCreateAttr {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
 struct UpdateAttr {
     map_fd: u32,
     pad: u32,
@@ -183,26 +194,63 @@ fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)
 }
 
-/// Writes the only value of an array map and freezes it, so that the verifier may treat it as a constant. Linux 5.2.
+/// An instruction (`struct bpf_insn`).
+pub(crate) fn instruction(code: u8, to: u8, from: u8, off: i16, imm: i32) -> bpf_insn {
+    bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(to, from), off, imm }
+}
+
+/// Loads what belongs to a map into a register; `kind` says what (`BPF_PSEUDO_*`).
+fn load_of(to: u8, kind: u8, map: BorrowedFd<'_>) -> [bpf_insn; 2] {
+    const LOAD: u8 = 0x18;
+    [instruction(LOAD, to, kind, 0, map.as_raw_fd()), instruction(0, 0, 0, 0, 0)]
+}
+
+/// Loads a map into a register.
+pub(crate) fn load_map(to: u8, map: BorrowedFd<'_>) -> [bpf_insn; 2] {
+    const BPF_PSEUDO_MAP_FD: u8 = 1;
+    load_of(to, BPF_PSEUDO_MAP_FD, map)
+}
+
+/// Loads the address of an array's first value into a register. Linux 5.2.
+pub(crate) fn load_value(to: u8, map: BorrowedFd<'_>) -> [bpf_insn; 2] {
+    const BPF_PSEUDO_MAP_VALUE: u8 = 2;
+    load_of(to, BPF_PSEUDO_MAP_VALUE, map)
+}
+
+/// Makes a map of one number, which programs cannot write.
 ///
 /// # Errors
-/// The kernel's own; `InvalidInput` when `bytes` is not a whole value.
-pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value_size: u32, bytes: &[u8]) -> io::Result<()> {
-    if bytes.len() != usize::try_from(value_size).unwrap_or_default() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+/// The kernel's own.
+pub(crate) fn create_constant() -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_ARRAY: u32 = 2;
+    const BPF_F_RDONLY_PROG: u32 = 1 << 7;
+    let mut attr = MapCreateAttr {
+        map_type: BPF_MAP_TYPE_ARRAY,
+        key_size: 4,
+        value_size: 8,
+        max_entries: 1,
+        map_flags: BPF_F_RDONLY_PROG,
+    };
+    bpf_fd(BPF_MAP_CREATE, &mut attr)
+}
+
+/// Gives such a map its number, for ever.
+///
+/// # Errors
+/// The kernel's own.
+pub(crate) fn set_constant(map: BorrowedFd<'_>, number: u64) -> io::Result<()> {
     let key = 0_u32;
     let mut attr = UpdateAttr {
         map_fd: raw(map),
         key: (&raw const key) as u64,
-        value: bytes.as_ptr() as u64,
+        value: (&raw const number) as u64,
         ..UpdateAttr::default()
     };
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr)?;
     bpf(BPF_MAP_FREEZE, &mut FreezeAttr { map_fd: raw(map) }).map(drop)
 }
 
-/// Has the kernel verify an sk_lookup program, without a log: to see why it was refused, load it with aya.
+/// Has the kernel verify an sk_lookup program, without a log.
 pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CStr) -> io::Result<OwnedFd> {
     let mut prog_name = [0; 16];
     // The last byte stays zero.
@@ -222,9 +270,7 @@ pub(crate) fn load_sk_lookup(name: &str, instructions: &[bpf_insn], license: &CS
 /// Loads a program that lets everything pass, to detect whether the kernel has a hook.
 pub(crate) fn load_trivial(hook: AttachType) -> io::Result<OwnedFd> {
     // r0 = 1; exit. In all hooks used here, 1 lets the call pass.
-    let instruction =
-        |code, imm| bpf_insn { code, _bitfield_align_1: [], _bitfield_1: Default::default(), off: 0, imm };
-    let program = [instruction(0xb7, 1), instruction(0x95, 0)];
+    let program = [instruction(0xb7, 0, 0, 0, 1), instruction(0x95, 0, 0, 0, 0)];
     let license = c"GPL";
     let mut attr = ProgLoadAttr {
         prog_type: hook.program_type(),

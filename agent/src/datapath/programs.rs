@@ -1,5 +1,5 @@
 //! The embedded kernel programs: loads them over pinned maps, attaches them by links. Of pods, it knows only the cookie
-//! for which an sk_lookup instance is made.
+//! for which a stub is made.
 
 use std::{
     fs::File,
@@ -37,10 +37,12 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/we
 /// Identifies the build of the object.
 const DIGEST: &str = env!("WEFT_EBPF_DIGEST");
 
-/// The program that is attached to each pod's network namespace.
+/// The program that the stubs call which are attached to pods' network namespaces.
 const SK_LOOKUP: &str = "weft_sk_lookup";
 /// Bytes of the ring buffer of debug logs, which is there without them, too: some 200 lines. aya's own size is 128 KiB.
 const LOG_BYTES: u32 = 32 * 1024;
+/// The processors that this node may have, such as `0-7`.
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// The digest's place while programs are being replaced.
 const UNFINISHED: &str = "unfinished";
 
@@ -74,6 +76,8 @@ pub(crate) const REDIRECTING: [&str; 2] = ["connect4", "connect6"];
 /// Why programs could not be put in force.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProgramsError {
+    #[error("cannot read how many processors this node may have from {POSSIBLE}")]
+    Processors(#[source] io::Error),
     #[error("cannot load the kernel programs")]
     Load(#[source] Box<EbpfError>),
     #[error("the kernel refused program {name}: {reason}")]
@@ -119,26 +123,21 @@ impl Programs {
     }
 
     /// Parses the object, and creates the maps or opens their pins. The programs are not loaded yet.
-    pub(crate) fn open(&self, netns_cookie: u64) -> Result<Ebpf, ProgramsError> {
+    pub(crate) fn open(&self) -> Result<Ebpf, ProgramsError> {
         let (level, cookies_in_sockets) = (self.log_level(), u8::from(self.cookies == CookieSource::Sockets));
+        let processors = processors()?;
         let mut loader = EbpfLoader::new();
         for name in map::ALL {
             loader.map_pin_path(name, self.pins.map(name));
         }
         loader
-            .map_max_entries(map::FLOWS, Self::flows())
+            .map_max_entries(map::FLOWS, processors.saturating_mul(FLOWS_PER_CPU).max(MIN_FLOWS))
             .map_max_entries(map::LOGS, LOG_BYTES)
+            .map_max_entries(map::LOOKUPS, processors)
             .override_global(aya_log::LEVEL, &level, true)
-            .override_global("NETNS_COOKIE", &netns_cookie, true)
             .override_global("COOKIES_IN_SOCKETS", &cookies_in_sockets, true)
             .load(OBJECT)
             .map_err(|error| ProgramsError::Load(Box::new(error)))
-    }
-
-    /// Capacity for connections in progress, by the number of processors of this node.
-    fn flows() -> u32 {
-        let processors = aya::util::nr_cpus().unwrap_or(1);
-        u32::try_from(processors).unwrap_or(1).saturating_mul(FLOWS_PER_CPU).max(MIN_FLOWS)
     }
 
     /// The log level is a constant to the verifier, which removes the code of a level that is off.
@@ -146,16 +145,16 @@ impl Programs {
         if self.debug_log { aya_log::Level::Trace as u8 } else { 0 }
     }
 
-    /// The source of the pods' programs. The maps are pinned by now.
+    /// The source of the pods' stubs. The maps are pinned by now.
     fn steering(&self) -> Result<&Arc<Steering>, ProgramsError> {
         if let Some(steering) = self.steering.get() {
             return Ok(steering);
         }
-        let steering = Steering::new(OBJECT, &[(aya_log::LEVEL, &[self.log_level()])], &self.pins)?;
+        let steering = Steering::open(&self.pins)?;
         Ok(self.steering.get_or_init(|| Arc::new(steering)))
     }
 
-    /// Loads pods' programs in advance from now on, so that no enrolment waits for one.
+    /// Loads pods' stubs in advance from now on, so that no enrolment waits for one.
     pub(crate) fn keep_spares(&mut self) -> Result<(), ProgramsError> {
         let steering = Arc::clone(self.steering()?);
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
@@ -163,18 +162,14 @@ impl Programs {
         Ok(())
     }
 
-    /// A pod's sk_lookup program.
-    fn load_steering(&self, netns_cookie: u64) -> Result<OwnedFd, ProgramsError> {
-        let steering = self.steering()?;
-        let spare = self.spares.as_ref().and_then(Spares::take).map_or_else(|| steering.spare(), Ok);
-        match spare.and_then(|spare| steering.assign(spare, netns_cookie)) {
-            // aya's loader is slower and reports the reason.
-            Err(SteeringError::Verify(_)) => {
-                let program = load(&mut self.open(netns_cookie)?, SK_LOOKUP)?;
-                program.as_fd().try_clone_to_owned().map_err(|source| ProgramsError::Attach { name: SK_LOOKUP, source })
-            }
-            loaded => Ok(loaded?),
-        }
+    /// A pod's stub.
+    fn stub(&self, netns_cookie: u64) -> Result<OwnedFd, ProgramsError> {
+        let spare = self.spares.as_ref().and_then(Spares::take);
+        let spare = match spare {
+            Some(spare) => spare,
+            None => self.steering()?.spare()?,
+        };
+        Ok(spare.assign(netns_cookie)?)
     }
 
     /// Puts the cgroup programs in force: attaches missing ones, replaces those of another build in place. Changes
@@ -198,8 +193,9 @@ impl Programs {
             }
         }
         if !current {
-            load(ebpf, SK_LOOKUP)?;
+            let steering = load(ebpf, SK_LOOKUP)?;
             self.pins.set_programs(UNFINISHED)?;
+            Steering::share(&self.pins, &steering)?;
         }
         let changed = !changes.is_empty() || !current;
         for (CgroupProgram { name, pin, hook }, program, link) in changes {
@@ -249,17 +245,17 @@ impl Programs {
         {
             return Ok(false);
         }
-        let program = self.load_steering(netns_cookie)?;
+        let program = self.stub(netns_cookie)?;
         let link = Link::create(program.as_fd(), netns.as_fd(), AttachType::SkLookup).map_err(failed)?;
         link.pin(&path).map_err(|source| ProgramsError::Pin { path: path.display().to_string(), source })?;
         Ok(true)
     }
 
-    /// Replaces a pod's sk_lookup program by this build's.
+    /// Replaces a pod's program by this build's stub.
     pub(crate) fn update_pod(&self, netns_cookie: u64) -> Result<(), ProgramsError> {
         let failed = |source| ProgramsError::Attach { name: SK_LOOKUP, source };
         if let Some(link) = Link::open(&self.pins.pod_link(netns_cookie)).map_err(failed)? {
-            let program = self.load_steering(netns_cookie)?;
+            let program = self.stub(netns_cookie)?;
             link.update(program.as_fd()).map_err(failed)?;
         }
         Ok(())
@@ -279,6 +275,17 @@ impl Programs {
             Some(link) => Ok(link.target(AttachType::SkLookup).map_err(failed)? == 0),
         }
     }
+}
+
+/// The greatest number of a processor that this node may have, and one more: numbers may have gaps.
+fn processors() -> Result<u32, ProgramsError> {
+    let possible = std::fs::read_to_string(POSSIBLE).map_err(ProgramsError::Processors)?;
+    beyond(&possible).ok_or_else(|| ProgramsError::Processors(io::ErrorKind::InvalidData.into()))
+}
+
+/// The number after the last one of a list of ranges.
+fn beyond(ranges: &str) -> Option<u32> {
+    ranges.trim().rsplit(['-', ',']).next()?.parse::<u32>().ok()?.checked_add(1)
 }
 
 /// Detaches the programs that redirect. Those that answer for redirected connections stay: a proxy may not have asked about
@@ -357,6 +364,11 @@ fn last_word(log: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_are_counted_up_to_the_last_one() {
+        assert_eq!(["0\n", "0-7\n", "0-3,8-11\n", "", "some\n"].map(beyond), [Some(1), Some(8), Some(12), None, None]);
+    }
 
     #[test]
     fn the_verifiers_last_word_is_no_statistic() {

@@ -1,20 +1,20 @@
-//! The sk_lookup program, of which every pod gets an instance: parsed once, verified in advance, and assigned to a pod
-//! with its cookie as the last constant. Refuses to create or change pinned maps: they exist before any pod.
-//!
-//! aya's loader reads the BTF of the whole kernel for each load, which these programs do not need, and the verifier
-//! takes milliseconds for each instance: a hundred pods that start at once would wait for one another. So some
-//! instances are always loaded without a pod. Until an instance has a cookie it would refuse every connection, and it
-//! is not attached.
+//! The programs that steer pods' inbound connections. The kernel runs a program of a network namespace and does not tell
+//! it which: so each pod has a stub of a few instructions with its cookie, and one program does the work for all of them.
+//! A stub takes some 200 us to load, for which a hundred pods that start at once would wait: so some are always loaded
+//! without a pod. Until a stub has a cookie it would refuse every connection, and it is not attached.
 //!
 //! ```text
-//! spare:  map of constants, open -> program, verified
-//! assign: cookie into the constants -> constants frozen -> attached to the pod
+//! connection arrives ─> the pod's stub: context and cookie into LOOKUPS ─tail call by STEERING─> weft_sk_lookup
 //! ```
+//!
+//! Between the two, another look-up may run on the same processor. The shared program takes a cookie only if it was left
+//! with the address of its own context, which no other look-up has at the same time; else it refuses the connection.
+//! Refuses to create or change pinned maps, but for the one element of STEERING.
 
 use std::{
-    collections::{HashMap, HashSet},
     io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    mem::offset_of,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
@@ -23,151 +23,102 @@ use std::{
     time::Duration,
 };
 
-use aya::maps::{MapData, MapError};
-use aya_obj::{EbpfSectionKind, Object, ParseError, relocation::EbpfRelocationError};
-use weft_ebpf_abi::map;
+use aya::{
+    maps::{Map, MapData, MapError, ProgramArray},
+    programs::ProgramFd,
+};
+use aya_obj::generated::bpf_insn;
+use weft_ebpf_abi::{map, socket::Lookup};
 
-use crate::datapath::{bpf, pins::Pins};
+use crate::datapath::{
+    bpf::{self, instruction, load_map, load_value},
+    pins::Pins,
+};
 
-/// The program in the object.
-const PROGRAM: &str = "weft_sk_lookup";
-/// The global with the cookie of the instance's pod.
-const COOKIE: &str = "NETNS_COOKIE";
-
-/// Value of the cookie by which its position is found.
-const MARK: u64 = 0x7765_6674_6d61_726b;
-/// Number of instances in advance: the most pods that a kubelet starts by default. Each takes 8 KiB of the kernel's
-/// memory.
-const SPARES: usize = 110;
+/// The name of the stubs in the kernel.
+const STUB: &str = "weft_sk_stub";
+/// Number of stubs in advance: nearly as many as the pods that a kubelet starts by default. Each takes 4 KiB of the
+/// kernel's memory.
+const SPARES: usize = 96;
 /// Pause before new ones are loaded: after one is taken, more may follow, and need the processors.
 const BURST: Duration = Duration::from_secs(1);
 
-/// The program before it is assigned to a pod.
+/// The maps that a stub uses.
 #[derive(Debug)]
 pub(crate) struct Steering {
-    object: Object,
-    maps: HashMap<&'static str, MapData>,
-    /// The map of constants with the cookie: its name, its content, and the cookie's position.
-    constants: String,
-    values: Vec<u8>,
-    cookie_at: usize,
+    lookups: MapData,
+    shared: MapData,
 }
 
-/// An instance without a pod.
+/// A stub without a pod.
 #[derive(Debug)]
 pub(crate) struct Spare {
     program: OwnedFd,
-    constants: MapData,
+    cookie: OwnedFd,
 }
 
-/// Instances loaded in advance.
+/// Stubs loaded in advance.
 #[derive(Debug)]
 pub(crate) struct Spares(Receiver<Spare>);
 
-/// Why the program could not be prepared or loaded.
+/// Why inbound connections cannot be steered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SteeringError {
-    #[error("cannot read the embedded object")]
-    Parse(#[source] ParseError),
-    #[error("the embedded object has no program {PROGRAM}")]
-    Missing,
-    #[error("the embedded object has no constant {COOKIE}")]
-    NoCookie,
     #[error("cannot open map {name}")]
     OpenMap { name: &'static str, source: MapError },
-    #[error("cannot make the constants of {PROGRAM}")]
-    Constants(#[source] MapError),
-    #[error("cannot write the constants of {PROGRAM}")]
-    WriteConstants(#[source] io::Error),
-    #[error("cannot link {PROGRAM}")]
-    Link(#[source] EbpfRelocationError),
-    #[error("the kernel refused {PROGRAM}")]
+    #[error("cannot write map {}", map::STEERING)]
+    Share(#[source] MapError),
+    #[error("cannot make the constant of a pod's program {STUB}")]
+    Constant(#[source] io::Error),
+    #[error("the kernel refused a pod's program {STUB}")]
     Verify(#[source] io::Error),
 }
 
 impl Steering {
-    /// Parses the object and keeps the parts that this program needs. The maps are pinned by now.
+    /// Opens the maps, which are pinned by now.
     ///
     /// # Errors
-    /// When the object is invalid, or a map is not pinned.
-    pub(crate) fn new(object: &[u8], constants: &[(&str, &[u8])], pins: &Pins) -> Result<Self, SteeringError> {
-        let mut object = Object::parse(object).map_err(SteeringError::Parse)?;
-        let mark = MARK.to_ne_bytes();
-        let mut globals: HashMap<_, _> = constants.iter().map(|(name, bytes)| (*name, (*bytes, true))).collect();
-        globals.insert(COOKIE, (mark.as_slice(), true));
-        object.patch_map_data(globals).map_err(SteeringError::Parse)?;
-        let marked = object.maps.iter().filter(|(_, map)| map.section_kind() == EbpfSectionKind::Rodata).find_map(
-            |(name, map)| Some((name.clone(), map.data().windows(mark.len()).position(|window| window == mark)?)),
-        );
-        let (constants, cookie_at) = marked.ok_or(SteeringError::NoCookie)?;
-        let values = object.maps.get(&constants).map(|map| map.data().to_vec()).unwrap_or_default();
-        let section = object.programs.get(PROGRAM).ok_or(SteeringError::Missing)?.section_index;
-        // Every program has its own section; the other sections are functions that all of them call.
-        let others: HashSet<usize> =
-            object.programs.values().map(|program| program.section_index).filter(|other| *other != section).collect();
-        object.programs.retain(|name, _| name == PROGRAM);
-        object.functions.retain(|(section, _), _| !others.contains(section));
-        // Debug information is not needed for this type of program.
-        (object.btf, object.btf_ext) = (None, None);
-        let mut maps = HashMap::new();
-        for name in map::ALL {
-            let map = MapData::from_pin(pins.map(name)).map_err(|source| SteeringError::OpenMap { name, source })?;
-            maps.insert(name, map);
-        }
-        Ok(Self { object, maps, constants, values, cookie_at })
+    /// When one is not.
+    pub(crate) fn open(pins: &Pins) -> Result<Self, SteeringError> {
+        Ok(Self { lookups: open(pins, map::LOOKUPS)?, shared: open(pins, map::STEERING)? })
     }
 
-    /// Loads an instance.
+    /// Has all pods' stubs call this program from now on.
+    ///
+    /// # Errors
+    /// When the map is not pinned, or the kernel refuses.
+    pub(crate) fn share(pins: &Pins, program: &ProgramFd) -> Result<(), SteeringError> {
+        let mut shared = ProgramArray::try_from(Map::ProgramArray(open(pins, map::STEERING)?))
+            .map_err(|source| SteeringError::OpenMap { name: map::STEERING, source })?;
+        shared.set(0, program, 0).map_err(SteeringError::Share)
+    }
+
+    /// Loads a stub.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn spare(&self) -> Result<Spare, SteeringError> {
-        let mut object = self.object.clone();
-        let (mut open, mut frozen) = (None, Vec::new());
-        let mut maps: Vec<(String, RawFd, aya_obj::Map)> = Vec::new();
-        for (name, map) in object.maps.drain() {
-            if let Some(pinned) = self.maps.get(name.as_str()) {
-                maps.push((name, pinned.fd().as_fd().as_raw_fd(), map));
-            } else if map.section_kind() == EbpfSectionKind::Rodata {
-                let data = MapData::create(map.clone(), &name, None).map_err(SteeringError::Constants)?;
-                let fd = data.fd().as_fd().as_raw_fd();
-                if name == self.constants {
-                    open = Some(data);
-                } else {
-                    bpf::fill_and_freeze(data.fd().as_fd(), map.value_size(), map.data())
-                        .map_err(SteeringError::WriteConstants)?;
-                    // The program holds it once it is loaded.
-                    frozen.push(data);
-                }
-                maps.push((name, fd, map));
-            }
-        }
-        let constants = open.ok_or(SteeringError::NoCookie)?;
-        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
-        let by_name = maps.iter().map(|(name, fd, map)| (name.as_str(), *fd, map));
-        object.relocate_maps(by_name, &sections).map_err(SteeringError::Link)?;
-        object.relocate_calls(&sections).map_err(SteeringError::Link)?;
-        let program = object.programs.get(PROGRAM).ok_or(SteeringError::Missing)?;
-        let function = object.functions.get(&program.function_key()).ok_or(SteeringError::Missing)?;
-        let program = bpf::load_sk_lookup(PROGRAM, &function.instructions, &program.license);
-        Ok(Spare { program: program.map_err(SteeringError::Verify)?, constants })
+        let cookie = bpf::create_constant().map_err(SteeringError::Constant)?;
+        let [lookups, shared] = [&self.lookups, &self.shared].map(|map| map.fd().as_fd());
+        let stub = stub(load_map(1, lookups), load_value(1, cookie.as_fd()), load_map(2, shared));
+        let program = bpf::load_sk_lookup(STUB, &stub, c"GPL").map_err(SteeringError::Verify)?;
+        Ok(Spare { program, cookie })
     }
+}
 
-    /// Assigns an instance to a pod, permanently.
+impl Spare {
+    /// Assigns a stub to a pod, permanently.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn assign(&self, spare: Spare, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
-        let mut values = self.values.clone();
-        values.splice(self.cookie_at..self.cookie_at + size_of::<u64>(), netns_cookie.to_ne_bytes());
-        let size = u32::try_from(values.len()).unwrap_or(u32::MAX);
-        bpf::fill_and_freeze(spare.constants.fd().as_fd(), size, &values).map_err(SteeringError::WriteConstants)?;
-        Ok(spare.program)
+    pub(crate) fn assign(self, netns_cookie: u64) -> Result<OwnedFd, SteeringError> {
+        bpf::set_constant(self.cookie.as_fd(), netns_cookie).map_err(SteeringError::Constant)?;
+        Ok(self.program)
     }
 }
 
 impl Spares {
-    /// Keeps instances loaded in advance, in a low-priority thread that ends with the receiver.
+    /// Keeps stubs loaded in advance, in a low-priority thread that ends with the receiver.
     ///
     /// # Errors
     /// When a thread cannot be created.
@@ -183,7 +134,7 @@ impl Spares {
         Ok(Self(receiver))
     }
 
-    /// Takes an instance, if there is one.
+    /// Takes a stub, if there is one.
     pub(crate) fn take(&self) -> Option<Spare> {
         self.0.try_recv().ok()
     }
@@ -201,5 +152,85 @@ fn refill(steering: &Steering, sender: &SyncSender<Spare>) -> Result<(), Steerin
                 thread::sleep(BURST);
             }
         }
+    }
+}
+
+fn open(pins: &Pins, name: &'static str) -> Result<MapData, SteeringError> {
+    MapData::from_pin(pins.map(name)).map_err(|source| SteeringError::OpenMap { name, source })
+}
+
+/// The instructions of a stub. `lookups` loads that map into r1, `cookie` the address of the cookie, `shared` loads
+/// STEERING into r2.
+fn stub(lookups: [bpf_insn; 2], cookie: [bpf_insn; 2], shared: [bpf_insn; 2]) -> Vec<bpf_insn> {
+    // Operations (include/uapi/linux/bpf.h).
+    const MOVE: u8 = 0xbf;
+    const MOVE_CONSTANT: u8 = 0xb7;
+    const ADD_CONSTANT: u8 = 0x07;
+    const LOAD_WORD: u8 = 0x61;
+    const LOAD_DOUBLE_WORD: u8 = 0x79;
+    const STORE_WORD: u8 = 0x63;
+    const STORE_DOUBLE_WORD: u8 = 0x7b;
+    const JUMP_IF_EQUAL: u8 = 0x15;
+    const JUMP_IF_NOT_EQUAL: u8 = 0x55;
+    const CALL: u8 = 0x85;
+    const EXIT: u8 = 0x95;
+    // Helpers.
+    const LOOK_UP: i32 = 1;
+    const PROCESSOR: i32 = 8;
+    const TAIL_CALL: i32 = 12;
+    const LOCK: i32 = 93;
+    const UNLOCK: i32 = 94;
+    // The result of a program, and a field of the context: `struct bpf_sk_lookup`.
+    const DROP: i32 = 0;
+    const PASS: i32 = 1;
+    const PROTOCOL: i16 = 12;
+    const TCP: i32 = 6;
+
+    let field = |offset: usize| i16::try_from(offset).unwrap_or_default();
+    let call = |helper| instruction(CALL, 0, 0, 0, helper);
+    let mut stub = vec![
+        instruction(MOVE, 6, 1, 0, 0),
+        instruction(MOVE_CONSTANT, 0, 0, 0, PASS),
+        instruction(LOAD_WORD, 2, 6, PROTOCOL, 0),
+        instruction(JUMP_IF_NOT_EQUAL, 2, 0, 0, TCP),
+        call(PROCESSOR),
+        instruction(STORE_WORD, 10, 0, -4, 0),
+        instruction(MOVE, 2, 10, 0, 0),
+        instruction(ADD_CONSTANT, 2, 0, 0, -4),
+    ];
+    stub.extend(lookups);
+    // Without an element the result is 0, which drops.
+    stub.extend([call(LOOK_UP), instruction(JUMP_IF_EQUAL, 0, 0, 0, 0)]);
+    stub.push(instruction(MOVE, 7, 0, 0, 0));
+    stub.extend(cookie);
+    stub.extend([instruction(LOAD_DOUBLE_WORD, 8, 1, 0, 0), instruction(MOVE, 1, 7, 0, 0), call(LOCK)]);
+    stub.push(instruction(STORE_DOUBLE_WORD, 7, 6, field(offset_of!(Lookup, context)), 0));
+    stub.push(instruction(STORE_DOUBLE_WORD, 7, 8, field(offset_of!(Lookup, netns_cookie)), 0));
+    stub.extend([instruction(MOVE, 1, 7, 0, 0), call(UNLOCK), instruction(MOVE, 1, 6, 0, 0)]);
+    stub.extend(shared);
+    stub.extend([instruction(MOVE_CONSTANT, 3, 0, 0, 0), call(TAIL_CALL)]);
+    // A call that succeeds does not return.
+    stub.extend([instruction(MOVE_CONSTANT, 0, 0, 0, DROP), instruction(EXIT, 0, 0, 0, 0)]);
+    // Both jumps lead to the end; they count from the next instruction.
+    let end = stub.len() - 1;
+    for (at, jump) in
+        stub.iter_mut().enumerate().filter(|(_, one)| [JUMP_IF_EQUAL, JUMP_IF_NOT_EQUAL].contains(&one.code))
+    {
+        jump.off = i16::try_from(end - at - 1).unwrap_or_default();
+    }
+    stub
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_is_small_and_ends_at_its_end() {
+        let none = [instruction(0x18, 1, 1, 0, 0), instruction(0, 0, 0, 0, 0)];
+        let stub = stub(none, none, none);
+        assert_eq!(stub.len(), 29);
+        let ends: Vec<i16> = stub.iter().filter(|one| one.off > 0 && one.code & 7 == 5).map(|one| one.off).collect();
+        assert_eq!(ends, [24, 16], "both jumps lead to the last instruction");
     }
 }

@@ -40,7 +40,7 @@ const CHECKS: [Check; 30] = [
     ("without its proxy a pod is refused, never open", lifecycle::refuses_without_proxy),
     ("a killed agent is not missed, and the next one takes over", lifecycle::agent_restarts),
     ("other programs replace those in force in place", lifecycle::programs_are_replaced),
-    ("a pod's program is small, and cheap to verify", lifecycle::pods_program_is_cheap),
+    ("a pod's own program is a stub", lifecycle::pods_program_is_a_stub),
     ("no connection is lost while agents come and go", lifecycle::nothing_is_lost_under_load),
     ("unloading leaves nothing", lifecycle::unload_leaves_nothing),
     ("proxies that listened before the programs did are found", lifecycle::running_proxies_are_found),

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use weft_ebpf_abi::map;
 use weft_test_kit::{
     pod::APPLICATION_UID,
     world::{Mesh, World},
@@ -111,13 +112,17 @@ pub(crate) fn unload_leaves_nothing(world: &mut World) {
     let programs: BTreeSet<u32> = ours.values().filter_map(|pinned| pinned.program).collect();
     let pinned: BTreeSet<u32> =
         ours.values().filter(|pinned| pinned.program.is_none()).map(|pinned| pinned.id).collect();
-    let maps: BTreeSet<u32> = kernel::maps_of(&programs).union(&pinned).copied().collect();
+    let mut maps: BTreeSet<u32> = kernel::maps_of(&programs).union(&pinned).copied().collect();
+    assert!(programs.len() >= 10 && maps.len() > pinned.len(), "some programs have maps that are not pinned");
+    // The kernel never frees a program array, empty by then, if a process opens and closes it in the instant in which its
+    // last pin goes: each takes a reference for the same work, which gives back one (prog_array_map_clear). This test and
+    // those beside it look at all maps all the time.
+    maps.remove(&kernel::data(&world.pins(), map::STEERING).info().unwrap().id());
     let left = || {
         let (all_maps, all_programs) = kernel::everything();
         (maps.intersection(&all_maps).count(), programs.intersection(&all_programs).count())
     };
     assert_eq!(left(), (maps.len(), programs.len()));
-    assert!(programs.len() >= 10 && maps.len() > pinned.len(), "some programs have maps that are not pinned");
     mesh.is_meshed(world);
     let unload = || {
         let output = Command::new(AGENT).args(["unload", "--pin-dir"]).arg(world.pins()).output().unwrap();

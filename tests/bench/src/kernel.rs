@@ -24,7 +24,7 @@ use weft_ebpf_abi::{
     socket::{Flow, FlowKey, ListenerKey, ProxyKey, Waiting},
 };
 
-/// The common name of all pods' steering programs.
+/// The common name of all pods' stubs.
 pub const STEERING: &str = "sk_lookup";
 
 /// The pins of one agent.
@@ -128,14 +128,18 @@ impl Pinned {
         Ok(Holdings { entries, programs: programs.len() as u64, links, pins: count_files(&self.0)? })
     }
 
-    /// The loaded programs that use the map of pods, pinned or not.
+    /// The loaded programs that use one of the pinned maps, pinned or not.
     fn programs(&self) -> anyhow::Result<Vec<ProgramInfo>> {
-        let pods = MapInfo::from_pin(self.0.join("maps").join(map::PODS)).context("open the map of pods")?.id();
+        let pinned = map::ALL.into_iter().map(|name| {
+            let info = MapInfo::from_pin(self.0.join("maps").join(name));
+            Ok(info.with_context(|| format!("open map {name}"))?.id())
+        });
+        let pinned: BTreeSet<u32> = pinned.collect::<anyhow::Result<_>>()?;
         let mut programs = Vec::new();
         for program in loaded_programs() {
             let Some(program) = unless_gone(program.map_err(io::Error::other))? else { continue };
             let maps = program.map_ids().ok().flatten().unwrap_or_default();
-            if maps.contains(&pods) {
+            if maps.iter().any(|map| pinned.contains(map)) {
                 programs.push(program);
             }
         }
