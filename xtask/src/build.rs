@@ -15,8 +15,8 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Gives the proxy the allocator that users get. Debug builds spare themselves the minute that compiling it takes.
-pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc"];
+/// Gives the proxy and the control plane the allocator that users get. Debug builds spare themselves the minute that compiling it takes.
+pub const ALLOCATOR: [&str; 2] = ["--features", "weft-proxy/jemalloc,weft-control-plane/jemalloc"];
 
 /// Build profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -59,7 +59,7 @@ const BUILD: [Need; 2] = [
 
 /// Requirement of building the proxy for measurements and for users.
 pub const ALLOCATOR: [Need; 1] =
-    [need(Probe::Program("make"), "make", "builds the proxy's memory allocator (jemalloc)")];
+    [need(Probe::Program("make"), "make", "builds the memory allocator of the proxy and the control plane (jemalloc)")];
 
 /// Programs that the sandbox, the tests and the benches call.
 const RUN: [Need; 5] = [
