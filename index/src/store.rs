@@ -1,7 +1,7 @@
 //! Records by key, and tables for each way to look one up.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     hash::Hash,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -138,7 +138,13 @@ pub(super) enum Protected {
 }
 
 /// Several values per key, in order.
-pub(super) struct Table<K, V>(HashMap<K, BTreeSet<V>>);
+pub(super) struct Table<K, V>(HashMap<K, Values<V>>);
+
+/// The values of a key. Most keys have one, for which a set would keep room for eleven.
+enum Values<V> {
+    One(V),
+    Several(BTreeSet<V>),
+}
 
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
@@ -148,24 +154,61 @@ impl<K, V> Default for Table<K, V> {
 
 impl<K: Eq + Hash, V: Ord> Table<K, V> {
     pub(super) fn insert(&mut self, key: K, value: V) {
-        self.0.entry(key).or_default().insert(value);
+        match self.0.entry(key) {
+            Entry::Vacant(entry) => {
+                entry.insert(Values::One(value));
+            }
+            Entry::Occupied(mut entry) => entry.get_mut().insert(value),
+        }
     }
 
     pub(super) fn remove(&mut self, key: &K, value: &V) {
-        if let Some(values) = self.0.get_mut(key) {
-            values.remove(value);
-            if values.is_empty() {
-                self.0.remove(key);
-            }
+        if self.0.get_mut(key).is_some_and(|values| values.remove(value)) {
+            self.0.remove(key);
         }
     }
 
     pub(super) fn iter<'a>(&'a self, key: &K) -> impl Iterator<Item = &'a V> + use<'a, K, V> {
-        self.0.get(key).into_iter().flatten()
+        let (one, several) = match self.0.get(key) {
+            Some(Values::One(one)) => (Some(one), None),
+            Some(Values::Several(several)) => (None, Some(several)),
+            None => (None, None),
+        };
+        one.into_iter().chain(several.into_iter().flatten())
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
+    }
+}
+
+impl<V: Ord> Values<V> {
+    fn insert(&mut self, value: V) {
+        if matches!(self, Self::One(one) if *one == value) {
+            return;
+        }
+        let mut several = match std::mem::replace(self, Self::Several(BTreeSet::new())) {
+            Self::One(one) => BTreeSet::from([one]),
+            Self::Several(several) => several,
+        };
+        several.insert(value);
+        *self = Self::Several(several);
+    }
+
+    /// Returns whether none is left.
+    fn remove(&mut self, value: &V) -> bool {
+        match self {
+            Self::One(one) => one == value,
+            Self::Several(several) => {
+                several.remove(value);
+                if several.len() == 1
+                    && let Some(one) = several.pop_first()
+                {
+                    *self = Self::One(one);
+                }
+                false
+            }
+        }
     }
 }
 
@@ -356,5 +399,29 @@ fn answering<'a>(
         [] => Ok(None),
         [pod] => Ok(Some(pod)),
         _ => Err(AmbiguousAddress::Pods(names(found.iter().map(|pod| &pod.key)), addr)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_each_value_once_in_order_and_no_key_without_values() {
+        let mut table = Table::default();
+        for value in [2, 2, 3, 1, 3] {
+            table.insert("key", value);
+        }
+        let values = |table: &Table<_, i32>| table.iter(&"key").copied().collect::<Vec<_>>();
+        assert_eq!(values(&table), [1, 2, 3]);
+        table.remove(&"key", &4);
+        table.remove(&"other", &1);
+        for (value, left) in [(2, &[1, 3][..]), (1, &[3]), (1, &[3]), (3, &[])] {
+            table.remove(&"key", &value);
+            assert_eq!(values(&table), left);
+        }
+        assert_eq!(table.keys().count(), 0);
+        table.insert("key", 5);
+        assert_eq!(values(&table), [5]);
     }
 }
