@@ -16,7 +16,7 @@ const MAX_ENDPOINTS: u32 = 1000;
 #[command(after_help = "Examples:
   weft-bench control-plane --json
   weft-bench control-plane --parts start,changes --seconds 60 --changes-per-second 200
-  weft-bench control-plane --pods 1000 --services 100 --servers 70 --clients 200 --rollout-pods 100
+  weft-bench control-plane --pods 1000 --services 100 --servers 100 --clients 200 --rollout-pods 100
   weft-bench control-plane --pods 25000 --clients 25000 --clients-per-connection 250 \\
     --open-seconds 120 --parts start,changes --changes-per-second 42
   weft-bench control-plane --kubeconfig /run/weft-kube/big/kubeconfig
