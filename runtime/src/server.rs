@@ -38,7 +38,7 @@ pub use body::{RequestBody, ResponseBody};
 
 use crate::drain::Watch;
 use connections::{Connection, Connections, Exchange, Overdue, Source};
-use paced::Paced;
+use paced::{InTurns, Paced};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -267,6 +267,7 @@ impl Server {
         };
         let handle = connection.handle();
         let io = Paced::new(io, handle.clone());
+        let reader = handle.clone();
         let draining = self.watch.clone();
         let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().extend(extensions.clone());
@@ -277,23 +278,24 @@ impl Server {
             Box::pin(async move { Ok::<_, Infallible>(answer.await) })
         });
         let builder = self.http(streams);
-        let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
+        let http = pin!(builder.serve_connection(TokioIo::new(io), service));
+        let mut serving = InTurns { http, reader };
         tokio::select! {
             biased;
-            served = serving.as_mut() => return served.map_err(|error| error.to_string()),
+            served = &mut serving => return served.map_err(|error| error.to_string()),
             overdue = connection.overdue() => {
                 if overdue == Overdue::Idle {
-                    serving.as_mut().graceful_shutdown();
+                    serving.http.as_mut().graceful_shutdown();
                     let _ = timeout(CLOSE_GRACE, serving).await;
                 }
                 return Err(overdue.reason().to_owned());
             }
-            () = self.ended() => serving.as_mut().graceful_shutdown(),
+            () = self.ended() => serving.http.as_mut().graceful_shutdown(),
         }
         // From here on the drain has a deadline, which a connection without a request must not use up.
         tokio::select! {
             biased;
-            served = serving.as_mut() => served.map_err(|error| error.to_string()),
+            served = &mut serving => served.map_err(|error| error.to_string()),
             overdue = connection.overdue() => Err(overdue.reason().to_owned()),
             () = async { connection.without_requests().await; sleep(CLOSE_GRACE).await } => Ok(()),
         }

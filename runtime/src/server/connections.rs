@@ -15,7 +15,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -126,6 +126,8 @@ pub(super) struct Handle {
     signals: Arc<Signals>,
     member: Member,
     clock: Arc<PeerClock>,
+    /// Whether a read has found something since the connection's turn began.
+    read: AtomicBool,
 }
 
 /// A request and its response, until it is dropped.
@@ -183,7 +185,8 @@ impl Connections {
         };
         table.open.insert(id, entry);
         let member = if source.local { Member::Sidecar(id) } else { Member::Address(source.addr) };
-        Some(Connection(Arc::new(Handle { connections: self.clone(), id, signals, member, clock: Arc::default() })))
+        let (connections, clock, read) = (self.clone(), Arc::default(), AtomicBool::new(false));
+        Some(Connection(Arc::new(Handle { connections, id, signals, member, clock, read })))
     }
 
     /// Closes the least useful connection, if there is one: the process is out of file descriptors.
@@ -355,8 +358,19 @@ impl Handle {
         if may_read { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Records that the connection was read from.
-    pub(super) fn has_read(&self) {
+    /// The connection's task has its turn.
+    pub(super) fn begin_turn(&self) {
+        self.read.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the connection was read from in this turn, and something was there.
+    pub(super) fn has_read_in_turn(&self) -> bool {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Records that the connection was read from, and whether something was there.
+    pub(super) fn has_read(&self, something: bool) {
+        self.read.store(something, Ordering::Relaxed);
         let granted = self.connections.gate.lock().has_read(self.id);
         granted.wake();
     }

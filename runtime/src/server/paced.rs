@@ -1,5 +1,12 @@
 //! A connection's stream, which is read from when there is room for what it brings, and which notes when its peer is waited
 //! for.
+//!
+//! ```text
+//! turn: one read ──> requests begin ──> their tasks have their turns ──> turn
+//! ```
+//!
+//! h2 otherwise reads until the socket is empty before it hands over the first of the requests that it has read: nothing counts
+//! them, and it keeps the place of every frame that it ever had to keep at a time, for as long as the connection lives.
 
 use std::{
     io::{self, IoSlice},
@@ -32,6 +39,10 @@ impl<IO> Paced<IO> {
 impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { io, handle, arrival, waker } = &mut *self;
+        if handle.has_read_in_turn() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let clock = handle.clock();
         if handle.poll_turn(cx).is_pending() {
             clock.paused();
@@ -41,8 +52,23 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         arrival.note(cx.waker());
         let read = Pin::new(io).poll_read(&mut Context::from_waker(waker), buffer);
         clock.read(read.is_pending());
-        handle.has_read();
+        handle.has_read(read.is_ready());
         read
+    }
+}
+
+/// The future that reads from a connection: each of its turns begins here.
+pub(super) struct InTurns<'a, C> {
+    pub(super) http: Pin<&'a mut C>,
+    pub(super) reader: Arc<Handle>,
+}
+
+impl<C: Future> Future for InTurns<'_, C> {
+    type Output = C::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<C::Output> {
+        self.reader.begin_turn();
+        self.http.as_mut().poll(cx)
     }
 }
 

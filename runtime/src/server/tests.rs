@@ -9,6 +9,7 @@ use tokio::{
     sync::Semaphore,
     task::{JoinHandle, JoinSet},
 };
+use tokio_util::io::InspectReader;
 
 use super::*;
 use crate::drain::Drain;
@@ -393,4 +394,48 @@ async fn a_body_that_arrives_little_by_little_is_late_all_the_same() {
     };
     tokio::join!(trickle, async { assert_eq!(served.await.unwrap().unwrap_err(), Overdue::Receive.reason()) });
     assert!(since.elapsed() < 2 * Limits::GRPC.receive);
+}
+
+#[tokio::test]
+async fn the_requests_of_a_read_begin_before_the_next_read() {
+    const REQUESTS: u32 = 5000;
+    // GET / on x, as HEADERS whose fields are in the static table (RFC 9113 section 6.2, RFC 7541 appendix A).
+    let request = |number: u32| {
+        let stream = (2 * number + 1).to_be_bytes();
+        [&[0, 0, 6, 1, 5][..], &stream, &[0x82, 0x86, 0x84, 0x41, 1, b'x']].concat()
+    };
+    let sent = [PREFACE.to_vec(), (0..REQUESTS).flat_map(request).collect()].concat();
+    let (mut client, io) = tokio::io::duplex(1024 * 1024);
+    client.write_all(&sent).await.unwrap();
+    let (read, begun) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let most_ahead = Arc::new(AtomicUsize::new(0));
+    let reader = read.clone();
+    let io = InspectReader::new(io, move |bytes: &[u8]| {
+        reader.fetch_add(bytes.len(), Ordering::Relaxed);
+    });
+    let service = {
+        let (read, begun, most_ahead) = (read.clone(), begun.clone(), most_ahead.clone());
+        move |_: Request<RequestBody>, _| {
+            let taken = PREFACE.len() + begun.fetch_add(1, Ordering::Relaxed) * request(0).len();
+            most_ahead.fetch_max(read.load(Ordering::Relaxed) - taken, Ordering::Relaxed);
+            std::future::ready(Response::new(Full::new(Bytes::new())))
+        }
+    };
+    let peer = SocketAddr::from(([10, 0, 0, 1], 1));
+    let connections = Arc::new(Connections::new(Limits::GRPC));
+    let connection = connections.admit(Source { addr: peer.ip(), local: true }).unwrap();
+    let server = Server::new("test", Limits::GRPC, Drain::new().1);
+    let handshake = std::future::ready(Ok((io, Extensions::new())));
+    let serving = server.serve_connection(&connection, handshake, REQUESTS, peer, service);
+    let all = async {
+        while begun.load(Ordering::Relaxed) < REQUESTS as usize {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        served = serving => panic!("{served:?}"),
+        () = all => {}
+    }
+    let most_ahead = most_ahead.load(Ordering::Relaxed);
+    assert!(most_ahead <= 16 * 1024, "{most_ahead} of {} bytes were read before their requests began", sent.len());
 }
