@@ -15,7 +15,11 @@ use http::{HeaderMap, HeaderValue, Response, header};
 use hyper::body::{Body as HttpBody, Frame};
 use pin_project_lite::pin_project;
 use prost::Message;
-use tonic::{Code, Status, body::Body, codec::Streaming};
+use tonic::{
+    Code, Status,
+    body::Body,
+    codec::{BufferSettings, Streaming},
+};
 use tonic_prost::ProstDecoder;
 
 use crate::metrics::Call;
@@ -37,7 +41,10 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// # Errors
 /// When the message is missing, too long, compressed, or no message of this type.
 pub(crate) async fn read<M: Message + Default + 'static>(body: impl RequestBody) -> Result<M, Status> {
-    let mut messages = Streaming::new_request(ProstDecoder::<M>::default(), body, None, Some(MAX_REQUEST_BYTES));
+    // Nothing is set aside before the message arrives, where tonic has 8 KiB: when all clients come back at once, thousands of
+    // requests wait for their bodies.
+    let decoder = ProstDecoder::<M>::new(BufferSettings::new(0, MAX_REQUEST_BYTES));
+    let mut messages = Streaming::new_request(decoder, body, None, Some(MAX_REQUEST_BYTES));
     messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
 }
 

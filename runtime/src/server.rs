@@ -272,10 +272,9 @@ impl Server {
         let service = service_fn(move |mut request: Request<hyper::body::Incoming>| {
             request.extensions_mut().extend(extensions.clone());
             let exchange = Arc::new(handle.begin());
-            let answer = answer(exchange, request, peer, &service, draining.clone());
             // On the heap until the answer begins. hyper has one place for this future and for the body that follows it, and
             // a stream would otherwise occupy as much as its request did for as long as it lives.
-            Box::pin(async move { Ok::<_, Infallible>(answer.await) })
+            Box::pin(answer(exchange, request, peer, &service, draining.clone()))
         });
         let builder = self.http(streams);
         let http = pin!(builder.serve_connection(TokioIo::new(io), service));
@@ -352,7 +351,7 @@ fn answer<S, F, B>(
     peer: SocketAddr,
     service: &S,
     draining: Watch,
-) -> impl Future<Output = Response<ResponseBody<B>>> + use<S, F, B>
+) -> impl Future<Output = Result<Response<ResponseBody<B>>, Infallible>> + use<S, F, B>
 where
     S: Fn(Request<RequestBody>, SocketAddr) -> F,
     F: Future<Output = Response<B>>,
@@ -361,21 +360,22 @@ where
     let http1 = request.version() < Version::HTTP_2;
     let answering = (!exchange.is_excess()).then(|| {
         let request = request.map(|body| RequestBody::new(body, exchange.clone()));
-        service(request, peer)
+        // On the heap of its own: a future has room twice for another that is moved into it and awaited.
+        Box::pin(service(request, peer))
     });
     async move {
         let Some(answering) = answering else {
             tracing::debug!(client.addr = %peer, "refused: too many requests of this address are being answered");
             let mut refused = Response::new(ResponseBody::empty());
             *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            return refused;
+            return Ok(refused);
         };
         let mut response = answering.await;
         exchange.answered();
         if http1 && draining.is_signaled() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        response.map(|body| ResponseBody::new(body, exchange))
+        Ok(response.map(|body| ResponseBody::new(body, exchange)))
     }
 }
 

@@ -364,3 +364,18 @@ async fn ports_of_a_linked_service_that_it_does_not_declare_are_bounded_in_its_c
     assert_eq!((refused.code(), streams.len()), (Code::ResourceExhausted, 8));
     assert_eq!(world.get("web-east").await.unwrap().next().await, "+10.1.0.1:8080", "one that it declares");
 }
+
+/// A client has dozens of streams for as long as it lives, and thousands of clients may ask at once.
+#[tokio::test]
+async fn streams_and_requests_that_wait_take_little_memory() {
+    let world = World::new();
+    apply(world.index(), service("web", json!({}))).await;
+    let path = "web.shop.svc.cluster.local:80".to_owned();
+    let query = EndpointsQuery { port: 80, node: None, hostname: None };
+    let asked = Asked { service: Key::new("shop", "web"), query, path };
+    let stream = world.destination.endpoints(asked).await.unwrap();
+    assert!(size_of_val(&stream) <= 400, "a stream: {} bytes", size_of_val(&stream));
+    let request = http::Request::new(http_body_util::Full::new(Bytes::new()));
+    let waiting = world.destination.clone().call(request);
+    assert!(size_of_val(&waiting) <= 2048, "a request: {} bytes", size_of_val(&waiting));
+}
