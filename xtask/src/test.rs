@@ -57,7 +57,7 @@ const ERROR_BACKTRACE: &str = "RUST_LIB_BACKTRACE";
   cargo xtask test cluster                tests against Kubernetes: brings clusters up and down by itself
   KUBECONFIG=~/.kube/config cargo xtask test cluster
                                           the same tests in a cluster of yours that may be installed into and has
-                                          the images: kind and k3d get them, others see `cargo xtask dist`")]
+                                          the images, or gets them by kind's or k3d's own commands (not tried)")]
 pub(crate) struct Args {
     /// Which tests
     #[arg(value_enum, default_value_t = Level::All)]

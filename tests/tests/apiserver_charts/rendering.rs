@@ -207,9 +207,9 @@ fn the_identity_service_refuses_plaintext() {
     assert_eq!(tls_ports("linkerd-destination"), None);
 }
 
-/// `linkerd check` compares names (`linkerd2:pkg/healthcheck/healthcheck.go`).
+/// The names are those in its source (`linkerd2:pkg/healthcheck/healthcheck.go`); the program itself is not run.
 #[test]
-fn a_stock_check_finds_what_it_looks_for() {
+fn objects_have_the_names_that_linkerds_check_looks_for() {
     let cluster = Cluster::from_env().unwrap();
     let rendered = objects(&cluster, &render(&Certificates::generate().all()));
     for (kind, name) in [

@@ -1,8 +1,8 @@
 //! Container images without a container daemon: layers as tars, and one archive that every importer accepts.
 //!
 //! The archive is an OCI layout (`oci-layout`, `index.json`, `blobs/`) with docker's `manifest.json` beside it, so that
-//! `ctr images import`, `kind load image-archive`, `k3d image import`, `podman load` and `docker load` all take it. The
-//! same inputs give the same bytes: names are sorted, times are zero, owners are root.
+//! `ctr images import` takes it, by which kind and k3d load archives into their nodes, and docker's tools find what they read.
+//! The same inputs give the same bytes: names are sorted, times are zero, owners are root.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
