@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// Charts, and the values files of each that have to satisfy its schema beside its own defaults.
-const CHARTS: [(&str, &[&str]); 3] =
-    [("weft-crds", &[]), ("weft-control-plane", &["values-ha.yaml"]), ("weft-agent", &[])];
+const CHARTS: [(&str, &[&str]); 4] =
+    [("weft-crds", &[]), ("weft-control-plane", &["values-ha.yaml"]), ("weft-viz", &[]), ("weft-agent", &[])];
 const SCRIPTS: [&str; 2] = ["install.sh", ".ci/run"];
 
 /// Checks charts.
