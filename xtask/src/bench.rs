@@ -70,6 +70,19 @@ It installs Debian's haproxy, which nothing else here needs.")]
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
         arguments: Vec<String>,
     },
+    /// Measure what collecting the metrics of 1,000 pods costs weft-viz and a proxy
+    #[command(after_help = "Examples:
+  cargo xtask bench viz --json
+  cargo xtask bench viz --parts window --interval-seconds 10   a window of 15 minutes in 15 minutes
+  cargo xtask bench viz --pods 3000 --destinations 5
+  cargo xtask bench viz -- --help              every option of weft-bench
+
+It starts an API server of its own (`cargo xtask kube up --control-plane-only`) and removes it at the end; needs root.")]
+    Viz {
+        /// Arguments for `weft-bench viz`, such as --json and --pods N
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+        arguments: Vec<String>,
+    },
     /// Draw the pictures in docs/benchmarks from the data beside them, which the others print with --json
     #[command(after_help = "Examples:
   cargo xtask bench plot
@@ -81,7 +94,7 @@ It installs Debian's haproxy, which nothing else here needs.")]
     },
 }
 
-/// Tells `weft-bench control-plane` which program starts an API server.
+/// Tells `weft-bench` which program starts an API server.
 const LAB_VARIABLE: &str = "WEFT_LAB";
 
 /// Runs the bench; returns only if a step before it failed.
@@ -107,11 +120,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Subject::Churn { arguments } => ("churn", arguments),
         Subject::ControlPlane { arguments } => ("control-plane", arguments),
         Subject::Proxy { arguments } => ("proxy", arguments),
+        Subject::Viz { arguments } => ("viz", arguments),
         Subject::Plot { arguments } => ("plot", arguments),
     };
     let mut bench = Command::new(binaries.join("weft-bench"));
     bench.arg(subject).args(arguments).current_dir(&workspace.root).env("WEFT_BIN_DIR", &binaries);
-    if matches!(args.subject, Subject::ControlPlane { .. }) {
+    if matches!(args.subject, Subject::ControlPlane { .. } | Subject::Viz { .. }) {
         bench.env(LAB_VARIABLE, Lab::build(&workspace)?.program());
     }
     step(&format!("measure {subject}"));

@@ -43,6 +43,7 @@ use clap::{CommandFactory, Parser, Subcommand};
   cargo xtask test unit -- verdict      unit tests whose name contains \"verdict\", without root
   cargo xtask bench interception        direct, iptables and eBPF side by side
   cargo xtask bench control-plane       a real API server, thousands of objects, thousands of proxies' streams
+  cargo xtask bench viz                 weft-viz and the metrics of 1,000 pods
   cargo xtask fuzz                      every parser of untrusted bytes, a minute each
   cargo xtask kernels 5.15 6.1          the agent's datapath test on other kernels, in qemu
   cargo xtask kube up                   a real Kubernetes on this machine, with Weft's images in it

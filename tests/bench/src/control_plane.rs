@@ -9,11 +9,11 @@
 //! Everything shares this machine's processors, the API server and the clients too, so the report has the bench's own
 //! CPU time and how busy the machine was. Nothing is measured of proxies, TLS or the network.
 
-mod api;
+pub(crate) mod api;
 pub mod args;
 pub mod changes;
 mod clients;
-mod cluster;
+pub(crate) mod cluster;
 pub mod meter;
 pub mod objects;
 mod parts;
@@ -23,7 +23,7 @@ mod wire;
 mod world;
 
 use args::{Args, Part};
-use cluster::Cluster;
+use cluster::{Cluster, Created};
 use objects::Plan;
 use parts::Run;
 use report::Report;
@@ -44,7 +44,7 @@ impl Bench {
     /// The options contradict each other, or there is no API server.
     pub fn new(args: Args) -> anyhow::Result<Self> {
         let plan = Plan::new(&format!("weft-bench-{}", std::process::id()), args.size()?);
-        let cluster = Cluster::choose(&args)?;
+        let cluster = Cluster::choose(args.kubeconfig.as_deref(), args.lab.as_deref())?;
         Ok(Self { args, plan, cluster })
     }
 
@@ -57,6 +57,7 @@ impl Bench {
         println!("{}", machine.describe());
         println!("starting an API server");
         let api = self.cluster.start().await?;
+        self.cluster.install_definitions(&api).await?;
         println!("creating the objects, starting the control plane, connecting the clients");
         let (mut run, setup, start) = Run::start(&self.args, &self.plan, api, self.cluster.kubeconfig()).await?;
         println!("{}", setup.describe());
@@ -116,6 +117,7 @@ impl Bench {
     /// Something is left; the message says what.
     pub async fn remove(self) -> anyhow::Result<()> {
         println!("removing the objects and the API server");
-        self.cluster.remove(&self.plan).await
+        let namespaces = self.plan.namespaces().iter().cloned().chain([self.plan.control_namespace()]).collect();
+        self.cluster.remove(&Created { run: self.plan.run, namespaces }).await
     }
 }

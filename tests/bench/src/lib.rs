@@ -21,6 +21,7 @@ pub mod proxy;
 pub mod ready;
 pub mod result;
 pub mod target;
+pub mod viz;
 
 use std::{
     fs, io,

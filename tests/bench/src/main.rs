@@ -20,6 +20,7 @@ use weft_bench::{
     plot, proxy, ready,
     result::{Comparison, Mode, Sample},
     target::{self, Target},
+    viz,
 };
 use weft_test_kit::actor::requested;
 
@@ -54,6 +55,8 @@ enum Subject {
     ControlPlane(Box<control_plane::args::Args>),
     /// Two proxies between a client and a server: ours, HAProxy, none, side by side
     Proxy(Box<proxy::Args>),
+    /// `weft-viz` with a real API server and 1,000 pods: what collecting their metrics costs it and a proxy
+    Viz(Box<viz::args::Args>),
     /// Draw pictures of what was measured, from the JSON that the other subjects print
     Plot(plot::Args),
 }
@@ -165,6 +168,7 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
         }
         Subject::ControlPlane(args) => control_plane(*args).await,
         Subject::Proxy(args) => compare_proxies(*args).await,
+        Subject::Viz(args) => collect_metrics(*args).await,
         Subject::Plot(args) => {
             plot::run(&args)?.iter().for_each(|path| println!("{}", path.display()));
             Ok(ExitCode::SUCCESS)
@@ -175,6 +179,24 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
 async fn control_plane(args: control_plane::args::Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let mut bench = Bench::new(args)?;
+    let outcome = tokio::select! {
+        outcome = bench.run() => Some(outcome),
+        () = told_to_stop() => None,
+    };
+    let removed = bench.remove().await;
+    if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
+        println!("{left:#}");
+    }
+    let Some(report) = outcome.transpose()? else { return removed.map(|()| ExitCode::from(130)) };
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    removed.map(|()| ExitCode::SUCCESS)
+}
+
+async fn collect_metrics(args: viz::args::Args) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let mut bench = viz::Bench::new(args)?;
     let outcome = tokio::select! {
         outcome = bench.run() => Some(outcome),
         () = told_to_stop() => None,

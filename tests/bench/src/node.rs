@@ -73,6 +73,8 @@ pub struct Pod {
 pub struct Footprint {
     /// Resident memory, bytes.
     pub resident_bytes: u64,
+    /// The most that was resident at a time, bytes.
+    pub peak_bytes: u64,
     /// The part of it that is not backed by files: heap, stacks.
     pub anonymous_bytes: u64,
     /// Open file descriptors.
@@ -336,6 +338,7 @@ impl Footprint {
         };
         Ok(Self {
             resident_bytes: field("VmRSS")? * 1024,
+            peak_bytes: field("VmHWM")? * 1024,
             anonymous_bytes: field("RssAnon")? * 1024,
             descriptors: fs::read_dir(process.join("fd"))?.count() as u64,
             threads: field("Threads")?,

@@ -7,12 +7,12 @@
 //! proxy is read from the kernel. Idle connections are held in sandboxes of their own, because memory that other rows
 //! left behind would hide what they take.
 
-mod endpoints;
+pub(crate) mod endpoints;
 mod haproxy;
 mod profile;
 mod report;
 pub mod rows;
-mod site;
+pub(crate) mod site;
 mod tap;
 
 use std::{path::PathBuf, time::Duration};

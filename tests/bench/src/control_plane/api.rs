@@ -19,7 +19,7 @@ const AGENT: &str = "weft-bench";
 
 /// The API server.
 #[derive(Clone)]
-pub(super) struct Api(Client);
+pub(crate) struct Api(Client);
 
 /// What a body is.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Api {
     ///
     /// # Errors
     /// The kubeconfig cannot be read.
-    pub(super) async fn connect(kubeconfig: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(kubeconfig: &Path) -> anyhow::Result<Self> {
         weft_tls::install_crypto_provider();
         let of = || format!("kubeconfig {}", kubeconfig.display());
         let config = Kubeconfig::read_from(kubeconfig).with_context(of)?;
@@ -43,32 +43,32 @@ impl Api {
     }
 
     /// Creates an object in a collection, and returns it as the server has it.
-    pub(super) async fn create(&self, collection: &str, object: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn create(&self, collection: &str, object: &Value) -> anyhow::Result<Value> {
         self.send("POST", collection, Some((Content::Json, object))).await
     }
 
     /// Replaces an object, whatever its version.
-    pub(super) async fn replace(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn replace(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
         self.send("PUT", path, Some((Content::Json, object))).await
     }
 
-    pub(super) async fn merge(&self, path: &str, patch: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn merge(&self, path: &str, patch: &Value) -> anyhow::Result<Value> {
         self.send("PATCH", path, Some((Content::MergePatch, patch))).await
     }
 
     /// Creates or changes an object by server-side apply.
-    pub(super) async fn apply(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
+    pub(crate) async fn apply(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
         let path = format!("{path}?fieldManager={AGENT}&force=true");
         self.send("PATCH", &path, Some((Content::ApplyPatch, object))).await
     }
 
     /// An object, or `None` if there is none.
-    pub(super) async fn read(&self, path: &str) -> anyhow::Result<Option<Value>> {
+    pub(crate) async fn read(&self, path: &str) -> anyhow::Result<Option<Value>> {
         found(self.request("GET", path, None).await).with_context(|| format!("GET {path}"))
     }
 
     /// Deletes an object or a collection; one that is gone is fine.
-    pub(super) async fn delete(&self, path: &str) -> anyhow::Result<()> {
+    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<()> {
         found(self.request("DELETE", path, None).await).map(drop).with_context(|| format!("DELETE {path}"))
     }
 

@@ -13,11 +13,7 @@ use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 use weft_test_kit::wait::until;
 
-use super::{
-    api::Api,
-    args::Args,
-    objects::{Plan, RUN_LABEL},
-};
+use super::{api::Api, objects::RUN_LABEL};
 
 /// The first start builds Kubernetes.
 const STARTS_WITHIN: Duration = Duration::from_secs(3600);
@@ -28,7 +24,7 @@ const DEFINITIONS: [&str; 2] = ["charts/weft-crds/templates", "charts/weft-crds/
 const DEFINITION_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// The API server.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     kubeconfig: PathBuf,
     /// The one that this run started.
     own: Option<Own>,
@@ -41,39 +37,53 @@ struct Own {
     name: String,
 }
 
+/// What a run creates besides definitions: everything is in one of its namespaces or has its label.
+pub(crate) struct Created {
+    /// The label's value.
+    pub(crate) run: String,
+    pub(crate) namespaces: Vec<String>,
+}
+
 impl Cluster {
     /// Chooses the API server that the options name. Starts nothing yet.
     ///
     /// # Errors
     /// There is neither a kubeconfig nor a program that starts one.
-    pub(super) fn choose(args: &Args) -> anyhow::Result<Self> {
+    pub(crate) fn choose(kubeconfig: Option<&Path>, lab: Option<&Path>) -> anyhow::Result<Self> {
         let installed = Vec::new();
-        if let Some(kubeconfig) = &args.kubeconfig {
-            return Ok(Self { kubeconfig: kubeconfig.clone(), own: None, installed });
+        if let Some(kubeconfig) = kubeconfig {
+            return Ok(Self { kubeconfig: kubeconfig.to_owned(), own: None, installed });
         }
-        let lab = args.lab.clone().context(
-            "no API server: run this as `cargo xtask bench control-plane`, or name one that runs with --kubeconfig",
-        )?;
+        let lab = lab
+            .context("no API server: run this with `cargo xtask bench`, or name one that runs with --kubeconfig")?
+            .to_owned();
         let own = Own { lab, name: format!("bench-{}", std::process::id()) };
         Ok(Self { kubeconfig: PathBuf::new(), own: Some(own), installed })
     }
 
-    /// Starts the API server if it is ours, and installs the definitions of custom resources.
+    /// Starts the API server if it is ours.
     ///
     /// # Errors
-    /// It does not start, or refuses a definition.
-    pub(super) async fn start(&mut self) -> anyhow::Result<Api> {
+    /// It does not start.
+    pub(crate) async fn start(&mut self) -> anyhow::Result<Api> {
         if let Some(own) = &self.own {
             self.kubeconfig = own.up().await?;
         }
-        let api = Api::connect(&self.kubeconfig).await?;
-        for definition in definitions()? {
-            self.install(&api, &definition).await?;
-        }
-        Ok(api)
+        Api::connect(&self.kubeconfig).await
     }
 
-    pub(super) fn kubeconfig(&self) -> &Path {
+    /// Installs the definitions of custom resources.
+    ///
+    /// # Errors
+    /// The API server refuses one.
+    pub(super) async fn install_definitions(&mut self, api: &Api) -> anyhow::Result<()> {
+        for definition in definitions()? {
+            self.install(api, &definition).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
@@ -100,12 +110,12 @@ impl Cluster {
     ///
     /// # Errors
     /// Something is left; the message says what and how to remove it.
-    pub(super) async fn remove(self, plan: &Plan) -> anyhow::Result<()> {
+    pub(crate) async fn remove(self, created: &Created) -> anyhow::Result<()> {
         match self.own {
             Some(own) => own.down().await,
             None => {
-                let cure = || format!("objects labelled {RUN_LABEL}={} may be left, delete them", plan.run);
-                let removing = remove_objects(&self.kubeconfig, plan, &self.installed);
+                let cure = || format!("objects labelled {RUN_LABEL}={} may be left, delete them", created.run);
+                let removing = remove_objects(&self.kubeconfig, created, &self.installed);
                 timeout(ENDS_WITHIN, removing).await.context("not removed in time").flatten().with_context(cure)
             }
         }
@@ -145,16 +155,14 @@ impl Own {
     }
 }
 
-async fn remove_objects(kubeconfig: &Path, plan: &Plan, installed: &[String]) -> anyhow::Result<()> {
+async fn remove_objects(kubeconfig: &Path, created: &Created, installed: &[String]) -> anyhow::Result<()> {
     let api = Api::connect(kubeconfig).await?;
-    let control = plan.control_namespace();
-    let namespaces: Vec<_> = plan.namespaces().iter().chain([&control]).collect();
-    for namespace in &namespaces {
+    for namespace in &created.namespaces {
         api.delete(&format!("/api/v1/namespaces/{namespace}")).await?;
     }
     // Pods whose node is gone are removed, too.
-    api.delete(&format!("/api/v1/nodes?labelSelector={RUN_LABEL}%3D{}", plan.run)).await?;
-    for namespace in &namespaces {
+    api.delete(&format!("/api/v1/nodes?labelSelector={RUN_LABEL}%3D{}", created.run)).await?;
+    for namespace in &created.namespaces {
         until(ENDS_WITHIN, async || match api.read(&format!("/api/v1/namespaces/{namespace}")).await? {
             None => Ok(()),
             Some(_) => bail!("the namespace {namespace} does not go away"),

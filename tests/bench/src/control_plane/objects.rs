@@ -16,7 +16,7 @@ pub(super) const POD_PORT: u16 = 8080;
 /// ServiceAccount of every pod.
 pub(super) const ACCOUNT: &str = "bench";
 /// Label of what has no namespace, which the end of a run selects by.
-pub(super) const RUN_LABEL: &str = "weft-bench/run";
+pub(crate) const RUN_LABEL: &str = "weft-bench/run";
 /// Namespaces over which Services and pods are spread.
 const NAMESPACES: u32 = 10;
 const ZONES: u32 = 3;

@@ -1,4 +1,4 @@
-//! The control plane's processes: the real binary, on loopback ports that the system chooses.
+//! Processes of the control plane: the real binary, on loopback ports that the system chooses.
 //!
 //! Their logs name the ports and every request to the API server ([`log`]).
 
@@ -44,23 +44,25 @@ pub(super) struct ControlPlane {
 }
 
 /// One process; killed when dropped.
-pub(super) struct Process {
-    /// Its subcommand.
+pub(crate) struct Process {
+    /// For people: its subcommand.
     pub(super) name: &'static str,
     child: Child,
     pid: u32,
     log: Arc<Mutex<Log>>,
     /// The gRPC service.
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// The admin server.
-    pub(super) admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 /// What a process has used so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Usage {
-    pub(super) cpu_seconds: f64,
-    pub(super) resident_bytes: u64,
+pub(crate) struct Usage {
+    pub(crate) cpu_seconds: f64,
+    pub(crate) resident_bytes: u64,
+    /// The most that was resident at a time.
+    pub(crate) peak_bytes: u64,
 }
 
 impl ControlPlane {
@@ -111,14 +113,13 @@ impl ControlPlane {
     /// # Errors
     /// One cannot be killed.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
-        for process in [&mut self.destination, &mut self.policy] {
-            process.child.kill().await.with_context(|| format!("kill weft-control-plane {}", process.name))?;
-        }
-        Ok(())
+        self.destination.kill().await?;
+        self.policy.kill().await
     }
 }
 
 impl Process {
+    /// Starts a service of the control plane.
     async fn start(name: &'static str, kubeconfig: &Path, namespace: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let program = binaries::directory()?.join("weft-control-plane");
         let mut command = Command::new(&program);
@@ -129,26 +130,44 @@ impl Process {
             .args(["--controller-namespace", namespace, "--log-format", "json", "--log-level", LOG_LEVEL])
             .args(["--admin-addr", "127.0.0.1:0", &format!("--{name}-addr"), "127.0.0.1:0"])
             .args(arguments);
+        Self::spawn(name, name, command).await
+    }
+
+    /// Starts a program that logs in JSON, and returns when it has said where it serves `service` and its admin server.
+    ///
+    /// # Errors
+    /// It ends or does not say so in time; the message ends with its log.
+    pub(crate) async fn spawn(name: &'static str, service: &'static str, mut command: Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
-        let pid = child.id().with_context(|| format!("weft-control-plane {name} ended at once"))?;
+        let mut child =
+            command.spawn().with_context(|| format!("start {}", command.as_std().get_program().to_string_lossy()))?;
+        let pid = child.id().with_context(|| format!("{name} ended at once"))?;
         let log = Arc::<Mutex<Log>>::default();
         tokio::spawn(log::read(child.stdout.take(), log.clone()));
         tokio::spawn(log::read(child.stderr.take(), log.clone()));
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut process = Self { name, child, pid, log, address: unknown, admin: unknown };
-        (process.address, process.admin) =
-            process.wait("start", STARTS_WITHIN, async |process| process.bound()).await?;
+        let bound = async |process: &Self| {
+            let log = process.log();
+            Ok((log.address(service)?, log.address("admin")?))
+        };
+        (process.address, process.admin) = process.wait("start", STARTS_WITHIN, bound).await?;
         Ok(process)
     }
 
-    /// The addresses that it says it serves at.
-    fn bound(&self) -> anyhow::Result<(SocketAddr, SocketAddr)> {
-        let log = self.log();
-        Ok((log.address(self.name)?, log.address("admin")?))
+    /// Ends it.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill().await.with_context(|| format!("kill {}", self.name))
     }
 
-    async fn ready(&mut self) -> anyhow::Result<()> {
+    /// Waits until it says that it is ready.
+    ///
+    /// # Errors
+    /// It ends or is not ready in time; the message ends with its log.
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
         let ask = async |process: &Self| match get(process.admin, "/ready").await? {
             (200, _) => Ok(()),
             (status, body) => bail!("{status} {}", body.trim()),
@@ -177,9 +196,9 @@ impl Process {
     }
 
     /// Fails if it ended.
-    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
-            Some(status) => bail!("weft-control-plane {} ended ({status}):\n{}", self.name, self.tail()),
+            Some(status) => bail!("{} ended ({status}):\n{}", self.name, self.tail()),
             None => Ok(()),
         }
     }
@@ -196,8 +215,8 @@ impl Process {
     ///
     /// # Errors
     /// It ended.
-    pub(super) fn usage(&self) -> anyhow::Result<Usage> {
-        usage(self.pid).with_context(|| format!("weft-control-plane {} ended:\n{}", self.name, self.tail()))
+    pub(crate) fn usage(&self) -> anyhow::Result<Usage> {
+        usage(self.pid).with_context(|| format!("{} ended:\n{}", self.name, self.tail()))
     }
 
     /// Its requests to the API server so far; `None` if its log names none.
@@ -210,11 +229,12 @@ impl Process {
 ///
 /// # Errors
 /// There is no such process.
-pub(super) fn usage(pid: u32) -> anyhow::Result<Usage> {
+pub(crate) fn usage(pid: u32) -> anyhow::Result<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let cpu_seconds = cpu_seconds(&stat, rustix::param::clock_ticks_per_second())
         .with_context(|| format!("/proc/{pid}/stat has another format"))?;
-    Ok(Usage { cpu_seconds, resident_bytes: Footprint::of(pid)?.resident_bytes })
+    let Footprint { resident_bytes, peak_bytes, .. } = Footprint::of(pid)?;
+    Ok(Usage { cpu_seconds, resident_bytes, peak_bytes })
 }
 
 /// User and system time of a line of /proc/PID/stat (proc_pid_stat(5)): its 14th and 15th field.
@@ -230,7 +250,7 @@ fn cpu_seconds(stat: &str, ticks_per_second: u64) -> Option<f64> {
 ///
 /// # Errors
 /// There is no answer.
-pub(super) async fn get(admin: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+pub(crate) async fn get(admin: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
     let asked = async {
         let mut stream = TcpStream::connect(admin).await?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n");

@@ -46,7 +46,7 @@ pub(super) struct Surroundings {
 }
 
 /// The published Service.
-pub(super) struct ManyEndpoints {
+pub(crate) struct ManyEndpoints {
     published: PathBuf,
     endpoints: u32,
 }
@@ -86,7 +86,7 @@ impl ManyEndpoints {
     }
 
     /// Where the client dials.
-    pub(super) fn target() -> SocketAddr {
+    pub(crate) fn target() -> SocketAddr {
         SocketAddr::from((CLUSTER_IP, server::HTTP1))
     }
 

@@ -47,7 +47,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(8);
 const TRIAL: Duration = Duration::from_millis(100);
 
 /// A running sandbox with its processes.
-pub(super) struct Site {
+pub(crate) struct Site {
     kind: Kind,
     mesh: Mesh,
     client: Actor,
@@ -60,9 +60,9 @@ pub(super) struct Site {
 
 /// The processes between client and server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Proxies {
+pub(crate) struct Proxies {
     /// In the client's pod.
-    pub(super) outbound: u32,
+    pub(crate) outbound: u32,
     /// In the server's pod.
     pub(super) inbound: u32,
 }
@@ -97,7 +97,7 @@ impl Kind {
 ///
 /// # Errors
 /// One does not start, or its connections take another path, so that its numbers would mean something else.
-pub(super) async fn start(
+pub(crate) async fn start(
     sites: &mut Vec<Site>,
     contenders: &[Contender],
     baseline: Option<&PathBuf>,
@@ -119,7 +119,7 @@ pub(super) async fn start(
 ///
 /// # Errors
 /// It was not started.
-pub(super) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
+pub(crate) fn find(sites: &mut [Site], contender: Contender) -> anyhow::Result<&mut Site> {
     let serves = |site: &&mut Site| match contender {
         Contender::Weft | Contender::Tapped | Contender::Opaque => site.kind == Kind::Present,
         Contender::Workers2 => site.kind == Kind::Workers2,
@@ -222,7 +222,7 @@ impl Site {
     ///
     /// # Errors
     /// A process ended.
-    pub(super) async fn measure(
+    pub(crate) async fn measure(
         &mut self,
         contender: Contender,
         target: SocketAddr,
@@ -285,7 +285,7 @@ impl Site {
     ///
     /// # Errors
     /// One has ended.
-    pub(super) fn proxies(&self, contender: Contender) -> anyhow::Result<Option<Proxies>> {
+    pub(crate) fn proxies(&self, contender: Contender) -> anyhow::Result<Option<Proxies>> {
         if let Some(pair) = self.pairs.get(&contender) {
             let (outbound, inbound) = pair.pids()?;
             return Ok(Some(Proxies { outbound, inbound }));
@@ -305,7 +305,7 @@ impl Site {
     ///
     /// # Errors
     /// They are not answered in time.
-    pub(super) async fn publish_endpoints(
+    pub(crate) async fn publish_endpoints(
         &mut self,
         contender: Contender,
         number: u32,
@@ -333,6 +333,14 @@ impl Site {
         Ok(endpoints)
     }
 
+    /// The metrics of the client's proxy.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) async fn scrape(&self) -> anyhow::Result<String> {
+        self.mesh.admin(NAMESPACE, "client", "/metrics").await
+    }
+
     /// Where the client dials.
     pub(super) fn target(&self, contender: Contender, protocol: Protocol) -> anyhow::Result<SocketAddr> {
         if let Some(pair) = self.pairs.get(&contender) {
@@ -356,7 +364,7 @@ impl Site {
     ///
     /// # Errors
     /// Something could not be removed.
-    pub(super) async fn stop(self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
         let Self { mesh, client, server, .. } = self;
         client.kill().await?;
         server.kill().await?;
