@@ -14,6 +14,7 @@ mod edges;
 mod inbound;
 mod outbound;
 mod render;
+mod resume;
 mod routes;
 mod scope;
 mod screen;

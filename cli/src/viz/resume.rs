@@ -1,0 +1,201 @@
+//! A tap that outlives the pod of weft-viz that began it: when that pod ends, another one is asked for the same.
+//!
+//! What happens is an event of its own, among the problems of pods, so that every reader says it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt as _, stream};
+use tokio::time::{Instant, sleep};
+use tonic::{Code, Request, Status};
+use weft_proto::viz::{TapEvent, TapRequest, tap_event, viz_server::Viz};
+use weft_viz_core::rpc::TapStream;
+
+use crate::component::NAMESPACE;
+
+/// How long another pod is looked for: a roll-out starts it before the old one ends, an eviction afterwards.
+const WITHIN: Duration = Duration::from_secs(120);
+/// The pause before each attempt.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The events of a tap that has begun, and of those that follow it.
+pub(super) fn resumed<V>(
+    viz: Arc<V>,
+    request: TapRequest,
+    first: TapStream,
+) -> impl Stream<Item = Result<TapEvent, Status>> + Send
+where
+    V: Viz<TapStream = TapStream>,
+{
+    stream::unfold(Some(Resumed { viz, request, events: Some(first) }), |state| async {
+        let mut tap = state?;
+        match tap.next().await {
+            Ok(event) => Some((Ok(event), Some(tap))),
+            Err(status) => Some((Err(status), None)),
+        }
+    })
+}
+
+struct Resumed<V> {
+    viz: Arc<V>,
+    request: TapRequest,
+    /// `None` while another pod is looked for.
+    events: Option<TapStream>,
+}
+
+impl<V: Viz<TapStream = TapStream>> Resumed<V> {
+    async fn next(&mut self) -> Result<TapEvent, Status> {
+        if let Some(events) = &mut self.events {
+            let ended = match events.next().await {
+                Some(Ok(event)) => return Ok(event),
+                Some(Err(status)) if is_of_the_pod(&status) => status.message().to_owned(),
+                Some(Err(status)) => return Err(status),
+                None => "it ended the tap".to_owned(),
+            };
+            self.events = None;
+            return Ok(remark(format!("{ended}; another pod of it is asked")));
+        }
+        let deadline = Instant::now() + WITHIN;
+        loop {
+            sleep(PAUSE).await;
+            match self.viz.tap(Request::new(self.request.clone())).await {
+                Ok(events) => {
+                    self.events = Some(events.into_inner());
+                    return Ok(remark("the tap goes on; requests in between are not shown".to_owned()));
+                }
+                Err(status) if is_of_the_pod(&status) && Instant::now() < deadline => {}
+                Err(status) => return Err(status),
+            }
+        }
+    }
+}
+
+/// Whether a failure is that of a pod or of the way to it, and not an answer to this caller.
+fn is_of_the_pod(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
+}
+
+fn remark(why: String) -> TapEvent {
+    TapEvent {
+        namespace: NAMESPACE.to_owned(),
+        pod: "weft-viz".to_owned(),
+        event: Some(tap_event::Event::Problem(why)),
+        ..TapEvent::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::Mutex};
+
+    use tonic::Response;
+    use weft_proto::viz::{
+        EdgesRequest, EdgesResponse, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse, StatInboundRequest,
+        StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse,
+    };
+
+    use super::*;
+
+    type Events = Vec<Result<TapEvent, Status>>;
+
+    /// Answers taps in this order, and nothing else; afterwards no pod is ready.
+    #[derive(Default)]
+    struct FakeViz(Mutex<VecDeque<Result<Events, Status>>>);
+
+    fn none<A>() -> Result<Response<A>, Status> {
+        Err(Status::unimplemented("only taps"))
+    }
+
+    #[tonic::async_trait]
+    impl Viz for FakeViz {
+        type TapStream = TapStream;
+
+        async fn stat(&self, _: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
+            none()
+        }
+
+        async fn stat_inbound(&self, _: Request<StatInboundRequest>) -> Result<Response<StatInboundResponse>, Status> {
+            none()
+        }
+
+        async fn stat_outbound(
+            &self,
+            _: Request<StatOutboundRequest>,
+        ) -> Result<Response<StatOutboundResponse>, Status> {
+            none()
+        }
+
+        async fn routes(&self, _: Request<RoutesRequest>) -> Result<Response<RoutesResponse>, Status> {
+            none()
+        }
+
+        async fn edges(&self, _: Request<EdgesRequest>) -> Result<Response<EdgesResponse>, Status> {
+            none()
+        }
+
+        async fn series(&self, _: Request<SeriesRequest>) -> Result<Response<SeriesResponse>, Status> {
+            none()
+        }
+
+        async fn tap(&self, request: Request<TapRequest>) -> Result<Response<TapStream>, Status> {
+            assert_eq!(request.into_inner(), question());
+            let next = self.0.lock().unwrap().pop_front();
+            let events = next.unwrap_or_else(|| Err(Status::unavailable("no pod of weft-viz is ready")))?;
+            Ok(Response::new(Box::pin(stream::iter(events))))
+        }
+    }
+
+    fn question() -> TapRequest {
+        TapRequest { path: "/api".to_owned(), ..TapRequest::default() }
+    }
+
+    fn event(id: &str) -> Result<TapEvent, Status> {
+        Ok(TapEvent { id: id.to_owned(), ..TapEvent::default() })
+    }
+
+    /// What a reader sees: ids, remarks, and the code at the end.
+    async fn seen(first: Events, then: impl IntoIterator<Item = Result<Events, Status>>) -> Vec<String> {
+        let viz = Arc::new(FakeViz(Mutex::new(then.into_iter().collect())));
+        let events = resumed(viz, question(), Box::pin(stream::iter(first)));
+        let shown = |event: Result<TapEvent, Status>| match event {
+            Ok(TapEvent { event: Some(tap_event::Event::Problem(why)), namespace, pod, .. }) => {
+                format!("{namespace}/{pod}: {why}")
+            }
+            Ok(event) => event.id,
+            Err(status) => format!("{:?}", status.code()),
+        };
+        events.map(shown).collect().await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tap_goes_on_at_another_pod_and_says_so() {
+        let ends = || Err(Status::unavailable("weft-viz is shutting down"));
+        let later = [
+            Err(Status::unavailable("no pod of weft-viz is ready")),
+            Err(Status::internal("the connection broke")),
+            Ok(vec![event("2"), Err(Status::permission_denied("no longer"))]),
+        ];
+        let told = |what: &str| format!("linkerd-viz/weft-viz: {what}");
+        assert_eq!(
+            seen(vec![event("1"), ends()], later).await,
+            [
+                "1".to_owned(),
+                told("weft-viz is shutting down; another pod of it is asked"),
+                told("the tap goes on; requests in between are not shown"),
+                "2".to_owned(),
+                "PermissionDenied".to_owned(),
+            ]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tap_ends_where_there_is_no_other_pod_or_none_that_admits_it() {
+        let began = Instant::now();
+        let seen_alone = seen(vec![event("1")], []).await;
+        assert_eq!(seen_alone.last().map(String::as_str), Some("Unavailable"), "{seen_alone:?}");
+        assert!(began.elapsed() >= WITHIN && began.elapsed() < 2 * WITHIN);
+        let refused = seen(vec![], [Err(Status::unauthenticated("who are you"))]).await;
+        assert_eq!(refused.last().map(String::as_str), Some("Unauthenticated"), "{refused:?}");
+        // What is no pod's failure is not asked for again.
+        assert_eq!(seen(vec![Err(Status::resource_exhausted("too many"))], [Ok(vec![])]).await, ["ResourceExhausted"]);
+    }
+}
