@@ -41,17 +41,22 @@ pub(crate) enum Stream {
 pub(crate) struct Io<S> {
     inner: S,
     read_ahead: Bytes,
+    /// How many of the bytes that were read ahead are counted already: the first ones.
+    counted: usize,
     metrics: Option<Arc<TransportMetrics>>,
 }
 
 impl<S> Io<S> {
     /// Wraps a stream of which nothing has been read.
     pub(crate) fn new(inner: S) -> Self {
-        Self { inner, read_ahead: Bytes::new(), metrics: None }
+        Self { inner, read_ahead: Bytes::new(), counted: 0, metrics: None }
     }
 
     /// Puts bytes before those that are read next, including earlier read-ahead.
     pub(crate) fn read_again(&mut self, bytes: Bytes) {
+        if self.metrics.is_some() {
+            self.counted += bytes.len();
+        }
         if self.read_ahead.is_empty() {
             self.read_ahead = bytes;
         } else {
@@ -91,6 +96,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
+        let mut counted = 0;
         if this.read_ahead.is_empty() {
             ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         } else {
@@ -100,9 +106,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
             if this.read_ahead.is_empty() {
                 this.read_ahead = Bytes::new();
             }
+            counted = this.counted.min(length);
+            this.counted -= counted;
         }
         if let Some(metrics) = &this.metrics {
-            metrics.read((buf.filled().len() - before) as u64);
+            metrics.read((buf.filled().len() - before - counted) as u64);
         }
         Poll::Ready(Ok(()))
     }
@@ -185,5 +193,41 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         each!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+    use crate::metrics::{Direction, Labels, Peer, ProxyMetrics};
+
+    #[tokio::test]
+    async fn bytes_that_are_read_again_are_counted_once() {
+        let mut registry = prometheus_client::registry::Registry::default();
+        let metrics = ProxyMetrics::register(&mut registry);
+        let transport = Arc::new(metrics.transport(Direction::Outbound, Peer::Src, &Labels::new()));
+        let (mut client, server) = duplex(64);
+        client.write_all(b"0123456789").await.unwrap();
+        let mut stream = Io::new(server);
+        // Read before the connection is counted.
+        let mut first = [0; 4];
+        stream.read_exact(&mut first).await.unwrap();
+        stream.read_again(Bytes::copy_from_slice(&first));
+        let mut stream = stream.with_metrics(transport);
+        let mut piece = [0; 3];
+        for _ in 0..3 {
+            stream.read_exact(&mut piece).await.unwrap();
+            stream.read_again(Bytes::copy_from_slice(&piece));
+        }
+        drop(client);
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"0123456789");
+        let mut scraped = String::new();
+        prometheus_client::encoding::text::encode(&mut scraped, &registry).unwrap();
+        let counted = scraped.lines().find(|line| line.starts_with("tcp_read_bytes_total")).unwrap();
+        assert!(counted.ends_with(" 10"), "{counted}");
     }
 }
