@@ -4,9 +4,10 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Body as _;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -25,6 +26,9 @@ const MAX_SCRAPE_BYTES: usize = 16 * 1024 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Deadline of the beginning of a tap.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(7);
+/// The buffer that a connection reads into, and keeps until the next scrape. hyper's own grows to 408 KiB, of each of
+/// 1,000 proxies.
+const READ_BUFFER: usize = 16 * 1024;
 /// How long a connection stays for the next scrape: longer than the time between two.
 const IDLE: Duration = Duration::from_secs(30);
 /// The largest event of a tap: a request's headers.
@@ -61,6 +65,7 @@ impl Mesh {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(1)
+            .http1_read_buf_exact_size(READ_BUFFER)
             .build(connector);
         Self { pods, http, metrics }
     }
@@ -71,8 +76,16 @@ impl Mesh {
         if response.status() != StatusCode::OK {
             return Err(format!("its proxy answered {}", response.status()));
         }
-        let body = Limited::new(response.into_body(), MAX_SCRAPE_BYTES).collect().await;
-        Ok(body.map_err(|error| chain(&*error))?.to_bytes())
+        let mut body = Limited::new(response.into_body(), MAX_SCRAPE_BYTES);
+        let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or_default();
+        // Copied frame by frame: collected, the frames and the whole would be there at once.
+        let mut text = BytesMut::with_capacity(expected.min(MAX_SCRAPE_BYTES));
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(|error| chain(&*error))?.into_data() {
+                text.extend_from_slice(&data);
+            }
+        }
+        Ok(text.freeze())
     }
 }
 
