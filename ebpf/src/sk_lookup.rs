@@ -92,6 +92,7 @@ fn choose(slots: Slots, spread: u32) -> u8 {
 /// Tries all slots, starting at one: slots of closed listeners are empty. A dual-stack listener serves IPv4 too, so its
 /// slots come after those of IPv4; the kernel refuses it if it is IPv6 only.
 #[inline(always)]
+#[expect(clippy::needless_borrows_for_generic_args, reason = "by value, the key would be copied in every round")]
 fn assign(ctx: &SkLookupContext, key: &mut ListenerKey, first: u8, flags: u64) -> bool {
     let slots = u64::from(LISTENER_SLOTS);
     // Computed without a branch, as each one would double what the verifier follows: 0 for IPv4, 8 for IPv6.
