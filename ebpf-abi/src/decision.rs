@@ -67,32 +67,8 @@ pub struct Decision {
     pub remember: Remember,
     /// The connecting socket has to be released from its device; otherwise [`Verdict::DenyDevice`].
     pub release: bool,
-    /// The connection has to be given to this listener of the proxy; otherwise [`Verdict::DenyNoListener`].
-    pub steer_to: SteerTo,
-}
-
-/// A port on which the proxy listens, or none. As one number, because a program must not read the port of an option
-/// that is none, and LLVM does that before it asks whether it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SteerTo(u32);
-
-impl SteerTo {
-    /// No listener.
-    pub const NONE: Self = Self(0);
-
-    /// The listener on this port.
-    #[inline(always)]
-    #[must_use]
-    pub const fn port(port: u16) -> Self {
-        Self(1 << 16 | port as u32)
-    }
-
-    /// The port, if there is one.
-    #[inline(always)]
-    #[must_use]
-    pub const fn get(self) -> Option<u16> {
-        if self.0 == 0 { None } else { Some(self.0 as u16) }
-    }
+    /// The connection has to be given to the proxy's listener on this port; otherwise [`Verdict::DenyNoListener`].
+    pub steer_to: Option<u16>,
 }
 
 impl Decision {
@@ -106,7 +82,7 @@ impl Decision {
             Verdict::Redirect => Remember::Destination(kind::CLIENT),
             _ => Remember::Destination(kind::PASSED),
         };
-        Self { verdict, remember, release: false, steer_to: SteerTo::NONE }
+        Self { verdict, remember, release: false, steer_to: None }
     }
 }
 
@@ -184,8 +160,7 @@ pub fn decide_inbound(
     if local.is_loopback() || client.is_loopback() {
         // Where the proxy's user is not trusted, another socket of that user may share the port.
         let is_own = pod.has(pod::EXEMPTS_CGROUP) && local.is_loopback() && port == pod.outbound_port;
-        let steer_to = if is_own { SteerTo::port(port) } else { SteerTo::NONE };
-        return Decision { steer_to, ..Decision::of(Verdict::PassLoopback) };
+        return Decision { steer_to: is_own.then_some(port), ..Decision::of(Verdict::PassLoopback) };
     }
     // No other host can complete a handshake with one of the pod's own addresses as source: the answer stays in the
     // pod.
@@ -197,7 +172,7 @@ pub fn decide_inbound(
     }
     // Only for the proxy: an application could otherwise serve on this port around the proxy.
     if pod.control_port != 0 && port == pod.control_port && listens(port) {
-        return Decision { steer_to: SteerTo::port(port), ..Decision::of(Verdict::PassSkipPort) };
+        return Decision { steer_to: Some(port), ..Decision::of(Verdict::PassSkipPort) };
     }
     if skips_port() {
         return Decision::of(Verdict::PassSkipPort);
@@ -205,7 +180,7 @@ pub fn decide_inbound(
     if skips_subnet() {
         return Decision::of(Verdict::PassSkipSubnet);
     }
-    Decision { steer_to: SteerTo::port(pod.inbound_port), ..Decision::of(Verdict::Redirect) }
+    Decision { steer_to: Some(pod.inbound_port), ..Decision::of(Verdict::Redirect) }
 }
 
 /// Whether redirection is switched off. The node's switch comes first, because it is the wider one.

@@ -98,7 +98,7 @@ fn inbound_verdict(
     let bypassed = datapath.maps().bypassed()?;
     let arrival = Arrival { client: &client, local: &local, port };
     let decision = decide_inbound(Some(entry), &arrival, || bypassed, |_| controls, || skips_port, || skips_subnet);
-    match decision.steer_to.get() {
+    match decision.steer_to {
         Some(port) if !datapath.listens(cookie, entry, port)? => Ok(Verdict::DenyNoListener),
         _ => Ok(decision.verdict),
     }

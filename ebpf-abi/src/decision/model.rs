@@ -142,7 +142,7 @@ fn every_connect_is_decided_as_in_linkerds_chain() {
                 // A device-bound socket reaches the proxy on loopback only after its release; only inbound connections
                 // are steered.
                 let release = expected == Redirect && bound_to_device;
-                let expected = Decision { release, steer_to: SteerTo::NONE, ..Decision::of(expected) };
+                let expected = Decision { release, steer_to: None, ..Decision::of(expected) };
                 assert_eq!(decision, expected, "{destination:?} {caller:?} {flags:b}");
                 rows += 1;
             }
@@ -226,11 +226,11 @@ fn every_arrival_is_decided_as_in_linkerds_chain() {
                 };
                 let verdict = traverse(PREROUTING, &packet);
                 let steer_to = match verdict {
-                    Redirect => SteerTo::port(4143),
-                    PassSkipPort if port == 4190 && control_listens => SteerTo::port(4190),
+                    Redirect => Some(4143),
+                    PassSkipPort if port == 4190 && control_listens => Some(4190),
                     // A strict pod's proxy shares its outbound port with no one.
-                    PassLoopback if is_strict && port == 4140 && local.is_loopback() => SteerTo::port(4140),
-                    _ => SteerTo::NONE,
+                    PassLoopback if is_strict && port == 4140 && local.is_loopback() => Some(4140),
+                    _ => None,
                 };
                 let expected = Decision { steer_to, ..Decision::of(verdict) };
                 assert_eq!(decision, expected, "{client:?} to {local:?}:{port} {flags:b}");

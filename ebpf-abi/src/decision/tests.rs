@@ -70,7 +70,7 @@ fn inbound(client: &str, local: &str, port: u16, listening: bool) -> Verdict {
     let arrival = Arrival { client: &client, local: &local, port };
     let skips_port = || skipped.contains(&port);
     let decision = decide_inbound(Some(&pod()), &arrival, || false, |_| listening, skips_port, || from_skipped_subnet);
-    if decision.steer_to.get().is_some() && !listening { DenyNoListener } else { decision.verdict }
+    if decision.steer_to.is_some() && !listening { DenyNoListener } else { decision.verdict }
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Bench {
     /// The options contradict each other, or there is no API server.
     pub fn new(args: Args) -> anyhow::Result<Self> {
         let plan = Plan::new(&format!("weft-bench-{}", std::process::id()), args.size()?);
-        let cluster = Cluster::choose(args.kubeconfig.as_deref(), args.lab.as_deref())?;
+        let cluster = Cluster::choose(&args.api_server)?;
         Ok(Self { args, plan, cluster })
     }
 

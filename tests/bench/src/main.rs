@@ -179,47 +179,40 @@ async fn bench(subject: Subject) -> anyhow::Result<ExitCode> {
 async fn control_plane(args: control_plane::args::Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let mut bench = Bench::new(args)?;
-    let outcome = tokio::select! {
-        outcome = bench.run() => Some(outcome),
-        () = told_to_stop() => None,
-    };
-    let removed = bench.remove().await;
-    if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
-        println!("{left:#}");
-    }
-    let Some(report) = outcome.transpose()? else { return removed.map(|()| ExitCode::from(130)) };
-    if json {
-        println!("{}", serde_json::to_string(&report)?);
-    }
-    removed.map(|()| ExitCode::SUCCESS)
+    let outcome = until_told_to_stop(bench.run()).await;
+    conclude(json, outcome, bench.remove().await, |_| ExitCode::SUCCESS)
 }
 
 async fn collect_metrics(args: viz::args::Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let mut bench = viz::Bench::new(args)?;
-    let outcome = tokio::select! {
-        outcome = bench.run() => Some(outcome),
-        () = told_to_stop() => None,
-    };
-    let removed = bench.remove().await;
-    if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
-        println!("{left:#}");
-    }
-    let Some(report) = outcome.transpose()? else { return removed.map(|()| ExitCode::from(130)) };
-    if json {
-        println!("{}", serde_json::to_string(&report)?);
-    }
-    removed.map(|()| ExitCode::SUCCESS)
+    let outcome = until_told_to_stop(bench.run()).await;
+    conclude(json, outcome, bench.remove().await, |_| ExitCode::SUCCESS)
 }
 
 async fn compare_proxies(args: proxy::Args) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let mut bench = proxy::Bench::new(args)?;
-    let outcome = tokio::select! {
-        outcome = bench.run() => Some(outcome),
+    let outcome = until_told_to_stop(bench.run()).await;
+    let code = |report: &proxy::Report| if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    conclude(json, outcome, bench.remove().await, code)
+}
+
+/// The outcome of a measurement; `None` if it was told to stop before.
+async fn until_told_to_stop<T>(measuring: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        outcome = measuring => Some(outcome),
         () = told_to_stop() => None,
-    };
-    let removed = bench.remove().await;
+    }
+}
+
+/// Prints a report as JSON if that was asked for. What could not be removed is an error of its own.
+fn conclude<R: Serialize>(
+    json: bool,
+    outcome: Option<anyhow::Result<R>>,
+    removed: anyhow::Result<()>,
+    code: impl FnOnce(&R) -> ExitCode,
+) -> anyhow::Result<ExitCode> {
     if let (Some(Err(_)), Err(left)) = (&outcome, &removed) {
         println!("{left:#}");
     }
@@ -227,7 +220,7 @@ async fn compare_proxies(args: proxy::Args) -> anyhow::Result<ExitCode> {
     if json {
         println!("{}", serde_json::to_string(&report)?);
     }
-    removed.map(|()| if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    removed.map(|()| code(&report))
 }
 
 fn report_churn(churn: &Churn, json: bool) -> anyhow::Result<ExitCode> {

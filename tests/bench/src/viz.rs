@@ -99,7 +99,7 @@ impl Bench {
     /// There is no API server.
     pub fn new(args: Args) -> anyhow::Result<Self> {
         let wants_cluster = args.wants(Part::Minute) || args.wants(Part::Window);
-        let choose = || Cluster::choose(args.kubeconfig.as_deref(), args.lab.as_deref());
+        let choose = || Cluster::choose(&args.api_server);
         let cluster = wants_cluster.then(choose).transpose()?;
         Ok(Self { run: format!("weft-bench-{}", std::process::id()), args, cluster, sites: Vec::new() })
     }

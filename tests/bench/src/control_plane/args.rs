@@ -66,6 +66,14 @@ pub struct Args {
     /// Rollout: pods that are restarted, at a quarter of --changes-per-second, because each takes four writes
     #[arg(long, default_value_t = 1000, value_parser = value_parser!(u32).range(1..=100_000))]
     pub rollout_pods: u32,
+    /// Where the objects are.
+    #[command(flatten)]
+    pub api_server: ApiServer,
+}
+
+/// The API server of a bench.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ApiServer {
     /// An API server that runs, whose objects of this bench are removed at the end [default: one that is started for it]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

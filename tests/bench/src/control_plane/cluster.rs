@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 use weft_test_kit::wait::until;
 
-use super::{api::Api, objects::RUN_LABEL};
+use super::{api::Api, args::ApiServer, objects::RUN_LABEL};
 
 /// The first start builds Kubernetes.
 const STARTS_WITHIN: Duration = Duration::from_secs(3600);
@@ -49,14 +49,15 @@ impl Cluster {
     ///
     /// # Errors
     /// There is neither a kubeconfig nor a program that starts one.
-    pub(crate) fn choose(kubeconfig: Option<&Path>, lab: Option<&Path>) -> anyhow::Result<Self> {
+    pub(crate) fn choose(server: &ApiServer) -> anyhow::Result<Self> {
         let installed = Vec::new();
-        if let Some(kubeconfig) = kubeconfig {
-            return Ok(Self { kubeconfig: kubeconfig.to_owned(), own: None, installed });
+        if let Some(kubeconfig) = &server.kubeconfig {
+            return Ok(Self { kubeconfig: kubeconfig.clone(), own: None, installed });
         }
-        let lab = lab
-            .context("no API server: run this with `cargo xtask bench`, or name one that runs with --kubeconfig")?
-            .to_owned();
+        let lab = server
+            .lab
+            .clone()
+            .context("no API server: run this with `cargo xtask bench`, or name one that runs with --kubeconfig")?;
         let own = Own { lab, name: format!("bench-{}", std::process::id()) };
         Ok(Self { kubeconfig: PathBuf::new(), own: Some(own), installed })
     }

@@ -1,8 +1,8 @@
 //! The options of `weft-bench viz`.
 
-use std::path::PathBuf;
-
 use clap::{ValueEnum, value_parser};
+
+use crate::control_plane::args::ApiServer;
 
 /// Options of `weft-bench viz`.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,12 +35,9 @@ pub struct Args {
     /// have are there sooner
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=60))]
     pub interval_seconds: u32,
-    /// An API server that runs, whose objects of this bench are removed at the end [default: one that is started for it]
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Program that starts the API server; cargo xtask bench sets it
-    #[arg(long, value_name = "FILE", env = "WEFT_LAB", hide_env_values = true)]
-    pub lab: Option<PathBuf>,
+    /// Where the objects are.
+    #[command(flatten)]
+    pub api_server: ApiServer,
 }
 
 /// A part of the bench of weft-viz.
