@@ -6,12 +6,11 @@
 
 use core::{
     hint::black_box,
-    mem::transmute,
     ptr::{read_volatile, write_volatile},
 };
 
 use aya_ebpf::bindings::{bpf_sk_lookup, bpf_sock, bpf_sock_addr, bpf_sock_ops};
-use weft_ebpf_abi::{address::Address, verdict::Verdict};
+use weft_ebpf_abi::address::Address;
 
 pub(crate) const SOCK_STREAM: u32 = 1;
 pub(crate) const IPPROTO_TCP: u32 = 6;
@@ -154,27 +153,6 @@ pub(crate) fn ends(ops: *mut bpf_sock_ops) -> (End, End) {
         let local = if remote.is_v4() { local_v4 } else { Address { words: local_v6 } };
         (End { address: local, port: local_port }, End { address: remote, port: remote_port })
     }
-}
-
-/// The family of an incoming connection: [`AF_INET`] or [`AF_INET6`].
-#[inline(always)]
-pub(crate) fn family(context: *mut bpf_sk_lookup) -> u32 {
-    // SAFETY: as in `is_tcp`.
-    unsafe { read_volatile(&raw const (*context).family) }
-}
-
-/// Every number of four bits is a verdict's.
-const _: () = assert!(Verdict::ALL.len() == 16);
-
-/// The same verdict, as one that the verifier does not know. It would else follow all that comes after a decision,
-/// loops included, once for each verdict.
-#[inline(always)]
-pub(crate) fn opaque(context: *mut bpf_sk_lookup, verdict: Verdict) -> Verdict {
-    // Both families are smaller than 16, which the verifier cannot know.
-    let zero = u64::from(family(context) >> 4);
-    let number = black_box((zero ^ verdict as u64) & 15) as u8;
-    // SAFETY: the number has four bits; it is the verdict's.
-    unsafe { transmute::<u8, Verdict>(number) }
 }
 
 /// The client's and the local end of an incoming connection. Without a branch: the verifier follows each branch through

@@ -2,11 +2,11 @@
 //! every pod has a stub of a few instructions, attached to its namespace, that leaves the pod's cookie and calls this one
 //! (the agent's `steering`). Without a listener, and without the pod's entry, connections are refused.
 
-use core::hint::black_box;
+use core::{hint::black_box, ptr::read_volatile};
 
 use aya_ebpf::{bindings::sk_action, macros::sk_lookup, programs::SkLookupContext};
 use weft_ebpf_abi::{
-    decision::{Arrival, decide_inbound},
+    decision::{Arrival, Decision, decide_inbound},
     pod::{EXEMPTS_CGROUP, Pod},
     socket::{LISTENER_SLOTS, ListenerKey, Slots},
     switch,
@@ -14,7 +14,7 @@ use weft_ebpf_abi::{
 };
 
 use crate::{
-    context::{self, End},
+    context::{self, AF_INET, End},
     maps,
     trace::{self, Process},
 };
@@ -39,13 +39,7 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
         || pod.is_some_and(|pod| maps::skips_port(pod, netns_cookie, Direction::Inbound, local.port)),
         || pod.is_some_and(|pod| maps::skips_subnet(pod, netns_cookie, &client.address)),
     );
-    // From here on there is one way for all decisions, as the verifier sees it.
-    let mut verdict = context::opaque(context, decision.verdict);
-    if let (Some(pod), Some(port)) = (pod, black_box(decision.steer_to).get())
-        && !steer(&ctx, netns_cookie, pod, port, &client)
-    {
-        verdict = Verdict::DenyNoListener;
-    }
+    let verdict = steer(&ctx, netns_cookie, pod, decision, &client);
     if verdict == Verdict::PassLoopback || verdict == Verdict::PassOwnAddress {
         // The connect program has reported the other end.
         return sk_action::SK_PASS;
@@ -63,9 +57,10 @@ pub fn weft_sk_lookup(ctx: SkLookupContext) -> u32 {
     if verdict.is_refusal() { sk_action::SK_DROP } else { sk_action::SK_PASS }
 }
 
-/// Assigns the connection to a listener of the proxy on a port; false if there is none.
+/// Assigns the connection to a listener of the proxy if the decision requires it. Returns the final decision.
 #[inline(always)]
-fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, port: u16, client: &End) -> bool {
+fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: Option<&Pod>, decision: Decision, client: &End) -> Verdict {
+    let (Some(pod), Some(port)) = (pod, decision.steer_to) else { return decision.verdict };
     // In a strict pod the proxy's user is not trusted, and the kernel lets any socket of the same user join an
     // SO_REUSEPORT group: so this program chooses among the recorded listeners.
     let (first, flags) = if pod.has(EXEMPTS_CGROUP) {
@@ -75,8 +70,10 @@ fn steer(ctx: &SkLookupContext, netns_cookie: u64, pod: &Pod, port: u16, client:
     } else {
         (0, BPF_SK_LOOKUP_F_REPLACE)
     };
-    let mut key = ListenerKey { netns_cookie, owner: pod.proxy(), port, family: 0, slot: 0, pad: 0 };
-    assign(ctx, &mut key, first, flags)
+    let key = ListenerKey { netns_cookie, owner: pod.proxy(), port, family: 6, slot: 0, pad: 0 };
+    // SAFETY: the verifier checks every access to the context.
+    let is_v4 = unsafe { read_volatile(&raw const (*ctx.lookup).family) } == AF_INET;
+    if assign(ctx, key, is_v4, first, flags) { decision.verdict } else { Verdict::DenyNoListener }
 }
 
 /// One of the taken slots, by a number that differs between clients. The lowest slots are taken first; where one in
@@ -92,17 +89,13 @@ fn choose(slots: Slots, spread: u32) -> u8 {
 /// Tries all slots, starting at one: slots of closed listeners are empty. A dual-stack listener serves IPv4 too, so its
 /// slots come after those of IPv4; the kernel refuses it if it is IPv6 only.
 #[inline(always)]
-#[expect(clippy::needless_borrows_for_generic_args, reason = "by value, the key would be copied in every round")]
-fn assign(ctx: &SkLookupContext, key: &mut ListenerKey, first: u8, flags: u64) -> bool {
-    let slots = u64::from(LISTENER_SLOTS);
-    // Computed without a branch, as each one would double what the verifier follows: 0 for IPv4, 8 for IPv6.
-    let mut step = u64::from(context::family(ctx.lookup)) & slots;
+fn assign(ctx: &SkLookupContext, key: ListenerKey, is_v4: bool, first: u8, flags: u64) -> bool {
     // Not unrolled, which keeps the program small.
-    let end = black_box(2 * slots);
-    while step < end {
-        key.family = (4 + step / slots * 2) as u8;
-        key.slot = ((u64::from(first) + step) % slots) as u8;
-        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), &*key, flags).is_ok() {
+    let (mut step, end) = (if is_v4 { 0 } else { LISTENER_SLOTS }, black_box(2 * LISTENER_SLOTS));
+    while step < 2 * LISTENER_SLOTS && step < end {
+        let family = if step < LISTENER_SLOTS { 4 } else { 6 };
+        let key = ListenerKey { family, slot: (first + step) % LISTENER_SLOTS, ..key };
+        if maps::LISTENERS.redirect_sk_lookup(SkLookupContext::new(ctx.lookup), key, flags).is_ok() {
             return true;
         }
         step += 1;
