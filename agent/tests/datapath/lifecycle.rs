@@ -121,7 +121,7 @@ pub(crate) fn pods_program_is_a_stub(world: &mut World) {
     assert_eq!(shared.len(), 1, "one for all pods");
     assert!(stubs.len() >= 2, "one for each pod, and some in advance: {}", stubs.len());
     for stub in stubs {
-        // Since Linux 5.16 the kernel tells.
+        // Linux 5.16 and newer report it.
         let verified = stub.verified_instruction_count().unwrap_or_default();
         assert!(verified <= INSTRUCTIONS, "the verifier followed {verified} instructions");
         let bytes = stub.memory_locked().unwrap();

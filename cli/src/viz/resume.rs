@@ -1,6 +1,6 @@
 //! A tap that outlives the pod of weft-viz that began it: when that pod ends, another one is asked for the same.
 //!
-//! What happens is an event of its own, among the problems of pods, so that every reader says it.
+//! Each change of pod is a problem event, so that every reader shows it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -174,13 +174,13 @@ mod tests {
             Err(Status::internal("the connection broke")),
             Ok(vec![event("2"), Err(Status::permission_denied("no longer"))]),
         ];
-        let told = |what: &str| format!("linkerd-viz/weft-viz: {what}");
+        let remark = |what: &str| format!("linkerd-viz/weft-viz: {what}");
         assert_eq!(
             seen(vec![event("1"), ends()], later).await,
             [
                 "1".to_owned(),
-                told("weft-viz is shutting down; another pod of it is asked"),
-                told("the tap goes on; requests in between are not shown"),
+                remark("weft-viz is shutting down; another pod of it is asked"),
+                remark("the tap goes on; requests in between are not shown"),
                 "2".to_owned(),
                 "PermissionDenied".to_owned(),
             ]
