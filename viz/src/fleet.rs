@@ -4,10 +4,9 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::body::Body as _;
+use http_body_util::{BodyExt as _, Empty};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -16,12 +15,10 @@ use tokio::time::timeout;
 use tonic::{Streaming, transport::Endpoint};
 use weft_proto::linkerd::tap::{ObserveRequest, TapEvent, tap_client::TapClient};
 use weft_runtime::error::chain;
-use weft_viz_core::fleet::{Fleet, Pod};
+use weft_viz_core::fleet::{Exposition, Fleet, Pod};
 
 use crate::{metrics::VizMetrics, pods::Pods};
 
-/// The largest scrape: a proxy with thousands of routes and destinations writes some megabytes.
-const MAX_SCRAPE_BYTES: usize = 16 * 1024 * 1024;
 /// Deadline of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Deadline of the beginning of a tap.
@@ -70,22 +67,21 @@ impl Mesh {
         Self { pods, http, metrics }
     }
 
-    async fn scrape(&self, url: String) -> Result<Bytes, String> {
+    /// Reads a proxy's metrics, and returns how many bytes they had.
+    async fn scrape(&self, url: String, metrics: &mut Exposition<'_>) -> Result<usize, String> {
         let request = Request::get(url).body(Empty::new()).map_err(|error| error.to_string())?;
         let response = self.http.request(request).await.map_err(|error| chain(&error))?;
         if response.status() != StatusCode::OK {
             return Err(format!("its proxy answered {}", response.status()));
         }
-        let mut body = Limited::new(response.into_body(), MAX_SCRAPE_BYTES);
-        let expected = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or_default();
-        // Copied frame by frame: collected, the frames and the whole would be there at once.
-        let mut text = BytesMut::with_capacity(expected.min(MAX_SCRAPE_BYTES));
+        let (mut body, mut size) = (response.into_body(), 0);
         while let Some(frame) = body.frame().await {
-            if let Ok(data) = frame.map_err(|error| chain(&*error))?.into_data() {
-                text.extend_from_slice(&data);
+            if let Ok(piece) = frame.map_err(|error| chain(&error))?.into_data() {
+                size += piece.len();
+                metrics.read(&piece)?;
             }
         }
-        Ok(text.freeze())
+        Ok(size)
     }
 }
 
@@ -94,13 +90,12 @@ impl Fleet for Mesh {
         self.pods.of_namespace(namespace).ok_or_else(|| "the cluster's pods are not listed yet".to_owned())
     }
 
-    async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
+    async fn metrics(&self, pod: &Pod, metrics: &mut Exposition<'_>) -> Result<(), String> {
         let ports = pod.proxy.ok_or("it has no proxy")?;
         let url = format!("http://{}/metrics", address(pod, ports.admin)?);
         let mut scrape = Scrape { metrics: &self.metrics, bytes: None };
-        let text = self.scrape(url).await?;
-        scrape.bytes = Some(text.len());
-        Ok(text)
+        scrape.bytes = Some(self.scrape(url, metrics).await?);
+        Ok(())
     }
 
     async fn tap(&self, pod: &Pod, request: ObserveRequest) -> Result<Streaming<TapEvent>, String> {

@@ -3,14 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hyper::body::Bytes;
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tonic::Streaming;
 use weft_k8s_api::observe;
 use weft_proto::linkerd::tap::{ObserveRequest, TapEvent, tap_client::TapClient};
 use weft_sandbox::{client::Sandbox, state::PodState};
-use weft_viz_core::fleet::{Fleet, Phase, Pod, ProxyPorts};
+use weft_viz_core::fleet::{Exposition, Fleet, Phase, Pod, ProxyPorts};
 
 use crate::{agent::reason, mesh::list, pod_network::PodNetwork};
 
@@ -52,11 +51,11 @@ impl Fleet for Direct {
         }
     }
 
-    async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
+    async fn metrics(&self, pod: &Pod, metrics: &mut Exposition<'_>) -> Result<(), String> {
         let port = pod.proxy.ok_or("has no proxy")?.admin;
         let answer = self.network().get(&pod.namespace, &pod.name, port, "/metrics").await?;
         match answer.status {
-            200 => Ok(Bytes::from(answer.body)),
+            200 => metrics.read(answer.body.as_bytes()),
             status => Err(format!("port {port} answered {status}: {}", answer.body.trim())),
         }
     }

@@ -7,22 +7,22 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use futures::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     error::RequestError,
+    exposition::Exposition,
     fleet::{Fleet, Phase, Pod},
     history::{History, WINDOW},
     intern::Interner,
 };
 
-/// The most text of one scrape, in bytes: some 200,000 lines.
-const MOST_TEXT: usize = 64 << 20;
 /// The most pods that are remembered after they are gone.
 const MOST_GONE: usize = 1000;
 
@@ -98,11 +98,6 @@ pub(crate) struct View {
     pub(crate) remark: Option<String>,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds a lock panics; if it did, the state would still be whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Proxy {
     fn new(pod: Arc<Pod>) -> Self {
         let state = ProxyState { pod, history: History::default(), error: None, attempted: None, gone: None };
@@ -110,7 +105,7 @@ impl Proxy {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, ProxyState> {
-        lock(&self.state)
+        self.state.lock()
     }
 }
 
@@ -159,7 +154,7 @@ impl<F: Fleet> Collector<F> {
     async fn look_at(&self, namespace: &str, pods: Vec<Arc<Pod>>, remark: Option<String>) -> View {
         let began = Instant::now();
         let proxies = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.asked.insert(namespace.to_owned(), began);
             state.update(namespace, &pods, began)
         };
@@ -178,12 +173,12 @@ impl<F: Fleet> Collector<F> {
     }
 
     async fn round(&self) {
-        let namespaces = lock(&self.state).forget(Instant::now());
+        let namespaces = self.state.lock().forget(Instant::now());
         for namespace in namespaces {
             // A fleet that does not know its pods now may know them at the next round; requests have the error.
             let Ok(pods) = self.fleet.pods(&namespace).await else { continue };
             let began = Instant::now();
-            let proxies = lock(&self.state).update(&namespace, &pods, began);
+            let proxies = self.state.lock().update(&namespace, &pods, began);
             join_all(proxies.iter().map(|proxy| async {
                 let _turn = proxy.turn.lock().await;
                 // A request may have been faster.
@@ -223,32 +218,29 @@ impl<F: Fleet> Collector<F> {
     }
 
     async fn scrape(&self, proxy: &Proxy) {
-        let pod = Arc::clone(&proxy.state().pod);
         let Ok(_slot) = self.slots.acquire().await else { return };
-        let began = Instant::now();
-        let answer = tokio::time::timeout(self.config.deadline, self.fleet.metrics(&pod)).await;
-        let answer = match answer {
-            Ok(Ok(text)) if text.len() > MOST_TEXT => {
-                Err(format!("its metrics are larger than {} MiB", MOST_TEXT >> 20))
-            }
-            Ok(answer) => answer,
-            Err(_) => Err(format!("no answer within {}s", self.config.deadline.as_secs_f32())),
+        let (pod, mut text) = {
+            let state = proxy.state();
+            (Arc::clone(&state.pod), Exposition::new(Arc::clone(state.history.lines()), &self.interner))
         };
+        let began = Instant::now();
+        let answer = tokio::time::timeout(self.config.deadline, self.fleet.metrics(&pod, &mut text)).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(format!("no answer within {}s", self.config.deadline.as_secs_f32())));
         // The proxy counts until it answers, not until it is read.
         let at = Instant::now();
         let mut state = proxy.state();
         state.attempted = Some(began);
-        state.error = None;
-        match answer {
-            Ok(text) => state.history.add(&text, at, &mut lock(&self.interner)),
-            Err(error) => state.error = Some(error),
+        state.error = answer.err();
+        if state.error.is_none() {
+            state.history.add(text.end(), at, self.interner.lock().bounds());
         }
     }
 
     /// How many proxies are remembered.
     #[cfg(test)]
     pub(crate) fn remembered(&self) -> usize {
-        lock(&self.state).proxies.len()
+        self.state.lock().proxies.len()
     }
 }
 

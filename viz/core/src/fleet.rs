@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, future::Future, sync::Arc};
 
-use bytes::Bytes;
 use weft_proto::linkerd::tap::{ObserveRequest, TapEvent};
+
+pub use crate::exposition::Exposition;
 
 /// A pod, meshed or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +59,8 @@ pub trait Fleet: Send + Sync + 'static {
     /// The pods of a namespace, of all when it is empty, as they are now.
     fn pods(&self, namespace: &str) -> impl Future<Output = Result<Vec<Arc<Pod>>, String>> + Send;
 
-    /// The text of a proxy's `/metrics`. The implementation bounds its size; the engine drops it after its deadline.
-    fn metrics(&self, pod: &Pod) -> impl Future<Output = Result<Bytes, String>> + Send;
+    /// Reads a proxy's `/metrics` into `metrics`, piece by piece, to the end. The engine drops it after its deadline.
+    fn metrics(&self, pod: &Pod, metrics: &mut Exposition<'_>) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Opens a tap at a proxy. It ends when the stream is dropped.
     fn tap(

@@ -1,8 +1,8 @@
 //! What one proxy counted: the differences between its scrapes, over the window.
 //!
 //! ```text
-//! scrape ─> each line: known by its hash? ─ yes ─> difference to the last value ─┐
-//!                             └─ no ─> labels ─> series (interned) ──────────────┴─> sum by series ─> Sample, in varints
+//! page ─> each line: in the page before? ─ yes ─> difference to its value ─┐
+//!                           └─ no ─> the number of its series ─────────────┴─> sum by series ─> Sample, in varints
 //! ```
 //!
 //! Differences are taken line by line, before lines become one series: a line that the proxy evicts, because nothing used it for ten
@@ -10,7 +10,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    hash::{BuildHasher, RandomState},
     sync::Arc,
     time::Duration,
 };
@@ -18,15 +17,12 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    family::{Reader, Series, Sort, known},
-    intern::Interner,
-    scrape::samples,
+    exposition::{Columns, Lines, Page},
+    family::{Family, Series},
 };
 
 /// How far back answers look.
 pub(crate) const WINDOW: Duration = Duration::from_secs(15 * 60);
-/// The most lines of a proxy that are kept apart. A proxy with 100 destinations has 6,000.
-const MOST_LINES: usize = 16 * 1024;
 /// The most series of a proxy.
 const MOST_SERIES: usize = 4 * 1024;
 /// How old the newest scrape of a shorter window may be: two intervals and a deadline.
@@ -35,30 +31,18 @@ const LATE: Duration = Duration::from_secs(30);
 const MOST_SAMPLES: usize = 900;
 
 /// A proxy's window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct History {
-    hasher: RandomState,
-    lines: HashMap<u64, Line, Identity>,
+    /// Of the last scrape.
+    lines: Arc<Lines>,
     series: Vec<Option<Entry>>,
-    numbers: HashMap<Arc<Series>, u32>,
-    free: Vec<u32>,
+    free: Vec<u16>,
     samples: VecDeque<Sample>,
     /// The bits of `process_start_time_seconds`.
     started: Option<u64>,
     scrapes: u32,
     /// Lines of the last scrape that were one too many.
     excess: u32,
-    differences: Vec<(u32, u8, f64)>,
-}
-
-/// A line of the exposition, by the hash of its name and labels.
-#[derive(Debug)]
-struct Line {
-    last: f64,
-    series: u32,
-    bound: u8,
-    /// The low bits of the last scrape that had it.
-    seen: u16,
 }
 
 #[derive(Debug)]
@@ -96,132 +80,92 @@ pub(crate) struct Span {
     pub(crate) length: Duration,
 }
 
-impl Default for History {
-    fn default() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            lines: HashMap::default(),
-            series: Vec::new(),
-            numbers: HashMap::new(),
-            free: Vec::new(),
-            samples: VecDeque::new(),
-            started: None,
-            scrapes: 0,
-            excess: 0,
-            differences: Vec::new(),
-        }
-    }
-}
-
 impl History {
-    /// Adds a scrape. Scrapes come in the order of their times.
-    pub(crate) fn add(&mut self, text: &[u8], at: Instant, interner: &mut Interner) {
+    /// The lines of the last scrape, which the next one is read beside.
+    pub(crate) fn lines(&self) -> &Arc<Lines> {
+        &self.lines
+    }
+
+    /// Adds a scrape that was read beside [`Self::lines`]. Scrapes come in the order of their times.
+    pub(crate) fn add(&mut self, page: Page, at: Instant, bounds: &[f64]) {
         let is_first = self.scrapes == 0;
         self.scrapes = self.scrapes.wrapping_add(1).max(1);
-        let seen = self.scrapes as u16;
-        let mut start = None;
-        samples(text, known, |(_, sort), line| {
-            if sort == Sort::Start {
-                start = Some(line.value.to_bits());
-            }
-        });
         // Its counters begin at zero. Where the process does not say when it started, falling counters alone tell.
-        let restarted = start.is_some() && self.started.is_some() && start != self.started;
-        self.started = start.or(self.started);
+        let restarted = page.started.is_some() && self.started.is_some() && page.started != self.started;
+        self.started = page.started.or(self.started);
         // A line that was not there before began at zero, unless the last scrape had no room for it.
         let new_lines_count = !is_first && (self.excess == 0 || restarted);
-        self.excess = 0;
-        let mut differences = std::mem::take(&mut self.differences);
-        let mut reader = Reader::default();
-        let mut found = 0;
-        samples(text, known, |(family, sort), line| {
-            let Some(family) = family else { return };
-            let value = line.value.max(0.0);
-            let hash = self.hasher.hash_one(line.series);
-            if let Some(known) = self.lines.get_mut(&hash) {
-                found += usize::from(known.seen != seen);
-                known.seen = seen;
-                let is_reset = restarted || value < known.last;
-                let difference = match sort {
-                    Sort::Gauge => value,
-                    _ if is_reset => value,
-                    _ => value - known.last,
-                };
-                known.last = value;
-                if difference > 0.0 {
-                    differences.push((known.series, known.bound, difference));
+        self.excess = page.excess;
+        let mut numbers = self.numbers(&page);
+        let mut new = page.new.into_iter();
+        let mut columns = Columns::with_capacity(page.lines.len());
+        let mut differences = Vec::new();
+        for line in page.lines {
+            let (last, series, bound) = match line.before {
+                Some(place) => {
+                    let (last, series, bound) = page.before.at(place);
+                    (Some(last), series, bound)
                 }
-                return;
-            }
-            let has_room = self.lines.len() < MOST_LINES;
-            let read = has_room.then(|| reader.read((family, sort), &line)).flatten();
-            let Some((read, bound)) = read else {
-                self.excess += u32::from(!has_room);
-                return;
+                None => {
+                    let Some(line) = new.next() else { break };
+                    let Some(series) = self.number(&mut numbers, line.series) else {
+                        self.excess += 1;
+                        continue;
+                    };
+                    (None, series, line.bound)
+                }
             };
-            let number = match sort {
-                Sort::Bucket => interner.bound(family, bound),
-                _ => Some(u8::MAX),
+            let Some(entry) = self.series[usize::from(series)].as_mut() else { continue };
+            entry.lines += 1;
+            let difference = match last {
+                _ if entry.series.family == Family::Open => line.value,
+                Some(last) if !restarted && line.value >= last => line.value - last,
+                Some(_) => line.value,
+                None if new_lines_count => line.value,
+                None => 0.0,
             };
-            let number = number.and_then(|bound| Some((bound, self.number(interner.series(read))?)));
-            let Some((bound, series)) = number else {
-                self.excess += 1;
-                return;
-            };
-            found += 1;
-            self.lines.insert(hash, Line { last: value, series, bound, seen });
-            if let Some(entry) = self.series[series as usize].as_mut() {
-                entry.lines += 1;
+            if difference > 0.0 {
+                differences.push((series, bound, difference));
             }
-            if value > 0.0 && (new_lines_count || sort == Sort::Gauge) {
-                differences.push((series, bound, value));
-            }
-        });
-        if found < self.lines.len() {
-            self.forget_lines(seen);
+            columns.push(line, series, bound);
         }
-        let bytes = self.encode(&mut differences, interner.bounds());
-        differences.clear();
-        differences.shrink_to(256);
-        self.differences = differences;
+        for series in page.before.series() {
+            if let Some(entry) = self.series[usize::from(*series)].as_mut() {
+                entry.lines -= 1;
+            }
+        }
+        self.lines = Arc::new(page.before.followed_by(columns));
+        let bytes = self.encode(&mut differences, bounds);
         self.samples.push_back(Sample { at, scrape: self.scrapes, bytes });
         self.forget_samples(at);
     }
 
+    /// The numbers of the series, where a page needs them. They are interned: one is known by its address.
+    fn numbers(&self, page: &Page) -> HashMap<*const Series, u16> {
+        let known =
+            (0..).zip(&self.series).filter_map(|(number, entry)| Some((Arc::as_ptr(&entry.as_ref()?.series), number)));
+        if page.new.is_empty() { HashMap::new() } else { known.collect() }
+    }
+
     /// The number of a series; `None` if there are too many.
-    fn number(&mut self, series: Arc<Series>) -> Option<u32> {
-        if let Some(number) = self.numbers.get(&series) {
+    fn number(&mut self, numbers: &mut HashMap<*const Series, u16>, series: Arc<Series>) -> Option<u16> {
+        if let Some(number) = numbers.get(&Arc::as_ptr(&series)) {
             return Some(*number);
         }
         if self.free.is_empty() && self.series.len() >= MOST_SERIES {
-            self.forget_series();
+            self.forget_series(numbers);
         }
         let number = match self.free.pop() {
             Some(number) => number,
             None if self.series.len() < MOST_SERIES => {
                 self.series.push(None);
-                u32::try_from(self.series.len() - 1).ok()?
+                u16::try_from(self.series.len() - 1).ok()?
             }
             None => return None,
         };
-        self.series[number as usize] = Some(Entry { series: Arc::clone(&series), lines: 0, counted: self.scrapes });
-        self.numbers.insert(series, number);
+        numbers.insert(Arc::as_ptr(&series), number);
+        self.series[usize::from(number)] = Some(Entry { series, lines: 0, counted: self.scrapes });
         Some(number)
-    }
-
-    /// Drops the lines that the last scrape did not have.
-    fn forget_lines(&mut self, seen: u16) {
-        let series = &mut self.series;
-        self.lines.retain(|_, line| {
-            let is_kept = line.seen == seen;
-            if !is_kept && let Some(entry) = series[line.series as usize].as_mut() {
-                entry.lines -= 1;
-            }
-            is_kept
-        });
-        if self.lines.capacity() > 4 * self.lines.len().max(64) {
-            self.lines.shrink_to_fit();
-        }
     }
 
     fn forget_samples(&mut self, now: Instant) {
@@ -234,18 +178,18 @@ impl History {
     }
 
     /// Frees the numbers of series without lines that no sample names.
-    fn forget_series(&mut self) {
+    fn forget_series(&mut self, numbers: &mut HashMap<*const Series, u16>) {
         let oldest = self.samples.front().map_or(self.scrapes, |sample| sample.scrape);
-        for (number, slot) in self.series.iter_mut().enumerate() {
+        for (number, slot) in (0..).zip(&mut self.series) {
             if let Some(entry) = slot.take_if(|entry| entry.lines == 0 && entry.counted < oldest) {
-                self.numbers.remove(&entry.series);
-                self.free.extend(u32::try_from(number));
+                numbers.remove(&Arc::as_ptr(&entry.series));
+                self.free.push(number);
             }
         }
     }
 
     /// The differences by series: number, then a count, or the number of buckets and (bound, observations) for each.
-    fn encode(&mut self, differences: &mut [(u32, u8, f64)], bounds: &[f64]) -> Box<[u8]> {
+    fn encode(&mut self, differences: &mut [(u16, u8, f64)], bounds: &[f64]) -> Box<[u8]> {
         let bound = |number: u8| bounds.get(usize::from(number)).copied().unwrap_or_default();
         differences
             .sort_by(|a, b| (a.0, bound(a.1)).partial_cmp(&(b.0, bound(b.1))).unwrap_or(std::cmp::Ordering::Equal));
@@ -255,7 +199,7 @@ impl History {
             let number = of_series[0].0;
             put(&mut bytes, u64::from(number - last));
             last = number;
-            if let Some(entry) = self.series[number as usize].as_mut() {
+            if let Some(entry) = self.series[usize::from(number)].as_mut() {
                 entry.counted = self.scrapes;
             }
             if of_series[0].1 == u8::MAX {
@@ -330,7 +274,7 @@ impl History {
             let is_newest = span.from + index + 1 == span.to;
             self.decode(sample, |number, counted| {
                 let Some(entry) = self.series.get(number).and_then(Option::as_ref) else { return };
-                let is_gauge = entry.series.family == crate::family::Family::Open;
+                let is_gauge = entry.series.family == Family::Open;
                 if is_gauge && !is_newest {
                     return;
                 }
@@ -382,16 +326,13 @@ impl History {
     /// An estimate of the memory that it holds, in bytes, without what proxies share.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
-        let table = |capacity: usize, entry: usize| capacity * 8 / 7 * (entry + 1);
         size_of::<Self>()
-            + table(self.lines.capacity(), size_of::<(u64, Line)>())
+            + self.lines.bytes()
             + self.series.capacity() * size_of::<Option<Entry>>()
-            + table(self.numbers.capacity(), size_of::<(Arc<Series>, u32)>())
-            + self.free.capacity() * 4
+            + self.free.capacity() * size_of::<u16>()
             + self.samples.capacity() * size_of::<Sample>()
             // The allocator's own for each.
             + self.samples.iter().map(|sample| sample.bytes.len() + 16).sum::<usize>()
-            + self.differences.capacity() * size_of::<(u32, u8, f64)>()
     }
 }
 
@@ -415,35 +356,6 @@ fn take(bytes: &mut &[u8]) -> Option<u64> {
         }
     }
     None
-}
-
-/// Keys are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-struct Identity;
-
-#[derive(Debug)]
-struct Is(u64);
-
-impl BuildHasher for Identity {
-    type Hasher = Is;
-
-    fn build_hasher(&self) -> Is {
-        Is(0)
-    }
-}
-
-impl std::hash::Hasher for Is {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |all, byte| all << 8 | u64::from(*byte));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number;
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod answer;
 mod collect;
 mod engine;
 mod error;
+mod exposition;
 mod family;
 pub mod fleet;
 mod history;

@@ -15,13 +15,14 @@ use std::{
     collections::{HashMap, HashSet},
     pin::Pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use futures::{Stream, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
@@ -33,7 +34,7 @@ use weft_proto::{
 };
 
 use crate::{
-    collect::{Collector, lock},
+    collect::Collector,
     error::RequestError,
     fleet::{Fleet, Phase, Pod},
     target::Target,
@@ -140,7 +141,7 @@ impl Rate {
 impl Tapping {
     /// Whether a request is to be shown.
     fn admits(&self) -> bool {
-        let admits = self.events.capacity() > 0 && lock(&self.rate).take(Instant::now());
+        let admits = self.events.capacity() > 0 && self.rate.lock().take(Instant::now());
         if !admits {
             self.skipped.fetch_add(1, Ordering::Relaxed);
         }

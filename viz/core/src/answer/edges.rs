@@ -6,15 +6,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use weft_proto::viz::{Edge, EdgesResponse, Resource};
 
 use super::{Connections, Reading, Requests, is_inbound, is_outbound};
 use crate::{
-    collect::{View, lock},
+    collect::View,
     family::{Family, Name, Series},
     intern::Interner,
     target::{Key, Kind, Pods, Target},
@@ -88,7 +89,7 @@ pub(crate) fn edges(
     );
     let coverage = reading.end();
     let rest = join(&mut edges, accepted, &accounts);
-    let interner = lock(interner);
+    let interner = interner.lock();
     let message = |source: Option<Resource>, destination: &Key, edge: &Found| Edge {
         source,
         destination: Some(destination.resource()),

@@ -1,16 +1,13 @@
 //! Outbound traffic by Service, route and backend.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use weft_proto::viz::{OutboundRow, StatOutboundResponse};
 
 use super::{Reading, Requests, route};
 use crate::{
-    collect::{View, lock},
+    collect::View,
     family::{Family, Name, Series},
     intern::Interner,
     target::{Key, Kind, Target},
@@ -58,7 +55,7 @@ pub(crate) fn outbound(
         },
     );
     let coverage = reading.end();
-    let interner = lock(interner);
+    let interner = interner.lock();
     let rows = found.into_iter().filter(|(_, row)| !row.http.is_empty() || row.retries > 0);
     let rows = rows
         .map(|((key, service, route, route_kind, backend), row)| OutboundRow {

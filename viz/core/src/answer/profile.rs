@@ -1,16 +1,13 @@
 //! Traffic by the route of a ServiceProfile.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use weft_proto::viz::{RouteRow, RoutesResponse};
 
 use super::{Reading, Requests, is_inbound};
 use crate::{
-    collect::{View, lock},
+    collect::View,
     family::{Family, Name, Series},
     intern::Interner,
     target::{Kind, Target},
@@ -68,7 +65,7 @@ pub(crate) fn routes(
         },
     );
     let coverage = reading.end();
-    let interner = lock(interner);
+    let interner = interner.lock();
     let rows = found.into_iter().filter(|(_, row)| !row.effective.is_empty() || !row.actual.is_empty());
     let rows = rows
         .map(|((service, route), row)| RouteRow {

@@ -1,16 +1,14 @@
 //! Golden metrics of one resource over time.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use weft_proto::viz::{Point, SeriesResponse};
 
 use super::{Connections, Reading, Requests, is_inbound, is_outbound};
 use crate::{
-    collect::{View, lock},
+    collect::View,
     family::{Family, Series},
     intern::Interner,
     target::{Pods, Target},
@@ -63,7 +61,7 @@ pub(crate) fn series(
         },
     );
     let coverage = reading.end();
-    let interner = lock(interner);
+    let interner = interner.lock();
     let points = ends.iter().zip(&found).map(|((age, _), (http, tcp))| Point {
         age_seconds: *age,
         http: http.golden(&interner),

@@ -1,16 +1,13 @@
 //! Inbound traffic by Server and route, with what policy refused.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use weft_proto::viz::{InboundRow, StatInboundResponse};
 
 use super::{Reading, Requests, is_inbound, route};
 use crate::{
-    collect::{View, lock},
+    collect::View,
     family::{Family, Name, Series},
     intern::Interner,
     target::{Key, Target},
@@ -59,7 +56,7 @@ pub(crate) fn inbound(
         },
     );
     let coverage = reading.end();
-    let interner = lock(interner);
+    let interner = interner.lock();
     let rows = found.into_iter().filter(|(_, row)| !row.http.is_empty() || row.denied + row.limited > 0);
     let rows = rows
         .map(|((key, server, route, route_kind), row)| InboundRow {

@@ -1,16 +1,13 @@
 //! Golden metrics of workloads, Services and authorities.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use weft_proto::viz::{StatResponse, StatRow};
 
 use super::{Connections, Reading, Requests, is_inbound, is_outbound};
 use crate::{
-    collect::{ProxyState, View, lock},
+    collect::{ProxyState, View},
     family::{Family, Name, Series},
     history::{Counted, Span},
     intern::Interner,
@@ -113,7 +110,7 @@ pub(crate) fn stat(
         row.tcp.asked(span);
     }
     let coverage = reading.end();
-    let interner = lock(interner);
+    let interner = interner.lock();
     let rows = found
         .into_iter()
         .filter(|(_, row)| row.pods != PodCounts::default() || !row.http.is_empty() || !row.tcp.is_empty());

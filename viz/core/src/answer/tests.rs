@@ -1,11 +1,8 @@
 //! Scrapes of made-up proxies in, rows out.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Arc};
 
-use bytes::Bytes;
+use parking_lot::Mutex;
 use tonic::Streaming;
 use weft_proto::{
     linkerd::tap::{ObserveRequest, TapEvent},
@@ -15,8 +12,8 @@ use weft_proto::{
 use super::*;
 use crate::{
     Config, Engine,
-    collect::{lock, tests::pod},
-    fleet::{Fleet, Pod},
+    collect::tests::pod,
+    fleet::{Exposition, Fleet, Pod},
 };
 
 /// Pods with a text for each scrape; the last one stays.
@@ -35,13 +32,13 @@ impl Fleet for Texts {
         Ok(self.pods.iter().filter(|pod| namespace.is_empty() || pod.namespace == namespace).cloned().collect())
     }
 
-    async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
+    async fn metrics(&self, pod: &Pod, metrics: &mut Exposition<'_>) -> Result<(), String> {
         let Some(texts) = self.texts.get(&pod.name) else { return Err("connection refused".to_owned()) };
-        let mut asked = lock(&self.asked);
+        let mut asked = self.asked.lock();
         let index = asked.entry(pod.name.clone()).or_default();
         let text = texts.get(*index).or(texts.last()).cloned().unwrap_or_default();
         *index += 1;
-        Ok(Bytes::from(text))
+        metrics.read(text.as_bytes())
     }
 
     async fn tap(&self, _pod: &Pod, _request: ObserveRequest) -> Result<Streaming<TapEvent>, String> {

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use weft_proto::linkerd::tap::{ObserveRequest, TapEvent};
 
 use super::*;
@@ -42,21 +41,22 @@ impl FakeFleet {
 
 impl Fleet for FakeFleet {
     async fn pods(&self, namespace: &str) -> Result<Vec<Arc<Pod>>, String> {
-        let pods = lock(&self.pods);
+        let pods = self.pods.lock();
         Ok(pods.iter().filter(|pod| namespace.is_empty() || pod.namespace == namespace).cloned().collect())
     }
 
-    async fn metrics(&self, pod: &Pod) -> Result<Bytes, String> {
+    async fn metrics(&self, pod: &Pod, metrics: &mut Exposition<'_>) -> Result<(), String> {
         let now = self.at_once.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_at_once.fetch_max(now, Ordering::SeqCst);
-        if lock(&self.silent).contains(&pod.name) {
+        if self.silent.lock().contains(&pod.name) {
             self.at_once.fetch_sub(1, Ordering::SeqCst);
             return std::future::pending().await;
         }
         tokio::task::yield_now().await;
         self.at_once.fetch_sub(1, Ordering::SeqCst);
         let count = self.scrapes.fetch_add(1, Ordering::SeqCst);
-        Ok(Bytes::from(format!("response_total{{direction=\"inbound\",classification=\"success\"}} {count}\n")))
+        let text = format!("response_total{{direction=\"inbound\",classification=\"success\"}} {count}\n");
+        metrics.read(text.as_bytes())
     }
 
     async fn tap(&self, _pod: &Pod, _request: ObserveRequest) -> Result<tonic::Streaming<TapEvent>, String> {
@@ -97,7 +97,7 @@ async fn requests_at_the_same_time_share_the_scrapes() {
 #[tokio::test]
 async fn a_proxy_that_does_not_answer_has_a_reason_and_delays_nobody_twice() {
     let collector = collector(FakeFleet::of([pod("shop", "web-0"), pod("shop", "web-1")]));
-    lock(&collector.fleet.silent).insert("web-1".to_owned());
+    collector.fleet.silent.lock().insert("web-1".to_owned());
     for _ in 0..3 {
         let view = collector.look("shop").await.unwrap();
         for proxy in &view.proxies {
@@ -116,7 +116,7 @@ async fn a_pod_that_is_replaced_by_one_of_its_name_counts_for_itself() {
     collector.look("shop").await.unwrap();
     let mut other = (*pod("shop", "web-0")).clone();
     other.uid = "another".to_owned();
-    *lock(&collector.fleet.pods) = vec![Arc::new(other)];
+    *collector.fleet.pods.lock() = vec![Arc::new(other)];
     let view = collector.look("shop").await.unwrap();
     // The first is gone, and counted in the window all the same.
     let there: Vec<bool> = view.proxies.iter().map(|proxy| proxy.state().is_there()).collect();
@@ -135,8 +135,8 @@ async fn rounds_keep_what_is_asked_for_and_forget_the_rest() {
     assert_eq!(collector.remembered(), 2);
     // Somebody goes on to ask for one of them.
     let later = Instant::now() + WINDOW;
-    lock(&collector.state).asked.insert("shop".to_owned(), later);
-    assert_eq!(lock(&collector.state).forget(later), ["shop"]);
+    collector.state.lock().asked.insert("shop".to_owned(), later);
+    assert_eq!(collector.state.lock().forget(later), ["shop"]);
     assert_eq!(collector.remembered(), 1);
     collector.round().await;
     assert_eq!(collector.fleet.scrapes.load(Ordering::SeqCst), 7);

@@ -2,13 +2,24 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::family::{Family, Name};
+use crate::{
+    exposition::{Exposition, MOST_LINES},
+    family::Name,
+    intern::Interner,
+};
 
 fn at(start: Instant, seconds: u64) -> Instant {
     start + Duration::from_secs(seconds)
+}
+
+fn add(history: &mut History, text: &[u8], at: Instant, interner: &Mutex<Interner>) {
+    let mut exposition = Exposition::new(Arc::clone(history.lines()), interner);
+    exposition.read(text).unwrap();
+    history.add(exposition.end(), at, interner.lock().bounds());
 }
 
 fn counted(history: &History, end: Instant, window: u64) -> BTreeMap<(Family, String), Counted> {
@@ -24,9 +35,9 @@ fn counted(history: &History, end: Instant, window: u64) -> BTreeMap<(Family, St
 
 /// Adds scrapes a second apart, and returns what was counted over all of them.
 fn total(texts: &[&str]) -> BTreeMap<(Family, String), Counted> {
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
     for (second, text) in texts.iter().enumerate() {
-        history.add(text.as_bytes(), at(start, second as u64), &mut interner);
+        add(&mut history, text.as_bytes(), at(start, second as u64), &interner);
     }
     counted(&history, at(start, texts.len() as u64 - 1), 900)
 }
@@ -96,14 +107,14 @@ fn a_bucket_has_its_own_observations_alone() {
         buckets(&[("1", 5), ("10", 6), ("2.0", 5), ("+Inf", 8)]),
         buckets(&[("1", 6), ("10", 9), ("2.0", 8), ("+Inf", 12)]),
     ];
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
-    history.add(texts[0].as_bytes(), start, &mut interner);
-    history.add(texts[1].as_bytes(), at(start, 1), &mut interner);
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
+    add(&mut history, texts[0].as_bytes(), start, &interner);
+    add(&mut history, texts[1].as_bytes(), at(start, 1), &interner);
     let counted = counted(&history, at(start, 1), 60);
     let mut found: Vec<(f64, u64)> = counted[&(Family::Latency, String::new())]
         .buckets
         .iter()
-        .map(|(bound, count)| (interner.bounds()[usize::from(*bound)], *count))
+        .map(|(bound, count)| (interner.lock().bounds()[usize::from(*bound)], *count))
         .collect();
     found.sort_by(|a, b| a.0.total_cmp(&b.0));
     // Cumulative: 1, 3, 3, 4.
@@ -120,9 +131,9 @@ fn a_gauge_has_the_value_of_the_windows_end() {
 
 #[test]
 fn the_window_is_the_nearest_that_the_scrapes_make() {
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
     for index in 0..10 {
-        history.add(line(80, index).as_bytes(), at(start, index * 10), &mut interner);
+        add(&mut history, line(80, index).as_bytes(), at(start, index * 10), &interner);
     }
     let now = at(start, 95);
     for (asked, expected) in [(60, 60), (1, 10), (34, 30), (36, 40), (900, 90)] {
@@ -140,44 +151,44 @@ fn the_window_is_the_nearest_that_the_scrapes_make() {
 
 #[test]
 fn what_is_older_than_the_window_is_forgotten() {
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
     for index in 0..200 {
-        history.add(line(80, index).as_bytes(), at(start, index * 10), &mut interner);
+        add(&mut history, line(80, index).as_bytes(), at(start, index * 10), &interner);
     }
     assert_eq!(history.len(), 91);
     let span = history.span(at(start, 1990), WINDOW).unwrap();
     assert_eq!(span.length, WINDOW);
     for second in 0..2000 {
-        history.add(line(80, second).as_bytes(), at(start, 2000 + second / 4), &mut interner);
+        add(&mut history, line(80, second).as_bytes(), at(start, 2000 + second / 4), &interner);
     }
     assert_eq!(history.len(), MOST_SAMPLES);
 }
 
 #[test]
 fn too_many_lines_are_counted_and_said() {
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
     let many = |value: u64| {
         (0..MOST_LINES as u64 + 100)
             .map(|port| format!("response_total{{target_port=\"{port}\",classification=\"success\"}} {value}\n"))
             .collect::<String>()
     };
-    history.add(many(1).as_bytes(), start, &mut interner);
-    history.add(many(2).as_bytes(), at(start, 1), &mut interner);
+    add(&mut history, many(1).as_bytes(), start, &interner);
+    add(&mut history, many(2).as_bytes(), at(start, 1), &interner);
     assert_eq!(history.excess(), 100);
     let counted = counted(&history, at(start, 1), 60);
     assert_eq!(counted[&(Family::Responses, "success".to_owned())].total, MOST_LINES as u64);
     // One that finds room now had been counted by nobody knows how much.
-    history.add(many(9).replace("target_port=\"0\"", "gone=\"0\"").as_bytes(), at(start, 2), &mut interner);
+    add(&mut history, many(9).replace("target_port=\"0\"", "gone=\"0\"").as_bytes(), at(start, 2), &interner);
     assert!(history.lines.len() <= MOST_LINES);
 }
 
 #[test]
 fn series_come_and_go_without_end() {
-    let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+    let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
     for index in 0..3 * MOST_SERIES as u64 {
         let text =
             format!("response_total{{direction=\"outbound\",dst_pod=\"pod-{index}\",classification=\"success\"}} 1\n");
-        history.add(text.as_bytes(), at(start, index * 10), &mut interner);
+        add(&mut history, text.as_bytes(), at(start, index * 10), &interner);
     }
     assert_eq!(history.excess(), 0);
     assert!(history.series.len() <= MOST_SERIES);
@@ -186,7 +197,7 @@ fn series_come_and_go_without_end() {
     let span = history.span(end, WINDOW).unwrap();
     history.counted(span, |_, counted| found += counted.total);
     assert_eq!(found, 90);
-    assert!(interner.len() < 2 * MOST_SERIES + 4096, "{}", interner.len());
+    assert!(interner.lock().len() < 2 * MOST_SERIES + 4096, "{}", interner.lock().len());
 }
 
 proptest! {
@@ -196,7 +207,7 @@ proptest! {
         steps in prop::collection::vec(prop::collection::vec((0..4_u8, 0..300_u64, any::<bool>()), 3), 2..30),
         window in 1..40_u64,
     ) {
-        let (mut history, mut interner, start) = (History::default(), Interner::default(), Instant::now());
+        let (mut history, interner, start) = (History::default(), Mutex::default(), Instant::now());
         let mut values: [Option<u64>; 3] = [Some(1000), Some(5), None];
         let mut naive: Vec<[u64; 3]> = Vec::new();
         for (second, step) in steps.iter().enumerate() {
@@ -221,7 +232,7 @@ proptest! {
                 gained = [0; 3];
             }
             naive.push(gained);
-            history.add(text.as_bytes(), at(start, second as u64), &mut interner);
+            add(&mut history, text.as_bytes(), at(start, second as u64), &interner);
         }
         let end = steps.len() as u64 - 1;
         let first = (end + 1).saturating_sub(window).max(1) as usize;
@@ -298,11 +309,11 @@ fn busy(pod: usize, round: u64) -> String {
 #[test]
 fn the_window_of_a_thousand_busy_pods_fits_into_256_mib() {
     const PODS: usize = 4;
-    let (mut interner, start) = (Interner::default(), Instant::now());
+    let (interner, start) = (Mutex::default(), Instant::now());
     let mut histories: Vec<History> = (0..PODS).map(|_| History::default()).collect();
     for round in 0..=90 {
         for (pod, history) in histories.iter_mut().enumerate() {
-            history.add(busy(pod, round).as_bytes(), at(start, round * 10), &mut interner);
+            add(history, busy(pod, round).as_bytes(), at(start, round * 10), &interner);
         }
     }
     let lines = histories[0].lines.len();
@@ -311,5 +322,5 @@ fn the_window_of_a_thousand_busy_pods_fits_into_256_mib() {
     let bytes = histories.iter().map(History::bytes).sum::<usize>() / PODS;
     assert!(bytes < (256 << 20) / 1000, "{bytes} bytes a pod");
     // Pods of one workload share their series.
-    assert!(interner.len() < 400, "{}", interner.len());
+    assert!(interner.lock().len() < 400, "{}", interner.lock().len());
 }

@@ -80,14 +80,13 @@ fn refusal(status: &Status) -> Response<Body> {
 mod tests {
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use http::header;
     use weft_proto::linkerd::tap::{ObserveRequest, TapEvent as ProxyEvent};
 
     use super::*;
     use crate::{
         Config, Engine,
-        fleet::{Fleet, Pod},
+        fleet::{Exposition, Fleet, Pod},
         page::tests::text,
     };
 
@@ -99,7 +98,7 @@ mod tests {
             Err("pods is forbidden".to_owned())
         }
 
-        async fn metrics(&self, _pod: &Pod) -> Result<Bytes, String> {
+        async fn metrics(&self, _pod: &Pod, _metrics: &mut Exposition<'_>) -> Result<(), String> {
             Err("no pods".to_owned())
         }
 

@@ -172,6 +172,6 @@ async fn pods_that_cannot_be_tapped_say_why_and_those_that_come_later_are_tried(
     assert!(a == "a" && why.contains("linkerd.io/inject"), "{a}: {why}");
     let (b, why) = problem().await;
     assert!(b == "b" && why.contains("disable-tap"), "{b}: {why}");
-    lock(&collector.fleet.pods).push(pod("shop", "c"));
+    collector.fleet.pods.lock().push(pod("shop", "c"));
     assert_eq!(problem().await, ("c".to_owned(), "no tap here".to_owned()));
 }
