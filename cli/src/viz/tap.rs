@@ -7,18 +7,28 @@
 
 mod format;
 mod kernel;
+mod template;
 
-use std::num::NonZeroU64;
+use std::{ffi::OsStr, num::NonZeroU64};
 
 use anyhow::{Result, anyhow};
-use clap::{Args, ValueEnum};
+use clap::{
+    Args, ValueEnum,
+    builder::{EnumValueParser, PossibleValue, TypedValueParser},
+    error::ErrorKind,
+};
 use futures::StreamExt as _;
+use serde_json::Value;
 use weft_proto::viz::{TapEvent, TapRequest, tap_event};
 
 use super::scope::{ScopeArgs, ToArgs, WindowArgs, resources};
 use crate::output::{self, note};
 use format::{json, line};
 use kernel::Kernel;
+use template::Template;
+
+/// Begins a template.
+const JSON_PATH: &str = "jsonpath=";
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -26,6 +36,7 @@ use kernel::Kernel;
   weft tap deploy/client -n shop --to svc/web --path /api   some
   weft tap ns/shop --method POST --max-rps 10
   weft tap po/web-0 -n shop -o json | jq .requestInitEvent
+  weft tap po/web-0 -n shop -o jsonpath='{.source.ip} {.requestInitEvent.path}'
   weft tap deploy/client -n shop --kernel                   the kernel's verdict of the same connection, too
 
 Where weft-viz is installed, it taps for those who may create taps.viz.weft.io. Otherwise, and with --direct, proxies answer on the
@@ -43,9 +54,10 @@ pub(crate) struct TapArgs {
     /// End after so many requests
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
-    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Format,
+    /// Output format: wide adds what both ends belong to and the route; json is one object a line, with headers; jsonpath is what
+    /// a template finds in each of these objects, in kubectl's form
+    #[arg(short, long, value_parser = Outputs, default_value = "table")]
+    output: Output,
     #[command(flatten)]
     scope: ScopeArgs,
 }
@@ -75,6 +87,17 @@ pub(super) struct FilterArgs {
     max_rps: u32,
 }
 
+/// How events are shown.
+#[derive(Clone, Debug)]
+enum Output {
+    Format(Format),
+    JsonPath(Template),
+}
+
+/// Reads [`Output`].
+#[derive(Clone, Debug)]
+struct Outputs;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// A line for each event
@@ -83,6 +106,38 @@ enum Format {
     Wide,
     /// For programs, in Linkerd's form
     Json,
+}
+
+impl TypedValueParser for Outputs {
+    type Value = Output;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Output, clap::Error> {
+        let Some(template) = value.to_str().and_then(|value| value.strip_prefix(JSON_PATH)) else {
+            let format = EnumValueParser::<Format>::new().parse_ref(command, argument, value);
+            return format.map(Output::Format);
+        };
+        let read = Template::read(template).map(Output::JsonPath);
+        read.map_err(|why| clap::Error::raw(ErrorKind::ValueValidation, format!("-o {JSON_PATH}{template}: {why}\n")))
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let formats = Format::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let template =
+            PossibleValue::new("jsonpath=TEMPLATE").help("What a template such as {.requestInitEvent.path} finds");
+        Some(Box::new(formats.chain([template])))
+    }
+}
+
+impl Output {
+    /// Whether it shows Linkerd's objects, which have headers.
+    fn is_json(&self) -> bool {
+        matches!(self, Self::Format(Format::Json) | Self::JsonPath(_))
+    }
 }
 
 impl FilterArgs {
@@ -107,11 +162,11 @@ impl FilterArgs {
 
 pub(super) async fn execute(args: TapArgs) -> Result<()> {
     let scope = args.scope.once(&WindowArgs { time_window: None }).await?;
-    let request = args.filter.request(&args.resource, &scope.namespace, args.output == Format::Json)?;
+    let request = args.filter.request(&args.resource, &scope.namespace, args.output.is_json())?;
     // Verdicts precede requests: the agents have to be asked first.
     let mut kernel = if args.kernel { Some(Kernel::open(&scope.network, &scope.namespace).await) } else { None };
     let mut events = scope.source.tap(request).await?;
-    if args.output == Format::Wide {
+    if matches!(args.output, Output::Format(Format::Wide)) {
         note(scope.source.name());
     }
     let mut left = args.count.map(NonZeroU64::get);
@@ -134,10 +189,11 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
         if let (Some(kernel), Some(tap_event::Event::Request(_))) = (&mut kernel, &event.event)
             && let Some(verdict) = kernel.verdict(&event).await
         {
-            output::line(&match args.output {
-                Format::Json => verdict.json(&event),
-                _ => verdict.line(&event),
-            })?;
+            match &args.output {
+                Output::JsonPath(template) => print_found(template, &verdict.json(&event))?,
+                Output::Format(Format::Json) => output::json(&verdict.json(&event))?,
+                Output::Format(_) => output::line(&verdict.line(&event))?,
+            }
         }
         if let Some(tap_event::Event::End(_)) = event.event
             && let Some(left) = &mut left
@@ -151,9 +207,41 @@ pub(super) async fn execute(args: TapArgs) -> Result<()> {
 }
 
 fn show(args: &TapArgs, event: &TapEvent) -> Result<()> {
-    match args.output {
-        Format::Json => output::json(&json(event)),
-        Format::Table => Ok(output::line(&line(event, false))?),
-        Format::Wide => Ok(output::line(&line(event, true))?),
+    match &args.output {
+        Output::Format(Format::Json) => output::json(&json(event)),
+        Output::Format(format) => Ok(output::line(&line(event, *format == Format::Wide))?),
+        Output::JsonPath(template) => print_found(template, &json(event)),
+    }
+}
+
+/// Prints what a template finds in an object, if it is anything.
+fn print_found(template: &Template, object: &Value) -> Result<()> {
+    template.line(object).map_or(Ok(()), |line| Ok(output::styled(&line)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TapArgs,
+    }
+
+    #[test]
+    fn the_output_is_a_format_or_a_template() {
+        let parse = |output: &str| Cli::try_parse_from(["tap", "ns/shop", "-o", output]).map(|cli| cli.args.output);
+        assert!(matches!(parse("wide"), Ok(Output::Format(Format::Wide))));
+        assert!(matches!(parse("jsonpath={.source.ip}"), Ok(Output::JsonPath(_))));
+        for (output, expected) in
+            [("yaml", "possible values"), ("jsonpath", "possible values"), ("jsonpath=x", "no path")]
+        {
+            let error = parse(output).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 }

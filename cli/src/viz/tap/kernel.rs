@@ -148,14 +148,13 @@ impl Verdict {
         )
     }
 
-    pub(super) fn json(&self, tapped: &TapEvent) -> String {
-        let value: Value = json!({
+    pub(super) fn json(&self, tapped: &TapEvent) -> Value {
+        json!({
             "namespace": tapped.namespace, "pod": tapped.pod,
             "kernelEvent": {"id": tapped.id, "source": tapped.source, "verdict": self.verdict,
                 "originalDestination": self.original_destination, "newDestination": self.new_destination,
                 "command": self.command, "pid": self.pid},
-        });
-        value.to_string()
+        })
     }
 }
 
