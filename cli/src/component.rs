@@ -23,6 +23,7 @@ use tonic::{
 };
 use tower::{BoxError, Layer as _, ServiceExt as _, util::BoxService};
 use weft_viz_core::relay::Credentials;
+pub(crate) use weft_viz_core::relay::NAMESPACE;
 
 use crate::{
     agent::root_cause,
@@ -30,8 +31,6 @@ use crate::{
     mesh::pods,
 };
 
-/// Its namespace: that of Linkerd's extension, whose name proxies expect.
-pub(crate) const NAMESPACE: &str = "linkerd-viz";
 /// The label of every object of its chart.
 pub(crate) const SELECTOR: &str = "app.kubernetes.io/name=weft-viz";
 /// Port of the API.

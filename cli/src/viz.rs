@@ -14,7 +14,6 @@ mod edges;
 mod inbound;
 mod outbound;
 mod render;
-mod resume;
 mod routes;
 mod scope;
 mod screen;

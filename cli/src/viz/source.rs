@@ -20,7 +20,7 @@ use weft_viz_core::{
     rpc::TapStream,
 };
 
-use super::{direct::Direct, resume::resumed};
+use super::direct::Direct;
 use crate::{
     component::{self, Tokens},
     pod_network::PodNetwork,
@@ -48,7 +48,7 @@ pub(crate) enum Source {
     /// The engine in this process.
     Direct(Engine<Direct>),
     /// The component, and the pods as this person sees them.
-    Component(Arc<Relay<Tokens>>, Box<Direct>),
+    Component(Relay<Tokens>, Box<Direct>),
 }
 
 /// How a command wants proxies to be asked.
@@ -72,7 +72,7 @@ impl SourceArgs {
             let found = component::find(&self.mesh.cluster).await;
             if let Some(found) = found.context("weft-viz cannot be asked (--direct reads the proxies itself)")? {
                 let relay = Relay::new(found.channel, found.authorization, found.tokens);
-                return Ok(Source::Component(Arc::new(relay), Box::new(Direct::new(network))));
+                return Ok(Source::Component(relay, Box::new(Direct::new(network))));
             }
         }
         let config = Config { first: pace.first, interval: pace.every, at_once: AT_ONCE, ..Config::default() };
@@ -140,19 +140,15 @@ impl Source {
 
     /// Live requests, until their reader goes. They outlive the component's pod.
     pub(crate) async fn tap(&self, request: TapRequest) -> Result<Events> {
-        let events = self.answer(self.viz().tap(Request::new(request.clone())).await)?;
-        Ok(match self {
-            Self::Direct(_) => events.map(|event| event.map_err(|status| explain(&status, false))).boxed(),
-            Self::Component(relay, _) => resumed(Arc::clone(relay), request, events)
-                .map(|event| event.map_err(|status| explain(&status, true)))
-                .boxed(),
-        })
+        let events = self.answer(self.viz().tap(Request::new(request)).await)?;
+        let is_component = self.is_component();
+        Ok(events.map(move |event| event.map_err(|status| explain(&status, is_component))).boxed())
     }
 
     fn viz(&self) -> &dyn Viz<TapStream = TapStream> {
         match self {
             Self::Direct(engine) => engine,
-            Self::Component(relay, _) => &**relay,
+            Self::Component(relay, _) => relay,
         }
     }
 

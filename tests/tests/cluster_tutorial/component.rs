@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc,
     time::Duration,
 };
@@ -75,16 +75,15 @@ fn counts(world: &World) {
     assert!(counted <= REQUESTS * 101 / 100, "{counted} requests were counted, and {REQUESTS} sent");
 }
 
-/// A `weft` that goes on, and its lines.
+/// A command that goes on, and its lines.
 struct Running {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Running {
-    fn start(world: &World, arguments: &[&str]) -> Self {
-        let mut weft = world.cluster.command("weft");
-        let mut child = weft.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let (lines_tx, lines) = mpsc::channel();
         let output = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| lines_tx.send(line)).ok());
@@ -100,7 +99,8 @@ impl Drop for Running {
 }
 
 fn taps(world: &World) {
-    let tap = Running::start(world, &["tap", "deploy/client", "-n", SHOP, "--path", "/tapped"]);
+    let tap =
+        Running::start(world.cluster.command("weft").args(["tap", "deploy/client", "-n", SHOP, "--path", "/tapped"]));
     let (client, mut seen) = (world.client(SHOP), Vec::new());
     let tapped = world.cluster.until(PATIENCE, |cluster| {
         let load = ["http1", "--target", "web.shop:80", "--path", "/tapped", "--count", "2"];
@@ -138,15 +138,18 @@ fn refuses(world: &World) {
 
 /// A dashboard that is open goes on when other pods take over, and when its token is worth nothing any more: as after a night.
 fn outlives_its_pod_and_its_account(world: &World, manifests: &str) {
-    let dashboard = Running::start(world, &["dashboard", "--port", "0", "--show", "url"]);
+    let dashboard = Running::start(world.cluster.command("weft").args(["dashboard", "--port", "0", "--show", "url"]));
     let address = dashboard.lines.recv_timeout(PATIENCE).expect("it prints its address");
     let (origin, key) = address.split_once("/#key=").expect("the address has a key");
-    let ask = |name: &str, question: &Value| -> anyhow::Result<Value> {
+    let curl = |name: &str, question: &Value| {
         let mut curl = world.cluster.command("curl");
-        curl.args(["--silent", "--show-error", "--fail-with-body", "--max-time", "30"]);
+        curl.args(["--silent", "--show-error", "--fail-with-body", "--no-buffer"]);
         curl.args(["--header", &format!("authorization: Bearer {key}"), "--header", "content-type: application/json"]);
         curl.args(["--data", &question.to_string(), &format!("{origin}/api/v1/{name}")]);
-        let output = curl.output().context("start curl")?;
+        curl
+    };
+    let ask = |name: &str, question: &Value| -> anyhow::Result<Value> {
+        let output = curl(name, question).args(["--max-time", "30"]).output().context("start curl")?;
         let text = String::from_utf8_lossy(&output.stdout);
         anyhow::ensure!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_str(&text).context("an answer is JSON")
@@ -159,6 +162,8 @@ fn outlives_its_pod_and_its_account(world: &World, manifests: &str) {
     };
     assert_eq!(ask("about", &json!({})).unwrap()["source"], "answered by weft-viz");
     meshed().unwrap();
+    let question = json!({"resource": {"kind": "deployment", "namespace": SHOP, "name": "client"}, "path": "/later"});
+    let tap = Running::start(&mut curl("tap", &question));
     let before = world.cluster.pods(VIZ, "app.kubernetes.io/name=weft-viz").unwrap();
     for account in ["weft-viz-tapper", "weft-viz-viewer"] {
         world.cluster.kubectl(&["-n", VIZ, "delete", "serviceaccount", account]).unwrap();
@@ -170,4 +175,13 @@ fn outlives_its_pod_and_its_account(world: &World, manifests: &str) {
         world.cluster.kubectl(&["-n", VIZ, "wait", "--for=delete", &format!("pod/{pod}"), "--timeout=60s"]).unwrap();
     }
     world.cluster.until(PATIENCE, |_| meshed()).unwrap();
+    // So does its tap.
+    let (client, mut seen) = (world.client(SHOP), String::new());
+    let tapped = world.cluster.until(PATIENCE, |cluster| {
+        cluster.client(SHOP, &client, &["http1", "--target", "web.shop:80", "--path", "/later", "--count", "1"])?;
+        seen.extend(tap.lines.try_iter());
+        anyhow::ensure!(seen.contains("the tap goes on") && seen.contains(r#""path":"/later""#), "{seen}");
+        Ok(())
+    });
+    tapped.unwrap();
 }

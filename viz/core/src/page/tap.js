@@ -94,7 +94,7 @@ export function tap(options) {
           field("At most per second", "maxRps", wanted, { type: "number", min: 1, max: 1000 }),
           h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, abort ? "Start again" : "Start"), h("button", { type: "button", onclick: () => { stop(); page.redraw(); announce("Tap stopped"); } }, "Stop")))),
         problem && notice("bad", "Tap failed", problem),
-        problems.size > 0 && notice("warn", `${problems.size} of the proxies cannot be tapped`, h("span", {}, [...problems].slice(0, 5).map(([pod, why]) => h("div", { key: pod }, h("span", { class: "mono" }, pod), ": ", why)))),
+        problems.size > 0 && notice("warn", "Some requests are not shown", h("span", {}, [...problems].slice(0, 5).map(([pod, why]) => h("div", { key: pod }, h("span", { class: "mono" }, pod), ": ", why)))),
         panel("Requests", abort ? `${seen} seen${skipped ? `, ${skipped} left out by the limit` : ""}` : requests.size ? `stopped after ${seen}` : null,
           h("div", { class: "form" },
             h("label", {}, "Filter", h("input", { type: "search", name: "filter", placeholder: "path, pod, status…", autocomplete: "off", oninput: (event) => { filter = event.target.value; page.redraw(); } })),

@@ -2,31 +2,27 @@
 //!
 //! Each change of pod is a problem event, so that every reader shows it.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
-use tonic::{Code, Request, Status};
-use weft_proto::viz::{TapEvent, TapRequest, tap_event, viz_server::Viz};
-use weft_viz_core::rpc::TapStream;
+use tonic::{Code, Status};
+use weft_proto::viz::{TapEvent, tap_event};
 
-use crate::component::NAMESPACE;
+use crate::rpc::TapStream;
 
 /// How long another pod is looked for: a roll-out starts it before the old one ends, an eviction afterwards.
 const WITHIN: Duration = Duration::from_secs(120);
 /// The pause before each attempt.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The events of a tap that has begun, and of those that follow it.
-pub(super) fn resumed<V>(
-    viz: Arc<V>,
-    request: TapRequest,
-    first: TapStream,
-) -> impl Stream<Item = Result<TapEvent, Status>> + Send
+/// The events of a tap that has begun, and of those that follow it, which `open` begins.
+pub(super) fn resumed<O, F>(open: O, first: TapStream) -> impl Stream<Item = Result<TapEvent, Status>> + Send
 where
-    V: Viz<TapStream = TapStream>,
+    O: Fn() -> F + Send,
+    F: Future<Output = Result<TapStream, Status>> + Send,
 {
-    stream::unfold(Some(Resumed { viz, request, events: Some(first) }), |state| async {
+    stream::unfold(Some(Resumed { open, events: Some(first) }), |state| async {
         let mut tap = state?;
         match tap.next().await {
             Ok(event) => Some((Ok(event), Some(tap))),
@@ -35,14 +31,17 @@ where
     })
 }
 
-struct Resumed<V> {
-    viz: Arc<V>,
-    request: TapRequest,
+struct Resumed<O> {
+    open: O,
     /// `None` while another pod is looked for.
     events: Option<TapStream>,
 }
 
-impl<V: Viz<TapStream = TapStream>> Resumed<V> {
+impl<O, F> Resumed<O>
+where
+    O: Fn() -> F,
+    F: Future<Output = Result<TapStream, Status>>,
+{
     async fn next(&mut self) -> Result<TapEvent, Status> {
         if let Some(events) = &mut self.events {
             let ended = match events.next().await {
@@ -57,9 +56,9 @@ impl<V: Viz<TapStream = TapStream>> Resumed<V> {
         let deadline = Instant::now() + WITHIN;
         loop {
             sleep(PAUSE).await;
-            match self.viz.tap(Request::new(self.request.clone())).await {
+            match (self.open)().await {
                 Ok(events) => {
-                    self.events = Some(events.into_inner());
+                    self.events = Some(events);
                     return Ok(remark("the tap goes on; requests in between are not shown".to_owned()));
                 }
                 Err(status) if is_of_the_pod(&status) && Instant::now() < deadline => {}
@@ -76,7 +75,7 @@ fn is_of_the_pod(status: &Status) -> bool {
 
 fn remark(why: String) -> TapEvent {
     TapEvent {
-        namespace: NAMESPACE.to_owned(),
+        namespace: super::NAMESPACE.to_owned(),
         pod: "weft-viz".to_owned(),
         event: Some(tap_event::Event::Problem(why)),
         ..TapEvent::default()
@@ -87,75 +86,27 @@ fn remark(why: String) -> TapEvent {
 mod tests {
     use std::{collections::VecDeque, sync::Mutex};
 
-    use tonic::Response;
-    use weft_proto::viz::{
-        EdgesRequest, EdgesResponse, RoutesRequest, RoutesResponse, SeriesRequest, SeriesResponse, StatInboundRequest,
-        StatInboundResponse, StatOutboundRequest, StatOutboundResponse, StatRequest, StatResponse,
-    };
-
     use super::*;
 
     type Events = Vec<Result<TapEvent, Status>>;
-
-    /// Answers taps in this order, and nothing else; afterwards no pod is ready.
-    #[derive(Default)]
-    struct FakeViz(Mutex<VecDeque<Result<Events, Status>>>);
-
-    fn none<A>() -> Result<Response<A>, Status> {
-        Err(Status::unimplemented("only taps"))
-    }
-
-    #[tonic::async_trait]
-    impl Viz for FakeViz {
-        type TapStream = TapStream;
-
-        async fn stat(&self, _: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
-            none()
-        }
-
-        async fn stat_inbound(&self, _: Request<StatInboundRequest>) -> Result<Response<StatInboundResponse>, Status> {
-            none()
-        }
-
-        async fn stat_outbound(
-            &self,
-            _: Request<StatOutboundRequest>,
-        ) -> Result<Response<StatOutboundResponse>, Status> {
-            none()
-        }
-
-        async fn routes(&self, _: Request<RoutesRequest>) -> Result<Response<RoutesResponse>, Status> {
-            none()
-        }
-
-        async fn edges(&self, _: Request<EdgesRequest>) -> Result<Response<EdgesResponse>, Status> {
-            none()
-        }
-
-        async fn series(&self, _: Request<SeriesRequest>) -> Result<Response<SeriesResponse>, Status> {
-            none()
-        }
-
-        async fn tap(&self, request: Request<TapRequest>) -> Result<Response<TapStream>, Status> {
-            assert_eq!(request.into_inner(), question());
-            let next = self.0.lock().unwrap().pop_front();
-            let events = next.unwrap_or_else(|| Err(Status::unavailable("no pod of weft-viz is ready")))?;
-            Ok(Response::new(Box::pin(stream::iter(events))))
-        }
-    }
-
-    fn question() -> TapRequest {
-        TapRequest { path: "/api".to_owned(), ..TapRequest::default() }
-    }
 
     fn event(id: &str) -> Result<TapEvent, Status> {
         Ok(TapEvent { id: id.to_owned(), ..TapEvent::default() })
     }
 
-    /// What a reader sees: ids, remarks, and the code at the end.
+    fn tap(events: Events) -> TapStream {
+        Box::pin(stream::iter(events))
+    }
+
+    /// What a reader sees of a tap and of the attempts that follow, after which no pod is ready: ids, remarks, and the code at the end.
     async fn seen(first: Events, then: impl IntoIterator<Item = Result<Events, Status>>) -> Vec<String> {
-        let viz = Arc::new(FakeViz(Mutex::new(then.into_iter().collect())));
-        let events = resumed(viz, question(), Box::pin(stream::iter(first)));
+        let then: Mutex<VecDeque<_>> = Mutex::new(then.into_iter().collect());
+        let open = || {
+            let next = then.lock().unwrap().pop_front();
+            let next = next.unwrap_or_else(|| Err(Status::unavailable("no pod of weft-viz is ready")));
+            async { next.map(tap) }
+        };
+        let events = resumed(open, tap(first));
         let shown = |event: Result<TapEvent, Status>| match event {
             Ok(TapEvent { event: Some(tap_event::Event::Problem(why)), namespace, pod, .. }) => {
                 format!("{namespace}/{pod}: {why}")
