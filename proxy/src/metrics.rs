@@ -468,7 +468,7 @@ mod tests {
         let http = metrics.http(Direction::Inbound, &labels);
         http.request();
         for outcome in [Outcome::success(200), Outcome::failure(Some(200), "h2(CANCEL)")] {
-            http.latency(200, Duration::from_millis(3));
+            http.latency(200, Duration::from_millis(3), None);
             http.response(outcome);
         }
         metrics.inbound_http_deny.get_or_create(&vec![label("tls", "true")]).inc();

@@ -23,7 +23,7 @@ mod metrics;
 mod queue;
 mod resource;
 
-use std::time::SystemTime;
+use std::{num::NonZeroU128, time::SystemTime};
 
 use http::{Request, StatusCode};
 use tokio::time::Instant;
@@ -112,6 +112,11 @@ impl Open {
 }
 
 impl Traced {
+    /// The trace, if it is collected.
+    pub(crate) fn trace_id(&self) -> Option<NonZeroU128> {
+        NonZeroU128::new(self.0.as_ref()?.span.as_ref()?.trace_id)
+    }
+
     /// The response has begun: the span ends.
     pub(crate) fn responded(mut self, status: StatusCode) {
         if let Some(span) = self.0.as_mut().and_then(|open| open.span.as_mut()) {

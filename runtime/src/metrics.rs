@@ -1,5 +1,6 @@
 //! The process's metrics registry, in OpenMetrics and in Prometheus' older text format.
 
+pub mod exemplar;
 mod family;
 mod process;
 
@@ -69,12 +70,13 @@ impl Metrics {
     /// All metrics as text.
     #[must_use]
     pub fn encode(&self, format: Format) -> String {
-        let mut text = String::new();
+        // The older format has no exemplars.
+        let mut writer = exemplar::Writer::new(format == Format::OpenMetrics);
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        encode(&mut text, &registry).expect("writing to a string does not fail");
+        encode(&mut writer, &registry).expect("writing to a string does not fail");
         match format {
-            Format::OpenMetrics => text,
-            Format::Text => older(&text),
+            Format::OpenMetrics => writer.text,
+            Format::Text => older(&writer.text),
         }
     }
 }

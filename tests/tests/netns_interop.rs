@@ -12,6 +12,7 @@ use weft_test_kit::{
     mesh::{Mesh, Options, Shared, unique_name},
     wait::eventually,
 };
+use weft_tests::prometheus::Prometheus;
 
 /// The example mesh, grpc-go's server, and a collector that the proxies of `shop` send their spans to.
 static MESH: Shared = Shared::with(|| {
@@ -222,6 +223,18 @@ fn a_collector_gets_one_trace_of_both_proxies() {
             assert!(server.starts_with("web-"), "{server}");
             let expected = [(SERVER, client.as_str()), (CLIENT, &client), (SERVER, server), (CLIENT, server)];
             assert_eq!(way, expected, "{header}: {spans:?}");
+        }
+        // Prometheus knows the traces as exemplars of both sides' latencies.
+        let prometheus = Prometheus::of(&mesh.state().unwrap()).await.unwrap();
+        for direction in ["inbound", "outbound"] {
+            let latencies = format!(r#"response_latency_ms_bucket{{direction="{direction}", namespace="shop"}}"#);
+            eventually("an exemplar of the last trace", Duration::from_secs(60), async || {
+                let exemplars = prometheus.exemplars(&latencies).unwrap();
+                let of = |pod: &str| exemplars.iter().any(|(by, trace)| by.starts_with(pod) && *trace == traces[1].0);
+                let is_there = of(if direction == "inbound" { "web-" } else { &client });
+                if is_there { Ok(()) } else { Err(format!("{direction}: {exemplars:?}")) }
+            })
+            .await;
         }
     });
 }

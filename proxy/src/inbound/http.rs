@@ -11,7 +11,7 @@ mod connection;
 mod counters;
 mod subject;
 
-use std::{error::Error, future::poll_fn, pin::pin, sync::Arc};
+use std::{error::Error, future::poll_fn, num::NonZeroU128, pin::pin, sync::Arc};
 
 use ::http::{HeaderValue, Method, Request, Response, Version, header::HOST};
 use hyper::body::Incoming;
@@ -244,7 +244,8 @@ impl HttpConnection {
             return match Box::pin(gateway.send(*request, kind, self.client.addr)).await {
                 Ok(response) => {
                     let permit = Some(permit);
-                    let held = Held { checked_out: None, permit, tapped, sent, is_answered: true, profile };
+                    let (checked_out, trace_id) = (None, None);
+                    let held = Held { checked_out, permit, tapped, sent, is_answered: true, profile, trace_id };
                     Ok(observe(response, held, &handles, kind, arrived))
                 }
                 Err(RelayError::Failure(failure)) => {
@@ -267,9 +268,11 @@ impl HttpConnection {
         };
         match answered {
             Ok((response, checked_out)) => {
+                let trace_id = traced.trace_id();
                 traced.responded(response.status());
                 log_response(self.inbound.shared.config.log_headers, self.target.addr, &response);
-                let held = Held { checked_out, permit: Some(permit), tapped, sent, is_answered: true, profile };
+                let permit = Some(permit);
+                let held = Held { checked_out, permit, tapped, sent, is_answered: true, profile, trace_id };
                 Ok(observe(response, held, &handles, kind, arrived))
             }
             Err(error) => match error.reset() {
@@ -348,7 +351,8 @@ impl HttpConnection {
         match refused {
             Some(Refused { handles, profile, tapped }) => {
                 let sent = RequestEnd::default();
-                let held = Held { checked_out: None, permit: None, tapped, sent, is_answered: false, profile };
+                let (checked_out, permit, trace_id) = (None, None, None);
+                let held = Held { checked_out, permit, tapped, sent, is_answered: false, profile, trace_id };
                 observe(response, held, handles, kind, arrived)
             }
             None => response.map(Observed::unwatched),
@@ -373,6 +377,8 @@ struct Held {
     /// Whether the application answered.
     is_answered: bool,
     profile: Option<ProfileRoute>,
+    /// The request's trace, if it is collected.
+    trace_id: Option<NonZeroU128>,
 }
 
 /// Counts a request whose stream was reset instead of answered.
@@ -389,11 +395,12 @@ fn observe(
     arrived: Instant,
 ) -> Response<ResponseBody> {
     held.tapped.responded(&response);
-    let Held { checked_out, permit, tapped, sent, is_answered, profile } = held;
+    let Held { checked_out, permit, tapped, sent, is_answered, profile, trace_id } = held;
     let (parts, body) = response.into_parts();
     let (profile, classes) = profile.map(|route| (route.metrics, route.classes)).unzip();
     let classes = classes.unwrap_or_default();
     let count = CountResponse::new(Arc::clone(&handles.http), arrived, parts.status, &parts.headers, classes);
+    let count = count.traced(trace_id);
     let finish = Finish {
         profile: profile.map(|metrics| count.under(metrics, arrived)),
         count,

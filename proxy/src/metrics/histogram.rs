@@ -3,17 +3,23 @@
 use std::{
     fmt,
     marker::PhantomData,
+    num::NonZeroU128,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, TypedMetric},
 };
+use weft_runtime::metrics::exemplar::{Exemplar, announce};
+
+/// The lines that the encoder writes before the first bucket: sum and count.
+const LINES_BEFORE: usize = 2;
 
 /// The bounds of a histogram's buckets, Linkerd's, which dashboards compute their quantiles from.
 pub(crate) trait Scale {
@@ -67,12 +73,15 @@ struct Counts {
     /// One counter per bound, and one for what is beyond all bounds.
     buckets: Box<[AtomicU64]>,
     ticks: AtomicU64,
+    /// The last observation with a trace, of each bucket that has one.
+    exemplars: Mutex<Vec<(usize, Exemplar)>>,
 }
 
 impl<S: Scale> Default for Histogram<S> {
     fn default() -> Self {
         let buckets = (0..=S::BOUNDS.len()).map(|_| AtomicU64::default()).collect();
-        Self(Arc::new(Counts { buckets, ticks: AtomicU64::default() }), PhantomData)
+        let (ticks, exemplars) = (AtomicU64::default(), Mutex::default());
+        Self(Arc::new(Counts { buckets, ticks, exemplars }), PhantomData)
     }
 }
 
@@ -82,10 +91,25 @@ impl<S: Scale> Histogram<S> {
         self.count(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
     }
 
+    /// Counts one duration of a request whose trace is collected.
+    pub(crate) fn observe_traced(&self, duration: Duration, trace_id: NonZeroU128) {
+        self.observe(duration);
+        let value = duration.as_micros() as f64 / S::TICKS;
+        let (bucket, exemplar) = (Self::bucket(value), Exemplar { trace_id, value, at: SystemTime::now() });
+        let mut exemplars = self.0.exemplars.lock();
+        match exemplars.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
+            Ok(known) => exemplars[known].1 = exemplar,
+            Err(place) => exemplars.insert(place, (bucket, exemplar)),
+        }
+    }
+
+    fn bucket(value: f64) -> usize {
+        S::BOUNDS.partition_point(|bound| *bound < value)
+    }
+
     /// Counts one value.
     pub(crate) fn count(&self, ticks: u64) {
-        let value = ticks as f64 / S::TICKS;
-        let bucket = S::BOUNDS.partition_point(|bound| *bound < value);
+        let bucket = Self::bucket(ticks as f64 / S::TICKS);
         self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         if ticks > 0 {
             self.0.ticks.fetch_add(ticks, Ordering::Relaxed);
@@ -104,6 +128,7 @@ impl<S: Scale> EncodeMetric for Histogram<S> {
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         let total = buckets.iter().map(|(_, count)| count).sum();
         let sum = self.0.ticks.load(Ordering::Relaxed) as f64 / S::TICKS;
+        announce(self.0.exemplars.lock().iter().map(|(bucket, exemplar)| (LINES_BEFORE + bucket, *exemplar)));
         encoder.encode_histogram::<NoLabelSet>(sum, total, &buckets, None)
     }
 
@@ -114,6 +139,8 @@ impl<S: Scale> EncodeMetric for Histogram<S> {
 
 #[cfg(test)]
 mod tests {
+    use weft_runtime::metrics::{Format, Metrics};
+
     use super::*;
 
     fn counts<S>(histogram: &Histogram<S>) -> Vec<u64> {
@@ -140,5 +167,28 @@ mod tests {
             bytes.count(size);
         }
         assert_eq!(counts(&bytes), [2, 1, 0, 1]);
+    }
+    #[test]
+    fn a_bucket_names_the_last_trace_in_it() {
+        let (metrics, latency) = (Metrics::default(), LatencyMs::default());
+        metrics.register(|registry| registry.register("latency_ms", "Milliseconds", latency.clone()));
+        let trace = |id: u128| NonZeroU128::new(id).unwrap();
+        for (micros, id) in [(900, 1), (60_000_000, 2), (700, 3)] {
+            latency.observe_traced(Duration::from_micros(micros), trace(id));
+        }
+        latency.observe(Duration::from_micros(500));
+        let text = metrics.encode(Format::OpenMetrics);
+        let marked: Vec<&str> = text.lines().filter(|line| line.contains(" # ")).collect();
+        assert_eq!(marked.len(), 2, "{text}");
+        assert!(
+            marked[0]
+                .starts_with(r#"latency_ms_bucket{le="1.0"} 3 # {trace_id="00000000000000000000000000000003"} 0.7 1"#)
+        );
+        assert!(
+            marked[1].starts_with(
+                r#"latency_ms_bucket{le="+Inf"} 4 # {trace_id="00000000000000000000000000000002"} 60000 1"#
+            )
+        );
+        assert!(!metrics.encode(Format::Text).contains("trace_id"));
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics of HTTP: requests, responses with their classification, latency; of endpoints and of ServiceProfiles' routes.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU128, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -151,21 +151,24 @@ impl HttpMetrics {
         seen[index].1.inc();
     }
 
-    /// Observes the time until the first frame of a response's body, as Linkerd does.
-    pub(crate) fn latency(&self, status: u16, latency: Duration) {
+    /// Observes the time until the first frame of a response's body, as Linkerd does. A trace that is collected becomes the exemplar.
+    pub(crate) fn latency(&self, status: u16, latency: Duration, trace_id: Option<NonZeroU128>) {
         let mut latencies = self.latencies.lock();
         let known = latencies.iter().position(|(known, _)| *known == status);
         let index = known.unwrap_or_else(|| {
             latencies.push((status, self.latency_histogram(status)));
             latencies.len() - 1
         });
-        latencies[index].1.observe(latency);
+        match trace_id {
+            None => latencies[index].1.observe(latency),
+            Some(trace_id) => latencies[index].1.observe_traced(latency, trace_id),
+        }
     }
 
     /// Counts a request whose server did not answer.
     pub(crate) fn failure(&self, outcome: Outcome, latency: Duration) {
         if let Some(status) = outcome.status {
-            self.latency(status, latency);
+            self.latency(status, latency, None);
         }
         self.response(outcome);
     }

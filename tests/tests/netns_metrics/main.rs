@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod prometheus;
+mod dashboards;
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -17,7 +17,6 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use prometheus::Prometheus;
 use serde_json::Value;
 use weft_test_kit::{
     binaries,
@@ -25,6 +24,7 @@ use weft_test_kit::{
     mesh::{Mesh, Options, Shared, unique_name},
     wait::eventually,
 };
+use weft_tests::prometheus::Prometheus;
 
 /// A ServiceProfile for `payments`, so that there are routes.
 const PROFILE: &str = "
@@ -347,9 +347,9 @@ fn linkerds_grafana_dashboards_have_series() {
         // Each proxy is scraped at its own time.
         eventually("series of every metric", WITHIN, async || {
             let mut without = Vec::new();
-            for (metric, narrowed, labels) in prometheus::LINKERD {
+            for (metric, narrowed, labels) in dashboards::LINKERD {
                 let selector = format!("{metric}{{{narrowed}}}");
-                let missing = prometheus::missing(&prometheus.ask(&selector).unwrap(), labels);
+                let missing = dashboards::missing(&prometheus.ask(&selector).unwrap(), labels);
                 if !missing.is_empty() {
                     without.push(format!("{selector} has no {}", missing.join(", ")));
                 }
@@ -358,7 +358,7 @@ fn linkerds_grafana_dashboards_have_series() {
         })
         .await;
         // Ours is about agents, which this Prometheus does not scrape: it understands what is asked.
-        for expression in prometheus::of_our_dashboards().unwrap() {
+        for expression in dashboards::of_our_dashboards().unwrap() {
             prometheus.ask(&expression).unwrap();
         }
     });

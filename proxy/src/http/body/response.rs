@@ -1,6 +1,6 @@
 //! What is counted of a response: its latency when its body begins, and how it ended.
 
-use std::sync::Arc;
+use std::{num::NonZeroU128, sync::Arc};
 
 use http::{HeaderMap, StatusCode};
 use tokio::time::Instant;
@@ -17,6 +17,8 @@ pub(crate) struct CountResponse {
     metrics: Arc<HttpMetrics>,
     /// When the request began, from which its latency counts.
     since: Instant,
+    /// The request's trace, if it is collected.
+    trace_id: Option<NonZeroU128>,
     /// The response, as far as its head tells.
     pub(crate) answer: Answer,
     /// Which responses are failures.
@@ -34,7 +36,12 @@ impl CountResponse {
         headers: &HeaderMap,
         classes: Classes,
     ) -> Self {
-        Self { metrics, since, answer: Answer::of_head(status, headers), classes, is_timed: false }
+        Self { metrics, since, trace_id: None, answer: Answer::of_head(status, headers), classes, is_timed: false }
+    }
+
+    /// Names the request's trace beside its latency.
+    pub(crate) fn traced(self, trace_id: Option<NonZeroU128>) -> Self {
+        Self { trace_id, ..self }
     }
 
     /// Counts the same response in other metrics too, for which the request began then.
@@ -45,7 +52,7 @@ impl CountResponse {
     /// Observes the latency. As in Linkerd, a body that begins with an error has none.
     pub(crate) fn first_frame(&mut self, is_error: bool) {
         if !std::mem::replace(&mut self.is_timed, true) && !is_error {
-            self.metrics.latency(self.answer.status.as_u16(), self.since.elapsed());
+            self.metrics.latency(self.answer.status.as_u16(), self.since.elapsed(), self.trace_id);
         }
     }
 

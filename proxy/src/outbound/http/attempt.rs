@@ -173,6 +173,8 @@ impl Routed<'_> {
             sent: self.sent.clone(),
         };
         counted.metrics.requests.inc();
+        let tracing = &self.connection.worker.shared.tracing;
+        let traced = tracing.begin(&mut *request, Kind::Client, Direction::Outbound);
         let exchange = Exchange {
             connection: self.connection,
             backend: &resolved,
@@ -181,13 +183,12 @@ impl Routed<'_> {
             arrived: self.arrived,
             classes: &terms.classes,
             action,
+            trace_id: traced.trace_id(),
             current: parking_lot::Mutex::default(),
         };
         if let Some(profile) = profile {
             profile.actual.request();
         }
-        let tracing = &self.connection.worker.shared.tracing;
-        let traced = tracing.begin(&mut *request, Kind::Client, Direction::Outbound);
         let exchanged = self.exchange(&exchange, request, terms.timeouts, head).await;
         let (mut response, mut observer) = match exchanged {
             Ok((response, observer)) => {

@@ -2,7 +2,7 @@
 //!
 //! A request that no endpoint has seen goes to another one here, whatever the route says about retries.
 
-use std::sync::Arc;
+use std::{num::NonZeroU128, sync::Arc};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
 use parking_lot::Mutex;
@@ -54,6 +54,8 @@ pub(super) struct Exchange<'a> {
     pub(super) classes: &'a Classes,
     /// The route.
     pub(super) action: &'a Action,
+    /// The request's trace, if it is collected.
+    pub(super) trace_id: Option<NonZeroU128>,
     /// The endpoint that has the request.
     pub(super) current: Mutex<Option<Current>>,
 }
@@ -176,6 +178,7 @@ impl Exchange<'_> {
                     metrics.request();
                     let (status, headers) = (response.status(), response.headers());
                     let count = CountResponse::new(metrics, since, status, headers, self.classes.clone());
+                    let count = count.traced(self.trace_id);
                     tapped.responded(&response);
                     return Ok((response, ResponseObserver::new(count, in_flight, checked_out, tapped)));
                 }

@@ -1,8 +1,7 @@
-//! A real Prometheus that scrapes the mesh's proxies with the relabelling of the chart's PodMonitor, which is Linkerd's, and answers what
-//! Linkerd's published Grafana dashboards and ours ask.
+//! A real Prometheus that scrapes a sandbox's proxies with the relabelling of the chart's PodMonitor, which is Linkerd's.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
     process::{Command, Output},
@@ -23,7 +22,7 @@ use weft_test_kit::{
 const ADDRESS: &str = "127.0.0.1:9090";
 
 /// A Prometheus in the node's network namespace. Dropping it ends it.
-pub(crate) struct Prometheus {
+pub struct Prometheus {
     _process: Process,
     _directory: TempDir,
     netns: PathBuf,
@@ -31,7 +30,10 @@ pub(crate) struct Prometheus {
 
 impl Prometheus {
     /// Starts it, and waits until it has scraped every proxy.
-    pub(crate) async fn of(state: &State) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The chart cannot be rendered, or it does not come up.
+    pub async fn of(state: &State) -> Result<Self> {
         let directory = tempfile::tempdir().context("make a directory for Prometheus")?;
         let config = directory.path().join("prometheus.yml");
         let targets = targets(state);
@@ -43,10 +45,11 @@ impl Prometheus {
         // YAML contains JSON.
         fs::write(&config, scrape.to_string()).context("write its configuration")?;
         let netns = state.node_netns.clone();
-        let mut command = within(&netns, "prometheus");
+        let mut command = within(&netns, "prometheus")?;
         command.arg(format!("--config.file={}", config.display()));
         command.arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()));
         command.arg(format!("--web.listen-address={ADDRESS}"));
+        command.arg("--enable-feature=exemplar-storage");
         let process = Process::start(&mut command, Duration::from_secs(60).max(patience()));
         process.says("Server is ready").await;
         let prometheus = Self { _process: process, _directory: directory, netns };
@@ -55,8 +58,11 @@ impl Prometheus {
     }
 
     /// The series of an expression, as their labels.
-    pub(crate) fn ask(&self, expression: &str) -> Result<Vec<BTreeMap<String, String>>> {
-        let mut promtool = within(&self.netns, "promtool");
+    ///
+    /// # Errors
+    /// Prometheus refuses the expression.
+    pub fn ask(&self, expression: &str) -> Result<Vec<BTreeMap<String, String>>> {
+        let mut promtool = within(&self.netns, "promtool")?;
         promtool.args(["query", "instant", "-o", "json", &format!("http://{ADDRESS}"), expression]);
         let Output { status, stdout, stderr } = promtool.output().context("run promtool")?;
         if !status.success() {
@@ -66,8 +72,39 @@ impl Prometheus {
         series.into_iter().map(|mut one| Ok(serde_json::from_value(one["metric"].take())?)).collect()
     }
 
+    /// The traces beside the buckets that an expression selects, by the proxy's pod.
+    ///
+    /// # Errors
+    /// Prometheus does not answer.
+    pub fn exemplars(&self, expression: &str) -> Result<BTreeSet<(String, String)>> {
+        let mut curl = Command::new("nsenter");
+        curl.arg(format!("--net={}", self.netns.display())).args(["curl", "--silent", "--show-error", "--get"]);
+        curl.args([
+            "--data-urlencode",
+            &format!("query={expression}"),
+            "--data",
+            "start=0",
+            "--data",
+            "end=9999999999",
+        ]);
+        let output = curl.arg(format!("http://{ADDRESS}/api/v1/query_exemplars")).output().context("run curl")?;
+        let answer: Value = serde_json::from_slice(&output.stdout).context("Prometheus answers JSON")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let all = |value: &Value| value.as_array().cloned().with_context(|| format!("a list in {answer}"));
+        let mut found = BTreeSet::new();
+        for series in all(&answer["data"])? {
+            for exemplar in all(&series["exemplars"])? {
+                found.insert((text(&series["seriesLabels"]["pod"]), text(&exemplar["labels"]["trace_id"])));
+            }
+        }
+        Ok(found)
+    }
+
     /// Waits until an expression has a series.
-    pub(crate) async fn until(&self, what: &str, expression: &str) -> Result<Vec<BTreeMap<String, String>>> {
+    ///
+    /// # Errors
+    /// It has none within the patience of tests.
+    pub async fn until(&self, what: &str, expression: &str) -> Result<Vec<BTreeMap<String, String>>> {
         let found = async || match self.ask(expression)? {
             series if series.is_empty() => bail!("{what}: no series of {expression}"),
             series => Ok(series),
@@ -77,11 +114,11 @@ impl Prometheus {
 }
 
 /// A program beside ours, or of the system, in a network namespace.
-fn within(netns: &std::path::Path, program: &str) -> Command {
+fn within(netns: &std::path::Path, program: &str) -> Result<Command> {
     let mut command = Command::new("nsenter");
-    let program = binaries::directory().unwrap().join(program);
+    let program = binaries::directory()?.join(program);
     command.arg(format!("--net={}", netns.display())).arg(program);
-    command
+    Ok(command)
 }
 
 /// What Prometheus' discovery of pods says of each meshed pod, with its labels.
@@ -107,7 +144,7 @@ fn targets(state: &State) -> Vec<Value> {
 
 /// The relabelling of the chart's PodMonitor for proxies, as Prometheus itself spells it.
 fn relabelling() -> Result<Value> {
-    let mut weft = Command::new(binaries::directory().unwrap().join("weft"));
+    let mut weft = Command::new(binaries::directory()?.join("weft"));
     let output = weft.args(["install", "--ignore-cluster", "--set", "podMonitor.enabled=true"]).output();
     let output = output.context("render the chart")?;
     if !output.status.success() {
@@ -137,69 +174,4 @@ fn spelled(rule: &Value) -> Value {
         (name.to_owned(), value.clone())
     });
     Value::Object(fields.collect())
-}
-
-/// What Linkerd's dashboards (linkerd2, `grafana/dashboards`) select: the metric, how it is narrowed, and the labels by which it is summed.
-/// Left out are `tcp_close_total{errno!=""}`, which is of connections that broke, and what `authority.json` selects by `authority`: that is a label
-/// only where `LINKERD2_PROXY_INBOUND_METRICS_AUTHORITY_LABELS` allows it, as in Linkerd.
-pub(crate) const LINKERD: &[(&str, &str, &[&str])] = &[
-    // top-line, namespace, deployment and the other workloads, pod: inbound
-    ("request_total", r#"direction="inbound", tls="true""#, &["namespace", "deployment", "pod"]),
-    ("response_total", r#"direction="inbound", classification="success""#, &["namespace", "deployment", "pod"]),
-    ("response_latency_ms_bucket", r#"direction="inbound""#, &["le", "namespace", "deployment", "pod"]),
-    // outbound, by destination
-    ("request_total", r#"direction="outbound", tls="true""#, &["deployment", "pod", "dst_namespace", "dst_deployment"]),
-    (
-        "response_total",
-        r#"direction="outbound", classification="success""#,
-        &["deployment", "dst_namespace", "dst_deployment"],
-    ),
-    ("response_latency_ms_bucket", r#"direction="outbound""#, &["le", "deployment", "dst_namespace", "dst_deployment"]),
-    // service
-    ("request_total", r#"direction="outbound""#, &["namespace", "dst_service", "dst_namespace"]),
-    ("response_total", r#"direction="outbound""#, &["dst_service", "classification"]),
-    ("response_latency_ms_bucket", r#"direction="outbound""#, &["le", "dst_service"]),
-    // route
-    ("route_response_total", r#"direction="inbound""#, &["rt_route", "dst", "classification", "deployment"]),
-    ("route_response_latency_ms_bucket", r#"direction="inbound""#, &["le", "rt_route", "dst"]),
-    ("route_response_total", r#"direction="outbound""#, &["rt_route", "dst", "deployment"]),
-    ("route_request_total", r#"direction="outbound""#, &["rt_route", "dst"]),
-    // TCP of workloads and pods
-    ("tcp_open_connections", r#"direction="inbound", peer="src""#, &["namespace", "deployment", "pod"]),
-    ("tcp_open_connections", r#"direction="outbound", peer="dst""#, &["namespace", "deployment", "pod"]),
-    ("tcp_open_total", r#"direction="outbound", peer="dst""#, &["deployment", "dst_deployment", "tls"]),
-    ("tcp_read_bytes_total", r#"direction="inbound", peer="src""#, &["deployment", "pod"]),
-    ("tcp_write_bytes_total", r#"direction="outbound", peer="dst""#, &["deployment", "dst_namespace"]),
-    // health
-    ("process_start_time_seconds", "", &["pod", "namespace"]),
-    ("process_cpu_seconds_total", "", &["pod"]),
-    ("process_resident_memory_bytes", "", &["pod"]),
-];
-
-/// The labels by which Prometheus knows what is missing.
-pub(crate) fn missing(series: &[BTreeMap<String, String>], labels: &[&str]) -> Vec<String> {
-    let has = |label: &str| series.iter().any(|one| one.get(label).is_some_and(|value| !value.is_empty()));
-    labels.iter().filter(|label| !has(label)).map(|label| (*label).to_owned()).collect()
-}
-
-/// The expressions of our Grafana dashboards, with Grafana's variables as they may be.
-pub(crate) fn of_our_dashboards() -> Result<Vec<String>> {
-    let repository = std::env::var_os("CARGO_MANIFEST_DIR").context("cargo says where the tests are")?;
-    let directory = PathBuf::from(repository).join("../docs/grafana");
-    let mut expressions = Vec::new();
-    for file in fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))? {
-        let text = fs::read_to_string(file?.path()).context("read a dashboard")?;
-        let dashboard: Value = serde_json::from_str(&text).context("a dashboard is JSON")?;
-        let panels = dashboard["panels"].as_array().into_iter().flatten();
-        let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-        expressions.extend(
-            targets
-                .filter_map(|target| target["expr"].as_str())
-                .map(|expression| expression.replace("$__rate_interval", "1m").replace("$node", ".*")),
-        );
-    }
-    if expressions.is_empty() {
-        bail!("no dashboard in {}", directory.display());
-    }
-    Ok(expressions)
 }
