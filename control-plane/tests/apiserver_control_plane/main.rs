@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "waits for other processes, whose clock is the machine's")]
 
+mod cert_manager;
 mod clock;
 mod link;
 mod linked;

@@ -1,6 +1,6 @@
 //! A process of the control plane.
 
-use std::{net::SocketAddr, ops::Deref, path::PathBuf, process::Command, time::Duration};
+use std::{ffi::OsStr, net::SocketAddr, ops::Deref, path::PathBuf, process::Command, time::Duration};
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,12 +30,12 @@ impl Deref for Process {
 
 impl Process {
     /// Starts a subcommand on ports that the system chooses.
-    pub(crate) fn start(arguments: &[&str]) -> Self {
+    pub(crate) fn start(arguments: &[impl AsRef<OsStr>]) -> Self {
         Self::start_at(arguments, None)
     }
 
     /// The same with a wall clock of its own.
-    pub(crate) fn start_at(arguments: &[&str], clock: Option<&Clock>) -> Self {
+    pub(crate) fn start_at(arguments: &[impl AsRef<OsStr>], clock: Option<&Clock>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weft-control-plane"));
         if let Some(Clock { offset, library }) = clock {
             command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", offset);

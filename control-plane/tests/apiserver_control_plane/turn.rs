@@ -6,7 +6,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// Tests at a time: each runs several processes.
 const AT_ONCE: usize = 4;
 
-static RUNNING: Mutex<Running> = Mutex::new(Running { tests: 0, writes_statuses: false, is_alone: false });
+static RUNNING: Mutex<Running> =
+    Mutex::new(Running { tests: 0, writes_statuses: false, has_injector: false, is_alone: false });
 static ENDED: Condvar = Condvar::new();
 
 /// What a test uses beside its own namespace.
@@ -16,6 +17,8 @@ pub(crate) enum Uses {
     Nothing,
     /// A policy controller, which writes statuses in all namespaces.
     Statuses,
+    /// The injector's webhook configuration, which is the cluster's only one.
+    Injector,
     /// All of the cluster: a definition that others need is removed, or what destination controllers write in all namespaces
     /// is counted.
     Cluster,
@@ -27,6 +30,7 @@ pub(crate) struct Turn(Uses);
 struct Running {
     tests: usize,
     writes_statuses: bool,
+    has_injector: bool,
     is_alone: bool,
 }
 
@@ -36,7 +40,8 @@ impl Running {
         match uses {
             Uses::Cluster => self.tests == 0,
             Uses::Statuses if self.writes_statuses => false,
-            Uses::Statuses | Uses::Nothing => !self.is_alone && self.tests < AT_ONCE,
+            Uses::Injector if self.has_injector => false,
+            Uses::Statuses | Uses::Injector | Uses::Nothing => !self.is_alone && self.tests < AT_ONCE,
         }
     }
 
@@ -49,6 +54,7 @@ impl Running {
         match uses {
             Uses::Nothing => {}
             Uses::Statuses => self.writes_statuses = runs,
+            Uses::Injector => self.has_injector = runs,
             Uses::Cluster => self.is_alone = runs,
         }
     }

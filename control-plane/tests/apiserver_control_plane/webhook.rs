@@ -54,17 +54,11 @@ impl Installation {
         weft_tls::install_crypto_provider();
         let kubeconfig = std::env::var("KUBECONFIG")
             .expect("KUBECONFIG: `cargo xtask test cluster` brings up an API server, `cargo xtask kube env` prints the setting of one");
-        let config = Config::infer().await.unwrap();
-        // The address from which this host reaches the API server is also the one at which the API server reaches this
-        // host.
-        let server = config.cluster_url.authority().unwrap().to_string();
-        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        socket.connect(server).unwrap();
-        let host = socket.local_addr().unwrap().ip();
-        let client = Client::try_from(config).unwrap();
+        let host = address_of_this_host().await;
+        let client = Client::try_default().await.unwrap();
         let (secret, configuration, uses) = match component {
             "proxy-injector" => {
-                ("linkerd-proxy-injector-k8s-tls", "linkerd-proxy-injector-webhook-config", Uses::Nothing)
+                ("linkerd-proxy-injector-k8s-tls", "linkerd-proxy-injector-webhook-config", Uses::Injector)
             }
             "sp-validator" => ("linkerd-sp-validator-k8s-tls", "linkerd-sp-validator-webhook-config", Uses::Nothing),
             // The policy controller checks policy resources.
@@ -137,6 +131,15 @@ impl Installation {
     }
 }
 
+/// Where the API server reaches this host: the address from which this host reaches the API server.
+pub(crate) async fn address_of_this_host() -> IpAddr {
+    let config = Config::infer().await.unwrap();
+    let server = config.cluster_url.authority().unwrap().to_string();
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect(server).unwrap();
+    socket.local_addr().unwrap().ip()
+}
+
 fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
@@ -152,7 +155,7 @@ async fn installed(installation: Installation, test: impl AsyncFnOnce(&Installat
 }
 
 /// Waits until the API server calls the webhook: it learns of the configuration by a watch.
-async fn called(what: &str, is_called: impl AsyncFn() -> Result<bool, kube::Error>) {
+pub(crate) async fn called(what: &str, is_called: impl AsyncFn() -> Result<bool, kube::Error>) {
     eventually(what, PATIENCE, async || match is_called().await {
         Ok(true) => Ok(()),
         Ok(false) => Err("it is not called".to_owned()),
@@ -170,7 +173,7 @@ fn denied<T>(answer: Result<T, kube::Error>) -> Result<bool, kube::Error> {
     }
 }
 
-fn dry_run() -> PostParams {
+pub(crate) fn dry_run() -> PostParams {
     PostParams { dry_run: true, ..PostParams::default() }
 }
 
@@ -180,7 +183,7 @@ fn restricted_spec() -> Value {
             "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]})
 }
 
-fn pod(name: &str, annotations: Value) -> Pod {
+pub(crate) fn pod(name: &str, annotations: Value) -> Pod {
     serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "annotations": annotations}, "spec": restricted_spec()}))
     .unwrap()

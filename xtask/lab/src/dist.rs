@@ -258,3 +258,20 @@ fn fingerprint<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_workflow_publishes_every_image_and_chart() {
+        let workflow = include_str!("../../../.github/workflows/release.yaml");
+        let published = |kind: &str| {
+            let start = format!("for {kind} in ");
+            let list = workflow.lines().find_map(|line| line.trim().strip_prefix(&start)).expect("a loop");
+            list.trim_end_matches("; do").split(' ').collect::<BTreeSet<_>>()
+        };
+        assert_eq!(published("image"), RECIPES.iter().map(|recipe| recipe.name).collect());
+        assert_eq!(published("chart"), BTreeSet::from(chart::CHARTS));
+    }
+}

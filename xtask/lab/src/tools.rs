@@ -33,6 +33,9 @@ const CRANE: &str = "v0.22.1";
 const OTELCOL: &str = "v0.165.0";
 /// The same release of its stable modules.
 const OTELCOL_STABLE: &str = "v1.71.0";
+/// Issues certificates, and what distributes trust anchors.
+const CERT_MANAGER: &str = "v1.21.2";
+const TRUST_MANAGER: &str = "v0.25.0";
 const ETCD: &str = "3.6.15";
 /// The distribution's version; the number counts what we take of it.
 const PROMTOOL: &str = "deb-2";
@@ -133,6 +136,10 @@ func main() {
 }
 "#;
 
+/// The controllers of cert-manager and of trust-manager that work without an outside world, in one program: cert-manager's own
+/// programs are modules that no proxy of modules has, because their directories have other names than they do.
+const CERT_MANAGER_SOURCE: &str = include_str!("tools/cert_manager.go");
+
 /// A tool to build: its directory's name, a hint about the duration, and how to fill the directory.
 struct Tool {
     name: &'static str,
@@ -141,7 +148,7 @@ struct Tool {
     build: fn(&Path) -> Result<()>,
 }
 
-const TOOLS: [Tool; 11] = [
+const TOOLS: [Tool; 12] = [
     Tool { name: "pause", version: PAUSE, minutes: "seconds", build: pause },
     Tool { name: "etcd", version: ETCD, minutes: "seconds", build: etcd },
     Tool { name: "kubernetes", version: KUBERNETES, minutes: "10 minutes on two cores", build: kubernetes },
@@ -150,6 +157,7 @@ const TOOLS: [Tool; 11] = [
     Tool { name: "promtool", version: PROMTOOL, minutes: "seconds", build: promtool },
     Tool { name: "crane", version: CRANE, minutes: "a minute", build: crane },
     Tool { name: "coredns", version: COREDNS, minutes: "a minute", build: coredns },
+    Tool { name: "cert-manager", version: CERT_MANAGER, minutes: "3 minutes", build: cert_manager },
     Tool { name: "h2spec", version: H2SPEC, minutes: "a minute", build: h2spec },
     Tool { name: "grpc-interop", version: GRPC_GO, minutes: "2 minutes", build: grpc_interop },
     Tool { name: "otelcol", version: OTELCOL, minutes: "2 minutes", build: otelcol },
@@ -163,7 +171,8 @@ pub(crate) struct Tools {
 
 impl Tools {
     /// All tools of a cluster and its tests.
-    pub(crate) const ALL: &[&str] = &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns"];
+    pub(crate) const ALL: &[&str] =
+        &["pause", "etcd", "kubernetes", "helm", "step", "promtool", "crane", "coredns", "cert-manager"];
     /// All names of tools: also programs of other projects that tests send through the mesh.
     pub(crate) const NAMES: [&str; TOOLS.len()] = {
         let mut names = [""; TOOLS.len()];
@@ -215,10 +224,10 @@ impl Tools {
             .map_or_else(|| name.into(), |tool| self.directory(tool).join(name))
     }
 
-    /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, and a registry.
+    /// The directories for PATH: the tools that a reader of the tutorial has installed, the checker of metrics, a registry, and
+    /// what issues certificates.
     pub(crate) fn path_directories(&self) -> Vec<PathBuf> {
-        let for_users = |tool: &&Tool| ["kubernetes", "helm", "step", "promtool", "crane"].contains(&tool.name);
-        TOOLS.iter().filter(for_users).map(|tool| self.directory(tool)).collect()
+        self.directories(&["kubernetes", "helm", "step", "promtool", "crane", "cert-manager"])
     }
 
     /// The directories of these tools.
@@ -342,6 +351,46 @@ fn otelcol(into: &Path) -> Result<()> {
     let module = format!("module weft.example/otelcol\n\ngo 1.26.0\n\nrequire (\n{required}\t{stable}\n)\n");
     let files = [("go.mod", module), ("main.go", OTELCOL_SOURCE.to_owned())];
     build_module(into, &files, "-s -w", "../otelcol", &[".".to_owned()])
+}
+
+/// The program, and in `definitions.yaml` the definitions of the kinds that it needs.
+fn cert_manager(into: &Path) -> Result<()> {
+    let (certificates, trust) = ("github.com/cert-manager/cert-manager", "github.com/cert-manager/trust-manager");
+    let module = format!(
+        "module weft.example/cert-manager\n\ngo 1.26.0\n\n\
+         require (\n\t{certificates} {CERT_MANAGER}\n\t{trust} {TRUST_MANAGER}\n)\n"
+    );
+    let files = [("go.mod", module), ("main.go", CERT_MANAGER_SOURCE.to_owned())];
+    build_module(into, &files, "-s -w", "../cert-manager", &[".".to_owned()])?;
+    let go = go::find_or_install()?;
+    let mut definitions = String::new();
+    for (module, kinds) in [
+        (
+            format!("{certificates}@{CERT_MANAGER}"),
+            &[
+                "cert-manager.io_certificaterequests",
+                "cert-manager.io_certificates",
+                "cert-manager.io_clusterissuers",
+                "cert-manager.io_issuers",
+            ][..],
+        ),
+        (format!("{trust}@{TRUST_MANAGER}"), &["trust.cert-manager.io_bundles"]),
+    ] {
+        let directory = source_of(&go, &module)?.join("deploy/crds");
+        for kind in kinds {
+            let file = directory.join(format!("{kind}.yaml"));
+            // Each begins with a line that separates it from the one before.
+            definitions += &fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        }
+    }
+    fs::write(into.join("definitions.yaml"), definitions).context("write definitions.yaml")
+}
+
+/// Where Go keeps the source of `MODULE@VERSION`.
+fn source_of(go: &Go, module: &str) -> Result<PathBuf> {
+    let printed = command::output(go.command().args(["mod", "download", "-json", module]))?;
+    let found: serde_json::Value = serde_json::from_str(&printed).context("read what go printed")?;
+    found["Dir"].as_str().map(PathBuf::from).with_context(|| format!("go named no directory of {module}"))
 }
 
 fn install(go: &Go, into: &Path, package: &str) -> Result<()> {

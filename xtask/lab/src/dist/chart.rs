@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Charts in the order of installation; the last one is for clusters with Linkerd.
-const CHARTS: [&str; 4] = ["weft-crds", "weft-control-plane", "weft-viz", "weft-agent"];
+pub(super) const CHARTS: [&str; 4] = ["weft-crds", "weft-control-plane", "weft-viz", "weft-agent"];
 /// The files in which images are named.
 const VALUES: [&str; 2] = ["values.yaml", "values-ha.yaml"];
 /// What says which files are not part of a chart.
