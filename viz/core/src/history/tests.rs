@@ -320,7 +320,8 @@ fn the_window_of_a_thousand_busy_pods_fits_into_256_mib() {
     assert!(lines > 1_800, "{lines}");
     assert!(histories.iter().all(|history| history.len() == 91 && history.excess() == 0));
     let bytes = histories.iter().map(History::bytes).sum::<usize>() / PODS;
-    assert!(bytes < (256 << 20) / 1000, "{bytes} bytes a pod");
+    // The rest is for connections, pods and answers.
+    assert!(bytes < (160 << 20) / 1000, "{bytes} bytes a pod");
     // Pods of one workload share their series.
     assert!(interner.lock().len() < 400, "{}", interner.lock().len());
 }
