@@ -95,12 +95,15 @@ pub(crate) fn cargo(workspace: &Workspace, toolchain: &Toolchain, subcommand: &s
         cargo.env_remove(variable);
     }
     let directory = workspace.ebpf();
+    let places = workspace.places()?;
+    let flags = FLAGS.iter().map(|flag| (*flag).to_owned());
+    let flags = flags.chain(places.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display())));
     cargo
         .current_dir(&directory)
         .arg(subcommand)
         .args(["--release", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
         .arg(directory.join("target"))
-        .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.collect::<Vec<_>>().join("\u{1f}"))
         .env("PATH", command::path_with(&toolchain.linker_directory)?);
     Ok(cargo)
 }

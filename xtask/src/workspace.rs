@@ -1,8 +1,11 @@
 //! Paths: the checkout, cargo's target directory, the cache for tools; and the output of `cargo metadata`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command;
@@ -28,6 +31,20 @@ impl Workspace {
         let metadata = metadata(&root, &["--no-deps"])?;
         let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
         Ok(Self { target: PathBuf::from(target), root, metadata })
+    }
+
+    /// The directories of this machine whose files are compiled, and what programs name instead. Of directories within each other the
+    /// last one counts.
+    ///
+    /// # Errors
+    /// When nothing says where cargo keeps the sources of dependencies.
+    pub fn places(&self) -> Result<[(PathBuf, &'static str); 3]> {
+        let cargo = match (env::var_os("CARGO_HOME"), env::var_os("HOME")) {
+            (Some(cargo), _) => PathBuf::from(cargo),
+            (None, Some(home)) => PathBuf::from(home).join(".cargo"),
+            (None, None) => bail!("neither CARGO_HOME nor HOME is set"),
+        };
+        Ok([(self.root.clone(), "/weft"), (self.target.clone(), "/target"), (cargo, "/cargo")])
     }
 
     /// Our packages.

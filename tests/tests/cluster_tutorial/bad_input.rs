@@ -10,10 +10,7 @@ use anyhow::bail;
 use serde_json::Value;
 use weft_tls::ca::Root;
 
-use crate::world::{MESH, SHOP, World};
-
-/// The chart under test, from the repository's root.
-const CHART: &str = "charts/weft-control-plane";
+use crate::world::{CHART, MESH, SHOP, World};
 
 /// A pod that the application's namespace admits.
 const RESTRICTED: &str = r#"{"spec": {"securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -39,17 +36,9 @@ pub(super) fn missing_values(world: &mut World) {
 }
 
 pub(super) fn mismatched_certificates(world: &mut World) {
-    let (listed, releases) = world.helm(&["list", "-n", MESH, "-o", "json"]);
-    assert!(listed, "{releases}");
-    let releases: Value = serde_json::from_str(&releases).unwrap();
-    let of_chart = |release: &&Value| release["chart"].as_str().is_some_and(|c| c.starts_with("weft-control-plane"));
-    let release = releases.as_array().unwrap().iter().find(of_chart).unwrap()["name"].as_str().unwrap().to_owned();
-
     let stranger = Root::generate("stranger.linkerd.cluster.local").unwrap();
     let values = Values::new("", &stranger.issue_issuer("identity.linkerd.cluster.local").unwrap());
-    let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reuse-values"];
-    let (upgraded, said) = world.helm(&[&upgrade[..], &values.arguments()].concat());
-    assert!(upgraded, "{said}");
+    let release = world.upgrade(&values.arguments());
 
     // Rolled back in any case, so that later checks do not find a foreign issuer.
     let told = panic::catch_unwind(AssertUnwindSafe(|| foreign_issuer_is_told(world)));

@@ -47,7 +47,7 @@ enum Needs {
 
 type Check = (&'static str, Needs, fn(&mut World));
 
-const CHECKS: [Check; 40] = [
+const CHECKS: [Check; 41] = [
     ("without the CRDs the chart refuses and names them", Needs::Cluster, bad_input::missing_crds),
     ("a chart without its values refuses and names them", Needs::Cluster, bad_input::missing_values),
     (
@@ -117,6 +117,7 @@ const CHECKS: [Check; 40] = [
         Needs::Mesh,
         component::shows_what_happens,
     ),
+    ("addresses of both families are meshed", Needs::Mesh, workloads::dual_stack),
     ("weft check has nothing to say", Needs::Mesh, check_is_content),
     ("the tutorial's end", Needs::Mesh, tutorial_end),
     ("nothing is left", Needs::Removal, nothing_is_left),

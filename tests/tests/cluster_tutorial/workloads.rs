@@ -15,13 +15,15 @@ use weft_examples::client::Report;
 use crate::{
     kernel,
     wire::Wire,
-    world::{SHOP, World},
+    world::{MESH, SHOP, World},
 };
 
 /// The workloads' namespace: meshed, and restricted by Pod Security.
 pub(super) const NAMESPACE: &str = "workloads";
 /// A meshed namespace whose Pod Security admits ports of the node.
 const EDGE: &str = "edge";
+/// A meshed namespace with addresses of both families.
+const DUAL: &str = "dual";
 const HOST_PORT: u16 = 17_070;
 /// A port that no other application has.
 const PORT: u16 = 7070;
@@ -216,6 +218,60 @@ fn restricted(spec: &mut Value) {
                 json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
         }
     }
+}
+
+/// A Service, its pods and their clients have addresses of both families, once the mesh is told that there is IPv6.
+pub(super) fn dual_stack(world: &mut World) {
+    world.upgrade(&["--set", "disableIPv6=false"]);
+    for component in ["destination", "identity", "proxy-injector"] {
+        world.cluster.rolled_out(MESH, &format!("deploy/linkerd-{component}")).unwrap();
+    }
+    let metadata = json!({"name": DUAL, "annotations": {"linkerd.io/inject": "enabled"}});
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+    world.cluster.apply(&namespace.to_string()).unwrap();
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "server", "namespace": DUAL},
+        "spec": {"selector": {"app": "server"}, "ipFamilyPolicy": "RequireDualStack",
+            "ports": [{"name": "http", "port": 80, "targetPort": PORT}]}});
+    let pod = |name: &str| {
+        let mut container = server();
+        container["name"] = json!(name);
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": DUAL, "labels": {"app": name}},
+            "spec": {"containers": [container]}})
+    };
+    let items = [service, pod("server"), pod("client")];
+    world.cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()).unwrap();
+    let ready = ["-n", DUAL, "wait", "pod/server", "pod/client", "--for=condition=Ready", "--timeout=120s"];
+    world.cluster.kubectl(&ready).unwrap();
+
+    let addresses = |object: &Value, port: u16| -> Vec<SocketAddr> {
+        let found = object.as_array().unwrap().iter().map(|address| match address {
+            Value::String(address) => address.parse().unwrap(),
+            address => address["ip"].as_str().unwrap().parse().unwrap(),
+        });
+        found.map(|address: IpAddr| (address, port).into()).collect()
+    };
+    let service = world.cluster.get(&["-n", DUAL, "service", "server"]).unwrap();
+    let server = world.cluster.get(&["-n", DUAL, "pod", "server"]).unwrap();
+    let targets =
+        [addresses(&service["spec"]["clusterIPs"], 80), addresses(&server["status"]["podIPs"], PORT)].concat();
+    let families: BTreeSet<_> = targets.iter().map(SocketAddr::is_ipv6).collect();
+    assert_eq!((targets.len(), families.len()), (4, 2), "{targets:?}");
+    let inbound = || world.proxy_metrics(DUAL, "server").sum("response_total", &[("direction", "inbound")]);
+    for target in targets {
+        let ask = |namespace: &str, pod: &str| {
+            let arguments = ["http1", "--target", &target.to_string(), "--count", "5", "--fresh"];
+            let before = inbound();
+            let report = world.cluster.client(namespace, pod, &arguments).unwrap();
+            assert!(report.failures == 0 && report.peer_addr_ok, "{target}: {report:?}");
+            assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), ["server"], "{target}");
+            assert!(inbound() - before >= 5.0, "{target}: around the server's proxy");
+            report.by_client_id.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(ask(DUAL, "client"), ["default.dual.serviceaccount.identity.linkerd.cluster.local"], "{target}");
+        // A client without a proxy reaches the server's.
+        assert!(ask("outside", &world.client("outside")).is_empty(), "{target}");
+    }
+    world.cluster.kubectl(&["delete", "namespace", DUAL, "--wait=false"]).unwrap();
 }
 
 /// The node starts anew: nothing is pinned, its pods are gone, and its agent comes last.

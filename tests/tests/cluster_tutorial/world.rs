@@ -19,6 +19,8 @@ use crate::{kernel, workloads};
 
 /// The control plane's namespace.
 pub(super) const MESH: &str = "linkerd";
+/// The chart of the control plane, from the repository's root.
+pub(super) const CHART: &str = "charts/weft-control-plane";
 /// The application's namespace.
 pub(super) const SHOP: &str = "shop";
 /// The lease whose holder writes EndpointSlices.
@@ -140,6 +142,20 @@ impl World {
         let output = self.cluster.command("helm").args(arguments).current_dir(Cluster::repository()).output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Upgrades the control plane with settings beside those that it has, and returns the name of its release.
+    pub(super) fn upgrade(&self, settings: &[&str]) -> String {
+        let (listed, releases) = self.helm(&["list", "-n", MESH, "-o", "json"]);
+        assert!(listed, "{releases}");
+        let releases: Value = serde_json::from_str(&releases).unwrap();
+        let of_chart =
+            |release: &&Value| release["chart"].as_str().is_some_and(|c| c.starts_with("weft-control-plane"));
+        let release = releases.as_array().unwrap().iter().find(of_chart).unwrap()["name"].as_str().unwrap().to_owned();
+        let upgrade = ["upgrade", &release, CHART, "--namespace", MESH, "--reuse-values"];
+        let (upgraded, said) = self.helm(&[&upgrade[..], settings].concat());
+        assert!(upgraded, "{said}");
+        release
     }
 
     /// The findings of `promtool check metrics` about an exposition.

@@ -2,9 +2,10 @@
 //!
 //! What runs in images is linked with glibc, with which it was measured. `weft` runs on any Linux and is linked with musl: a
 //! static glibc loads the name service modules of the machine that it finds itself on, which were made for another one.
-//! The paths of the checkout and of cargo do not go into them.
+//! No path of the machine goes into them: two checkouts of a commit give the same programs.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -104,12 +105,13 @@ impl Programs {
         step(&format!("build weft for {}", self.processor.name()));
         let mut weft = self.cargo(workspace, profile, "musl")?;
         weft.args(["--package", "weft-cli"]).env("WEFT_REGISTRY", registry);
-        for (variable, value) in musl(self.processor)? {
-            weft.env(variable, value);
-        }
         command::run(&mut weft)?;
-        let programs = SERVER_PROGRAMS.iter().chain(&[WEFT]).map(|name| self.path(name));
-        programs.into_iter().try_for_each(|program| needs_nothing(&program))
+        let places = workspace.places()?;
+        for program in SERVER_PROGRAMS.iter().chain(&[WEFT]).map(|name| self.path(name)) {
+            needs_nothing(&program)?;
+            names_no_place(&program, &places)?;
+        }
+        Ok(())
     }
 
     fn cargo(&self, workspace: &Workspace, profile: Profile, libc: &str) -> Result<Command> {
@@ -126,10 +128,18 @@ impl Programs {
         // Shown by the proxy's metric proxy_build_info; empty outside a repository, such as in an unpacked archive.
         cargo.env("WEFT_GIT_SHA", commit.unwrap_or_default().trim());
         let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
-        for (path, name) in [(workspace.root.clone(), "/weft"), (cargo_home()?, "/cargo")] {
+        let mut c_flags = Vec::new();
+        for (path, name) in workspace.places()? {
             flags.push(format!("--remap-path-prefix={}={name}", path.display()));
+            c_flags.push(format!("-ffile-prefix-map={}={name}", path.display()));
         }
         cargo.env(of_target("RUSTFLAGS", &target), flags.join(" "));
+        if libc == "musl" {
+            let (compiler, flags) = musl(self.processor)?;
+            cargo.env(c_of_target("CC", &target), compiler);
+            c_flags.push(flags);
+        }
+        cargo.env(c_of_target("CFLAGS", &target), c_flags.join(" "));
         if !self.processor.is_native() {
             cargo.env(of_target("LINKER", &target), self.processor.tool("gcc"));
         }
@@ -150,18 +160,14 @@ fn of_target(name: &str, target: &str) -> String {
     format!("CARGO_TARGET_{}_{name}", target.replace('-', "_").to_uppercase())
 }
 
-/// Where cargo keeps the sources of dependencies, which panics name.
-fn cargo_home() -> Result<PathBuf> {
-    if let Some(home) = std::env::var_os("CARGO_HOME") {
-        return Ok(home.into());
-    }
-    Ok(PathBuf::from(std::env::var_os("HOME").context("neither CARGO_HOME nor HOME is set")?).join(".cargo"))
+/// The same for the compiler of C.
+fn c_of_target(name: &str, target: &str) -> String {
+    format!("{name}_{}", target.replace('-', "_"))
 }
 
 /// What the C parts are compiled with: musl's headers, after which come those of the kernel.
-fn musl(processor: Processor) -> Result<[(String, String); 2]> {
-    let target = target(processor, "musl").replace('-', "_");
-    let (compiler, flags) = if processor.is_native() {
+fn musl(processor: Processor) -> Result<(String, String)> {
+    Ok(if processor.is_native() {
         packages::ensure(&packages::MUSL)?;
         let flags = format!("-idirafter /usr/include -idirafter /usr/include/{}", processor.multiarch());
         ("musl-gcc".to_owned(), flags)
@@ -176,8 +182,7 @@ fn musl(processor: Processor) -> Result<[(String, String); 2]> {
             processor.multiarch()
         );
         (compiler, flags)
-    };
-    Ok([(format!("CC_{target}"), compiler), (format!("CFLAGS_{target}"), flags)])
+    })
 }
 
 /// Checks that the kernel can start a program without a loader.
@@ -185,6 +190,20 @@ fn needs_nothing(program: &Path) -> Result<()> {
     let headers = command::output(Command::new("readelf").arg("--program-headers").arg(program))?;
     if headers.contains("INTERP") {
         bail!("{} is not linked statically:\n{headers}", program.display());
+    }
+    Ok(())
+}
+
+/// Checks that a program does not tell on which machine it was compiled.
+fn names_no_place(program: &Path, places: &[(PathBuf, &str)]) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    for (place, _) in places {
+        let place = place.as_os_str().as_encoded_bytes();
+        if let Some(at) = memchr::memmem::find(&bytes, place) {
+            let text = bytes[at..].iter().take_while(|byte| byte.is_ascii_graphic()).take(200);
+            let text: String = text.map(|byte| char::from(*byte)).collect();
+            bail!("{} names a path of this machine: {text}", program.display());
+        }
     }
     Ok(())
 }
@@ -211,5 +230,16 @@ mod tests {
         let own = std::env::current_exe().expect("a path");
         let error = needs_nothing(&own).expect_err("tests are linked with the C library");
         assert!(error.to_string().contains("not linked statically"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_names_its_checkout_is_found() {
+        let own = std::env::current_exe().expect("a path");
+        let workspace = Workspace::load().expect("a workspace");
+        let error = names_no_place(&own, &[(workspace.root, "/weft")]).expect_err("tests are compiled with paths");
+        assert!(error.to_string().contains("names a path of this machine: /"), "{error}");
+        // A name that this program does not contain, either.
+        let other = format!("/of-another/{}", std::process::id());
+        names_no_place(&own, &[(other.into(), "/weft")]).expect("no such path");
     }
 }

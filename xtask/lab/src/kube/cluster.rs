@@ -106,6 +106,14 @@ impl Cluster {
         format!("10.88.{}.2", self.subnet)
     }
 
+    pub(super) fn host_address_v6(&self) -> String {
+        format!("fd00:88:{}::1", self.subnet)
+    }
+
+    pub(super) fn node_address_v6(&self) -> String {
+        format!("fd00:88:{}::2", self.subnet)
+    }
+
     pub(super) fn node_name(&self) -> String {
         format!("{}-node", self.name)
     }

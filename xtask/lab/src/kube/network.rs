@@ -8,6 +8,10 @@ use weft_xtask::command;
 
 use super::Cluster;
 
+/// The node forwards, and does not ask who else has the addresses of the pods' links.
+const SETTINGS: &str = "cd /proc/sys/net && echo 1 >ipv4/ip_forward && echo 1 >ipv6/conf/all/forwarding && \
+                        echo 0 >ipv6/conf/default/accept_dad";
+
 /// Creates namespace and interfaces.
 ///
 /// # Errors
@@ -17,20 +21,21 @@ pub(crate) fn create(cluster: &Cluster) -> Result<()> {
     ip(&["netns", "add", &ns])?;
     ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &ns])?;
     ip(&["addr", "add", &format!("{}/24", cluster.host_address()), "dev", &link])?;
+    // Nobody else has these addresses; without a look for it they are there at once.
+    let of_host = cluster.host_address_v6();
+    ip(&["addr", "add", &format!("{of_host}/64"), "dev", &link, "nodad"])?;
     ip(&["link", "set", &link, "up"])?;
     let inside = |arguments: &[&str]| ip(&[&["-n", &ns], arguments].concat());
     inside(&["link", "set", "lo", "up"])?;
     inside(&["addr", "add", &format!("{}/24", cluster.node_address()), "dev", "eth0"])?;
+    inside(&["addr", "add", &format!("{}/64", cluster.node_address_v6()), "dev", "eth0", "nodad"])?;
     inside(&["link", "set", "eth0", "up"])?;
     // Without a default route the kernel refuses Service addresses before kube-proxy sees them.
     inside(&["route", "add", "default", "via", &cluster.host_address()])?;
-    let mut forward = Command::new("nsenter");
-    forward.arg(format!("--net={}", cluster.netns().display())).args([
-        "sh",
-        "-c",
-        "echo 1 >/proc/sys/net/ipv4/ip_forward",
-    ]);
-    command::output(&mut forward).map(drop)
+    inside(&["-6", "route", "add", "default", "via", &of_host])?;
+    let mut settings = Command::new("nsenter");
+    settings.arg(format!("--net={}", cluster.netns().display())).args(["sh", "-c", SETTINGS]);
+    command::output(&mut settings).map(drop)
 }
 
 /// Removes both. Succeeds if there are none.

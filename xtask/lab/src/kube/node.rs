@@ -6,7 +6,8 @@
 //! tracking without br_netfilter, and no iptables rule is needed.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -21,8 +22,13 @@ use crate::tools::Tools;
 
 /// Directory of the components' settings, as seen from inside.
 const CONFIG: &str = "/var/lib/config";
+/// The addresses of Services, and those of pods: of both kinds, IPv4 first.
+const SERVICES: &str = "--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112";
+const PODS: &str = "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56";
 /// Directories of CNI plugins on distributions.
 const PLUGINS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+/// A plugin of ours, beside which those of the distribution are linked.
+const NO_DAD: &str = "cni-plugins/no-dad";
 /// Image of the container that holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "localhost/pause:1";
 /// Longest wait for one component on a small and busy machine.
@@ -33,12 +39,13 @@ const ENTER: &str = r#"for group in $0; do echo $$ >"$group/cgroup.procs" || :; 
 
 /// Creates the mount namespace, then holds it open.
 const MOUNTS: &str = include_str!("node/mounts.sh");
-/// Settings of the components as (name, text). `CGROUP`, `PLUGINS` and `PAUSE` are filled in.
-const SETTINGS: [(&str, &str); 5] = [
+/// Settings of the components as (name, text). `CGROUP` and `PAUSE` are filled in.
+const SETTINGS: [(&str, &str); 6] = [
     ("audit.yaml", include_str!("node/audit.yaml")),
     ("kubelet.yaml", include_str!("node/kubelet.yaml")),
     ("containerd.toml", include_str!("node/containerd.toml")),
     ("cni/10-weft.conflist", include_str!("node/cni.conflist")),
+    (NO_DAD, include_str!("node/no-dad.sh")),
     ("resolv.conf", "nameserver 10.96.0.10\n"),
 ];
 
@@ -98,7 +105,7 @@ impl<'a> Node<'a> {
                 .args(["--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--allow-privileged=true"])
                 .arg(format!("--advertise-address={}", cluster.node_address()))
                 .args(["--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"])
-                .args(["--service-cluster-ip-range=10.96.0.0/16", "--kubelet-preferred-address-types=InternalIP"])
+                .args([SERVICES, "--kubelet-preferred-address-types=InternalIP"])
                 .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
                 .arg(format!("--service-account-key-file={}", file("service-account.pub")))
                 .arg(format!("--service-account-signing-key-file={}", file("service-account.key")))
@@ -128,7 +135,7 @@ impl<'a> Node<'a> {
                 .arg(format!("--cluster-signing-cert-file={}", file("ca.crt")))
                 .arg(format!("--cluster-signing-key-file={}", file("ca.key")))
                 .args(["--use-service-account-credentials", "--leader-elect=false"])
-                .args(["--allocate-node-cidrs", "--cluster-cidr=10.244.0.0/16"]);
+                .args(["--allocate-node-cidrs", PODS, SERVICES]);
         })?;
         // The first pod of a namespace needs it.
         let account = ["get", "serviceaccount", "default"];
@@ -153,14 +160,14 @@ impl<'a> Node<'a> {
             command
                 .arg(config("kubelet"))
                 .arg(format!("--config={CONFIG}/kubelet.yaml"))
-                .arg(format!("--node-ip={}", cluster.node_address()))
+                .arg(format!("--node-ip={},{}", cluster.node_address(), cluster.node_address_v6()))
                 .arg(format!("--hostname-override={name}"));
         })?;
         self.start("kube-proxy", &self.program("kube-proxy"), |command| {
             command
                 .arg(config("proxy"))
                 .arg(format!("--hostname-override={name}"))
-                .args(["--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16", "--oom-score-adj=0"])
+                .args(["--proxy-mode=nftables", PODS, "--oom-score-adj=0"])
                 .args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
         })?;
         self.wait("kubelet", || cluster.is_node_ready(tools))
@@ -216,12 +223,17 @@ pub(crate) fn import(cluster: &Cluster, archive: &Path) -> Result<()> {
 }
 
 fn write_settings(cluster: &Cluster) -> Result<()> {
-    let plugins = plugins()?;
     for (name, text) in SETTINGS {
         let path = cluster.config().join(name);
-        let text = text.replace("CGROUP", &cluster.scope()).replace("PLUGINS", plugins).replace("PAUSE", PAUSE_IMAGE);
+        let text = text.replace("CGROUP", &cluster.scope()).replace("PAUSE", PAUSE_IMAGE);
         fs::create_dir_all(path.parent().unwrap_or(&path)).with_context(|| format!("create for {}", path.display()))?;
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    }
+    let own = cluster.config().join(NO_DAD);
+    fs::set_permissions(&own, Permissions::from_mode(0o755)).context("make a CNI plugin executable")?;
+    for plugin in ["host-local", "loopback", "portmap", "ptp"] {
+        let link = own.with_file_name(plugin);
+        symlink(Path::new(plugins()?).join(plugin), &link).with_context(|| format!("link {}", link.display()))?;
     }
     Ok(())
 }
