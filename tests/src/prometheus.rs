@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::IpAddr,
     path::PathBuf,
     process::{Command, Output},
     time::Duration,
@@ -11,9 +12,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use weft_sandbox::state::State;
 use weft_test_kit::{
     binaries,
+    mesh::Mesh,
     process::Process,
     wait::{patience, until},
 };
@@ -33,10 +34,12 @@ impl Prometheus {
     ///
     /// # Errors
     /// The chart cannot be rendered, or it does not come up.
-    pub async fn of(state: &State) -> Result<Self> {
+    pub async fn of(mesh: &Mesh) -> Result<Self> {
+        let state = mesh.state()?;
         let directory = tempfile::tempdir().context("make a directory for Prometheus")?;
         let config = directory.path().join("prometheus.yml");
-        let targets = targets(state);
+        let meshed = state.pods.iter().filter(|pod| pod.meshed);
+        let targets: Vec<_> = meshed.map(|pod| target(&pod.namespace, &pod.name, &pod.ips, &pod.labels)).collect();
         let count = targets.len();
         let scrape = json!({
             "global": {"scrape_interval": "1s"},
@@ -121,25 +124,20 @@ fn within(netns: &std::path::Path, program: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// What Prometheus' discovery of pods says of each meshed pod, with its labels.
-fn targets(state: &State) -> Vec<Value> {
-    let meshed = state.pods.iter().filter(|pod| pod.meshed);
-    let of_pod = |pod: &weft_sandbox::state::PodState| {
-        let address = pod.ips.iter().find(|ip| ip.is_ipv4()).expect("a pod has an IPv4 address");
-        let meta = |name: &str| format!("__meta_kubernetes_{name}");
-        let mut labels = BTreeMap::from([
-            (meta("namespace"), pod.namespace.clone()),
-            (meta("pod_name"), pod.name.clone()),
-            (meta("pod_container_name"), "linkerd-proxy".to_owned()),
-            (meta("pod_container_port_name"), "linkerd-admin".to_owned()),
-        ]);
-        let known = |name: &str| name.replace(|it: char| !it.is_ascii_alphanumeric(), "_");
-        labels.extend(
-            pod.labels.iter().map(|(name, value)| (meta(&format!("pod_label_{}", known(name))), value.clone())),
-        );
-        json!({"targets": [format!("{address}:4191")], "labels": labels})
-    };
-    meshed.map(of_pod).collect()
+/// What Prometheus' discovery of pods says of a meshed pod.
+fn target(namespace: &str, name: &str, ips: &[IpAddr], labels: &BTreeMap<String, String>) -> Value {
+    let address = ips.iter().find(|ip| ip.is_ipv4()).expect("a pod has an IPv4 address");
+    let meta = |name: &str| format!("__meta_kubernetes_{name}");
+    let known = |name: &str| name.replace(|it: char| !it.is_ascii_alphanumeric(), "_");
+    let mut known: BTreeMap<_, _> =
+        labels.iter().map(|(label, value)| (meta(&format!("pod_label_{}", known(label))), value.as_str())).collect();
+    known.extend([
+        (meta("namespace"), namespace),
+        (meta("pod_name"), name),
+        (meta("pod_container_name"), "linkerd-proxy"),
+        (meta("pod_container_port_name"), "linkerd-admin"),
+    ]);
+    json!({"targets": [format!("{address}:4191")], "labels": known})
 }
 
 /// The relabelling of the chart's PodMonitor for proxies, as Prometheus itself spells it.

@@ -225,7 +225,7 @@ fn a_collector_gets_one_trace_of_both_proxies() {
             assert_eq!(way, expected, "{header}: {spans:?}");
         }
         // Prometheus knows the traces as exemplars of both sides' latencies.
-        let prometheus = Prometheus::of(&mesh.state().unwrap()).await.unwrap();
+        let prometheus = Prometheus::of(mesh).await.unwrap();
         for direction in ["inbound", "outbound"] {
             let latencies = format!(r#"response_latency_ms_bucket{{direction="{direction}", namespace="shop"}}"#);
             eventually("an exemplar of the last trace", Duration::from_secs(60), async || {

@@ -339,7 +339,7 @@ fn wrong_usage_says_what_is_right() {
 #[test]
 fn linkerds_grafana_dashboards_have_series() {
     MESH.test(async |mesh| {
-        let prometheus = Prometheus::of(&mesh.state().unwrap()).await.unwrap();
+        let prometheus = Prometheus::of(mesh).await.unwrap();
         let sent = load(mesh, "client", "payments.shop:80", "/invoices", 200).await;
         // The last of the load is scraped.
         let seen = r#"sum(request_total{direction="outbound", deployment="client", dst_service="payments"})"#;
