@@ -259,9 +259,19 @@ pub(super) fn dual_stack(world: &mut World) {
     let inbound = || world.proxy_metrics(DUAL, "server").sum("response_total", &[("direction", "inbound")]);
     for target in targets {
         let ask = |namespace: &str, pod: &str| {
-            let arguments = ["http1", "--target", &target.to_string(), "--count", "5", "--fresh"];
+            let requests = |count| {
+                let arguments = ["http1", "--target", &target.to_string(), "--count", count, "--fresh"];
+                world.cluster.client(namespace, pod, &arguments)
+            };
+            // A pod is ready before kube-proxy knows where its Service leads.
+            let known = world.cluster.until(POD, |_| {
+                let report = requests("1")?;
+                ensure!(report.failures == 0, "{target}: {report:?}");
+                Ok(())
+            });
+            known.unwrap();
             let before = inbound();
-            let report = world.cluster.client(namespace, pod, &arguments).unwrap();
+            let report = requests("5").unwrap();
             assert!(report.failures == 0 && report.peer_addr_ok, "{target}: {report:?}");
             assert_eq!(report.by_backend.keys().collect::<Vec<_>>(), ["server"], "{target}");
             assert!(inbound() - before >= 5.0, "{target}: around the server's proxy");
