@@ -67,21 +67,19 @@ impl Mesh {
         Self { pods, http, metrics }
     }
 
-    /// Reads a proxy's metrics, and returns how many bytes they had.
-    async fn scrape(&self, url: String, metrics: &mut Exposition<'_>) -> Result<usize, String> {
+    async fn scrape(&self, url: String, metrics: &mut Exposition<'_>) -> Result<(), String> {
         let request = Request::get(url).body(Empty::new()).map_err(|error| error.to_string())?;
         let response = self.http.request(request).await.map_err(|error| chain(&error))?;
         if response.status() != StatusCode::OK {
             return Err(format!("its proxy answered {}", response.status()));
         }
-        let (mut body, mut size) = (response.into_body(), 0);
+        let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             if let Ok(piece) = frame.map_err(|error| chain(&error))?.into_data() {
-                size += piece.len();
                 metrics.read(&piece)?;
             }
         }
-        Ok(size)
+        Ok(())
     }
 }
 
@@ -94,7 +92,8 @@ impl Fleet for Mesh {
         let ports = pod.proxy.ok_or("it has no proxy")?;
         let url = format!("http://{}/metrics", address(pod, ports.admin)?);
         let mut scrape = Scrape { metrics: &self.metrics, bytes: None };
-        scrape.bytes = Some(self.scrape(url, metrics).await?);
+        self.scrape(url, metrics).await?;
+        scrape.bytes = Some(metrics.size());
         Ok(())
     }
 

@@ -28,15 +28,6 @@ pub(crate) const MOST_LINES: usize = 16 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     hasher: RandomState,
-    hashes: Box<[u64]>,
-    values: Box<[f64]>,
-    series: Box<[u16]>,
-    bounds: Box<[u8]>,
-}
-
-/// What [`Lines`] are made of.
-#[derive(Debug, Default)]
-pub(crate) struct Columns {
     hashes: Vec<u64>,
     values: Vec<f64>,
     series: Vec<u16>,
@@ -47,7 +38,7 @@ pub(crate) struct Columns {
 #[derive(Debug)]
 pub struct Exposition<'a> {
     interner: &'a Mutex<Interner>,
-    before: Arc<Lines>,
+    page: Page,
     /// Where the page before has the line that comes next, if nothing came or went.
     next: usize,
     /// The places of the page before by hash, once something did.
@@ -56,11 +47,6 @@ pub struct Exposition<'a> {
     /// The beginning of a line whose end has not arrived.
     cut: Vec<u8>,
     size: usize,
-    found: Vec<Found>,
-    new: Vec<New>,
-    /// The bits of `process_start_time_seconds`.
-    started: Option<u64>,
-    excess: u32,
 }
 
 /// A line of the page.
@@ -79,12 +65,13 @@ pub(crate) struct New {
     pub(crate) bound: u8,
 }
 
-/// A whole page.
+/// What was read of a page.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) before: Arc<Lines>,
     pub(crate) lines: Vec<Found>,
     pub(crate) new: Vec<New>,
+    /// The bits of `process_start_time_seconds`.
     pub(crate) started: Option<u64>,
     /// Lines that were one too many.
     pub(crate) excess: u32,
@@ -92,19 +79,9 @@ pub(crate) struct Page {
 
 impl<'a> Exposition<'a> {
     pub(crate) fn new(before: Arc<Lines>, interner: &'a Mutex<Interner>) -> Self {
-        Self {
-            interner,
-            next: 0,
-            places: None,
-            reader: Reader::default(),
-            cut: Vec::new(),
-            size: 0,
-            found: Vec::with_capacity(before.len()),
-            new: Vec::new(),
-            started: None,
-            excess: 0,
-            before,
-        }
+        let lines = Vec::with_capacity(before.len());
+        let page = Page { before, lines, new: Vec::new(), started: None, excess: 0 };
+        Self { interner, page, next: 0, places: None, reader: Reader::default(), cut: Vec::new(), size: 0 }
     }
 
     /// Reads the next piece, of any length.
@@ -132,10 +109,15 @@ impl<'a> Exposition<'a> {
         Ok(())
     }
 
+    /// How many bytes were read.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// The page, after its last piece.
     pub(crate) fn end(mut self) -> Page {
         self.end_cut();
-        Page { before: self.before, lines: self.found, new: self.new, started: self.started, excess: self.excess }
+        self.page
     }
 
     fn end_cut(&mut self) {
@@ -152,15 +134,15 @@ impl<'a> Exposition<'a> {
     fn line(&mut self, (family, sort): Known, line: &Line<'_>) {
         let Some(family) = family else {
             if sort == Sort::Start {
-                self.started = Some(line.value.to_bits());
+                self.page.started = Some(line.value.to_bits());
             }
             return;
         };
-        if self.found.len() == MOST_LINES {
-            self.excess += 1;
+        if self.page.lines.len() == MOST_LINES {
+            self.page.excess += 1;
             return;
         }
-        let hash = self.before.hasher.hash_one(line.series);
+        let hash = self.page.before.hasher.hash_one(line.series);
         let before = self.place(hash);
         if before.is_none() {
             let Some((read, bound)) = self.reader.read((family, sort), line) else { return };
@@ -170,17 +152,17 @@ impl<'a> Exposition<'a> {
                 _ => Some(u8::MAX),
             };
             let Some(bound) = bound else {
-                self.excess += 1;
+                self.page.excess += 1;
                 return;
             };
-            self.new.push(New { series: interner.series(read), bound });
+            self.page.new.push(New { series: interner.series(read), bound });
         }
-        self.found.push(Found { hash, value: line.value.max(0.0), before });
+        self.page.lines.push(Found { hash, value: line.value.max(0.0), before });
     }
 
     /// Where the page before has a line.
     fn place(&mut self, hash: u64) -> Option<u32> {
-        let hashes = &self.before.hashes;
+        let hashes = &self.page.before.hashes;
         let place = if hashes.get(self.next) == Some(&hash) {
             self.next
         } else {
@@ -208,27 +190,10 @@ impl Lines {
         &self.series
     }
 
-    /// The lines of the page after this one.
-    pub(crate) fn followed_by(&self, columns: Columns) -> Self {
+    /// Those of the page after this one: none yet, with room for so many.
+    pub(crate) fn followed_by(&self, lines: usize) -> Self {
         Self {
             hasher: self.hasher.clone(),
-            hashes: columns.hashes.into(),
-            values: columns.values.into(),
-            series: columns.series.into(),
-            bounds: columns.bounds.into(),
-        }
-    }
-
-    /// The memory that it holds, in bytes.
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.len() * (8 + 8 + 2 + 1) + 4 * 16
-    }
-}
-
-impl Columns {
-    pub(crate) fn with_capacity(lines: usize) -> Self {
-        Self {
             hashes: Vec::with_capacity(lines),
             values: Vec::with_capacity(lines),
             series: Vec::with_capacity(lines),
@@ -236,11 +201,18 @@ impl Columns {
         }
     }
 
+    /// Adds a line.
     pub(crate) fn push(&mut self, line: Found, series: u16, bound: u8) {
         self.hashes.push(line.hash);
         self.values.push(line.value);
         self.series.push(series);
         self.bounds.push(bound);
+    }
+
+    /// The memory that it holds, in bytes.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.hashes.capacity() * (8 + 8 + 2 + 1) + 4 * 16
     }
 }
 
@@ -259,9 +231,9 @@ mod tests {
 
     /// The lines of a page as those before another.
     fn lines(page: &Page, hasher: RandomState) -> Lines {
-        let mut columns = Columns::default();
-        page.lines.iter().for_each(|line| columns.push(*line, 0, 0));
-        Lines { hasher, ..Lines::default() }.followed_by(columns)
+        let mut lines = Lines { hasher, ..Lines::default() };
+        page.lines.iter().for_each(|line| lines.push(*line, 0, 0));
+        lines
     }
 
     fn page(ports: &[u16]) -> String {

@@ -17,7 +17,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    exposition::{Columns, Lines, Page},
+    exposition::{Lines, Page},
     family::{Family, Series},
 };
 
@@ -98,7 +98,7 @@ impl History {
         self.excess = page.excess;
         let mut numbers = self.numbers(&page);
         let mut new = page.new.into_iter();
-        let mut columns = Columns::with_capacity(page.lines.len());
+        let mut lines = page.before.followed_by(page.lines.len());
         let mut differences = Vec::new();
         for line in page.lines {
             let (last, series, bound) = match line.before {
@@ -127,14 +127,14 @@ impl History {
             if difference > 0.0 {
                 differences.push((series, bound, difference));
             }
-            columns.push(line, series, bound);
+            lines.push(line, series, bound);
         }
         for series in page.before.series() {
             if let Some(entry) = self.series[usize::from(*series)].as_mut() {
                 entry.lines -= 1;
             }
         }
-        self.lines = Arc::new(page.before.followed_by(columns));
+        self.lines = Arc::new(lines);
         let bytes = self.encode(&mut differences, bounds);
         self.samples.push_back(Sample { at, scrape: self.scrapes, bytes });
         self.forget_samples(at);
